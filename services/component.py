@@ -12,12 +12,12 @@ import torch
 
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models import cuda_stream
-from omnibus_models.contract import Component
-from omnibus_models.families import family as find
+from omnibus_models.contract import ModelComponent
+from omnibus_models.families import load_family as find
 
 P = ParamSpec("P")
 R = TypeVar("R")
-M = TypeVar("M", bound=Component)
+M = TypeVar("M", bound=ModelComponent)
 
 # Tensors are read from shared memory that is mapped read-only, and nothing here writes to them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
@@ -32,22 +32,22 @@ class Compute:
     def __init__(self, name: str, threads: int, device: str = "") -> None:
         self.clock = Stopwatch()
         self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
-        self._stream = cuda_stream.own(device)
+        self._stream = cuda_stream.own_stream(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, function, args, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call_timed, function, args, kwargs)
 
     async def close(self) -> None:
         """Wait for the call in progress and end the thread."""
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     @torch.inference_mode()
-    def _call(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    def _call_timed(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         with self._stream:
             return self.clock(function, *args, **kwargs)
 
 
-class Source(NamedTuple):
+class ComponentSource(NamedTuple):
     """Source and destination of a component: its checkpoint, and the device and dtype that it is loaded with."""
 
     component: str
@@ -63,7 +63,7 @@ class Hosted(Generic[M]):
     With ``beside`` it shares a GPU with another component that computes at the same time.
     """
 
-    def __init__(self, source: Source, threads: int, *, beside: bool = False) -> None:
+    def __init__(self, source: ComponentSource, threads: int, *, beside: bool = False) -> None:
         self.model: M
         self._source = source
         self._compute = Compute(source.component, threads, source.device if beside else "")
@@ -77,23 +77,23 @@ class Hosted(Generic[M]):
     async def load(self) -> None:
         component, family, checkpoint, device, dtype = self._source
         self.model = await self._compute(find(family).load, component, checkpoint, device, dtype)
-        await self._begin()
+        await self._set_up()
         self._compute.clock.seconds = 0.0
 
     async def close(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
-        await self._end()
+        await self._tear_down()
         await self._compute.close()
 
-    async def _begin(self) -> None:
+    async def _set_up(self) -> None:
         """Prepare the component, once the model is loaded; the time for this does not count as work."""
 
-    async def _end(self) -> None:
+    async def _tear_down(self) -> None:
         """Clean up after the end of the loop, and before the end of the thread."""
 
-    def _serve(self, loop: Coroutine[Any, Any, None]) -> None:
+    def _start_loop(self, loop: Coroutine[Any, Any, None]) -> None:
         self._serving = asyncio.create_task(loop, name=self._source.component)
 
 

@@ -11,16 +11,16 @@ from msgspec import structs
 from omnibus import checkpoints
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
-from omnibus.executor.step_budget import Goals
+from omnibus.executor.step_budget import StepGoals
 from omnibus.families import catalog
-from omnibus.settings import ExecutorSettings, VllmSettings, load
+from omnibus.settings import ExecutorSettings, VllmSettings, read_settings
 
 if TYPE_CHECKING:
-    from services.llm.engine.model import Core
+    from services.llm.engine.model import ThinkerCore
     from services.llm.vllm.model import VllmCore
 
 #: What runners of one executor share; gone with the last of them.
-_cores: "WeakValueDictionary[ExecutorSettings, Core]" = WeakValueDictionary()
+_cores: "WeakValueDictionary[ExecutorSettings, ThinkerCore]" = WeakValueDictionary()
 _engines: "WeakValueDictionary[tuple[ExecutorSettings, bool], VllmCore]" = WeakValueDictionary()
 
 #: What vLLM runs.
@@ -53,26 +53,26 @@ def vllm(component: str, settings: ExecutorSettings) -> Runner:
         "prefill": VllmPrefillRunner,
         "decode": VllmDecodeRunner,
     }
-    return runners[component](_vllm_language(component, settings))
+    return runners[component](_shared_vllm_core(component, settings))
 
 
-def _vllm_language(component: str, settings: ExecutorSettings) -> "VllmCore":
+def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
     """The one engine of an executor, for both halves of its language model."""
     from services.llm.vllm.model import VllmCore
     from services.llm.vllm.protocol import Launch
-    from services.llm.vllm.v032.engine import Core
+    from services.llm.vllm.v032.engine import VllmEngineProcess
 
     halves = component != "thinker"
     core = _engines.get((settings, halves))
     if core is None:
-        own = load(VllmSettings)
+        own = read_settings(VllmSettings)
         if halves and own.tensor_parallel > 1:
             raise BadRequest(
                 "prefill and decode in vLLM take one GPU each; set OMNIBUS_VLLM_TENSOR_PARALLEL=1 or declare a thinker"
             )
         launch = Launch(
             component=component,
-            checkpoint=checkpoints.located(settings.checkpoint),
+            checkpoint=checkpoints.resolve_checkpoint(settings.checkpoint),
             device=settings.device,
             dtype=settings.dtype,
             slots=settings.batch,
@@ -85,7 +85,7 @@ def _vllm_language(component: str, settings: ExecutorSettings) -> "VllmCore":
             threads=settings.threads,
             halves=halves,
         )
-        core = _engines[settings, halves] = VllmCore(settings.family, launch, Core)
+        core = _engines[settings, halves] = VllmCore(settings.family, launch, VllmEngineProcess)
     return core
 
 
@@ -96,41 +96,41 @@ def sim(component: str, settings: ExecutorSettings) -> Runner:
     return engine(component, settings)
 
 
-def _encode(component: str, settings: ExecutorSettings) -> Runner:
+def _make_encoder(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 
     limits = EncodeSettings(
         items=settings.batch,
         tokens=settings.media_tokens,
         threads=settings.threads,
-        goals=Goals(settings.ttft, settings.tbt),
+        goals=StepGoals(settings.ttft, settings.tbt),
         cache=settings.cache_mib << 20,
     )
-    loop = _language(settings) if _beside(settings) else None
-    return EncodeRunner(component, *_source(settings), limits, loop)
+    loop = _shared_core(settings) if _shares_loop(settings) else None
+    return EncodeRunner(component, *_checkpoint_source(settings), limits, loop)
 
 
-def _think(component: str, settings: ExecutorSettings) -> Runner:
+def _make_thinker(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.thinker import ThinkRunner
 
-    return ThinkRunner(_language(settings))
+    return ThinkRunner(_shared_core(settings))
 
 
-def _prefill(component: str, settings: ExecutorSettings) -> Runner:
+def _make_prefill(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.prefill_decode import PrefillRunner
 
-    return PrefillRunner(_language(settings))
+    return PrefillRunner(_shared_core(settings))
 
 
-def _decode(component: str, settings: ExecutorSettings) -> Runner:
+def _make_decode(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.prefill_decode import DecodeRunner
 
-    return DecodeRunner(_language(settings))
+    return DecodeRunner(_shared_core(settings))
 
 
-def _language(settings: ExecutorSettings) -> "Core":
+def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
     """The one language model of an executor, for all its components that are parts of it."""
-    from services.llm.engine.model import Core, ThinkSettings
+    from services.llm.engine.model import ThinkerCore, ThinkSettings
 
     core = _cores.get(settings)
     if core is None:
@@ -139,97 +139,106 @@ def _language(settings: ExecutorSettings) -> "Core":
             context=settings.context,
             share=settings.share,
             threads=settings.threads,
-            goals=Goals(settings.ttft, settings.tbt),
-            beside=_beside(settings),
-            decodes=not _hosted(settings).isdisjoint({_think, _decode}),
+            goals=StepGoals(settings.ttft, settings.tbt),
+            beside=_shares_loop(settings),
+            decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
         )
-        core = _cores[settings] = Core(*_source(settings), limits)
+        core = _cores[settings] = ThinkerCore(*_checkpoint_source(settings), limits)
     return core
 
 
-def _beside(settings: ExecutorSettings) -> bool:
+def _shares_loop(settings: ExecutorSettings) -> bool:
     """Return whether encoders share the language model's loop: both are in this executor, and there are goals."""
-    hosted, goals = _hosted(settings), Goals(settings.ttft, settings.tbt)
-    return bool(goals) and _encode in hosted and not hosted.isdisjoint({_think, _prefill, _decode})
+    hosted, goals = _hosted_makers(settings), StepGoals(settings.ttft, settings.tbt)
+    return (
+        bool(goals) and _make_encoder in hosted and not hosted.isdisjoint({_make_thinker, _make_prefill, _make_decode})
+    )
 
 
-def _hosted(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings], Runner] | None]:
+def _hosted_makers(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings], Runner] | None]:
     """Return the functions that make the runners of this executor."""
     return {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
 
 
-def _talk(component: str, settings: ExecutorSettings) -> Runner:
+def _make_talker(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.talker import TalkRunner, TalkSettings
 
-    return TalkRunner(component, *_source(settings), TalkSettings(slots=settings.batch, threads=settings.threads))
+    return TalkRunner(
+        component, *_checkpoint_source(settings), TalkSettings(slots=settings.batch, threads=settings.threads)
+    )
 
 
-def _vocode(component: str, settings: ExecutorSettings) -> Runner:
+def _make_vocoder(component: str, settings: ExecutorSettings) -> Runner:
     from services.generator.vocoder import VocodeRunner, VocodeSettings
 
-    return VocodeRunner(component, *_source(settings), VocodeSettings(threads=settings.threads))
+    return VocodeRunner(component, *_checkpoint_source(settings), VocodeSettings(threads=settings.threads))
 
 
-def _text_encode(component: str, settings: ExecutorSettings) -> Runner:
+def _make_text_encoder(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.media_encoder import EncodeSettings
     from services.encoder.text_encoder import TextEncodeRunner
 
     limits = EncodeSettings(items=settings.batch, threads=settings.threads)
-    return TextEncodeRunner(component, *_source(settings), limits)
+    return TextEncodeRunner(component, *_checkpoint_source(settings), limits)
 
 
-def _embed(component: str, settings: ExecutorSettings) -> Runner:
+def _make_embedder(component: str, settings: ExecutorSettings) -> Runner:
     from services.encoder.media_encoder import EncodeSettings
     from services.encoder.text_embedding import EmbedRunner
 
     limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
-    return EmbedRunner(*_source(settings), limits)
+    return EmbedRunner(*_checkpoint_source(settings), limits)
 
 
-def _denoise(component: str, settings: ExecutorSettings) -> Runner:
+def _make_denoiser(component: str, settings: ExecutorSettings) -> Runner:
     from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 
     limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
-    return DenoiseRunner(component, *_source(settings), limits)
+    return DenoiseRunner(component, *_checkpoint_source(settings), limits)
 
 
-def _prior(component: str, settings: ExecutorSettings) -> Runner:
+def _make_prior(component: str, settings: ExecutorSettings) -> Runner:
     from services.generator.denoiser import DenoiseSettings
     from services.generator.prior import PriorRunner
 
     limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
-    return PriorRunner(component, *_source(settings), limits)
+    return PriorRunner(component, *_checkpoint_source(settings), limits)
 
 
-def _decode_latents(component: str, settings: ExecutorSettings) -> Runner:
-    from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
+def _make_latent_decoder(component: str, settings: ExecutorSettings) -> Runner:
+    from services.generator.vae_decoder import (
+        DecodeAudioRunner,
+        DecodeImageRunner,
+        DecodeVideoRunner,
+        LatentDecodeSettings,
+    )
 
-    made = PictureSettings(threads=settings.threads)
+    made = LatentDecodeSettings(threads=settings.threads)
     if component == "audio_vae":
-        return DecodeAudioRunner(component, *_source(settings), made)
+        return DecodeAudioRunner(component, *_checkpoint_source(settings), made)
     # The decoder of a VAE makes what its family makes.
-    films = catalog.family(settings.family)["tasks"][component] == "decode-video"
-    return (DecodeVideoRunner if films else DecodeImageRunner)(component, *_source(settings), made)
+    films = catalog.find_family(settings.family)["tasks"][component] == "decode-video"
+    return (DecodeVideoRunner if films else DecodeImageRunner)(component, *_checkpoint_source(settings), made)
 
 
-def _source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
+def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
     """Raises ``NotFound`` for a checkpoint of the hub that is not in its cache."""
-    return settings.family, checkpoints.located(settings.checkpoint), settings.device, settings.dtype
+    return settings.family, checkpoints.resolve_checkpoint(settings.checkpoint), settings.device, settings.dtype
 
 
 _TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
-    "vision": _encode,
-    "audio": _encode,
-    "thinker": _think,
-    "prefill": _prefill,
-    "decode": _decode,
-    "talker": _talk,
-    "vocoder": _vocode,
-    "text_encoder": _text_encode,
-    "embedder": _embed,
-    "vae_encoder": _encode,
-    "prior": _prior,
-    "dit": _denoise,
-    "vae": _decode_latents,
-    "audio_vae": _decode_latents,
+    "vision": _make_encoder,
+    "audio": _make_encoder,
+    "thinker": _make_thinker,
+    "prefill": _make_prefill,
+    "decode": _make_decode,
+    "talker": _make_talker,
+    "vocoder": _make_vocoder,
+    "text_encoder": _make_text_encoder,
+    "embedder": _make_embedder,
+    "vae_encoder": _make_encoder,
+    "prior": _make_prior,
+    "dit": _make_denoiser,
+    "vae": _make_latent_decoder,
+    "audio_vae": _make_latent_decoder,
 }

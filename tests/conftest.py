@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
-from omnibus.up.infra import Server
+from omnibus.up.infra import InfraServer
 from tests.e2e import docker_engine as docker
 
 TESTS = Path(__file__).parent
@@ -19,7 +19,7 @@ _STOP_WITHIN = 10.0  # seconds
 
 
 @contextmanager
-def running(server: Server) -> Iterator["subprocess.Popen[bytes]"]:
+def running(server: InfraServer) -> Iterator["subprocess.Popen[bytes]"]:
     """Run ``server`` until the block ends; its output goes to a file that a failed start prints."""
     assert server.spec.cwd is not None
     log = server.spec.cwd / "server.log"
@@ -36,7 +36,7 @@ def running(server: Server) -> Iterator["subprocess.Popen[bytes]"]:
         process.wait(_STOP_WITHIN)
 
 
-def _wait_ready(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_ready(server: InfraServer, process: "subprocess.Popen[bytes]", log: Path) -> None:
     assert server.spec.ready is not None
     try:
         asyncio.run(asyncio.wait_for(server.spec.ready(), server.spec.ready_within))
@@ -45,15 +45,15 @@ def _wait_ready(server: Server, process: "subprocess.Popen[bytes]", log: Path) -
 
 
 @pytest.fixture(scope="session")
-def run_server() -> Callable[[Server], AbstractContextManager["subprocess.Popen[bytes]"]]:
-    """A context manager that runs one ``omnibus.up.infra.Server`` of the test's own, to stop or kill."""
+def run_server() -> Callable[[InfraServer], AbstractContextManager["subprocess.Popen[bytes]"]]:
+    """A context manager that runs one ``omnibus.up.infra.InfraServer`` of the test's own, to stop or kill."""
     return running
 
 
 @pytest.fixture(scope="module")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a NATS server with JetStream, shared by the tests of one module."""
-    server = infra.nats(tmp_path_factory.mktemp("nats"))
+    server = infra.prepare_nats(tmp_path_factory.mktemp("nats"))
     with running(server):
         yield server.url
 
@@ -61,7 +61,7 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Valkey server, shared by the tests of one module."""
-    server = infra.valkey(tmp_path_factory.mktemp("valkey"))
+    server = infra.prepare_valkey(tmp_path_factory.mktemp("valkey"))
     with running(server):
         yield server.url
 

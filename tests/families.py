@@ -33,9 +33,15 @@ def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
 
 
 def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
-    about = catalog.family(name)
+    about = catalog.find_family(name)
     shapes = [" ".join(f"`{shape}`" for shape in _shapes(name, engine, cells)) for engine in ENGINES]
-    words = [f"`{name}`", TITLES[name], ", ".join(catalog.takes(about)), ", ".join(catalog.gives(about)), *shapes]
+    words = [
+        f"`{name}`",
+        TITLES[name],
+        ", ".join(catalog.input_kinds(about)),
+        ", ".join(catalog.output_kinds(about)),
+        *shapes,
+    ]
     return f"| {' | '.join([*words, f'`{KNOWN[name].tiny}`'])} |"
 
 

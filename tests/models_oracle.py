@@ -19,7 +19,7 @@ from PIL import Image
 
 from omnibus_models import torchvision_cpu
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 Media = Mapping[str, Sequence[bytes]]
 Messages = Sequence[Mapping[str, Any]]

@@ -7,27 +7,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.scheduler import Budget, Schedule
-from omnibus.executor.start_time import mine
+from omnibus.executor.scheduler import Schedule, StepBudget
+from omnibus.executor.start_time import current_moment
 from omnibus_models.contract import Prepared
 
 Run = Callable[[Sequence[Prepared]], Awaitable[Sequence[Any]]]
 
 
-class Loop(Protocol):
+class EngineLoop(Protocol):
     """A loop of steps that an encoder shares with a language model, see ``services.llm.engine.engine``."""
 
     @property
     def schedule(self) -> Schedule[Any]: ...
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise what ended the loop, if it has ended."""
 
     def wake(self) -> None:
         """Look again: an item has come."""
 
 
-class Waiting:
+class QueuedItem:
     """One prepared item and the future of its result."""
 
     __slots__ = ("batcher", "began", "item", "result")
@@ -35,15 +35,15 @@ class Waiting:
     def __init__(self, batcher: "Batcher", item: Prepared) -> None:
         self.batcher = batcher
         self.item = item
-        self.began = mine()
+        self.began = current_moment()
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @property
     def tokens(self) -> int:
         return max(1, int(self.item.meta.get("n_tokens", 1)))
 
-    async def settle(self, batch: "Sequence[Waiting]") -> None:
-        await self.batcher.settle(batch)
+    async def run_batch(self, batch: "Sequence[QueuedItem]") -> None:
+        await self.batcher.run_batch(batch)
 
     def fail(self, error: Exception) -> None:
         if not self.result.done():
@@ -58,13 +58,15 @@ class Batcher:
     only the guilty ones fail. With a ``loop`` that one decides when a batch is run, and ``serve`` is not used.
     """
 
-    def __init__(self, run: Run, *, items: int, tokens: int, loop: Loop | None = None, patience: float = 0.0) -> None:
+    def __init__(
+        self, run: Run, *, items: int, tokens: int, loop: EngineLoop | None = None, patience: float = 0.0
+    ) -> None:
         self._run = run
         self._loop = loop
-        self._own: Schedule[Waiting] = Schedule(0, Budget(0, 0), patience=patience, whole=tokens, split=False)
+        self._own: Schedule[QueuedItem] = Schedule(0, StepBudget(0, 0), patience=patience, whole=tokens, split=False)
         self._wake = asyncio.Event()
         self._failed: Exception | None = None
-        self.budget = Budget(tokens, tokens, items)
+        self.budget = StepBudget(tokens, tokens, items)
         self.sizes: Counter[int] = Counter()
 
     @property
@@ -78,24 +80,24 @@ class Batcher:
 
     async def encode(self, item: Prepared) -> Any:
         """The result of one item. A cancelled caller's item leaves the queue."""
-        self._check()
-        entry, kind = Waiting(self, item), (self, item.modality)
+        self._raise_if_failed()
+        entry, kind = QueuedItem(self, item), (self, item.modality)
         self._schedule.kinds.setdefault(kind, self.budget)
-        self._schedule.item(entry, entry.tokens, time.monotonic(), kind)
-        self._nudge()
+        self._schedule.add_media(entry, entry.tokens, time.monotonic(), kind)
+        self._wake_loop()
         try:
             return await entry.result
         finally:
-            self._schedule.leave(entry)
+            self._schedule.remove_key(entry)
 
     async def serve(self) -> None:
         """Run batches for ever; sleeps while nobody waits."""
         try:
             while True:
                 self._wake.clear()
-                turn = self._own.turn()
+                turn = self._own.next_step()
                 if turn.media:
-                    await self.settle(turn.media)
+                    await self.run_batch(turn.media)
                 else:
                     await self._wake.wait()
         finally:
@@ -103,37 +105,37 @@ class Batcher:
             for entry in list(self._own):
                 entry.fail(self._failed)
 
-    async def settle(self, batch: Sequence[Waiting]) -> None:
+    async def run_batch(self, batch: Sequence[QueuedItem]) -> None:
         """Run those of ``batch`` that are still wanted and tell them; raises nothing."""
         batch = [entry for entry in batch if not entry.result.done()]
         if not batch:
             return
         for entry in batch:
-            entry.began.now()
+            entry.began.set_now()
         try:
             results = await self._run([entry.item for entry in batch])
         except Exception as error:  # noqa: BLE001 - one of these items is guilty: find it, and let the others go on
-            await self._separate(batch, error)
+            await self._run_one_by_one(batch, error)
             return
         self.sizes[len(batch)] += 1
         for entry, result in zip(batch, results, strict=True):
             if not entry.result.done():
                 entry.result.set_result(result)
 
-    async def _separate(self, batch: Sequence[Waiting], error: Exception) -> None:
+    async def _run_one_by_one(self, batch: Sequence[QueuedItem], error: Exception) -> None:
         if len(batch) > 1:
             for entry in batch:
-                await self.settle([entry])
+                await self.run_batch([entry])
         else:
             batch[0].fail(error)
 
-    def _check(self) -> None:
+    def _raise_if_failed(self) -> None:
         if self._loop is not None:
-            self._loop.check()
+            self._loop.raise_if_failed()
         if self._failed is not None:
             raise self._failed
 
-    def _nudge(self) -> None:
+    def _wake_loop(self) -> None:
         if self._loop is None:
             self._wake.set()
         else:

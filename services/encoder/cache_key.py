@@ -9,30 +9,30 @@ from typing import Any
 _SMALL = 1 << 20
 
 
-class Identity:
+class EncoderIdentity:
     """Makes the keys of one encoder. Nothing that a request says of its media's content is believed."""
 
     def __init__(self, component: str, family: str, checkpoint: Path, device: str, dtype: str) -> None:
         self._begun = sha256()
-        for part in (family, component, device, dtype, *_revision(checkpoint)):
-            _add(self._begun, part.encode())
+        for part in (family, component, device, dtype, *_checkpoint_revision(checkpoint)):
+            _hash_part(self._begun, part.encode())
 
-    def key(self, data: memoryview, modality: str, salt: str, alone: bool = True) -> bytes:
+    def item_key(self, data: memoryview, modality: str, salt: str, alone: bool = True) -> bytes:
         """32 bytes; equal for equal ``data`` of one modality and salt, looked at in one way, and for nothing else."""
         found = self._begun.copy()
         for part in (modality, salt, str(alone)):
-            _add(found, part.encode())
+            _hash_part(found, part.encode())
         found.update(data)
         return found.digest()
 
 
-def _add(hashed: Any, part: bytes) -> None:
+def _hash_part(hashed: Any, part: bytes) -> None:
     """With its length, so that no two lists of parts are the same bytes."""
     hashed.update(len(part).to_bytes(8, "big"))
     hashed.update(part)
 
 
-def _revision(checkpoint: Path) -> Iterable[str]:
+def _checkpoint_revision(checkpoint: Path) -> Iterable[str]:
     """Tells versions of a checkpoint apart without reading its weights."""
     for path in sorted(file for file in checkpoint.rglob("*") if file.is_file()):
         about = path.stat()

@@ -5,26 +5,26 @@ import wave
 
 from PIL import Image
 
-from omnibus_models.contract import Encoder, Prepared
+from omnibus_models.contract import MediaEncoder, Prepared
 
 _SIDE = 448  # pixels: about what pictures on web pages have
 _RATE = 16_000
 
 
-def sample(encoder: Encoder) -> Prepared:
+def sample_item(encoder: MediaEncoder) -> Prepared:
     """An item that ``encoder`` takes."""
     if "image" in encoder.modalities:
-        return encoder.prepare(memoryview(_picture()), "image")
-    return encoder.prepare(memoryview(_sound()), "audio")
+        return encoder.prepare(memoryview(_grey_image()), "image")
+    return encoder.prepare(memoryview(_silent_audio()), "audio")
 
 
-def _picture() -> bytes:
+def _grey_image() -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)).save(out, "PNG")
     return out.getvalue()
 
 
-def _sound() -> bytes:
+def _silent_audio() -> bytes:
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(1)

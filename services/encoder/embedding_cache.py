@@ -20,7 +20,7 @@ P = TypeVar("P")
 OVERHEAD = 1024
 
 
-class Result(NamedTuple):
+class EncoderResult(NamedTuple):
     """Output of an encoder for one item. All who receive it share it: neither part may be changed."""
 
     meta: dict[str, Any]
@@ -33,27 +33,27 @@ class _Flight(Generic[P]):
     __slots__ = ("read", "task", "waiting")
 
     def __init__(self) -> None:
-        self.task: asyncio.Task[Result]
+        self.task: asyncio.Task[EncoderResult]
         self.read = asyncio.Event()  # the bytes of the item are not needed any more
         self.waiting = 0
 
 
-class Results(Generic[P]):
+class EmbeddingCache(Generic[P]):
     """At most ``limit`` bytes of results of ``component``; the least recently used leave first.
 
     ``work`` makes a result of what was read.
     """
 
-    def __init__(self, limit: int, work: Callable[[P], Awaitable[Result]], component: str) -> None:
+    def __init__(self, limit: int, work: Callable[[P], Awaitable[EncoderResult]], component: str) -> None:
         self.limit = limit
         self.bytes = 0
         self._work = work
         self._component = component
-        self._kept: OrderedDict[bytes, Result] = OrderedDict()
+        self._kept: OrderedDict[bytes, EncoderResult] = OrderedDict()
         self._flights: dict[bytes, _Flight[P]] = {}
         self._counts = dict.fromkeys(("hits", "misses", "coalesced", "evicted"), 0)
 
-    async def get(self, key: bytes, read: Callable[[], Awaitable[P]]) -> Result:
+    async def get(self, key: bytes, read: Callable[[], Awaitable[P]]) -> EncoderResult:
         """The result of ``key``. ``read`` may use memory of the caller, who does not leave before it is over.
 
         Raises what ``read`` or ``work`` raised, to all who waited; nothing is kept then.
@@ -61,20 +61,20 @@ class Results(Generic[P]):
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
-            self._count("hits")
+            self._count_event("hits")
             return kept
         flight = self._flights.get(key)
         if flight is not None:
-            self._count("coalesced")
-            return await self._wait(key, flight)
-        self._count("misses")
+            self._count_event("coalesced")
+            return await self._await_flight(key, flight)
+        self._count_event("misses")
         flight = self._flights[key] = _Flight()
-        flight.task = asyncio.get_running_loop().create_task(self._compute(key, flight, read))
-        flight.task.add_done_callback(lambda _: self._ended(key, flight))  # also if it was stopped before it began
+        flight.task = asyncio.get_running_loop().create_task(self._compute_result(key, flight, read))
+        flight.task.add_done_callback(lambda _: self._end_flight(key, flight))  # also if it was stopped before it began
         try:
-            return await self._wait(key, flight)
+            return await self._await_flight(key, flight)
         finally:
-            await _over(flight.read)
+            await _wait_uncancelled(flight.read)
 
     async def close(self) -> None:
         """Stop what is computed: ``StageUnavailable`` for who waits for it."""
@@ -87,7 +87,7 @@ class Results(Generic[P]):
         """Counts since the start, and what is held now; ``bytes`` and ``limit`` in bytes."""
         return {**self._counts, "items": len(self._kept), "bytes": self.bytes, "limit": self.limit}
 
-    async def _wait(self, key: bytes, flight: _Flight[P]) -> Result:
+    async def _await_flight(self, key: bytes, flight: _Flight[P]) -> EncoderResult:
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -102,7 +102,7 @@ class Results(Generic[P]):
                 self._flights.pop(key, None)  # who comes from now on begins anew
                 flight.task.cancel()
 
-    async def _compute(self, key: bytes, flight: _Flight[P], read: Callable[[], Awaitable[P]]) -> Result:
+    async def _compute_result(self, key: bytes, flight: _Flight[P], read: Callable[[], Awaitable[P]]) -> EncoderResult:
         try:
             try:
                 prepared = await read()
@@ -110,38 +110,38 @@ class Results(Generic[P]):
                 flight.read.set()
             result = await self._work(prepared)
             result.embeds.setflags(write=False)
-            self._keep(key, result)
+            self._store_result(key, result)
             return result
         finally:
-            self._ended(key, flight)
+            self._end_flight(key, flight)
 
-    def _ended(self, key: bytes, flight: _Flight[P]) -> None:
+    def _end_flight(self, key: bytes, flight: _Flight[P]) -> None:
         flight.read.set()
         if self._flights.get(key) is flight:
             del self._flights[key]
 
-    def _keep(self, key: bytes, result: Result) -> None:
-        size = _size(result)
+    def _store_result(self, key: bytes, result: EncoderResult) -> None:
+        size = _result_bytes(result)
         if size > self.limit:
             return
         self._kept[key] = result
         self.bytes += size
         while self.bytes > self.limit:
             _, oldest = self._kept.popitem(last=False)
-            self.bytes -= _size(oldest)
-            self._count("evicted")
-        ENCODER.kept(self._component).set(self.bytes)
+            self.bytes -= _result_bytes(oldest)
+            self._count_event("evicted")
+        ENCODER.cache_gauge(self._component).set(self.bytes)
 
-    def _count(self, what: str) -> None:
+    def _count_event(self, what: str) -> None:
         self._counts[what] += 1
-        ENCODER.result(self._component, what).inc()
+        ENCODER.result_counter(self._component, what).inc()
 
 
-def _size(result: Result) -> int:
+def _result_bytes(result: EncoderResult) -> int:
     return int(result.embeds.nbytes) + OVERHEAD
 
 
-async def _over(event: asyncio.Event) -> None:
+async def _wait_uncancelled(event: asyncio.Event) -> None:
     """Wait for ``event``, even when cancelled: a thread reads memory that the caller would give back."""
     cancelled = False
     while not event.is_set():

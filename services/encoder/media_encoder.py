@@ -15,14 +15,14 @@ from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
-from omnibus.executor.step_budget import NONE, Goals, Sizes, found
-from omnibus_models.contract import Encoder, Prepared
+from omnibus.executor.step_budget import NONE, BudgetSizes, StepGoals, find_budget
+from omnibus_models.contract import MediaEncoder, Prepared
 from omnibus_models.limits import CANCELLED
-from services.component import Hosted, Source, by_size
-from services.encoder.batcher import Batcher, Loop
-from services.encoder.cache_key import Identity
-from services.encoder.calibration import sample
-from services.encoder.embedding_cache import Result, Results
+from services.component import ComponentSource, Hosted, by_size
+from services.encoder.batcher import Batcher, EngineLoop
+from services.encoder.cache_key import EncoderIdentity
+from services.encoder.calibration import sample_item
+from services.encoder.embedding_cache import EmbeddingCache, EncoderResult
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EncodeSettings:
     tokens: int = 16384
     decoders: int = 2
     threads: int = 1
-    goals: Goals = NONE
+    goals: StepGoals = NONE
     cache: int = 0
 
 
@@ -55,7 +55,7 @@ class _Media(NamedTuple):
     alone: bool
 
 
-class SharedLoop(Loop, Protocol):
+class SharedLoop(EngineLoop, Protocol):
     """The loop of a language model in the same process."""
 
     @property
@@ -68,7 +68,7 @@ class SharedLoop(Loop, Protocol):
     async def close(self) -> None: ...
 
 
-class EncodeRunner(Hosted[Encoder]):
+class EncodeRunner(Hosted[MediaEncoder]):
     """A ``Runner`` for vision and audio encoders.
 
     Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
@@ -89,18 +89,22 @@ class EncodeRunner(Hosted[Encoder]):
     ) -> None:
         # On a GPU the language model's kernels run beside these.
         super().__init__(
-            Source(component, family, checkpoint, device, dtype), settings.threads, beside=loop is not None
+            ComponentSource(component, family, checkpoint, device, dtype), settings.threads, beside=loop is not None
         )
         self._settings = settings
         self._loop = loop
         self._decoders = ThreadPoolExecutor(settings.decoders, f"{component}-decode", torch.set_num_threads, (1,))
         self._batcher = Batcher(
-            self._batch, items=settings.items, tokens=settings.tokens, loop=loop, patience=settings.goals.first
+            self._run_batch,
+            items=settings.items,
+            tokens=settings.tokens,
+            loop=loop,
+            patience=settings.goals.first_step_seconds,
         )
-        self._results: Results[Prepared] | None = None
+        self._results: EmbeddingCache[Prepared] | None = None
         if settings.cache:
-            self._results = Results(settings.cache, self._batcher.encode, component)
-        self._identity: Identity
+            self._results = EmbeddingCache(settings.cache, self._batcher.encode, component)
+        self._identity: EncoderIdentity
 
     @property
     def keeps(self) -> bool:
@@ -108,24 +112,24 @@ class EncodeRunner(Hosted[Encoder]):
         return self._results is not None
 
     async def run(self, job: Job) -> None:
-        media = self._media(await job.value("media"), job)
+        media = self._read_media(await job.value("media"), job)
         if self._results is None:
-            result = await self._batcher.encode(await self._read(media))
+            result = await self._batcher.encode(await self._prepare_media(media))
         else:
-            result = await self._once(self._results, media)
+            result = await self._encode_cached(self._results, media)
         await job.put("embedding", result.meta, result.embeds)
 
-    async def _begin(self) -> None:
+    async def _set_up(self) -> None:
         if self._results is not None:
-            self._identity = await asyncio.to_thread(Identity, *self._source)
+            self._identity = await asyncio.to_thread(EncoderIdentity, *self._source)
         if self._loop is not None:
             await self._loop.load()
         if self._settings.goals:
-            await self._compute(self._measure)
+            await self._compute(self._measure_budget)
         if self._loop is None:
-            self._serve(self._batcher.serve())
+            self._start_loop(self._batcher.serve())
 
-    async def _end(self) -> None:
+    async def _tear_down(self) -> None:
         if self._results is not None:
             await self._results.close()
         if self._loop is not None:
@@ -140,64 +144,64 @@ class EncodeRunner(Hosted[Encoder]):
             **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 
-    def _media(self, media: Any, job: Job) -> _Media:
+    def _read_media(self, media: Any, job: Job) -> _Media:
         if not isinstance(media, Item) or media.array is None:
             raise BadMedia("the media came without its bytes; upload it again", param="media")
         modality = media.data.get("modality")
         if modality not in self.model.modalities:
             known = ", ".join(sorted(self.model.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
-        alone = modality not in self.model.closer or _alike(job, modality) < 2
+        alone = modality not in self.model.closer or _count_same_modality(job, modality) < 2
         return _Media(media.array.data, modality, str(media.data.get("salt", "")), alone)
 
-    async def _once(self, results: Results[Prepared], media: _Media) -> Result:
-        key = partial(self._identity.key, *media)
+    async def _encode_cached(self, results: EmbeddingCache[Prepared], media: _Media) -> EncoderResult:
+        key = partial(self._identity.item_key, *media)
         found = key() if media.data.nbytes <= _INLINE else await asyncio.to_thread(key)
-        return await results.get(found, partial(self._read, media))
+        return await results.get(found, partial(self._prepare_media, media))
 
-    async def _read(self, media: _Media) -> Prepared:
+    async def _prepare_media(self, media: _Media) -> Prepared:
         loop = asyncio.get_running_loop()
         args = (media.data, media.modality, *(() if media.alone else (False,)))
         cancelled = Event()
         try:
-            return await loop.run_in_executor(self._decoders, self._prepare, cancelled, *args)
+            return await loop.run_in_executor(self._decoders, self._prepare_in_thread, cancelled, *args)
         finally:
             cancelled.set()  # a decoder whose job is over has others to serve
 
-    def _prepare(self, cancelled: Event, *args: Any) -> Prepared:
+    def _prepare_in_thread(self, cancelled: Event, *args: Any) -> Prepared:
         token = CANCELLED.set(cancelled)
         try:
             return self.model.prepare(*args)
         finally:
             CANCELLED.reset(token)
 
-    async def _batch(self, items: Sequence[Prepared]) -> list[Result]:
-        return await self._compute(self._encode, items)
+    async def _run_batch(self, items: Sequence[Prepared]) -> list[EncoderResult]:
+        return await self._compute(self._encode_batch, items)
 
-    def _encode(self, items: Sequence[Prepared]) -> list[Result]:
+    def _encode_batch(self, items: Sequence[Prepared]) -> list[EncoderResult]:
         return [
-            Result({"modality": item.modality, **one.meta}, _own(one.embeds.float().cpu()).numpy())
+            EncoderResult({"modality": item.modality, **one.meta}, _compact_rows(one.embeds.float().cpu()).numpy())
             for item, one in zip(items, self.model.encode(items), strict=True)
         ]
 
-    def _measure(self) -> None:
+    def _measure_budget(self) -> None:
         """Lower the batch's tokens to what the goals leave time for."""
-        budget, item = self._batcher.budget, sample(self.model)
+        budget, item = self._batcher.budget, sample_item(self.model)
         size = max(1, int(item.meta["n_tokens"]))
         most = max(1, budget.alone // size)
 
-        def seconds(count: int) -> float:
+        def batch_seconds(count: int) -> float:
             begin = perf_counter()
-            self._encode([item] * count)  # to numpy: the device has finished
+            self._encode_batch([item] * count)  # to numpy: the device has finished
             return perf_counter() - begin
 
-        seconds(1)  # pay for whatever the first pass costs
+        batch_seconds(1)  # pay for whatever the first pass costs
         decode = 0.0 if self._loop is None else self._loop.decode_seconds
-        beside, alone = found(seconds, self._settings.goals, decode, Sizes(1, most, most))
+        beside, alone = find_budget(batch_seconds, self._settings.goals, decode, BudgetSizes(1, most, most))
         self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size)
 
 
-def _alike(job: Job, modality: str) -> int:
+def _count_same_modality(job: Job, modality: str) -> int:
     """Count the items of ``modality`` with the same destination as that of ``job``.
 
     An item that another node makes may be of any modality, so it is counted.
@@ -206,6 +210,6 @@ def _alike(job: Job, modality: str) -> int:
     return sum(media.get("modality", modality) == modality for media in given)
 
 
-def _own(rows: Tensor) -> Tensor:
+def _compact_rows(rows: Tensor) -> Tensor:
     """``rows`` by themselves: one that is kept must not keep its whole batch in memory."""
     return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows

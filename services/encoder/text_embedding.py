@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
 from omnibus_models.contract import Prepared, Thinker
-from services.component import Hosted, Source, by_size
+from services.component import ComponentSource, Hosted, by_size
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeSettings
 
@@ -33,20 +33,20 @@ class EmbedRunner(Hosted[Thinker]):
     """
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings) -> None:
-        super().__init__(Source("thinker", family, checkpoint, device, dtype), settings.threads)
-        self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
+        super().__init__(ComponentSource("thinker", family, checkpoint, device, dtype), settings.threads)
+        self._batcher = Batcher(self._run_batch, items=settings.items, tokens=settings.tokens)
         # A tokeniser is not made for two threads at once, and must not hold up the loop.
         self._words = ThreadPoolExecutor(1, "words")
 
     async def run(self, job: Job) -> None:
-        pooling = _pooling(job)
-        loop, texts = asyncio.get_running_loop(), _texts(await job.value("text"))
+        pooling = _read_pooling(job)
+        loop, texts = asyncio.get_running_loop(), _read_texts(await job.value("text"))
         # One by one, so that requests take turns.
-        prepared = [await loop.run_in_executor(self._words, self._prepare, text, pooling) for text in texts]
-        job.done("text")
+        prepared = [await loop.run_in_executor(self._words, self._prepare_text, text, pooling) for text in texts]
+        job.release_input("text")
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         await job.put("embedding", {}, np.stack(rows))
-        if job.wants("tokens"):
+        if job.has_consumer("tokens"):
             await job.put("tokens", {"value": sum(each.meta["n_tokens"] for each in prepared)})
 
     def stats(self) -> dict[str, Any]:
@@ -56,47 +56,47 @@ class EmbedRunner(Hosted[Thinker]):
             "batches": by_size(self._batcher.sizes),
         }
 
-    def _prepare(self, text: str, pooling: str) -> Prepared:
-        ids = self.model.words(text, marked=True)
+    def _prepare_text(self, text: str, pooling: str) -> Prepared:
+        ids = self.model.encode_text(text, marked=True)
         if not ids:
             raise BadRequest("the text has no tokens", param="text")
         if len(ids) > self.model.context:
             raise ContextTooLong(f"the text has {len(ids)} tokens; this model takes {self.model.context}", param="text")
         return Prepared("text", {"ids": torch.tensor(ids)}, {"n_tokens": len(ids), "pooling": pooling})
 
-    async def _batch(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
-        return await self._compute(self._encode, texts)
+    async def _run_batch(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
+        return await self._compute(self._encode_batch, texts)
 
-    async def _begin(self) -> None:
-        self._serve(self._batcher.serve())
+    async def _set_up(self) -> None:
+        self._start_loop(self._batcher.serve())
 
-    async def _end(self) -> None:
+    async def _tear_down(self) -> None:
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
-    def _encode(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
+    def _encode_batch(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
         # What fills up the shorter ones comes after them, where none of their tokens looks.
         model = self.model
         ids = nn.utils.rnn.pad_sequence([text.features["ids"] for text in texts], batch_first=True).to(model.device)
         positions = torch.arange(ids.shape[1], device=model.device).expand(model.axes, *ids.shape)
         hidden = model.forward(model.embed(ids), positions, None, None)[..., : model.width]
-        return [_pooled(row, text) for row, text in zip(hidden, texts, strict=True)]
+        return [_pool_rows(row, text) for row, text in zip(hidden, texts, strict=True)]
 
 
-def _pooled(hidden: Tensor, text: Prepared) -> np.ndarray:
+def _pool_rows(hidden: Tensor, text: Prepared) -> np.ndarray:
     """[T, H] to [H] of length 1."""
     rows = hidden[: text.meta["n_tokens"]].float()
     pooled = rows[-1] if text.meta["pooling"] == "last" else rows.mean(0)
     return nn.functional.normalize(pooled, dim=0).cpu().numpy()
 
 
-def _pooling(job: Job) -> str:
+def _read_pooling(job: Job) -> str:
     pooling = job.inputs.get("pooling", _POOLINGS[0])
     if pooling not in _POOLINGS:
         raise BadRequest(f"pooling must be one of {', '.join(_POOLINGS)}", param="pooling")
     return str(pooling)
 
 
-def _texts(value: Any) -> list[str]:
+def _read_texts(value: Any) -> list[str]:
     if isinstance(value, Item) and value.array is not None:
         try:
             value = json.loads(value.array.tobytes())

@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_models.contract import Encoded, Prepared, TextEncoder
-from services.component import Hosted, Source, by_size
+from services.component import ComponentSource, Hosted, by_size
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeSettings
 
@@ -34,20 +34,20 @@ class TextEncodeRunner(Hosted[TextEncoder]):
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings
     ) -> None:
-        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
-        self._batcher = Batcher(self._batch, items=settings.items, tokens=settings.tokens)
+        super().__init__(ComponentSource(component, family, checkpoint, device, dtype), settings.threads)
+        self._batcher = Batcher(self._run_batch, items=settings.items, tokens=settings.tokens)
 
     async def run(self, job: Job) -> None:
-        given = _prompts(job)
-        items = _pictures(await job.value("items"))
+        given = _read_prompts(job)
+        items = _read_images(await job.value("items"))
         prepared = [self.model.prepare(given.prompt, items)]
         if given.negative_prompt is not None:
-            prepared.append(self._unwanted(given.prompt, given.negative_prompt, items))
+            prepared.append(self._prepare_negative(given.prompt, given.negative_prompt, items))
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
-        embeds, mask = _padded(rows)
+        embeds, mask = _pad_rows(rows)
         await job.put("embeds", {}, embeds)
         await job.put("mask", {}, mask)
-        if job.wants("tokens"):
+        if job.has_consumer("tokens"):
             await job.put("tokens", {"value": len(rows[0])})
 
     def stats(self) -> dict[str, Any]:
@@ -57,23 +57,23 @@ class TextEncodeRunner(Hosted[TextEncoder]):
             "batches": by_size(self._batcher.sizes),
         }
 
-    def _unwanted(self, prompt: str, negative: str, items: Sequence[Encoded]) -> Prepared:
+    def _prepare_negative(self, prompt: str, negative: str, items: Sequence[Encoded]) -> Prepared:
         model = self.model
-        return model.unwanted(prompt, negative) if model.twins else model.prepare(negative, items)
+        return model.prepare_negative(prompt, negative) if model.twins else model.prepare(negative, items)
 
-    async def _batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
-        return await self._compute(self._encode, prompts)
+    async def _run_batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
+        return await self._compute(self._encode_batch, prompts)
 
-    async def _begin(self) -> None:
-        self._serve(self._batcher.serve())
+    async def _set_up(self) -> None:
+        self._start_loop(self._batcher.serve())
 
-    def _encode(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
+    def _encode_batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
         # The last bits depend on the batch, and a film is made in many steps that take them up.
         batches = [[each] for each in prompts] if self.model.films else [prompts]
         return [one.embeds.float().cpu().numpy() for batch in batches for one in self.model.encode(batch)]
 
 
-def _prompts(job: Job) -> _Prompts:
+def _read_prompts(job: Job) -> _Prompts:
     try:
         given = msgspec.convert(dict(job.inputs), _Prompts)
     except msgspec.ValidationError as error:
@@ -81,14 +81,14 @@ def _prompts(job: Job) -> _Prompts:
     return given
 
 
-def _pictures(items: Any) -> list[Encoded]:
+def _read_images(items: Any) -> list[Encoded]:
     given = items or []
     if not isinstance(given, list) or not all(isinstance(one, Item) and one.array is not None for one in given):
         raise BadRequest("items must be a list of embeddings", param="items")
     return [Encoded(torch.from_numpy(one.array), one.data) for one in given]
 
 
-def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _pad_rows(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.array([len(row) for row in rows])
     embeds = np.zeros((len(rows), lengths.max(), rows[0].shape[1]), np.float32)
     for place, row in zip(embeds, rows, strict=True):

@@ -2,8 +2,8 @@
 
 import sys
 
-from omnibus.service import run
+from omnibus.service import run_service
 from services.gateway.service import GatewayService
 
 if __name__ == "__main__":
-    sys.exit(run("gateway", GatewayService()))
+    sys.exit(run_service("gateway", GatewayService()))

@@ -19,32 +19,32 @@ from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
-from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, load
+from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
 from services.gateway.api.app import Frontend
-from services.gateway.api.routes import Table
-from services.gateway.apps.service import Apps
+from services.gateway.api.routes import RouteTable
+from services.gateway.apps.service import AppService
 from services.gateway.auth.admin import check_token
 from services.gateway.auth.tenancy import Tenancy
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import ConnectionLimits
 from services.gateway.http.open_requests import LAST_ANSWERS_SECONDS, OpenRequests
-from services.gateway.http.server import Server, server
-from services.gateway.media.blob_store import MediaKeep
+from services.gateway.http.server import GatewayServer, create_server
+from services.gateway.media.blob_store import MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.files import Files
-from services.gateway.media.spoken_answers import Spoken
+from services.gateway.media.files import FileStore
+from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.replay.replay import Replayer
 from services.gateway.request import metrics
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.dead_letters import DeadLetters
-from services.gateway.request.load_report import Loads
+from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import MODES, Records
-from services.gateway.request.request import Runs
-from services.gateway.routing.executors import Members
+from services.gateway.request.request import RequestFactory
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
 from services.gateway.videos.service import Videos
@@ -67,16 +67,16 @@ class GatewayService:
     """Wires the gateway together; see ``docs/architecture.md`` for the way of a request."""
 
     def __init__(self) -> None:
-        self._settings = load(GatewaySettings)
-        self._store = Store(load(StoreSettings))
+        self._settings = read_settings(GatewaySettings)
+        self._store = Store(read_settings(StoreSettings))
         self._bus: NatsBus | None = None
         self._dispatcher: Dispatcher | None = None
-        self._keep = MediaKeep(self._settings.media_dir, self._settings.media_bytes)
-        self._files = Files(self._settings)
-        self._apps: Apps | None = None
+        self._keep = MediaStore(self._settings.media_dir, self._settings.media_bytes)
+        self._files = FileStore(self._settings)
+        self._apps: AppService | None = None
         self._videos: Videos | None = None
         self._console: Console | None = None
-        self._server: Server | None = None
+        self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._requests = OpenRequests()  # those of the server, once there is one
         self._router: Router | None = None
@@ -88,29 +88,29 @@ class GatewayService:
         if settings.record not in MODES:
             raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={settings.record!r}: it is one of {', '.join(MODES)}")
         check_token(settings)
-        tracing.start("gateway")
-        self._closing.push_async_callback(asyncio.to_thread, tracing.stop, LAST_TRACES)
+        tracing.start_tracing("gateway")
+        self._closing.push_async_callback(asyncio.to_thread, tracing.stop_tracing, LAST_TRACES)
         self._closing.push_async_callback(self._store.close)
         self._closing.callback(self._files.close)
         self._closing.callback(self._keep.close)
         gateway = secrets.token_hex(3)
-        bus, tensors = await self._connect(gateway)
-        router = self._router = Router(gateway, Members())
-        self._closing.callback(self._announce, "gone")
+        bus, tensors = await self._connect_bus(gateway)
+        router = self._router = Router(gateway, ExecutorTable())
+        self._closing.callback(self._announce_status, "gone")
         tenancy = Tenancy(settings, self._store, router)
-        runs = await self._runs(bus, tensors, router, tenancy)
-        fetcher = Fetcher(_rules(settings))
+        runs = await self._create_requests(bus, tensors, router, tenancy)
+        fetcher = Fetcher(_fetch_rules(settings))
         continuations = Continuations(settings, self._store, bus)
         await continuations.startup()
-        chat = Chat(runs, fetcher, Spoken(self._store, self._files, settings.file_seconds), continuations)
-        await bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce("ready"))
-        await self._open(bus, runs, chat, tenancy)
-        _collect_rarely()
+        chat = Chat(runs, fetcher, SpokenAnswers(self._store, self._files, settings.file_seconds), continuations)
+        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
+        await self._open_frontend(bus, runs, chat, tenancy)
+        _tune_garbage_collector()
 
-    async def _connect(self, gateway: str) -> tuple[NatsBus, TensorClient]:
+    async def _connect_bus(self, gateway: str) -> tuple[NatsBus, TensorClient]:
         """To the sidecar and the bus, whose streams are there from now on."""
-        settings, sidecar = load(BusSettings), load(SidecarSettings)
-        tensors = await waiting.connect(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
+        settings, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
+        tensors = await waiting.connect_when_ready(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         self._closing.push_async_callback(tensors.close)
         bus = self._bus = await NatsBus.connect(settings, f"gateway-{gateway}")
         self._closing.push_async_callback(bus.drain)
@@ -118,10 +118,12 @@ class GatewayService:
         await bus.open_records(settings.dead_seconds, settings.dead_bytes, subjects.DEADLETTERS)
         return bus, tensors
 
-    async def _runs(self, bus: NatsBus, tensors: TensorClient, router: Router, tenancy: Tenancy) -> Runs:
+    async def _create_requests(
+        self, bus: NatsBus, tensors: TensorClient, router: Router, tenancy: Tenancy
+    ) -> RequestFactory:
         """All that a request needs between its route and its end."""
-        settings, limit = self._settings, load(BusSettings).max_payload
-        loads = Loads(router, bus, limit)
+        settings, limit = self._settings, read_settings(BusSettings).max_payload
+        loads = LoadReporter(router, bus, limit)
         self._closing.callback(loads.close)
         dispatcher = self._dispatcher = Dispatcher(
             router.gateway, bus, tensors, router.members, limit, settings.quarantine
@@ -132,49 +134,51 @@ class GatewayService:
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
         records = Records(bus, settings.record != "digest", self._keep, dead)
-        metrics.watch(settings, router, router.members, dispatcher, dead)
+        metrics.register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)
-        await bus.respond(subjects.REPLAY, replayer.respond, queue="gateways")
-        await tenancy.startup(bus, lambda: self._announce("ready"))
+        await bus.add_responder(subjects.REPLAY, replayer.respond, queue="gateways")
+        await tenancy.startup(bus, lambda: self._announce_status("ready"))
         self._closing.push_async_callback(tenancy.shutdown)
-        return Runs(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
+        return RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
 
-    async def _open(self, bus: NatsBus, runs: Runs, chat: Chat, tenancy: Tenancy) -> None:
+    async def _open_frontend(self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy) -> None:
         """Follow plans, apps and videos, and answer over HTTP."""
         settings, router, dispatcher = self._settings, runs.router, runs.dispatcher
-        apps = self._apps = Apps(settings, self._store, router, runs, chat)
+        apps = self._apps = AppService(settings, self._store, router, runs, chat)
         apps.startup()
         self._closing.push_async_callback(apps.shutdown)
         videos = self._videos = Videos(settings, self._store, runs)
         videos.startup()
         self._closing.push_async_callback(videos.shutdown)
-        self._begin(self._follow_plan(router))
-        table = Table(runs, chat, self._files, videos)
+        self._start_task(self._follow_plan(router))
+        table = RouteTable(runs, chat, self._files, videos)
         console = self._console = Console(settings, self._store, bus)
-        self._listen(Frontend(settings, chat, router, dispatcher, table, apps, tenancy.guard, console))
+        self._start_server(
+            Frontend(settings, chat, router, dispatcher, table, apps, tenancy.guard_application, console)
+        )
         self._closing.push_async_callback(console.close)
         scheme = "https" if settings.tls_cert else "http"
         log.info("gateway %s on %s://%s:%d", router.gateway, scheme, settings.host, settings.port)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._closing.push_async_callback(until_cancelled, task)
         return task
 
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
-        async for epoch in self._store.swaps():
+        async for epoch in self._store.epoch_changes():
             known = router.plan
             if not epoch or (known is not None and epoch == known.epoch):
                 continue
-            plan = await self._read(epoch)
+            plan = await self._read_plan(epoch)
             # A store that lost everything counts from 1 again: what is newer is told by the clock.
             if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
                 router.plan = plan
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
-                self._announce("ready")
+                self._announce_status("ready")
 
-    async def _read(self, epoch: int) -> Plan | None:
+    async def _read_plan(self, epoch: int) -> Plan | None:
         """The plan of ``epoch``; None when the store has lost it or it cannot be read."""
         while True:
             try:
@@ -186,27 +190,29 @@ class GatewayService:
                 log.error("plan epoch %d: %s", epoch, error)
                 return None
 
-    def _announce(self, state: str) -> None:
+    def _announce_status(self, state: str) -> None:
         """Say which plan is in force here: executors of the one before may go when all gateways have left it."""
         plan = self._router.plan if self._router is not None else None
         if self._router is None or plan is None or self._bus is None:
             return
         status = GatewayStatus(self._router.gateway, plan.epoch, plan.created, state)
         try:
-            self._bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+            self._bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
         except OmnibusError as error:
             log.warning("status not sent: %s", error)
 
-    def _listen(self, frontend: Frontend) -> None:
+    def _start_server(self, frontend: Frontend) -> None:
         settings = self._settings
         try:
             listener = socket.create_server((settings.host, settings.port), backlog=2048)
         except OSError as error:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        limits = ConnectionLimits.of(settings)
+        limits = ConnectionLimits.from_settings(settings)
         self._requests = frontend.requests
-        self._server = server(tracing.http(frontend.application()), settings.tls_cert, settings.tls_key, limits)
-        self._serving = self._begin(self._server.serve(sockets=[listener]))
+        self._server = create_server(
+            tracing.trace_http(frontend.build_application()), settings.tls_cert, settings.tls_key, limits
+        )
+        self._serving = self._start_task(self._server.serve(sockets=[listener]))
 
     async def drain(self, seconds: float) -> None:
         self._requests.begin_stop()
@@ -214,15 +220,15 @@ class GatewayService:
             await self._console.close()
         if self._videos is not None:  # others go on with what is being made here
             await self._videos.shutdown()
-        await self._linger()
+        await self._linger_before_close()
         if self._dispatcher is not None and self._apps is not None:
             await asyncio.gather(
-                self._requests.finished(seconds), self._dispatcher.idle(seconds), self._apps.drain(seconds)
+                self._requests.wait_finished(seconds), self._dispatcher.wait_idle(seconds), self._apps.drain(seconds)
             )
-            await self._requests.end(self._dispatcher.fail_all)
+            await self._requests.end_all(self._dispatcher.fail_all)
         await self._close_server()
 
-    async def _linger(self) -> None:
+    async def _linger_before_close(self) -> None:
         """Refuse what clients had already sent when the stop began, over connections that are open.
 
         A port that closes at once resets those requests, and their clients cannot tell whether they were accepted.
@@ -243,12 +249,12 @@ class GatewayService:
         await self._closing.aclose()
 
 
-def _rules(settings: GatewaySettings) -> FetchRules:
+def _fetch_rules(settings: GatewaySettings) -> FetchRules:
     ports = None if settings.allow_private else FetchRules().ports
     return FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
 
 
-def _collect_rarely() -> None:
+def _tune_garbage_collector() -> None:
     """Spare the garbage collector what lives as long as the process, and most walks through what one request has."""
     gc.collect()
     gc.freeze()

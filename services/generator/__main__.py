@@ -3,7 +3,7 @@
 import sys
 
 from omnibus.executor.service import ExecutorService
-from omnibus.service import run
+from omnibus.service import run_service
 
 if __name__ == "__main__":
-    sys.exit(run("generator", ExecutorService()))
+    sys.exit(run_service("generator", ExecutorService()))

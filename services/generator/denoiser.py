@@ -14,9 +14,9 @@ from torch import Tensor
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item, Job
 from omnibus.tensors.item import RESUMED_AT
-from omnibus_models.contract import Denoiser, Denoising, Picture, Resumable
-from services.component import Compute, Hosted, Source, by_size
-from services.generator.step_loop import Making, Studio
+from omnibus_models.contract import Denoiser, Denoising, ImageSpec, Resumable
+from services.component import ComponentSource, Compute, Hosted, by_size
+from services.generator.step_loop import ImageJob, StepLoop
 
 #: Checkpoints of one picture or film, at most: a lost denoiser costs a tenth of its steps.
 CHECKPOINTS = 10
@@ -42,7 +42,7 @@ _Whole = Annotated[int, msgspec.Meta(ge=1)]
 _Side = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _DenoiseInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The literal inputs; ``embeds`` and the like may be among them when somebody sends handles by hand."""
 
     width: _Side
@@ -75,34 +75,34 @@ class DenoiseRunner(Hosted[Denoiser]):
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: DenoiseSettings
     ) -> None:
-        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
+        super().__init__(ComponentSource(component, family, checkpoint, device, dtype), settings.threads)
         self._settings = settings
         self._aside = Compute(f"{component}-colours", settings.threads)
-        self._studio = Studio(self._compute, settings.pictures, settings.tokens)
+        self._studio = StepLoop(self._compute, settings.pictures, settings.tokens)
         self._colours: asyncio.Future[Tensor] | None = None
 
     async def run(self, job: Job) -> None:
-        wish = self._wish(job)
-        guides = _guides(await job.value("embeds"), await job.value("mask"))
-        image, prior = self._image(await job.value("image")), self._followed(await job.value("prior"))
+        wish = self._read_inputs(job)
+        guides = _read_guides(await job.value("embeds"), await job.value("mask"))
+        image, prior = self._read_image(await job.value("image")), self._read_prior(await job.value("prior"))
         more = {name: given for name, given in (("image", image), ("prior", prior)) if given is not None}
         for name in ("embeds", "mask", *more):
-            job.done(name)
-        denoising = await self._compute(self.model.open, self._picture(wish, job.seed, image), guides, **more)
-        await self._resume(job, denoising)
-        palette = await self._palette() if wish.every and job.wants("preview") else None
+            job.release_input(name)
+        denoising = await self._compute(self.model.open, self._image_spec(wish, job.seed, image), guides, **more)
+        await self._resume_checkpoint(job, denoising)
+        palette = await self._find_palette() if wish.every and job.has_consumer("preview") else None
         show = None if palette is None else partial(self.model.preview, palette=palette)
-        every = -(-denoising.steps // CHECKPOINTS) if job.wants("checkpoint") else 0
+        every = -(-denoising.steps // CHECKPOINTS) if job.has_consumer("checkpoint") else 0
         # A film fills a device by itself: to share its steps would save nothing, and change its last bits.
-        await self._steps(job, Making(denoising, wish.every, show, every, alone=wish.frames > 1))
-        await job.put("latents", {}, await self._compute(self._latents, denoising))
-        if job.wants("sound"):
-            await job.put("sound", {}, await self._compute(self._sound, denoising))
+        await self._send_steps(job, ImageJob(denoising, wish.every, show, every, alone=wish.frames > 1))
+        await job.put("latents", {}, await self._compute(self._export_latents, denoising))
+        if job.has_consumer("sound"):
+            await job.put("sound", {}, await self._compute(self._export_audio, denoising))
 
-    async def _begin(self) -> None:
-        self._serve(self._studio.serve(self.model))
+    async def _set_up(self) -> None:
+        self._start_loop(self._studio.serve(self.model))
 
-    async def _end(self) -> None:
+    async def _tear_down(self) -> None:
         await self._aside.close()
 
     def stats(self) -> dict[str, Any]:
@@ -112,11 +112,11 @@ class DenoiseRunner(Hosted[Denoiser]):
             "batches": by_size(self._studio.sizes),
         }
 
-    async def _steps(self, job: Job, making: Making) -> None:
-        steps, sent = making.denoising.steps, job.resume("preview").get("rows", 0)
+    async def _send_steps(self, job: Job, making: ImageJob) -> None:
+        steps, sent = making.denoising.steps, job.resume_state("preview").get("rows", 0)
         for number in range(1, making.denoising.done + 1):
             await job.send("progress", {"step": number, "steps": steps})
-        async with self._studio.making(making) as done:
+        async with self._studio.run_job(making) as done:
             async for step in done:
                 said = {"step": step.number, "steps": steps}
                 await job.send("progress", said)
@@ -131,43 +131,43 @@ class DenoiseRunner(Hosted[Denoiser]):
         for output in ("progress", "preview"):
             job.close(output)
 
-    async def _resume(self, job: Job, denoising: Denoising) -> None:
+    async def _resume_checkpoint(self, job: Job, denoising: Denoising) -> None:
         """Go on from the last checkpoint of an earlier attempt, if there is one."""
-        left = job.resume("checkpoint").get("item")
+        left = job.resume_state("checkpoint").get("item")
         if left is not None and isinstance(denoising, Resumable):
             state = torch.tensor(left.array)  # a copy, as of an image
             await self._compute(denoising.resume, state, int(left.data["step"]))
 
-    async def _palette(self) -> Tensor:
+    async def _find_palette(self) -> Tensor:
         """Found when the first one asks, beside the steps of others."""
         if self._colours is None or (self._colours.done() and self._colours.exception() is not None):
             self._colours = asyncio.create_task(self._aside(self.model.palette), name="colours")
         return await asyncio.shield(self._colours)
 
-    def _latents(self, denoising: Denoising) -> np.ndarray:
+    def _export_latents(self, denoising: Denoising) -> np.ndarray:
         return self.model.latents(denoising).numpy()
 
-    def _sound(self, denoising: Denoising) -> np.ndarray:
-        return self.model.sound(denoising).numpy()
+    def _export_audio(self, denoising: Denoising) -> np.ndarray:
+        return self.model.audio_latents(denoising).numpy()
 
-    def _wish(self, job: Job) -> _Wish:
+    def _read_inputs(self, job: Job) -> _DenoiseInputs:
         try:
-            wish = msgspec.convert(dict(job.inputs), _Wish)
+            wish = msgspec.convert(dict(job.inputs), _DenoiseInputs)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this picture cannot be made: {error}") from None
-        self._check(wish.width, wish.height, wish.frames)
-        if job.wants("sound") and not self.model.sounds:
+        self._check_size(wish.width, wish.height, wish.frames)
+        if job.has_consumer("sound") and not self.model.sounds:
             raise BadRequest("this model makes no sound", param="sound")
         return wish
 
-    def _picture(self, wish: _Wish, seed: int, image: Tensor | None) -> Picture:
-        width, height = self.model.usual
+    def _image_spec(self, wish: _DenoiseInputs, seed: int, image: Tensor | None) -> ImageSpec:
+        width, height = self.model.default_size
         if image is not None:
             height, width = (side * self.model.unit for side in image.shape[2:])
-            self._check(width, height, 1, "image")
+            self._check_size(width, height, 1, "image")
         width, height = wish.width or width, wish.height or height
-        self._check(width, height, wish.frames)
-        return Picture(
+        self._check_size(width, height, wish.frames)
+        return ImageSpec(
             width=width,
             height=height,
             steps=wish.steps,
@@ -177,14 +177,14 @@ class DenoiseRunner(Hosted[Denoiser]):
             fps=24.0 if wish.fps is None else wish.fps,
         )
 
-    def _check(self, width: int, height: int, frames: int, param: str = "width") -> None:
+    def _check_size(self, width: int, height: int, frames: int, param: str = "width") -> None:
         pixels = width * height
         if pixels > self._settings.pixels:
             raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
         if pixels * frames > self._settings.film:
             raise TooLarge(f"a film may have {self._settings.film} pixels in all its frames", param="frames")
 
-    def _image(self, image: Any) -> Tensor | None:
+    def _read_image(self, image: Any) -> Tensor | None:
         """A copy: the memory belongs to whoever sent it."""
         if image is None:
             return None
@@ -194,7 +194,7 @@ class DenoiseRunner(Hosted[Denoiser]):
             raise BadRequest("image must be latents [channels, frames, height, width]", param="image")
         return torch.tensor(image.array)
 
-    def _followed(self, prior: Any) -> Tensor | None:
+    def _read_prior(self, prior: Any) -> Tensor | None:
         """A copy, as of an image."""
         if prior is None:
             return None
@@ -205,7 +205,7 @@ class DenoiseRunner(Hosted[Denoiser]):
         return torch.tensor(prior.array)
 
 
-def _guides(embeds: Any, mask: Any) -> list[Tensor]:
+def _read_guides(embeds: Any, mask: Any) -> list[Tensor]:
     """[T, W] of each prompt, what filled it up left out. Copies: the memory belongs to whoever sent it."""
     arrays = [item.array if isinstance(item, Item) else None for item in (embeds, mask)]
     rows, counts = arrays

@@ -23,14 +23,14 @@ class Playback:
         self._rate = rate
         self.plays = False
 
-    def sent(self, samples: int, now: float) -> None:
+    def record_sent(self, samples: int, now: float) -> None:
         """``samples`` are on their way to the listener since ``now``."""
         if samples:
             self.dry = (max(self.dry, now) if self.plays else now) + samples / self._rate
             self.plays = True
 
 
-class Floor:
+class DeadlineLock:
     """One at a time; of those who wait it is the turn of who is due first, and of equals of who came first."""
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Floor:
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, due: float) -> AsyncIterator[None]:
+    async def hold_turn(self, due: float) -> AsyncIterator[None]:
         """Wait for the floor, and keep it until the block ends."""
-        await self._take(due)
+        await self._acquire_turn(due)
         try:
             yield
         finally:
-            self._leave()
+            self._release_turn()
 
-    async def _take(self, due: float) -> None:
+    async def _acquire_turn(self, due: float) -> None:
         if not self._taken:
             self._taken = True
             return
@@ -57,10 +57,10 @@ class Floor:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                self._leave()  # it came too late: the next one's turn
+                self._release_turn()  # it came too late: the next one's turn
             raise
 
-    def _leave(self) -> None:
+    def _release_turn(self) -> None:
         while self._waiting:
             *_, granted = heappop(self._waiting)
             if not granted.done():

@@ -8,22 +8,22 @@ import numpy as np
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Job
-from omnibus_models.contract import Denoising, Picture, Prior
-from services.component import Hosted, Source, by_size
+from omnibus_models.contract import Denoising, ImageSpec, PriorModel
+from services.component import ComponentSource, Hosted, by_size
 from services.generator.denoiser import DenoiseSettings
-from services.generator.step_loop import Making, Studio
+from services.generator.step_loop import ImageJob, StepLoop
 
 _Side = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PriorInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str
     width: _Side
     height: _Side
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
 
 
-class PriorRunner(Hosted[Prior]):
+class PriorRunner(Hosted[PriorModel]):
     """A ``Runner`` for priors, batched over requests token by token.
 
     Inputs: ``prompt``, ``width``, ``height``, ``seed``; a side of 0 is what the model usually makes. Outputs:
@@ -33,22 +33,22 @@ class PriorRunner(Hosted[Prior]):
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: DenoiseSettings
     ) -> None:
-        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
+        super().__init__(ComponentSource(component, family, checkpoint, device, dtype), settings.threads)
         self._settings = settings
-        self._studio = Studio(self._compute, settings.pictures, settings.tokens)
+        self._studio = StepLoop(self._compute, settings.pictures, settings.tokens)
 
     async def run(self, job: Job) -> None:
-        wish = self._wish(job)
-        picture = self._picture(wish, job.seed)
+        wish = self._read_inputs(job)
+        picture = self._image_spec(wish, job.seed)
         drawing = await self._compute(self.model.open, picture, wish.prompt)
-        async with self._studio.making(Making(drawing)) as done:
+        async with self._studio.run_job(ImageJob(drawing)) as done:
             async for step in done:
                 await job.send("progress", {"step": step.number, "steps": drawing.steps})
         job.close("progress")
-        await job.put("tokens", {}, await self._compute(self._tokens, drawing))
+        await job.put("tokens", {}, await self._compute(self._export_tokens, drawing))
 
-    async def _begin(self) -> None:
-        self._serve(self._studio.serve(self.model))
+    async def _set_up(self) -> None:
+        self._start_loop(self._studio.serve(self.model))
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -57,18 +57,18 @@ class PriorRunner(Hosted[Prior]):
             "batches": by_size(self._studio.sizes),
         }
 
-    def _tokens(self, drawing: Denoising) -> np.ndarray:
+    def _export_tokens(self, drawing: Denoising) -> np.ndarray:
         return self.model.latents(drawing).numpy()
 
-    def _wish(self, job: Job) -> _Wish:
+    def _read_inputs(self, job: Job) -> _PriorInputs:
         try:
-            return msgspec.convert(dict(job.inputs), _Wish)
+            return msgspec.convert(dict(job.inputs), _PriorInputs)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this picture cannot be made: {error}") from None
 
-    def _picture(self, wish: _Wish, seed: int) -> Picture:
-        width, height = self.model.usual
+    def _image_spec(self, wish: _PriorInputs, seed: int) -> ImageSpec:
+        width, height = self.model.default_size
         width, height = wish.width or width, wish.height or height
         if width * height > self._settings.pixels:
             raise TooLarge(f"{width * height} pixels are over the limit of {self._settings.pixels}", param="width")
-        return Picture(width, height, 1, seed if wish.seed is None else wish.seed)
+        return ImageSpec(width, height, 1, seed if wish.seed is None else wish.seed)

@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.start_time import mine
+from omnibus.executor.start_time import current_moment
 from omnibus_models.contract import Denoising, Resumable, Stepper
 from services.component import Compute
-from services.generator.step_scheduler import Size, Turns
+from services.generator.step_scheduler import StepScheduler, StepSize
 
 
-class Step(NamedTuple):
+class DenoiseStep(NamedTuple):
     """A step that is done; ``preview`` uint8 [height, width, 3] where one was asked for, and ``state`` float32 [n]
     where somebody is to go on from it.
     """
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     state: np.ndarray | None = None
 
 
-class Making:
+class ImageJob:
     """A picture on its way through the loop. ``every`` steps there is a preview, which ``show`` paints, and every
     ``checkpoints`` steps the state of one that is resumable.
 
@@ -47,13 +47,13 @@ class Making:
         self._checkpoints = checkpoints
         self.every = every
         self.show = show
-        self.began = mine()
-        self._news: asyncio.Queue[Step | Exception] = asyncio.Queue()  # never more than its steps
+        self.began = current_moment()
+        self._news: asyncio.Queue[DenoiseStep | Exception] = asyncio.Queue()  # never more than its steps
 
-    def tell(self, news: Step | Exception) -> None:
+    def push_result(self, news: DenoiseStep | Exception) -> None:
         self._news.put_nowait(news)
 
-    async def steps(self) -> AsyncIterator[Step]:
+    async def iter_steps(self) -> AsyncIterator[DenoiseStep]:
         """Each step when it is done; raises what went wrong."""
         number = self.denoising.done
         while number < self.denoising.steps:
@@ -64,12 +64,12 @@ class Making:
             yield news
 
     @property
-    def previewed(self) -> bool:
+    def needs_preview(self) -> bool:
         """True if the step that was just done is to be shown. The last one is: the picture itself follows."""
         done = self.denoising.done
         return self.every > 0 and done % self.every == 0 and done < self.denoising.steps
 
-    def state(self) -> np.ndarray | None:
+    def checkpoint_state(self) -> np.ndarray | None:
         """Return the state of a resumable denoising, after every ``checkpoints`` steps but the last; otherwise None."""
         one = self.denoising
         if not self._checkpoints or one.done % self._checkpoints or one.done >= one.steps:
@@ -77,7 +77,7 @@ class Making:
         return one.state().numpy() if isinstance(one, Resumable) else None
 
 
-class Studio:
+class StepLoop:
     """Steps pictures on ``compute``.
 
     If a batch fails, its pictures step one by one, so that only the guilty ones fail.
@@ -85,7 +85,7 @@ class Studio:
 
     def __init__(self, compute: Compute, pictures: int, tokens: int) -> None:
         self._compute = compute
-        self._turns: Turns[Making] = Turns(pictures, tokens)
+        self._turns: StepScheduler[ImageJob] = StepScheduler(pictures, tokens)
         self._denoiser: Stepper
         self._wake = asyncio.Event()
         self._failed: Exception | None = None
@@ -97,17 +97,17 @@ class Studio:
         return len(self._turns)
 
     @asynccontextmanager
-    async def making(self, making: Making) -> AsyncIterator[AsyncIterator[Step]]:
+    async def run_job(self, making: ImageJob) -> AsyncIterator[AsyncIterator[DenoiseStep]]:
         """The steps of a picture, which takes part until the block ends."""
         if self._failed is not None:
             raise self._failed
         one = making.denoising
-        self._turns.join(making, making if making.alone else one.shape, Size(one.rows, one.tokens))
+        self._turns.join(making, making if making.alone else one.shape, StepSize(one.rows, one.tokens))
         self._wake.set()
         try:
-            yield making.steps()
+            yield making.iter_steps()
         finally:
-            self._turns.leave(making)
+            self._turns.remove_key(making)
 
     async def serve(self, denoiser: Stepper) -> None:
         """Step for ever; sleeps while nobody is there."""
@@ -115,49 +115,49 @@ class Studio:
         try:
             while True:
                 self._wake.clear()
-                batch = self._turns.turn()
+                batch = self._turns.next_batch()
                 if batch:
-                    await self._settle(batch)
+                    await self._step_batch(batch)
                 else:
                     await self._wake.wait()
         finally:
             self._failed = StageUnavailable("the denoiser was closed; send the request again")
             for making in self._turns:
-                making.tell(self._failed)
+                making.push_result(self._failed)
 
-    async def _settle(self, batch: Sequence[Making]) -> None:
+    async def _step_batch(self, batch: Sequence[ImageJob]) -> None:
         """Let ``batch`` take a step and tell them; raises nothing."""
         for making in batch:
-            making.began.now()
+            making.began.set_now()
         try:
-            news = await self._compute(self._step, batch)
+            news = await self._compute(self._compute_step, batch)
         except Exception as error:  # noqa: BLE001 - one of these is guilty: find it, and let the others go on
-            await self._separate(batch, error)
+            await self._step_one_by_one(batch, error)
             return
         self.sizes[len(batch)] += 1
         for making, step in zip(batch, news, strict=True):
-            making.tell(step)
+            making.push_result(step)
             if isinstance(step, Exception) or step.number == making.denoising.steps:
-                self._turns.leave(making)
+                self._turns.remove_key(making)
 
-    async def _separate(self, batch: Sequence[Making], error: Exception) -> None:
+    async def _step_one_by_one(self, batch: Sequence[ImageJob], error: Exception) -> None:
         if len(batch) > 1:
             for making in batch:
-                await self._settle([making])
+                await self._step_batch([making])
         else:
-            self._turns.leave(batch[0])
-            batch[0].tell(error)
+            self._turns.remove_key(batch[0])
+            batch[0].push_result(error)
 
-    def _step(self, batch: Sequence[Making]) -> list[Step | Exception]:
+    def _compute_step(self, batch: Sequence[ImageJob]) -> list[DenoiseStep | Exception]:
         self._denoiser.step([making.denoising for making in batch])
-        return [self._done(making) for making in batch]
+        return [self._step_result(making) for making in batch]
 
-    def _done(self, making: Making) -> Step | Exception:
+    def _step_result(self, making: ImageJob) -> DenoiseStep | Exception:
         """The step that was taken; a preview that cannot be made is this picture's failure alone."""
         number = making.denoising.done
         try:
-            shown = making.show is not None and making.previewed
+            shown = making.show is not None and making.needs_preview
             preview = making.show(making.denoising).numpy() if shown and making.show is not None else None
-            return Step(number, preview, making.state())
+            return DenoiseStep(number, preview, making.checkpoint_state())
         except Exception as error:  # noqa: BLE001 - told to whom it concerns
             return error

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Size(NamedTuple):
+class StepSize(NamedTuple):
     """Size of one step of one picture: ``rows`` of a batch, of ``tokens`` positions each."""
 
     rows: int
@@ -25,11 +25,11 @@ class Size(NamedTuple):
 
 class _Shape(Generic[K]):
     def __init__(self, had: float) -> None:
-        self.sizes: dict[K, Size] = {}  # in order of arrival
+        self.sizes: dict[K, StepSize] = {}  # in order of arrival
         self.had = had  # positions for each of its pictures, since the beginning of time
 
 
-class Turns(Generic[K]):
+class StepScheduler(Generic[K]):
     """Pictures from their first step to their last.
 
     ``pictures`` and ``tokens`` are most in one step, the latter but for a single larger picture. Of more, those
@@ -43,14 +43,14 @@ class Turns(Generic[K]):
         self._of: dict[K, Hashable] = {}
         self._now = 0.0  # what the shape of the last step had had before it
 
-    def join(self, key: K, shape: Hashable, size: Size) -> None:
+    def join(self, key: K, shape: Hashable, size: StepSize) -> None:
         """``key`` takes part from the next step of its shape on."""
         self._of[key] = shape
         if shape not in self._shapes:
             self._shapes[shape] = _Shape(self._now)
         self._shapes[shape].sizes[key] = size
 
-    def leave(self, key: K) -> None:
+    def remove_key(self, key: K) -> None:
         """``key`` is over, wherever it stands. Leaving twice is harmless."""
         shape = self._of.pop(key, None)
         if shape is None:
@@ -59,17 +59,17 @@ class Turns(Generic[K]):
         if not self._shapes[shape].sizes:
             del self._shapes[shape]
 
-    def turn(self) -> list[K]:
+    def next_batch(self) -> list[K]:
         """Return the keys of the pictures for the next step: all of one shape, in order of arrival. Empty if none."""
         if not self._shapes:
             return []
         shape = min(self._shapes.values(), key=lambda each: each.had)
-        batch = list(self._batch(shape))
+        batch = list(self._select_batch(shape))
         self._now = shape.had
         shape.had += sum(shape.sizes[key].cost for key in batch) / len(shape.sizes)
         return batch
 
-    def _batch(self, shape: _Shape[K]) -> Iterator[K]:
+    def _select_batch(self, shape: _Shape[K]) -> Iterator[K]:
         left = self.tokens
         for place, (key, size) in enumerate(shape.sizes.items()):
             left -= size.cost

@@ -13,8 +13,8 @@ from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus.tensors.item import RESUMED_AT
 from omnibus_models.contract import Code, Vocoder, Vocoding
-from services.component import Hosted, Source
-from services.generator.playback_scheduler import Floor, Playback
+from services.component import ComponentSource, Hosted
+from services.generator.playback_scheduler import DeadlineLock, Playback
 from services.generator.vocoder_chunks import piece_sizes
 
 
@@ -49,16 +49,16 @@ class VocodeRunner(Hosted[Vocoder]):
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: VocodeSettings
     ) -> None:
-        super().__init__(Source(component, family, checkpoint, device, dtype), settings.threads)
+        super().__init__(ComponentSource(component, family, checkpoint, device, dtype), settings.threads)
         self._settings = settings
-        self._floor = Floor()
+        self._floor = DeadlineLock()
         self._open = 0
         self._samples = 0
 
     async def run(self, job: Job) -> None:
         self._open += 1
         try:
-            total = await self._waveform(job)
+            total = await self._vocode_stream(job)
         finally:
             self._open -= 1
         job.close("audio", {"samples": total})
@@ -66,50 +66,50 @@ class VocodeRunner(Hosted[Vocoder]):
     def stats(self) -> dict[str, Any]:
         return {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
 
-    async def _waveform(self, job: Job) -> int:
+    async def _vocode_stream(self, job: Job) -> int:
         sizes = piece_sizes(self.model.rate / self.model.samples_per_code, self._settings.codes)
-        arrivals = Arrivals(job.stream("codes"), self.model.groups, sizes)
-        filling = asyncio.create_task(arrivals.fill())
+        arrivals = CodePieces(job.stream("codes"), self.model.groups, sizes)
+        filling = asyncio.create_task(arrivals.read_stream())
         try:
-            return await self._sound(job, arrivals)
+            return await self._send_audio(job, arrivals)
         finally:
             filling.cancel()
             await asyncio.gather(filling, return_exceptions=True)
 
-    async def _sound(self, job: Job, arrivals: "Arrivals") -> int:
-        voice, seed = str(job.inputs.get("voice") or ""), _seed(job)
+    async def _send_audio(self, job: Job, arrivals: "CodePieces") -> int:
+        voice, seed = str(job.inputs.get("voice") or ""), _read_seed(job)
         loop = asyncio.get_running_loop()
-        await arrivals.some()
+        await arrivals.wait_first()
         playback = Playback(self.model.rate, loop.time(), self._settings.patience)
         vocoding: Vocoding | None = None
         total, last = 0, False
-        sent = job.resume("audio").get("rows", 0)
+        sent = job.resume_state("audio").get("rows", 0)
         while not last:
-            await arrivals.piece()
-            async with self._floor.turn(playback.dry):
-                codes, last = arrivals.take()
+            await arrivals.wait_piece()
+            async with self._floor.hold_turn(playback.dry):
+                codes, last = arrivals.take_piece()
                 if vocoding is None and codes:
                     vocoding = await self._compute(self.model.open, voice, seed)
                     if sent:
-                        total = await self._skip(job, vocoding, sent)
+                        total = await self._skip_sent(job, vocoding, sent)
                 if vocoding is None:
                     continue  # an empty stream
-                samples = await self._compute(_samples, vocoding, codes, last)
-            playback.sent(samples.size, loop.time())
+                samples = await self._compute(_vocode_samples, vocoding, codes, last)
+            playback.record_sent(samples.size, loop.time())
             total += samples.size
             self._samples += samples.size
             if samples.size:
                 await job.send("audio", {"rate": self.model.rate}, samples)
         return total
 
-    async def _skip(self, job: Job, vocoding: Vocoding, sent: int) -> int:
+    async def _skip_sent(self, job: Job, vocoding: Vocoding, sent: int) -> int:
         """Begin behind the ``sent`` samples that the listener has from an earlier attempt."""
         begin = vocoding.skip(sent)
         await job.send("audio", {"rate": self.model.rate, RESUMED_AT: begin}, np.empty(0, np.float32))
         return begin
 
 
-class Arrivals:
+class CodePieces:
     """Codes, or frames of ``groups`` codes, of one stream, cut into pieces of ``sizes`` whenever they arrive."""
 
     def __init__(self, stream: AsyncIterator[Item], groups: int, sizes: Iterator[int]) -> None:
@@ -122,33 +122,33 @@ class Arrivals:
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
-    async def fill(self) -> None:
+    async def read_stream(self) -> None:
         """Follow the stream to its end."""
         try:
             async for item in self._stream:
-                self._codes += _codes(item, self._groups)
+                self._codes += _read_codes(item, self._groups)
                 self._news.set()
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``piece``
             self._error = error
         self._ended = True
         self._news.set()
 
-    async def some(self) -> None:
+    async def wait_first(self) -> None:
         """Wait for a code, or for the end. Raises what went wrong on their way."""
-        await self._least(1)
+        await self._wait_codes(1)
 
-    async def piece(self) -> None:
+    async def wait_piece(self) -> None:
         """Wait for the next piece, or for the end. Raises what went wrong on their way."""
-        await self._least(self._size)
+        await self._wait_codes(self._size)
 
-    async def _least(self, count: int) -> None:
+    async def _wait_codes(self, count: int) -> None:
         while len(self._codes) < count and not self._ended:
             self._news.clear()
             await self._news.wait()
         if self._error is not None:
             raise self._error
 
-    def take(self) -> tuple[list[Code], bool]:
+    def take_piece(self) -> tuple[list[Code], bool]:
         """The next piece, and whether it is the last: less than a whole one, so that a late end changes nothing."""
         size, last = self._size, len(self._codes) < self._size
         taken, self._codes = self._codes[:size], self._codes[size:]
@@ -156,25 +156,25 @@ class Arrivals:
         return taken, last
 
 
-def _samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:
+def _vocode_samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:
     return vocoding.push(codes, last).float().cpu().numpy()
 
 
-def _codes(item: Item, groups: int) -> list[Code]:
+def _read_codes(item: Item, groups: int) -> list[Code]:
     codes = item.data.get("codes", [])  # what the talker says at the end has none
     frames = codes if groups > 1 else [codes]
-    if not isinstance(codes, list) or not all(_numbers(frame) for frame in frames):
+    if not isinstance(codes, list) or not all(_is_int_list(frame) for frame in frames):
         raise BadRequest("a chunk of codes must be a list of whole numbers", param="codes")
     if groups > 1 and any(len(frame) != groups for frame in frames):
         raise BadRequest(f"a frame of this codec has {groups} codes", param="codes")
     return codes
 
 
-def _numbers(value: Any) -> bool:
+def _is_int_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is int for each in value)
 
 
-def _seed(job: Job) -> int:
+def _read_seed(job: Job) -> int:
     try:
         params = msgspec.convert(job.inputs.get("params") or {}, VocodeParams)
     except msgspec.ValidationError as error:

@@ -2,8 +2,8 @@
 
 import sys
 
-from omnibus.service import run
+from omnibus.service import run_service
 from services.planner.service import PlannerService
 
 if __name__ == "__main__":
-    sys.exit(run("planner", PlannerService()))
+    sys.exit(run_service("planner", PlannerService()))

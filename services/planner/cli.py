@@ -17,35 +17,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     solve = commands.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
     solve.add_argument("file", help="a JSON list of cases")
-    solve.add_argument("--within", type=_seconds, default=60.0, metavar="SECONDS", help="for each case (default 60)")
+    solve.add_argument(
+        "--within", type=_positive_seconds, default=60.0, metavar="SECONDS", help="for each case (default 60)"
+    )
     options = parser.parse_args(arguments)
     try:
-        given = cases.read(options.file)
+        given = cases.read_cases(options.file)
     except OmnibusError as error:
         sys.stderr.write(f"omnibus: {error}\n")
         return 1
-    with highs.quiet():
-        found, faults = _answers(given, options.within)
+    with highs.silence_stdout():
+        found, faults = _answer_cases(given, options.within)
     sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
     sys.stdout.flush()
     sys.stderr.writelines(f"omnibus: {fault}\n" for fault in faults)
     return 1 if faults else 0
 
 
-def _seconds(text: str) -> float:
+def _positive_seconds(text: str) -> float:
     if not float(text) > 0:
         raise ValueError(text)
     return float(text)
 
 
-def _answers(given: Mapping[str, Any], within: float) -> tuple[dict[str, answers.Answer], list[str]]:
+def _answer_cases(given: Mapping[str, Any], within: float) -> tuple[dict[str, answers.Answer], list[str]]:
     found: dict[str, answers.Answer] = {}
     faults: list[str] = []
     for name, value in given.items():
         try:
-            found[name] = answers.answer(cases.case(value), within)
+            found[name] = answers.answer_case(cases.parse_case(value), within)
         except OmnibusError as error:
-            found[name] = {"error": msgspec.to_builtins(error.problem())}
+            found[name] = {"error": msgspec.to_builtins(error.to_problem())}
             faults.append(f"case {name}: {error}")
     return found, faults
 

@@ -13,34 +13,36 @@ log = logging.getLogger(__name__)
 LOOK = 5.0
 
 
-class Streams:
+class StreamMetrics:
     """The streams as they were when they were last looked at; none while they cannot be."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._found: list[StreamState] = []
         self._silent = False
-        STREAMS.messages.by(lambda: {(each.name,): each.messages for each in self._found})
-        STREAMS.bytes.by(lambda: {(each.name,): each.bytes for each in self._found})
-        STREAMS.limit.by(lambda: {(each.name,): each.limit for each in self._found if each.limit > 0})
-        STREAMS.last.by(lambda: {(each.name,): each.last for each in self._found})
-        STREAMS.pending.by(lambda: {key: pending for key, (pending, _) in self._consumers().items()})
-        STREAMS.unacknowledged.by(lambda: {key: waiting for key, (_, waiting) in self._consumers().items()})
+        STREAMS.messages.set_values(lambda: {(each.name,): each.messages for each in self._found})
+        STREAMS.bytes.set_values(lambda: {(each.name,): each.bytes for each in self._found})
+        STREAMS.limit.set_values(lambda: {(each.name,): each.limit for each in self._found if each.limit > 0})
+        STREAMS.last.set_values(lambda: {(each.name,): each.last for each in self._found})
+        STREAMS.pending.set_values(lambda: {key: pending for key, (pending, _) in self._consumer_counts().items()})
+        STREAMS.unacknowledged.set_values(
+            lambda: {key: waiting for key, (_, waiting) in self._consumer_counts().items()}
+        )
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            await self.look()
+            await self.refresh_streams()
             await asyncio.sleep(LOOK)
 
-    async def look(self) -> None:
+    async def refresh_streams(self) -> None:
         try:
-            self._found, self._silent = await self._bus.streams(), False
+            self._found, self._silent = await self._bus.list_streams(), False
         except BusUnavailable as error:
             self._found = []
             if not self._silent:
                 log.warning("%s", error)
             self._silent = True
 
-    def _consumers(self) -> dict[tuple[str, ...], tuple[int, int]]:
+    def _consumer_counts(self) -> dict[tuple[str, ...], tuple[int, int]]:
         return {(each.name, name): counts for each in self._found for name, counts in each.consumers.items()}

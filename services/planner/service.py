@@ -13,21 +13,21 @@ from omnibus.app_record import AppRecord
 from omnibus.bus import subjects
 from omnibus.bus.messages import PlanEvent
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.presence import Gateways, ReadyExecutors
+from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
-from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, load
+from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, read_settings
 from omnibus.store import PlanProblem, Store
 from services.planner import metrics, reconcile
-from services.planner.autoscale.autoscaler import Follow
+from services.planner.autoscale.autoscaler import Autoscaler
 from services.planner.declared import app_models, declarations_file
-from services.planner.jetstream_metrics import Streams
-from services.planner.optimize.job import Planning
-from services.planner.rollout.reasons import why
-from services.planner.rollout.rollout import Changes
-from services.planner.rollout.target import Target
+from services.planner.jetstream_metrics import StreamMetrics
+from services.planner.optimize.job import PlanningJob
+from services.planner.rollout.reasons import describe_app_changes
+from services.planner.rollout.rollout import PlanRollout
+from services.planner.rollout.target import PlanTarget
 
 log = logging.getLogger(__name__)
 
@@ -41,90 +41,90 @@ class PlannerService:
     """Turns declarations and the registered apps into plan epochs."""
 
     def __init__(self) -> None:
-        settings = load(PlannerSettings)
+        settings = read_settings(PlannerSettings)
         self._settings = settings
-        self._store = Store(load(StoreSettings))
+        self._store = Store(read_settings(StoreSettings))
         self._bus: buses.Bus | None = None
-        self._ready, self._gateways = ReadyExecutors(), Gateways()
-        self._changes = Changes(self._store, settings, self._ready, self._announce)
-        self._planning = Planning(self._store, settings.models)
-        self._follow = Follow(settings, self._changes, self._planning, self._want)
+        self._ready, self._gateways = ReadyExecutors(), GatewayPlans()
+        self._changes = PlanRollout(self._store, settings, self._ready, self._announce_plan)
+        self._planning = PlanningJob(self._store, settings.models)
+        self._follow = Autoscaler(settings, self._changes, self._planning, self._set_target)
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def startup(self) -> None:
-        read = _stamp(self._settings.models)
-        self._declare(declarations_file.declarations(self._settings.models))
-        measured = [_stamp(each) for each in self._planning.files]
-        backend = reconcile.backend(self._settings)
-        self._bus = await NatsBus.connect(load(BusSettings), "planner")
+        read = _file_stamp(self._settings.models)
+        self._apply_declarations(declarations_file.read_declarations(self._settings.models))
+        measured = [_file_stamp(each) for each in self._planning.profile_files]
+        backend = reconcile.create_backend(self._settings)
+        self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
         await self._ready.listen(self._bus, self._changes.wake)
         await self._gateways.listen(self._bus)
         self._apps = await self._store.apps()
         if self._settings.models:
-            await self._store.tell_problem(self._settings.models, None)
+            await self._store.put_problem(self._settings.models, None)
         await self._follow.listen(self._bus)
-        running = await self._running()
-        await self._planning.plan(running, self._follow.load)
-        self._want(DECLARED)
-        metrics.watch(self._changes, self._ready)
-        await self._changes.begin()
+        running = await self._running_models()
+        await self._planning.plan(running, self._follow.last_load)
+        self._set_target(DECLARED)
+        metrics.register_metrics(self._changes, self._ready)
+        await self._changes.run_available_steps()
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
         work.append(self._follow.run())
-        work.append(Streams(self._bus).run())
+        work.append(StreamMetrics(self._bus).run())
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each) for each in work]
         for task in self._tasks:
-            task.add_done_callback(_stopped)
+            task.add_done_callback(_log_failure)
 
-    def _declare(self, declared: declarations_file.Declarations) -> None:
+    def _apply_declarations(self, declared: declarations_file.Declarations) -> None:
         """Raises ``BadRequest``; then all is as it was."""
-        self._declared = declarations_file.plans(declared.models)
-        self._planning.declare(declared, self._declared)
+        self._declared = declarations_file.build_static_plans(declared.models)
+        self._planning.set_declarations(declared, self._declared)
         if not declared.models:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
 
-    def _want(self, reason: str) -> None:
+    def _set_target(self, reason: str) -> None:
         planned = self._planning.planned
         declared = {**self._declared, **planned.models}
-        models = {**declared, **app_models.models(self._apps, declared)}
-        planner, load = self._planning.planner, self._follow.load
-        route = partial(planner.rerouted, load=load) if planner is not None else None
-        self._changes.want(Target(models, reason, planned.explain, self._planning.gpus, route))
+        models = {**declared, **app_models.app_models(self._apps, declared)}
+        planner, load = self._planning.planner, self._follow.last_load
+        route = partial(planner.reroute_running, load=load) if planner is not None else None
+        self._changes.set_target(PlanTarget(models, reason, planned.explain, self._planning.gpu_counts, route))
 
-    async def _replan(self, reason: str) -> None:
+    async def _replan_models(self, reason: str) -> None:
         """Plan the planned models again, from their profiles as they are now."""
         while True:
             try:
-                await self._planning.plan(await self._running(), self._follow.load)
+                await self._planning.plan(await self._running_models(), self._follow.last_load)
                 break
             except StoreUnavailable as error:
                 log.warning("%s", error)
                 await asyncio.sleep(LOOK)
-        self._want(reason)
+        self._set_target(reason)
 
-    async def _running(self) -> dict[str, ModelPlan]:
+    async def _running_models(self) -> dict[str, ModelPlan]:
         """The models of the current plan; none when there is none that this build can read."""
         plan = self._changes.plan
         if plan is None:
             try:
                 plan = await self._store.plan()
-                self._follow.remember(plan)
+                self._follow.restore_load(plan)
             except ProtocolError:
                 plan = None
         return plan.models if plan is not None else {}
 
-    def _announce(self, plan: Plan) -> None:
+    def _announce_plan(self, plan: Plan) -> None:
         PLANNER.swaps.inc()
         log.info("plan epoch %d (%s): %s", plan.epoch, plan.reason, ", ".join(plan.models) or "no models")
         if self._bus is None:
             return
         try:
-            self._bus.publish(subjects.event(subjects.PLAN), msgspec.json.encode(PlanEvent(plan.epoch)))
+            self._bus.publish(subjects.event_subject(subjects.PLAN), msgspec.json.encode(PlanEvent(plan.epoch)))
         except BusUnavailable as error:  # who needs the plan follows the store as well
             log.warning("plan epoch %d is not announced: %s", plan.epoch, error.message)
 
@@ -135,39 +135,39 @@ class PlannerService:
     async def _follow_apps(self) -> None:
         async for apps in self._store.app_changes():
             if apps != self._apps:
-                reason, self._apps = why(self._apps, apps), apps
-                self._want(reason)
+                reason, self._apps = describe_app_changes(self._apps, apps), apps
+                self._set_target(reason)
 
     async def _follow_profiles(self) -> None:
         async for found in self._store.profile_changes():
-            reason = self._planning.concerned(found)
+            reason = self._planning.replan_reason(found)
             if reason:
-                await self._replan(reason)
+                await self._replan_models(reason)
 
     async def _follow_files(self, read: object, measured: list[object]) -> None:
         """Read the declarations again whenever their file is another one, and profiles whenever theirs are."""
         while True:
             await asyncio.sleep(LOOK)
-            stamp = await asyncio.to_thread(_stamp, self._settings.models)
+            stamp = await asyncio.to_thread(_file_stamp, self._settings.models)
             if stamp != read:
                 read = stamp
-                await self._redeclare()
-            stamps = [await asyncio.to_thread(_stamp, each) for each in self._planning.files]
+                await self._reload_declarations()
+            stamps = [await asyncio.to_thread(_file_stamp, each) for each in self._planning.profile_files]
             if stamps != measured:
                 measured = stamps
-                await self._replan(MEASURED)
+                await self._replan_models(MEASURED)
 
-    async def _redeclare(self) -> None:
+    async def _reload_declarations(self) -> None:
         """Do as the declarations say now. Bad ones are said and change nothing."""
         path, problem = self._settings.models, None
         try:
-            self._declare(await asyncio.to_thread(declarations_file.declarations, path))
-            await self._replan(REDECLARED)
+            self._apply_declarations(await asyncio.to_thread(declarations_file.read_declarations, path))
+            await self._replan_models(REDECLARED)
         except BadRequest as error:
             log.error("the declarations stay as they were: %s", error)
             problem = PlanProblem(time.time(), error.message)
         try:
-            await self._store.tell_problem(path, problem)
+            await self._store.put_problem(path, problem)
         except StoreUnavailable as error:
             log.warning("%s", error)
 
@@ -182,7 +182,7 @@ class PlannerService:
         await self._store.close()
 
 
-def _stamp(path: str) -> object:
+def _file_stamp(path: str) -> object:
     """Return a value that differs once the file at ``path`` has been written, or replaced."""
     try:
         found = os.stat(path) if path else None
@@ -191,6 +191,6 @@ def _stamp(path: str) -> object:
     return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
 
 
-def _stopped(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         log.error("a background task of the planner failed: restart the planner", exc_info=task.exception())

@@ -2,8 +2,8 @@
 
 import sys
 
-from omnibus.service import run
+from omnibus.service import run_service
 from services.sidecar.service import SidecarService
 
 if __name__ == "__main__":
-    sys.exit(run("sidecar", SidecarService()))
+    sys.exit(run_service("sidecar", SidecarService()))

@@ -43,22 +43,22 @@ class Backing:
         """Pages are on their way."""
         return self._task is not None
 
-    def refusal(self, nbytes: int) -> bytes:
+    def refusal_reason(self, nbytes: int) -> bytes:
         """The reason why there are no ``nbytes`` bytes, when it is not that the arena is full."""
         return _REFUSAL if self._failed and self._allocator.required_end(nbytes) is not None else b""
 
     async def start(self) -> None:
         """Back a first piece. Without room for it the arena begins empty."""
-        await self._back(min(EXTENT_BYTES, self._allocator.size))
+        await self._back_pages(min(EXTENT_BYTES, self._allocator.size))
 
-    def extend(self, nbytes: int) -> None:
+    def extend_for(self, nbytes: int) -> None:
         """Begin to back what a block of ``nbytes`` bytes needs, if that can help and is not under way."""
         if self._task is not None or self._retry is not None or self._closed:
             return
         end = self._allocator.required_end(nbytes)
         if end is None or end <= self._allocator.backed:
             return
-        self._task = self._loop.create_task(self._extend(end))
+        self._task = self._loop.create_task(self._extend_backing(end))
 
     async def close(self) -> None:
         """End what is under way: the arena may be closed afterwards."""
@@ -68,39 +68,41 @@ class Backing:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _extend(self, end: int) -> None:
+    async def _extend_backing(self, end: int) -> None:
         try:
-            backed = await self._back(_rounded(end, EXTENT_BYTES)) or await self._back(_rounded(end, _PAGE_BYTES))
+            backed = await self._back_pages(_round_up(end, EXTENT_BYTES)) or await self._back_pages(
+                _round_up(end, _PAGE_BYTES)
+            )
         finally:
             self._task = None
         if self._closed:
             return
         if not backed:
-            self._retry = self._loop.call_later(_RETRY_SECONDS, self._try_again)
+            self._retry = self._loop.call_later(_RETRY_SECONDS, self._end_retry_pause)
         self._changed()
 
-    async def _back(self, end: int) -> bool:
+    async def _back_pages(self, end: int) -> bool:
         """Give memory up to ``end`` its pages. False when there are none."""
         end = min(end, self._allocator.size)
         try:
-            await self._loop.run_in_executor(None, self._take, self._allocator.backed, end)
+            await self._loop.run_in_executor(None, self._allocate_pages, self._allocator.backed, end)
         except ArenaFull as error:
             if not self._failed:
                 log.warning("%s; tensors that need more memory than was used so far are refused until then", error)
             self._failed = True
             return False
         self._failed = False
-        self._allocator.back(end)
+        self._allocator.add_backed(end)
         return True
 
-    def _take(self, start: int, end: int) -> None:
+    def _allocate_pages(self, start: int, end: int) -> None:
         limits.require(end - start)
-        self._arena.back(start, end)
+        self._arena.allocate_pages(start, end)
 
-    def _try_again(self) -> None:
+    def _end_retry_pause(self) -> None:
         self._retry = None
         self._changed()
 
 
-def _rounded(nbytes: int, step: int) -> int:
+def _round_up(nbytes: int, step: int) -> int:
     return -(-nbytes // step) * step

@@ -8,8 +8,16 @@ from typing import cast
 import msgspec
 
 from omnibus.errors import ProtocolError
-from omnibus.tensors.ledger import Owner
-from omnibus.tensors.protocol import Frame, FrameReader, Verb, VersionMismatch, Welcome, encode, encode_text
+from omnibus.tensors.ledger import BlockOwner
+from omnibus.tensors.protocol import (
+    FrameReader,
+    SidecarFrame,
+    Verb,
+    VersionMismatch,
+    Welcome,
+    encode_frame,
+    encode_text,
+)
 from services.sidecar.request_handler import Desk
 
 log = logging.getLogger(__name__)
@@ -18,7 +26,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 4 << 20
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Greets a client, then hands its frames to the desk. Anything malformed costs it the connection.
 
     ``joined`` and ``left`` are told of every greeted client and of its going; ``dropped`` of every one
@@ -29,17 +37,17 @@ class Connection(asyncio.Protocol):
         self,
         desk: Desk,
         welcome: Welcome,
-        joined: Callable[["Connection"], None],
-        left: Callable[["Connection"], None],
+        joined: Callable[["ClientConnection"], None],
+        left: Callable[["ClientConnection"], None],
         dropped: Callable[[], None],
     ) -> None:
-        self.owner = Owner("")
+        self.owner = BlockOwner("")
         self._desk = desk
         self._welcome = welcome
         self._joined = joined
         self._left = left
         self._dropped = dropped
-        self._serve = self._greet
+        self._serve = self._handle_hello
         self._reader = FrameReader()
         self._out: list[bytes] = []
         self._flush_due = False
@@ -57,9 +65,9 @@ class Connection(asyncio.Protocol):
             for frame in self._reader.feed(data):
                 self._serve(frame)
         except ProtocolError as error:
-            self._drop(error)
-        self._desk.admit()
-        self._flush()
+            self._drop_client(error)
+        self._desk.admit_waiters()
+        self._flush_replies()
 
     def pause_writing(self) -> None:
         log.warning("client %r is cut off: it left %d bytes of answers unread", self.owner.name, BACKLOG)
@@ -68,45 +76,45 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._desk.depart(self)
+        self._desk.remove_client(self)
         self._left(self)
 
-    def reply(self, frame: Frame) -> None:
+    def reply(self, frame: SidecarFrame) -> None:
         """Send ``frame`` at the end of this turn of the loop."""
-        self.reply_bytes(encode(frame))
+        self.reply_bytes(encode_frame(frame))
 
     def reply_bytes(self, frames: bytes) -> None:
         """Send encoded frames at the end of this turn of the loop."""
         self._out.append(frames)
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_replies)
 
     def abort(self) -> None:
         """Cut the client off."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _greet(self, frame: Frame) -> None:
+    def _handle_hello(self, frame: SidecarFrame) -> None:
         if frame.verb != Verb.HELLO or not frame.text:
             raise ProtocolError("the first frame must be HELLO with the owner's name")
         self.owner.name = frame.text.decode(errors="replace")
-        self._serve = self._attend
+        self._serve = self._handle_frame
         self.reply_bytes(encode_text(frame.request, msgspec.json.encode(self._welcome)))
 
-    def _attend(self, frame: Frame) -> None:
-        self._desk.serve(self, frame)
+    def _handle_frame(self, frame: SidecarFrame) -> None:
+        self._desk.serve_frame(self, frame)
 
-    def _drop(self, error: ProtocolError) -> None:
+    def _drop_client(self, error: ProtocolError) -> None:
         log.warning("client %r is cut off: %s", self.owner.name or "unknown", error)
         self._dropped()
         if isinstance(error, VersionMismatch):
-            self.reply(Frame(Verb.REFUSED))
+            self.reply(SidecarFrame(Verb.REFUSED))
         if self._transport is not None:
-            self._flush()
+            self._flush_replies()
             self._transport.close()
 
-    def _flush(self) -> None:
+    def _flush_replies(self) -> None:
         self._flush_due = False
         out, self._out = self._out, []
         if out and self._transport is not None and not self._transport.is_closing():

@@ -13,7 +13,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _MIB = 1 << 20
 
 
-def check(size: int, directory: str, groups: Path = _GROUPS, root: Path = _ROOT) -> None:
+def check_arena_size(size: int, directory: str, groups: Path = _GROUPS, root: Path = _ROOT) -> None:
     """Raise ``Fatal`` when an arena of ``size`` bytes can never be filled: the kernel would end the sidecar.
 
     Warns when it could not be filled now.
@@ -35,20 +35,22 @@ def check(size: int, directory: str, groups: Path = _GROUPS, root: Path = _ROOT)
 
 def require(nbytes: int, groups: Path = _GROUPS, root: Path = _ROOT) -> None:
     """Raise ``ArenaFull`` when ``nbytes`` more bytes would make the kernel end a process for want of memory."""
-    free = [left for path in _directories(groups, root) if (left := _left(path)) is not None]
+    free = [left for path in _group_directories(groups, root) if (left := _free_bytes(path)) is not None]
     if free and min(free) < nbytes:
         raise ArenaFull(f"this container's memory limit leaves {min(free)} bytes, {nbytes} are needed")
 
 
 def memory_limit(groups: Path = _GROUPS, root: Path = _ROOT) -> int | None:
     """Bytes that the tightest control group (version 2) of this process allows; None without a limit."""
-    found = [limit for path in _directories(groups, root) if (limit := _read(path / "memory.max")) is not None]
+    found = [
+        limit for path in _group_directories(groups, root) if (limit := _read_number(path / "memory.max")) is not None
+    ]
     return min(found, default=None)
 
 
-def _left(group: Path) -> int | None:
+def _free_bytes(group: Path) -> int | None:
     """Bytes below the limit of ``group``, caches of files not counted: they give way. None without a limit."""
-    limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+    limit, used = _read_number(group / "memory.max"), _read_number(group / "memory.current")
     if limit is None or used is None:
         return None
     try:
@@ -59,7 +61,7 @@ def _left(group: Path) -> int | None:
     return limit - used + cached
 
 
-def _directories(groups: Path, root: Path) -> list[Path]:
+def _group_directories(groups: Path, root: Path) -> list[Path]:
     """The directories of the group and of those around it, the root's first: a container sees its own as the root."""
     try:
         lines = groups.read_text().splitlines()
@@ -70,7 +72,7 @@ def _directories(groups: Path, root: Path) -> list[Path]:
     return [root.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
 
 
-def _read(file: Path) -> int | None:
+def _read_number(file: Path) -> int | None:
     try:
         return int(file.read_text())
     except (OSError, ValueError):  # no such group, or "max"

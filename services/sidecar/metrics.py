@@ -24,12 +24,14 @@ _KEYS = {
 _BAD = {"expired": 0, "forced": 0}
 
 
-def watch(snapshot: Callable[[], Mapping[str, Any]]) -> None:
+def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
     """Let the metrics of this process be read from ``snapshot``, which is empty before the start."""
 
-    def told(key: str) -> Callable[[], Values]:
+    def key_values(key: str) -> Callable[[], Values]:
         return lambda: {(): float(found[key])} if key in (found := snapshot()) else {}
 
     for key, metric in _KEYS.items():
-        metric.by(told(key))
-    ARENA.freed.by(lambda: {(why,): float(count) for why, count in (_BAD | snapshot().get("freed_total", {})).items()})
+        metric.set_values(key_values(key))
+    ARENA.freed.set_values(
+        lambda: {(why,): float(count) for why, count in (_BAD | snapshot().get("freed_total", {})).items()}
+    )

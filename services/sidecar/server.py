@@ -12,17 +12,17 @@ from omnibus.errors import Fatal
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.protocol import Welcome
 from services.sidecar import limits
-from services.sidecar.connection import Connection
+from services.sidecar.connection import ClientConnection
 from services.sidecar.request_handler import Desk
-from services.sidecar.settings import SidecarSettings
+from services.sidecar.settings import SidecarConfig
 
 
 class Sidecar:
     """``await start()``, then ``await serve()`` until somebody calls ``stop()``."""
 
-    def __init__(self, settings: SidecarSettings) -> None:
+    def __init__(self, settings: SidecarConfig) -> None:
         self.settings = settings
-        self._clients: set[Connection] = set()
+        self._clients: set[ClientConnection] = set()
         self._dropped = 0
         self._stopped = asyncio.Event()
         self._arena: Arena | None = None
@@ -34,18 +34,18 @@ class Sidecar:
         settings, loop = self.settings, asyncio.get_running_loop()
         # Microseconds: larger than every generation of an earlier boot, and exact in any JSON reader.
         boot = time.time_ns() // 1000
-        limits.check(settings.size, settings.directory)
+        limits.check_arena_size(settings.size, settings.directory)
         self._arena = Arena.create(settings.arena, settings.size, settings.directory)
         try:
             self._desk = desk = Desk(settings, self._arena, boot, loop)
             await desk.backing.start()
-            listener = _listen(settings.socket)
+            listener = _bind_listener(settings.socket)
         except BaseException:
             self._remove_arena()
             raise
         welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot)
         self._server = await loop.create_unix_server(
-            lambda: Connection(desk, welcome, self._clients.add, self._clients.discard, self._count_dropped),
+            lambda: ClientConnection(desk, welcome, self._clients.add, self._clients.discard, self._count_dropped),
             sock=listener,
         )
 
@@ -58,7 +58,7 @@ class Sidecar:
         if self._server is not None and self._desk is not None:
             self._server.close()
             self._server = None
-            _unlink(self.settings.socket)
+            _remove_socket(self.settings.socket)
             for client in tuple(self._clients):
                 client.abort()
             self._desk.close()
@@ -85,13 +85,13 @@ class Sidecar:
             self._arena = None
 
 
-def _unlink(path: str) -> None:
+def _remove_socket(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-def _listen(path: str) -> socket.socket:
+def _bind_listener(path: str) -> socket.socket:
     """A listening socket at ``path`` with mode 0600, in place of that of a dead predecessor."""
-    _clear_the_way(path)
+    _remove_dead_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # The mask applies to bind itself: there is no moment at which another user could connect.
     mask = os.umask(0o177)
@@ -105,7 +105,7 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _clear_the_way(path: str) -> None:
+def _remove_dead_socket(path: str) -> None:
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

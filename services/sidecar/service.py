@@ -5,11 +5,11 @@ import stat
 from pathlib import Path
 
 from omnibus import settings as environment
-from omnibus.bus.subjects import token
+from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from services.sidecar import metrics
 from services.sidecar.server import Sidecar
-from services.sidecar.settings import MIB, SidecarSettings
+from services.sidecar.settings import MIB, SidecarConfig
 
 
 def check_directory(directory: Path) -> None:
@@ -25,15 +25,15 @@ class SidecarService:
     """One node's sidecar."""
 
     def __init__(self) -> None:
-        wanted = environment.load(environment.SidecarSettings)
+        wanted = environment.read_settings(environment.SidecarSettings)
         directory = Path(wanted.socket).parent
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(directory)
         self._sidecar = Sidecar(
-            SidecarSettings(
+            SidecarConfig(
                 node=wanted.node_name,
                 socket=wanted.socket,
-                arena=f"omnibus-{token(wanted.node_name)}",
+                arena=f"omnibus-{subject_token(wanted.node_name)}",
                 size=wanted.arena_mib * MIB,
                 clear_on_free=wanted.clear,
             )
@@ -41,7 +41,7 @@ class SidecarService:
 
     async def startup(self) -> None:
         await self._sidecar.start()
-        metrics.watch(self._sidecar.snapshot)
+        metrics.register_metrics(self._sidecar.snapshot)
 
     async def drain(self, seconds: float) -> None: ...
 

@@ -6,7 +6,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SidecarSettings:
+class SidecarConfig:
     """Settings of one node's sidecar.
 
     node           name of this node; handles carry it

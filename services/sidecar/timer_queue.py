@@ -36,40 +36,40 @@ class Agenda(Generic[T]):
     def __len__(self) -> int:
         return len(self._heap)
 
-    def set(self, item: T, when: float) -> None:
+    def set_due(self, item: T, when: float) -> None:
         """``item`` is due at ``when``, whatever was set before."""
         item.due = when
         heappush(self._heap, (when, next(self._order), item))
         if when < self._armed:
-            self._arm(when)
+            self._arm_timer(when)
         elif len(self._heap) > self._clean_at:
-            self._clean()
+            self._drop_tombstones()
 
     def close(self) -> None:
         """Nothing rings any more."""
         self._heap.clear()
-        self._arm(inf)
+        self._arm_timer(inf)
 
-    def _arm(self, when: float) -> None:
+    def _arm_timer(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._armed = when
-        self._timer = None if when == inf else self._loop.call_at(when, self._wake)
+        self._timer = None if when == inf else self._loop.call_at(when, self._on_timer)
 
-    def _wake(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
-        while self._heap and (self._heap[0][0] <= now or self._dead(self._heap[0])):
+        while self._heap and (self._heap[0][0] <= now or self._is_tombstone(self._heap[0])):
             entry = heappop(self._heap)
-            if not self._dead(entry):
+            if not self._is_tombstone(entry):
                 entry[2].due = inf
                 self._ring(entry[2])
-        self._arm(self._heap[0][0] if self._heap else inf)
+        self._arm_timer(self._heap[0][0] if self._heap else inf)
 
-    def _clean(self) -> None:
-        self._heap = [entry for entry in self._heap if not self._dead(entry)]
+    def _drop_tombstones(self) -> None:
+        self._heap = [entry for entry in self._heap if not self._is_tombstone(entry)]
         heapify(self._heap)
         self._clean_at = 2 * len(self._heap) + 256
 
     @staticmethod
-    def _dead(entry: tuple[float, int, T]) -> bool:
+    def _is_tombstone(entry: tuple[float, int, T]) -> bool:
         return entry[0] != entry[2].due

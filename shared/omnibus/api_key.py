@@ -55,17 +55,17 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: tuple[KeyRecord, ...]
 
 
-def new() -> str:
+def generate_key() -> str:
     """A key that nobody can guess."""
     return f"{PREFIX}{secrets.token_urlsafe(32)}"
 
 
-def digest(key: str) -> str:
+def hash_key(key: str) -> str:
     """SHA-256 in hex: what is kept of a key."""
     return sha256(key.encode()).hexdigest()
 
 
-def check(record: KeyRecord) -> KeyRecord:
+def check_key_record(record: KeyRecord) -> KeyRecord:
     """``record``, if it may be kept. Raises ``BadRequest`` that says what is wrong."""
     if not re.fullmatch(r"[0-9a-f]{64}", record.sha256):
         raise BadRequest(f"key of {record.tenant[:64]!r}: sha256 must be 64 hex digits, the SHA-256 of the key")
@@ -74,13 +74,13 @@ def check(record: KeyRecord) -> KeyRecord:
     return record
 
 
-def find(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
+def find_key_record(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
     """The record of ``key`` among ``records`` by their hash.
 
     What is looked up is a hash, which tells who measures time nothing of a key; it is compared in constant time
     all the same.
     """
-    wanted = digest(key)
+    wanted = hash_key(key)
     found = records.get(wanted)
     return found if found is not None and hmac.compare_digest(found.sha256, wanted) else None
 
@@ -90,23 +90,23 @@ _decode = msgspec.json.Decoder(KeyRecord).decode
 _decode_file = msgspec.json.Decoder(KeyFile).decode
 
 
-def encode(record: KeyRecord) -> bytes:
+def encode_key_record(record: KeyRecord) -> bytes:
     return _encode(record)
 
 
-def decode(body: bytes) -> KeyRecord:
+def decode_key_record(body: bytes) -> KeyRecord:
     """Raises ``BadRequest`` for what is no key of this build."""
     try:
-        return check(_decode(body))
+        return check_key_record(_decode(body))
     except UNREADABLE as error:
         raise BadRequest(f"not the record of a key: {error}") from error
 
 
-def read(path: Path) -> dict[str, KeyRecord]:
+def read_key_file(path: Path) -> dict[str, KeyRecord]:
     """The keys of a file by their hash. Raises ``BadRequest`` that names the file and its first fault."""
     try:
         body = path.read_bytes()
-        return by_hash(map(check, _decode_file(body).keys))
+        return by_hash(map(check_key_record, _decode_file(body).keys))
     except OSError as error:
         raise BadRequest(f"the file of API keys {path} cannot be read: {error.strerror}") from error
     except UNREADABLE as error:

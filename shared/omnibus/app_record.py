@@ -12,7 +12,7 @@ from omnibus.graph import UNREADABLE, WIRE_VERSION
 ASIDE = "@"
 
 
-def plainly(name: str) -> str:
+def base_app_name(name: str) -> str:
     """The app's name of a record, without the version of one that is kept aside."""
     return name.partition(ASIDE)[0]
 
@@ -75,11 +75,11 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(AppRecord).decode
 
 
-def encode(record: AppRecord) -> bytes:
+def encode_app_record(record: AppRecord) -> bytes:
     return _encode(record)
 
 
-def decode(body: bytes) -> AppRecord:
+def decode_app_record(body: bytes) -> AppRecord:
     """Raises ``ProtocolError`` when the document is no app of this version."""
     try:
         record = _decode(body)

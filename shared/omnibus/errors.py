@@ -47,7 +47,7 @@ from typing import Any, ClassVar
 import msgspec
 
 
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """An error as data: what the bus carries and what an HTTP error body is built from."""
 
     code: str
@@ -74,9 +74,9 @@ class OmnibusError(Exception):
         self.param = param
         self.attempt = attempt
 
-    def problem(self) -> Problem:
+    def to_problem(self) -> ProblemDetails:
         """The error as data."""
-        return Problem(
+        return ProblemDetails(
             code=self.code,
             message=self.message,
             stage=self.stage,
@@ -237,17 +237,17 @@ class ProtocolError(Fatal):
     code = "protocol_error"
 
 
-def _tree(root: type[OmnibusError]) -> dict[str, type[OmnibusError]]:
+def _errors_by_code(root: type[OmnibusError]) -> dict[str, type[OmnibusError]]:
     found = {root.code: root}
     for child in root.__subclasses__():
-        found.update({code: kind for code, kind in _tree(child).items() if code not in found})
+        found.update({code: kind for code, kind in _errors_by_code(child).items() if code not in found})
     return found
 
 
-_BY_CODE = _tree(OmnibusError)
+_BY_CODE = _errors_by_code(OmnibusError)
 
 
-def from_problem(problem: Problem) -> OmnibusError:
+def from_problem(problem: ProblemDetails) -> OmnibusError:
     """The exception that ``problem`` describes; an unknown code becomes ``Fatal``."""
     where: dict[str, Any] = {
         "stage": problem.stage,

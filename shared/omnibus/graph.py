@@ -25,7 +25,7 @@ HANDLE = "$handle"
 DIGEST = "$digest"
 
 
-def ref(node: int, output: str) -> dict[str, Any]:
+def make_ref(node: int, output: str) -> dict[str, Any]:
     """The JSON form of a reference to ``output`` of ``node``."""
     return {REF: [node, output]}
 
@@ -38,20 +38,20 @@ def as_ref(value: Any) -> tuple[int, str] | None:
     return None
 
 
-def refs(value: Any) -> Iterator[tuple[int, str]]:
+def find_refs(value: Any) -> Iterator[tuple[int, str]]:
     """All references in an input: the value itself, or the elements of a list or dict."""
     found = as_ref(value)
     if found is not None:
         yield found
     elif type(value) is list:
         for element in value:
-            yield from refs(element)
+            yield from find_refs(element)
     elif type(value) is dict:
         for element in value.values():
-            yield from refs(element)
+            yield from find_refs(element)
 
 
-class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GraphNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call of a unit task. ``digest`` covers the task and its inputs.
 
     ``uses`` repeats the references among the inputs, so that nobody has to search for them again.
@@ -88,7 +88,7 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: float
     deadline: float
     reply: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     outputs: tuple[tuple[int, str], ...]
     options: tuple[str, ...]
     route: tuple[str, ...]
@@ -101,10 +101,10 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retained: tuple[tuple[int, str], ...] = ()
     #: Per node the attempt that runs it: nodes of earlier attempts are done or go on. Empty: all are of ``attempt``.
     attempts: tuple[int, ...] = ()
-    #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.runner.Job.resume``.
+    #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.runner.Job.resume_state``.
     resumes: tuple[tuple[int, str, dict[str, Any]], ...] = ()
 
-    def runs(self, node: int) -> bool:
+    def starts_node(self, node: int) -> bool:
         """Return whether ``node`` begins in this attempt."""
         return not self.attempts or self.attempts[node] == self.attempt
 
@@ -112,7 +112,7 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Seed of one node, 63 bits: the invocation's own, but for repeated equal calls."""
         return (self.seed + self.nodes[node].salt * _STRIDE) % 2**63
 
-    def consumers(self, node: int) -> dict[str, list[int]]:
+    def find_consumers(self, node: int) -> dict[str, list[int]]:
         """For each output of ``node`` the nodes that read it."""
         found: dict[str, list[int]] = {}
         for index in range(node + 1, len(self.nodes)):
@@ -122,7 +122,7 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
-def digest(task: str, inputs: dict[str, Any]) -> str:
+def call_digest(task: str, inputs: dict[str, Any]) -> str:
     """Digest of one call, 16 hex digits: equal calls have equal digests.
 
     A handle says where bytes lie today, so it does not count; the content hash beside it does.
@@ -139,7 +139,7 @@ def _without_handles(value: Any) -> Any:
     return value
 
 
-def with_inputs(node: Node, inputs: dict[str, Any]) -> Node:
+def with_inputs(node: GraphNode, inputs: dict[str, Any]) -> GraphNode:
     """``node`` with other inputs of the same meaning, for example media at new handles."""
     return msgspec.structs.replace(node, inputs=inputs)
 
@@ -150,55 +150,61 @@ _decode = msgspec.json.Decoder(Invocation).decode
 _version = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def encode(invocation: Invocation) -> bytes:
+def encode_invocation(invocation: Invocation) -> bytes:
     return _encode(invocation)
 
 
-def decode(body: bytes) -> Invocation:
+def decode_invocation(body: bytes) -> Invocation:
     """Read an invocation; raises ``ProtocolError`` for an unknown version or a broken document."""
     try:
         invocation = _decode(body)
     except UNREADABLE as error:
-        raise _refusal(f"not an invocation of wire version {WIRE_VERSION}: {explain(body, error)}") from error
+        raise _protocol_error(
+            f"not an invocation of wire version {WIRE_VERSION}: {explain_unreadable(body, error)}"
+        ) from error
     if invocation.v != WIRE_VERSION:
-        raise _refusal(f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side")
-    _check(invocation)
+        raise _protocol_error(
+            f"invocation of wire version {invocation.v}, this build reads {WIRE_VERSION}: update one side"
+        )
+    _check_invocation(invocation)
     return invocation
 
 
-def _check(invocation: Invocation) -> None:
+def _check_invocation(invocation: Invocation) -> None:
     """Documents also come from hands: one that cannot run must not take a place in an executor."""
     names = [invocation.id, invocation.reply, *invocation.route, *(node.task for node in invocation.nodes)]
-    if not all(names) or not addressable("".join(names)):
-        raise _refusal("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
+    if not all(names) or not is_addressable("".join(names)):
+        raise _protocol_error("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
     count = len(invocation.nodes)
     if not count or len(invocation.route) != count or len(invocation.options) != count:
-        raise _refusal(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
+        raise _protocol_error(f"invocation {invocation.id}: nodes, options and route must be of one length, at least 1")
     if not all(0 <= node < count for node, _ in (*invocation.outputs, *invocation.retained)):
-        raise _refusal(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
+        raise _protocol_error(f"invocation {invocation.id}: outputs {invocation.outputs} name nodes that are not there")
     if len(invocation.attempts) not in (0, count):
-        raise _refusal(f"invocation {invocation.id}: attempts must be empty, or one for each node")
+        raise _protocol_error(f"invocation {invocation.id}: attempts must be empty, or one for each node")
     for index, node in enumerate(invocation.nodes):
         if not all(0 <= source < index for source, _ in node.uses):
-            raise _refusal(f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist")
+            raise _protocol_error(
+                f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist"
+            )
 
 
 #: Characters of a refusal. What it quotes may be as long as the document, and it travels as a message itself.
 _SAID = 400
 
 
-def _refusal(text: str) -> ProtocolError:
+def _protocol_error(text: str) -> ProtocolError:
     return ProtocolError(text if len(text) <= _SAID else f"{text[:_SAID]}…")
 
 
-def verify(nodes: Sequence[Node]) -> None:
+def verify_uses(nodes: Sequence[GraphNode]) -> None:
     """Raise ``ProtocolError`` unless each node declares just the references among its inputs, to earlier nodes.
 
     For graphs that come from hands or apps: an executor trusts ``uses``.
     """
     for index, node in enumerate(nodes):
         try:
-            found = {reference for value in node.inputs.values() for reference in refs(value)}
+            found = {reference for value in node.inputs.values() for reference in find_refs(value)}
             known = all(type(source) is int and 0 <= source < index for source, _ in found)
         except (TypeError, ValueError):
             found, known = set(), False
@@ -213,7 +219,7 @@ def verify(nodes: Sequence[Node]) -> None:
 _ADDRESS = re.compile(r"[!-)+-=?-~]+")
 
 
-def addressable(name: str) -> bool:
+def is_addressable(name: str) -> bool:
     """Return whether ``name`` may stand in a subject of the bus."""
     return _ADDRESS.fullmatch(name) is not None
 
@@ -222,7 +228,7 @@ def addressable(name: str) -> bool:
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def explain(body: bytes, error: Exception) -> str:
+def explain_unreadable(body: bytes, error: Exception) -> str:
     """Return the reason why ``body`` cannot be read: a foreign version is named before its unknown fields."""
     try:
         version = _version.decode(body).get("v")

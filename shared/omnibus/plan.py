@@ -19,7 +19,7 @@ from omnibus.graph import UNREADABLE, WIRE_VERSION
 GOLDEN = 0.6180339887498949
 
 
-class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deployment option: components that run in one executor, of ``service``, ``replicas`` times.
 
     ``of`` is ``model/option`` when executors of another model serve it: both share a component.
@@ -57,19 +57,19 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: str
     components: tuple[str, ...]
     encoders: dict[str, str]
-    options: dict[str, Option]
+    options: dict[str, DeploymentOption]
     types: dict[str, tuple[Path, ...]]
     voices: tuple[str, ...] = ()
     context: int = 0
     tasks: dict[str, str] = {}
     apps: tuple[str, ...] = ()
 
-    def origin(self, option: str) -> str:
+    def option_origin(self, option: str) -> str:
         """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""
-        own = catalog.origin(self.family, self.checkpoint)
-        return own or blake2b(_encode([*self._same(option)]), digest_size=8).hexdigest()
+        own = catalog.code_origin(self.family, self.checkpoint)
+        return own or blake2b(_encode([*self._origin_fields(option)]), digest_size=8).hexdigest()
 
-    def _same(self, option: str) -> Iterator[Any]:
+    def _origin_fields(self, option: str) -> Iterator[Any]:
         """All that an executor of ``option`` goes by."""
         runs = self.options[option]
         yield from (self.family, self.checkpoint, self.context, runs.service, runs.engine, runs.gpus)
@@ -78,10 +78,10 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield runs.gpu
 
     @property
-    def speaks(self) -> bool:
+    def has_talker(self) -> bool:
         return "talker" in self.components
 
-    def paths(self, used: frozenset[str]) -> tuple[Path, ...]:
+    def paths_for(self, used: frozenset[str]) -> tuple[Path, ...]:
         """Paths of the request type that uses ``used``; empty when none runs all of it.
 
         A type that nobody planned gets the paths of the smallest planned one that contains it, cut down.
@@ -92,7 +92,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         wider = [kind for kind in self.types if used <= frozenset(kind.split("+"))]
         if not wider:
             return ()
-        return cut(self.types[min(wider, key=lambda kind: (kind.count("+"), kind))], self.components, used)
+        return cut_paths(self.types[min(wider, key=lambda kind: (kind.count("+"), kind))], self.components, used)
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     explain: dict[str, Any] = {}
 
-    def owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
+    def task_owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """Each unit task's name and the (model, component) pairs that it is bound to."""
         found: dict[str, list[tuple[str, str]]] = {}
         for name, model in self.models.items():
@@ -119,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {task: tuple(bound) for task, bound in found.items()}
 
 
-def cut(paths: Sequence[Path], components: Sequence[str], used: frozenset[str]) -> tuple[Path, ...]:
+def cut_paths(paths: Sequence[Path], components: Sequence[str], used: frozenset[str]) -> tuple[Path, ...]:
     """``paths`` cut down to the components ``used``; those that become equal are merged, their rates added."""
     merged: dict[tuple[tuple[str, str], ...], float] = {}
     for path in paths:
@@ -135,7 +135,7 @@ def request_type(components: Sequence[str], used: frozenset[str]) -> str:
     return "+".join(component for component in components if component in used)
 
 
-def point(gateway: str, kind: str, number: int, seed: int) -> float:
+def request_point(gateway: str, kind: str, number: int, seed: int) -> float:
     """Return the point in [0, 1) of request ``number`` of type ``kind``.
 
     A Kronecker sequence: after n requests every share is met to within about log(n)/n, not to within
@@ -149,12 +149,12 @@ def point(gateway: str, kind: str, number: int, seed: int) -> float:
 _STEPS = [sqrt(prime) % 1.0 for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)]
 
 
-def spread(number: int, site: int, offset: float) -> float:
+def choice_point(number: int, site: int, offset: float) -> float:
     """Return request ``number``'s point in [0, 1) for its ``site``-th choice: shares are met evenly, also jointly."""
     return (offset + number * _STEPS[site % len(_STEPS)]) % 1.0
 
 
-def choose(paths: Sequence[Path], at: float) -> Path:
+def choose_path(paths: Sequence[Path], at: float) -> Path:
     """The path that owns point ``at`` when [0, 1) is divided by the paths' rates."""
     total = sum(path.rate for path in paths)
     if not total > 0:
@@ -171,11 +171,11 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Plan).decode
 
 
-def encode(plan: Plan) -> bytes:
+def encode_plan(plan: Plan) -> bytes:
     return _encode(plan)
 
 
-def decode(body: bytes) -> Plan:
+def decode_plan(body: bytes) -> Plan:
     """Raises ``ProtocolError`` when the document is no plan of this version."""
     try:
         plan = _decode(body)

@@ -37,7 +37,7 @@ QUANTITIES = (
 )
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CostLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of a component per request: ``base`` and so much ``per`` unit of each quantity."""
 
     base: float = 0.0
@@ -48,7 +48,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base + sum(each * quantities.get(name, 0.0) for name, each in self.per.items())
 
 
-class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RoleCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost for one replica of a request of ``type`` (empty: of any) when its role is ``components``.
 
     ``seconds`` under full load, ``latency`` in seconds when nothing else runs (0: not measured).
@@ -97,11 +97,11 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_s: float = 1.0
     memory_gb: float = 0.0
     weights_gb: float = 0.0
-    work: tuple[Work, ...] = ()
+    work: tuple[RoleCost, ...] = ()
     curve: tuple[Point, ...] = ()
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         return self.rate > 0 or bool(self.work)
 
 
@@ -139,7 +139,7 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     types: dict[str, TypeProfile]
     options: dict[str, OptionProfile]
     order: tuple[tuple[str, str], ...] = ()
-    lines: dict[str, Line] = {}
+    lines: dict[str, CostLine] = {}
     edges: tuple[EdgeProfile, ...] = ()
     kv: KeyValues | None = None
     checkpoint: str = ""
@@ -153,11 +153,11 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ModelProfile).decode
 
 
-def encode(profile: ModelProfile) -> bytes:
+def encode_profile(profile: ModelProfile) -> bytes:
     return _encode(profile)
 
 
-def decode(body: bytes, name: str = "the profile") -> ModelProfile:
+def decode_profile(body: bytes, name: str = "the profile") -> ModelProfile:
     """Raises ``BadRequest`` that names the file and its first fault."""
     try:
         profile = _decode(body)
@@ -165,10 +165,10 @@ def decode(body: bytes, name: str = "the profile") -> ModelProfile:
         raise BadRequest(f"{name} is no profile: {error}; write it with `omnibus profile`") from error
     if profile.v != VERSION:
         raise BadRequest(f"{name} has version {profile.v}, this build reads {VERSION}: measure again")
-    for what, value in _numbers(profile):
+    for what, value in _named_numbers(profile):
         if not (math.isfinite(value) and value >= 0):
             raise BadRequest(f"{name}: {what} is {value}: it must be a finite number, 0 or more")
-    for what, parts in _parts(profile):
+    for what, parts in _named_components(profile):
         unknown = sorted({*parts} - {*profile.components})
         if unknown or not parts:
             named = ", ".join(unknown) or "no component"
@@ -176,7 +176,7 @@ def decode(body: bytes, name: str = "the profile") -> ModelProfile:
     return profile
 
 
-def _numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
+def _named_numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
     for kind, each in profile.types.items():
         yield f"the share of {kind}", each.share
         yield from ((f"{quantity} of {kind}", value) for quantity, value in each.quantities.items())
@@ -198,7 +198,7 @@ def _numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
         yield "memory_gb of kv", profile.kv.memory_gb
 
 
-def _parts(profile: ModelProfile) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _named_components(profile: ModelProfile) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from ((f"request type {name}", each.components) for name, each in profile.types.items())
     yield from ((f"the order {' before '.join(pair)}", pair) for pair in profile.order)
     for name, option in profile.options.items():

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import uvloop
 
 from omnibus.errors import OmnibusError
-from omnibus.metrics.http import Scrape
-from omnibus.settings import ServiceSettings, load
+from omnibus.metrics.http import ScrapeServer
+from omnibus.settings import ServiceSettings, read_settings
 
 log = logging.getLogger("omnibus")
 
@@ -28,23 +28,23 @@ class Service(Protocol):
         """Release everything."""
 
 
-def run(name: str, service: Service) -> int:
+def run_service(name: str, service: Service) -> int:
     """Run ``service`` until SIGINT or SIGTERM; returns the exit code."""
-    settings = load(ServiceSettings)
+    settings = read_settings(ServiceSettings)
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        uvloop.run(_live(name, service, settings))
+        uvloop.run(_run_until_signal(name, service, settings))
     except OmnibusError as error:
         log.error("%s cannot run: %s", name, error)
         return 1
     return 0
 
 
-async def _live(name: str, service: Service, settings: ServiceSettings) -> None:
+async def _run_until_signal(name: str, service: Service, settings: ServiceSettings) -> None:
     stop = asyncio.Event()
-    scrape = await _scraped(name, settings)
+    scrape = await _start_scrape_server(name, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -56,22 +56,22 @@ async def _live(name: str, service: Service, settings: ServiceSettings) -> None:
             await until_cancelled(starting)
             return
         starting.result()
-        scrape.ready(True)
+        scrape.set_ready(True)
         await stopping
-        scrape.ready(False)
+        scrape.set_ready(False)
         await service.drain(settings.drain_seconds(name))
     finally:
         await service.shutdown()
         await scrape.close()
 
 
-async def _scraped(name: str, settings: ServiceSettings) -> Scrape:
+async def _start_scrape_server(name: str, settings: ServiceSettings) -> ScrapeServer:
     """Metrics and health where they are wanted; they are told from before the start until the end."""
-    scrape = Scrape(name)
+    scrape = ScrapeServer(name)
     if settings.metrics_port or settings.metrics_dir:
         await scrape.start(settings.metrics_host, settings.metrics_port)
     if settings.metrics_dir:
-        scrape.tell(settings.metrics_dir, settings.metrics_host)
+        scrape.write_discovery_file(settings.metrics_dir, settings.metrics_host)
     return scrape
 
 

@@ -368,24 +368,24 @@ def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
 S = TypeVar("S", bound=Settings)
 
 
-def public(url: str) -> str:
+def redact_url(url: str) -> str:
     """``url`` as it may be printed: without user and password."""
     scheme, mark, rest = url.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
-def load(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
+def read_settings(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
     """Read one area from the environment; raises ``BadRequest`` that names the variable."""
     environ = os.environ if environ is None else environ
     found = {}
     for field in msgspec.structs.fields(kind):
         name = f"OMNIBUS_{kind.area}_{field.name.upper()}"
         if name in environ:
-            found[field.name] = _value(name, environ[name], field.type)
+            found[field.name] = _parse_value(name, environ[name], field.type)
     return kind(**found)
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _parse_value(name: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -29,38 +29,38 @@ _SLACK_SECONDS = 0.25
 _SLACK = 0.05
 
 
-def audio(data: memoryview, limits: bounds.Limits, rate: int) -> "NDArray[np.float32]":
+def decode_audio(data: memoryview, limits: bounds.MediaDecodeLimits, rate: int) -> "NDArray[np.float32]":
     """See ``media.audio``."""
-    _require_whole_wav(data)
-    with _track(data, "audio") as (container, stream):
-        bounds.check_seconds(_declared(stream), limits)
-        chunks = list(_samples(container, stream, limits, rate))
+    _require_complete_wav(data)
+    with _open_track(data, "audio") as (container, stream):
+        bounds.check_seconds(_declared_seconds(stream), limits)
+        chunks = list(_decode_samples(container, stream, limits, rate))
         samples = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
-        _require_whole(container, stream, len(samples) / rate)
+        _require_complete(container, stream, len(samples) / rate)
     if not len(samples):
         raise errors.BadMedia("the audio holds no samples")
     return samples
 
 
-def video(data: memoryview, limits: bounds.Limits, fps: float) -> bounds.Clip:
+def decode_video(data: memoryview, limits: bounds.MediaDecodeLimits, fps: float) -> bounds.Clip:
     """See ``media.video``."""
-    with _track(data, "video") as (container, stream):
+    with _open_track(data, "video") as (container, stream):
         context = stream.codec_context
         bounds.check_pixels(context.width, context.height, limits)
-        bounds.check_seconds(_declared(stream), limits)
+        bounds.check_seconds(_declared_seconds(stream), limits)
         # One thread, so that the CPU time of this one is all that the film costs.
         context.thread_count = 1
         # Later frames may be larger than the header says; the decoder itself refuses those.
         context.options = {"max_pixels": str(limits.pixels)}
         sampler = _Sampler(limits, fps)
         for frame in container.decode(stream):
-            sampler.take(frame)
-        _require_whole(container, stream, sampler.end)
-    return sampler.clip()
+            sampler.add_frame(frame)
+        _require_complete(container, stream, sampler.end)
+    return sampler.build_clip()
 
 
 @contextmanager
-def _track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
+def _open_track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
     try:
         with av.open(io.BytesIO(data), options=dict(_OPTIONS)) as container:
             streams = getattr(container.streams, kind)
@@ -73,32 +73,34 @@ def _track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
         raise errors.BadMedia(f"the {kind} claims sizes that no decoder takes; send another file") from None
 
 
-def _declared(stream: Any) -> float:
+def _declared_seconds(stream: Any) -> float:
     return float(stream.duration * stream.time_base) if stream.duration else 0.0
 
 
-def _require_whole(container: Any, stream: Any, seconds: float) -> None:
+def _require_complete(container: Any, stream: Any, seconds: float) -> None:
     exact = container.format.name.split(",")[0] in _EXACT
-    if exact and seconds + _SLACK_SECONDS < _declared(stream) * (1 - _SLACK):
+    if exact and seconds + _SLACK_SECONDS < _declared_seconds(stream) * (1 - _SLACK):
         raise errors.BadMedia(_TRUNCATED)
 
 
-def _require_whole_wav(data: memoryview) -> None:
+def _require_complete_wav(data: memoryview) -> None:
     # FFmpeg takes the size of the file for the length of a WAV, so the header is read here.
     size = int.from_bytes(data[4:8], "little") + 8
     if bytes(data[:4]) == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
         raise errors.BadMedia(_TRUNCATED)
 
 
-def _samples(container: Any, stream: Any, limits: bounds.Limits, rate: int) -> Iterator["NDArray[np.float32]"]:
+def _decode_samples(
+    container: Any, stream: Any, limits: bounds.MediaDecodeLimits, rate: int
+) -> Iterator["NDArray[np.float32]"]:
     # The resampler's own mix to mono would be louder by 3 dB than the mean of the channels. Samples are packed, since
     # PyAV looks for the end of a list of planes that has none from 8 channels on.
     resampler = av.AudioResampler(format="flt", rate=rate)
-    budget, total = bounds.Budget(limits), 0
-    for frame in _and_flush(container.decode(stream)):
+    budget, total = bounds.DecodeBudget(limits), 0
+    for frame in _with_flush_marker(container.decode(stream)):
         if frame is not None:
-            budget.check()
-            bounds.check_sound(frame.sample_rate, frame.layout.nb_channels)
+            budget.raise_if_spent()
+            bounds.check_audio_format(frame.sample_rate, frame.layout.nb_channels)
             # Before a resampler makes 16,000 samples of one.
             bounds.check_seconds(total / rate + frame.samples / frame.sample_rate, limits)
         for piece in resampler.resample(frame):
@@ -109,7 +111,7 @@ def _samples(container: Any, stream: Any, limits: bounds.Limits, rate: int) -> I
             yield chunk
 
 
-def _and_flush(frames: Iterator[Any]) -> Iterator[Any]:
+def _with_flush_marker(frames: Iterator[Any]) -> Iterator[Any]:
     yield from frames
     yield None
 
@@ -120,9 +122,9 @@ class _Sampler:
     One pass, bounded memory, no trust in the length that the header states.
     """
 
-    def __init__(self, limits: bounds.Limits, fps: float) -> None:
+    def __init__(self, limits: bounds.MediaDecodeLimits, fps: float) -> None:
         self._limits = limits
-        self._budget = bounds.Budget(limits)
+        self._budget = bounds.DecodeBudget(limits)
         self._step = 1 / Fraction(fps).limit_denominator(1000)
         self._next = Fraction(0)
         self._start: Fraction | None = None
@@ -132,20 +134,20 @@ class _Sampler:
         self._size = (0, 0)
         self.end = 0.0  # seconds
 
-    def take(self, frame: Any) -> None:
-        self._budget.check()
-        time = self._time(frame)
+    def add_frame(self, frame: Any) -> None:
+        self._budget.raise_if_spent()
+        time = self._frame_time(frame)
         if time >= self._next:
-            self._keep(frame)
-            self._thin()
+            self._append_frame(frame)
+            self._drop_every_second()
             self._next = (time // self._step + 1) * self._step
 
-    def clip(self) -> bounds.Clip:
+    def build_clip(self) -> bounds.Clip:
         if not self._kept:
             raise errors.BadMedia("the video holds no frames")
         return bounds.Clip(np.stack(self._kept), float(1 / self._step))
 
-    def _time(self, frame: Any) -> Fraction:
+    def _frame_time(self, frame: Any) -> Fraction:
         rate = frame.time_base and frame.duration * frame.time_base
         stamp = frame.pts * frame.time_base if frame.pts is not None else Fraction(self._seen, 25)
         self._start = stamp if self._start is None else self._start
@@ -161,7 +163,7 @@ class _Sampler:
         bounds.check_seconds(self.end, self._limits)
         return time
 
-    def _keep(self, frame: Any) -> None:
+    def _append_frame(self, frame: Any) -> None:
         if not self._kept:
             bounds.check_pixels(frame.width, frame.height, self._limits)
             bounds.check_aspect(frame.width, frame.height)
@@ -169,7 +171,7 @@ class _Sampler:
         width, height = self._size
         self._kept.append(frame.reformat(width=width, height=height, format="rgb24").to_ndarray())
 
-    def _thin(self) -> None:
+    def _drop_every_second(self) -> None:
         width, height = self._size
         room = max(2, min(self._limits.sampled, self._limits.video_pixels // (width * height)))
         if len(self._kept) > room:

@@ -36,7 +36,7 @@ class Attention(Protocol):
         """[begin, end) of positions that need each other, in order: they are computed in one share."""
 
     @property
-    def kept(self) -> Tensor | None:
+    def answer_rows(self) -> Tensor | None:
         """Bool [R]: the rows aside that tokens of the answer look at."""
 
     def mask(self, begin: int, end: int) -> Mask:
@@ -44,13 +44,13 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True)
-class BothWays:
+class BidirectionalAttention:
     """Positions of one span look at each other both ways, all others back only. ``spans`` do not overlap."""
 
     spans: Sequence[tuple[int, int]]
     device: torch.device
 
-    kept = None
+    answer_rows = None
 
     def mask(self, begin: int, end: int) -> Tensor | None:
         """See ``Attention``. Raises ``ValueError`` when the share cuts a span."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-def own(device: str) -> AbstractContextManager[Any]:
+def own_stream(device: str) -> AbstractContextManager[Any]:
     """A stream of its own on ``device``, for one thread that enters it again and again; nothing on a CPU."""
     if not device.startswith("cuda"):
         return nullcontext()

@@ -16,7 +16,7 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 
-def load(
+def load_model(
     cls: Any, checkpoint: Path, part: str, *, drop: Sequence[str] = (), device: str = "cpu", dtype: str = "float32"
 ) -> Any:
     """The model ``cls`` from the directory ``part``, in evaluation mode, without the children in ``drop``.
@@ -26,9 +26,9 @@ def load(
     other = loading.stand_in.get()
     try:
         if other is not None:
-            return other.diffusers(pruned(cls, drop), checkpoint, part, dtype)
+            return other.load_diffusers(pruned_class(cls, drop), checkpoint, part, dtype)
         with loading.TURN:
-            module, report = pruned(cls, drop).from_pretrained(
+            module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
                 subfolder=part,
                 torch_dtype=loading.torch_dtype(dtype),
@@ -43,10 +43,10 @@ def load(
     return module.to(device).eval().requires_grad_(False)
 
 
-def pruned(cls: Any, drop: Sequence[str]) -> Any:
+def pruned_class(cls: Any, drop: Sequence[str]) -> Any:
     """A subclass of ``cls`` that is built with nothing in the place of the children in ``drop``."""
 
-    class Pruned(cls):
+    class PrunedDiffusionModel(cls):
         _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +54,12 @@ def pruned(cls: Any, drop: Sequence[str]) -> Any:
             for name in drop:
                 setattr(self, name, nn.Identity())
 
-    functools.update_wrapper(Pruned.__init__, cls.__init__)  # a configuration is read by the names of its arguments
-    Pruned.__name__, Pruned.__qualname__, Pruned.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    return Pruned
+    functools.update_wrapper(
+        PrunedDiffusionModel.__init__, cls.__init__
+    )  # a configuration is read by the names of its arguments
+    PrunedDiffusionModel.__name__, PrunedDiffusionModel.__qualname__, PrunedDiffusionModel.__module__ = (
+        cls.__name__,
+        cls.__qualname__,
+        cls.__module__,
+    )
+    return PrunedDiffusionModel

@@ -32,7 +32,7 @@ _SWAY = -1.0
 _ACTIVATION_REACH = 6
 
 
-def sample(dit: Any, cond: Tensor, ref_mel: Tensor, codes: Tensor, noise: Tensor) -> Tensor:
+def sample_mel(dit: Any, cond: Tensor, ref_mel: Tensor, codes: Tensor, noise: Tensor) -> Tensor:
     """The library's ``dit.sample`` with given noise: [1, C] codes, [1, F, mel] noise to [F, mel].
 
     The library draws noise from the process-wide generator, which concurrent requests would share.
@@ -41,7 +41,7 @@ def sample(dit: Any, cond: Tensor, ref_mel: Tensor, codes: Tensor, noise: Tensor
 
     speaker = cond.unsqueeze(1).repeat(1, noise.shape[1], 1)
 
-    def velocity(time: Tensor, state: Tensor) -> Tensor:
+    def predict_velocity(time: Tensor, state: Tensor) -> Tensor:
         out = dit(
             hidden_states=state,
             speaker_embedding=speaker,
@@ -55,11 +55,11 @@ def sample(dit: Any, cond: Tensor, ref_mel: Tensor, codes: Tensor, noise: Tensor
 
     time = torch.linspace(0, 1, _POINTS, device=codes.device, dtype=cond.dtype)
     time += _SWAY * (torch.cos(torch.pi / 2 * time) - 1 + time)
-    states: Tensor = RungeKutta4ODESolver(function=velocity, initial_value=noise).integrate(time)
+    states: Tensor = RungeKutta4ODESolver(function=predict_velocity, initial_value=noise).integrate(time)
     return states[-1][0]
 
 
-def reach(config: Any) -> int:
+def context_frames(config: Any) -> int:
     """Mel frames on either side that one BigVGAN sample can depend on, from its configuration."""
     block = max(map(_block_reach, config.resblock_kernel_sizes, config.resblock_dilation_sizes))
     frames, rate = 3.0, 1
@@ -75,7 +75,7 @@ def _block_reach(kernel: int, dilations: Sequence[int]) -> int:
     return sum(half * dilation + half + 2 * _ACTIVATION_REACH for dilation in dilations)
 
 
-class Vocoding:
+class DitVocoding:
     """One waveform in the making, see ``contract.Vocoding``."""
 
     def __init__(self, dit: Any, bigvgan: Any, cond: Tensor, ref_mel: Tensor, seed: int) -> None:
@@ -84,7 +84,7 @@ class Vocoding:
         self._generator = torch.Generator().manual_seed(seed)
         self._repeats: int = dit.config.repeats
         self._block: int = dit.config.block_size // self._repeats  # codes
-        self._reach = reach(bigvgan.config)
+        self._reach = context_frames(bigvgan.config)
         self._per_frame = math.prod(bigvgan.config.upsample_rates)
         self._codes: list[int] = []
         self._noise = torch.empty(0, dit.config.mel_dim)
@@ -103,18 +103,18 @@ class Vocoding:
     def push(self, codes: Sequence[int], last: bool) -> Tensor:
         """Take codes and return the samples that have become final, float32 [n] on the CPU."""
         self._codes += codes
-        self._draw(len(codes))
-        self._denoise(last)
-        return self._sound(last)
+        self._draw_noise(len(codes))
+        self._denoise_mel(last)
+        return self._render_samples(last)
 
-    def _draw(self, codes: int) -> None:
+    def _draw_noise(self, codes: int) -> None:
         # Normal numbers are drawn in groups of 16, so pieces equal one large draw as long as a code's
         # share is a multiple of 16: 2 frames of 80 mel bands here.
         if codes:
             more = torch.randn(codes * self._repeats, self._noise.shape[1], generator=self._generator)
             self._noise = torch.cat([self._noise, more])
 
-    def _denoise(self, last: bool) -> None:
+    def _denoise_mel(self, last: bool) -> None:
         done = self._mel.shape[0] // (self._block * self._repeats)
         known = len(self._codes) / self._block
         ready = math.ceil(known) if last else int(known) - BLOCKS_AHEAD
@@ -127,11 +127,11 @@ class Vocoding:
         device = self._cond.device
         codes = torch.tensor([self._codes[low:high]], device=device)
         noise = self._noise[None, low * self._repeats : high * self._repeats].to(device)
-        mel = sample(self._dit, self._cond, self._ref_mel, codes, noise)
+        mel = sample_mel(self._dit, self._cond, self._ref_mel, codes, noise)
         skip = (first * self._block - low) * self._repeats
         self._mel = torch.cat([self._mel, mel[skip : skip + (end - first) * self._block * self._repeats]])
 
-    def _sound(self, last: bool) -> Tensor:
+    def _render_samples(self, last: bool) -> Tensor:
         known = self._mel.shape[0]
         first, end = self._sounded, known if last else known - self._reach
         if end <= first:

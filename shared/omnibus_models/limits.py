@@ -26,7 +26,7 @@ CANCELLED: ContextVar[Event | None] = ContextVar("cancelled", default=None)
 
 
 @dataclass(frozen=True)
-class Limits:
+class MediaDecodeLimits:
     """Limits on the cost of one media file. Anything above raises ``TooLarge``.
 
     ``pixels``: of an image or of one video frame. ``seconds``: of sound or video. ``frames``: decoded
@@ -45,7 +45,7 @@ class Limits:
     cpu_seconds: float = 30.0
 
 
-DEFAULT = Limits()
+DEFAULT = MediaDecodeLimits()
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Clip:
     fps: float
 
 
-class Budget:
+class DecodeBudget:
     """Time left for decoding one recording. Made and checked in the thread that decodes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: MediaDecodeLimits) -> None:
         self._limit = limits.cpu_seconds
         self._end = time.thread_time() + limits.cpu_seconds
         self._cancelled = CANCELLED.get()
 
-    def check(self) -> None:
+    def raise_if_spent(self) -> None:
         """Raise ``StageUnavailable`` when nobody waits any more, and ``TooLarge`` when the CPU time is used up."""
         if self._cancelled is not None and self._cancelled.is_set():
             raise errors.StageUnavailable("decoding was stopped: nobody waits for it any more")
@@ -74,7 +74,7 @@ class Budget:
             )
 
 
-def check_sound(rate: int, channels: int) -> None:
+def check_audio_format(rate: int, channels: int) -> None:
     """Raise ``BadMedia`` for samples per second or channels that no recording has."""
     if not MIN_RATE_HERTZ <= rate <= MAX_RATE_HERTZ:
         raise errors.BadMedia(f"the audio's sample rate must be {MIN_RATE_HERTZ} to {MAX_RATE_HERTZ} hertz")
@@ -90,13 +90,13 @@ def check_amplitude(samples: "NDArray[np.float32]") -> None:
         raise errors.BadMedia(f"the audio has samples beyond {MAX_AMPLITUDE:g} times full scale; normalise it")
 
 
-def check_pixels(width: int, height: int, limits: Limits) -> None:
+def check_pixels(width: int, height: int, limits: MediaDecodeLimits) -> None:
     """Raise ``TooLarge`` when one picture of this size is over the limit."""
     if width * height > limits.pixels:
         raise errors.TooLarge(f"{width}x{height} pixels are over the limit of {limits.pixels}; send a smaller picture")
 
 
-def check_seconds(seconds: float, limits: Limits) -> None:
+def check_seconds(seconds: float, limits: MediaDecodeLimits) -> None:
     """Raise ``TooLarge`` when a recording of this length is over the limit."""
     if seconds > limits.seconds:
         raise errors.TooLarge(f"the recording is longer than {limits.seconds:g} seconds; send a shorter one")

@@ -28,10 +28,10 @@ TURN = threading.Lock()
 class StandIn(Protocol):
     """Loader that replaces the libraries, for classes that are pruned already."""
 
-    def transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
+    def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
         """Load as ``load`` does."""
 
-    def diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
+    def load_diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
         """Load as ``diffusion.load`` does."""
 
 
@@ -43,7 +43,7 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 
-def load(
+def load_model(
     cls: type[M],
     checkpoint: Path,
     *,
@@ -60,10 +60,10 @@ def load(
     other = stand_in.get()
     try:
         if other is not None:
-            looked: M = other.transformers(pruned(cls, drop), checkpoint, dtype, options)
+            looked: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
             return looked
         with TURN:
-            module, report = pruned(cls, drop).from_pretrained(
+            module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
                 dtype=torch_dtype(dtype),
                 attn_implementation="sdpa",
@@ -86,25 +86,29 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def pruned(cls: type[M], drop: Sequence[str]) -> type[M]:
+def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
     """A subclass of ``cls`` that is built without the modules in ``drop``."""
 
-    class Pruned(cls):  # type: ignore[valid-type,misc]
+    class PrunedModel(cls):  # type: ignore[valid-type,misc]
         # What was dropped is still in the checkpoint: no reason for a warning.
         _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]
 
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
             for path in drop:
-                _remove(self, path)
-            _untie(self, drop)
+                _remove_module(self, path)
+            _untie_weights(self, drop)
 
     # The loader finds the renames of a checkpoint's keys by the name of the class.
-    Pruned.__name__, Pruned.__qualname__, Pruned.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    return Pruned
+    PrunedModel.__name__, PrunedModel.__qualname__, PrunedModel.__module__ = (
+        cls.__name__,
+        cls.__qualname__,
+        cls.__module__,
+    )
+    return PrunedModel
 
 
-def _remove(module: nn.Module, path: str) -> None:
+def _remove_module(module: nn.Module, path: str) -> None:
     parent, _, last = path.rpartition(".")
     try:
         owner = module.get_submodule(parent)
@@ -114,7 +118,7 @@ def _remove(module: nn.Module, path: str) -> None:
         owner._modules[last] = None
 
 
-def _untie(module: PreTrainedModel, drop: Sequence[str]) -> None:
+def _untie_weights(module: PreTrainedModel, drop: Sequence[str]) -> None:
     tied = module._tied_weights_keys or {}
     kept = {key: source for key, source in tied.items() if not f"{key} {source}".startswith(tuple(drop))}
     kept = {key: source for key, source in kept.items() if not source.startswith(tuple(drop))}

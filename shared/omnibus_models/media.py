@@ -12,21 +12,30 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageOps
 
 from omnibus import errors
-from omnibus_models.limits import DEFAULT, Clip, Limits, check_aspect, check_pixels
+from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_aspect, check_pixels
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT", "IMAGE_FORMATS", "Clip", "Limits", "audio", "decoding", "image", "video"]
+__all__ = [
+    "DEFAULT",
+    "IMAGE_FORMATS",
+    "Clip",
+    "MediaDecodeLimits",
+    "decode_audio",
+    "decode_image",
+    "decode_video",
+    "decoder_errors",
+]
 
 # Formats with a decoder inside Pillow; none of them starts another program.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 
-def image(data: memoryview, limits: Limits = DEFAULT) -> Image.Image:
+def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
     """Decode one image (the first frame of an animation) to RGB, upright."""
-    with decoding("image", data):
+    with decoder_errors("image", data):
         picture = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
         width, height = picture.size
         check_pixels(width, height, limits)
@@ -34,24 +43,24 @@ def image(data: memoryview, limits: Limits = DEFAULT) -> Image.Image:
         return ImageOps.exif_transpose(picture).convert("RGB")
 
 
-def audio(data: memoryview, limits: Limits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":
+def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":
     """Decode the first sound track to mono float32 [n] at ``rate`` samples per second."""
     from omnibus_models import _av
 
-    with decoding("audio", data):
-        return _av.audio(data, limits, rate)
+    with decoder_errors("audio", data):
+        return _av.decode_audio(data, limits, rate)
 
 
-def video(data: memoryview, limits: Limits = DEFAULT, fps: float = 2.0) -> Clip:
+def decode_video(data: memoryview, limits: MediaDecodeLimits = DEFAULT, fps: float = 2.0) -> Clip:
     """Decode the first video track and keep ``fps`` frames per second, fewer when it is long."""
     from omnibus_models import _av
 
-    with decoding("video", data):
-        return _av.video(data, limits, fps)
+    with decoder_errors("video", data):
+        return _av.decode_video(data, limits, fps)
 
 
 @contextmanager
-def decoding(kind: str, data: memoryview) -> Iterator[None]:
+def decoder_errors(kind: str, data: memoryview) -> Iterator[None]:
     """The boundary to a decoder: its errors become ``BadMedia``, our own pass."""
     if not len(data):
         raise errors.BadMedia(f"the {kind} is empty; send the bytes of the file")

@@ -25,7 +25,7 @@ _PARTS = (
 _NAMED = ("clip", "llama", "mistral", "qwen2", "siglip")
 
 
-def _import(names: Iterable[str]) -> None:
+def _import_modules(names: Iterable[str]) -> None:
     for name in names:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -42,10 +42,12 @@ def _import_preprocessing() -> None:
 
 
 for _name in families.NAMES:
-    _import([f"{families.__name__}.{_name}"])
+    _import_modules([f"{families.__name__}.{_name}"])
     # A family is named as its architecture is in the library.
-    _import(f"transformers.models.{_name}.{part}_{_name}" for part in ("configuration", "modeling", "processing"))
-_import(f"transformers.models.{_name}.modeling_{_name}" for _name in _NAMED)
-_import(_PARTS)
+    _import_modules(
+        f"transformers.models.{_name}.{part}_{_name}" for part in ("configuration", "modeling", "processing")
+    )
+_import_modules(f"transformers.models.{_name}.modeling_{_name}" for _name in _NAMED)
+_import_modules(_PARTS)
 with suppress(ModuleNotFoundError):
     _import_preprocessing()

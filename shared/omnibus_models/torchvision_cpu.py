@@ -41,20 +41,20 @@ SCHEMAS = (
 _library: torch.library.Library | None = None
 
 
-def needed() -> bool:
+def is_needed() -> bool:
     """Return whether torchvision is installed and its operators are missing on this CPU build of torch."""
     if torch.version.cuda is not None or importlib.util.find_spec("torchvision") is None:
         return False
     return not hasattr(torch.ops.torchvision, "nms")
 
 
-def install() -> bool:
+def install_operators() -> bool:
     """Declare the operators when ``needed``; call before the first import of torchvision.
 
     Returns whether declarations were made. Calling again changes nothing.
     """
     global _library
-    if _library is not None or not needed():
+    if _library is not None or not is_needed():
         return False
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in SCHEMAS:

@@ -22,7 +22,7 @@ import torch
 
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
@@ -39,7 +39,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def batch(checkpoint: Path) -> float:
     """Forward passes alone: files are decoded one by one either way."""
-    encoder = family("qwen2_5_vl").load("vision", checkpoint)
+    encoder = load_family("qwen2_5_vl").load("vision", checkpoint)
     pictures = [files.picture(seed, *_SIZES[seed % len(_SIZES)]) for seed in range(_ITEMS)]
     items = [encoder.prepare(memoryview(picture), "image") for picture in pictures]
     single, together = [], []

@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus.executor import sim
-from omnibus.executor.sim import Demand, Load
-from omnibus.executor.sim.device import Sequence as Answer
-from omnibus.executor.sim.device import Together, Turn, Work
-from omnibus.executor.sim.distributions import Curve, Draw, Size
+from omnibus.executor.sim import ComponentLoad, TypeDemand
+from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, SimWork
+from omnibus.executor.sim.device import SimSequence as Answer
+from omnibus.executor.sim.distributions import Curve, Draw, SizeDistribution
 from omnibus.executor.sim.engine import device_of, lane_of
 from omnibus.executor.sim.profile import kind_of
-from omnibus.executor.step_budget import search
+from omnibus.executor.step_budget import largest_within_goal
 from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import lattice
-from services.planner.solve.problem import Option, Problem, RequestType
+from services.planner.solve.flow_network import build_lattice
+from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
 from services.planner.solve.solver import Solver
 from tests.bench.cases import SHAPED, STAGED
 
@@ -42,7 +42,7 @@ MET = 0.9  # of the requests, and of the gaps of a request: section 2.2
 
 # Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: the others are ours.
 IMAGE, WORDS = 576, 40
-CAPTION = Size(mean=50, cv=0.5, most=200)
+CAPTION = SizeDistribution(mean=50, cv=0.5, most=200)
 
 # The paper plots times without numbers. These follow from its table 2 with the model's sizes (LLM: H 4096, 32 layers;
 # vision: H 1024, 24 layers) at 60 % of what an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3 saturates:
@@ -56,7 +56,7 @@ DECODE = Curve(base=0.02, per_item=1.45e-4, per_token=2.2e-7)
 MOVE_E, MOVE_P = 0.002, 0.008
 
 #: Sequences of an instance that only decodes: as many as the goal allows (algorithm 2, line 8).
-ALONE = search(lambda rows: DECODE.seconds(rows, rows * (IMAGE + WORDS + 50)), TBT, 1, 512)
+ALONE = largest_within_goal(lambda rows: DECODE.seconds(rows, rows * (IMAGE + WORDS + 50)), TBT, 1, 512)
 #: Sequences where prompts are computed as well.
 MIXED = 32
 
@@ -73,7 +73,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 MANY = {"components": {D: {"slots": MIXED}}}
-PROFILE = sim.decode(
+PROFILE = sim.decode_profile(
     msgspec.json.encode(
         {
             "default": {
@@ -120,18 +120,20 @@ def monolith(option: str) -> Shape:
 
 def planned() -> Shape:
     """What the solver finds best for the seconds of saturated replicas."""
-    options = {name: Option(parts) for name, parts in OPTIONS.items()}
-    problem = Problem(STAGES, options, {"caption": RequestType(STAGES, 1.0)}, tuple(pairwise(STAGES)))
-    found = Solver(lattice(problem, lambda _, option, role: seconds(option, role))).most(Terms(gpus={"": GPUS}))
+    options = {name: SolverOption(parts) for name, parts in OPTIONS.items()}
+    problem = PlanningProblem(STAGES, options, {"caption": RequestType(STAGES, 1.0)}, tuple(pairwise(STAGES)))
+    found = Solver(build_lattice(problem, lambda _, option, role: seconds(option, role))).solve_most(
+        Terms(gpus={"": GPUS})
+    )
     ways = tuple((tuple(map(Stage, flow.options, flow.components)), flow.rate / found.rate) for flow in found.flows)
     return Shape({name: count for name, count in found.replicas.items() if count}, ways)
 
 
 def seconds(option: str, parts: tuple[str, ...]) -> float:
     """Of a saturated replica, per request."""
-    loads = {VISION: Load(tokens=IMAGE), **dict.fromkeys((P, D), Load(tokens=IMAGE + WORDS))}
-    demand = {"caption": Demand(1.0, {part: loads[part] for part in parts})}
-    return 1 / sim.predicted(PROFILE, option, demand, inflight=2 * ALONE, requests=500).throughput
+    loads = {VISION: ComponentLoad(tokens=IMAGE), **dict.fromkeys((P, D), ComponentLoad(tokens=IMAGE + WORDS))}
+    demand = {"caption": TypeDemand(1.0, {part: loads[part] for part in parts})}
+    return 1 / sim.predict_performance(PROFILE, option, demand, inflight=2 * ALONE, requests=500).throughput
 
 
 class Agenda:
@@ -154,27 +156,27 @@ class Replica:
     """An executor: the device and the lanes of the ``sim`` engine. ``open`` requests have work here."""
 
     def __init__(self, agenda: Agenda, option: str, parts: Sequence[str]) -> None:
-        given = PROFILE.option(option)
+        given = PROFILE.find_option(option)
         self._agenda = agenda
         self._busy = False
         self._device = device_of(given, 1.0)
         self._lanes = {
-            part: lane_of(self._device, given, part, kind_of(part, given.component(part)), MIXED) for part in parts
+            part: lane_of(self._device, given, part, kind_of(part, given.find_component(part)), MIXED) for part in parts
         }
         self.open = 0
 
-    def put(self, part: str, work: Work, at: float) -> None:
-        self._lanes[part].put(work, at)
+    def put(self, part: str, work: SimWork, at: float) -> None:
+        self._lanes[part].queue_work(work, at)
         self._go(at)
 
     def _go(self, at: float) -> None:
-        if self._busy or (turn := self._device.turn(at)) is None:
+        if self._busy or (turn := self._device.next_turn(at)) is None:
             return
         self._busy = True
         self._agenda.at(at + turn.seconds, partial(self._over, turn))
 
-    def _over(self, turn: Turn | Together, at: float) -> None:
-        self._device.finish(turn, at, len(turn.ends))
+    def _over(self, turn: DeviceTurn | CombinedTurn, at: float) -> None:
+        self._device.finish_turn(turn, at, len(turn.ends))
         self._busy = False
         self._go(at)
 
@@ -204,15 +206,15 @@ class Request:
     def _put(self, here: Replica, index: int, part: str, at: float) -> None:
         prompt = IMAGE + WORDS
         if part == D:
-            work: Work = Answer(prompt, limit=self._tokens)
+            work: SimWork = Answer(prompt, limit=self._tokens)
             work.told = partial(self._said, work)
         else:
-            work = Work(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1))
+            work = SimWork(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1))
         here.put(part, work, at)
 
     def _said(self, answer: Answer, at: float) -> None:
         self.times.append(at)
-        if answer.finished and self._here is not None:
+        if answer.is_finished and self._here is not None:
             self._here.open -= 1
 
     @property
@@ -240,7 +242,7 @@ class Cluster:
         self._shape = shape
         draw, at = Draw("goodput", 1), 0.0
         while (at := at - log(draw.uniform()) / rate) < lasts:
-            self.agenda.at(at, partial(self._come, CAPTION.draw(draw)))
+            self.agenda.at(at, partial(self._come, CAPTION.draw_size(draw)))
 
     def _come(self, tokens: int, at: float) -> None:
         """The way that is furthest behind its share is taken."""

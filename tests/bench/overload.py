@@ -19,7 +19,7 @@ from typing import NamedTuple
 import httpx
 
 from omnibus.executor.runner import Job
-from omnibus.executor.start_time import mine
+from omnibus.executor.start_time import current_moment
 from tests.bench.cases import OVERLOAD
 from tests.unit.gateway.house import TEXT, House, house, think
 
@@ -67,9 +67,9 @@ async def measure(name: str, engine: Engine, directory: Path) -> dict[str, float
     places = asyncio.Semaphore(engine.slots)
 
     async def work(job: Job) -> None:
-        moment = mine()
+        moment = current_moment()
         async with places:
-            moment.now()
+            moment.set_now()
             await asyncio.sleep(engine.seconds)
         await think(job)
 

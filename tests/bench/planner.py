@@ -26,10 +26,10 @@ from itertools import combinations
 
 from services.planner.solve import cells, mixture
 from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import Network, lattice
+from services.planner.solve.flow_network import Network, build_lattice
 from services.planner.solve.mixture import Cell
-from services.planner.solve.problem import Option, Problem, RequestType
-from services.planner.solve.replan import replan
+from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
+from services.planner.solve.replan import replan_deployment
 from services.planner.solve.solver import Solver
 
 SIX = ("I", "V", "A", "T", "K", "G")
@@ -50,7 +50,10 @@ def _types(always: str, heard: dict[str, float]) -> dict[str, RequestType]:
 
 
 def _network(
-    seed: int, problem: Callable[[dict[str, Option]], Problem], options: dict[str, Option], lost: float
+    seed: int,
+    problem: Callable[[dict[str, SolverOption]], PlanningProblem],
+    options: dict[str, SolverOption],
+    lost: float,
 ) -> Network:
     """``lost`` at most, for each further component of an option; a degree of n makes it n ** 0.9 times as fast."""
     dice = random.Random(seed)
@@ -60,30 +63,32 @@ def _network(
     }
     asked = problem(options)
     tau = {part: 0.05 * 40 ** dice.random() for part in asked.components}
-    return lattice(asked, lambda kind, option, role: slower[option] * sum(tau[part] for part in role))
+    return build_lattice(asked, lambda kind, option, role: slower[option] * sum(tau[part] for part in role))
 
 
-def _every(components: tuple[str, ...]) -> dict[str, Option]:
+def _every(components: tuple[str, ...]) -> dict[str, SolverOption]:
     sets = [parts for size in range(1, len(components) + 1) for parts in combinations(components, size)]
-    return {"".join(parts): Option(parts) for parts in sets}
+    return {"".join(parts): SolverOption(parts) for parts in sets}
 
 
-def _six(options: dict[str, Option]) -> Problem:
+def _six(options: dict[str, SolverOption]) -> PlanningProblem:
     order = tuple((pair[0], pair[1]) for pair in SIX_ORDER)
-    return Problem(SIX, options, _types("T", {"": 0.8, "KG": 0.2}), order)
+    return PlanningProblem(SIX, options, _types("T", {"": 0.8, "KG": 0.2}), order)
 
 
-def _nine(options: dict[str, Option]) -> Problem:
+def _nine(options: dict[str, SolverOption]) -> PlanningProblem:
     order = tuple((pair[0], pair[1]) for pair in NINE_ORDER)
-    return Problem(NINE, options, _types("PD", {"": 0.6, "KG": 0.2, "XY": 0.2}), order)
+    return PlanningProblem(NINE, options, _types("PD", {"": 0.6, "KG": 0.2, "XY": 0.2}), order)
 
 
 def _twelve(seed: int, degrees: tuple[int, ...]) -> Network:
     """Each component alone, all together, and five other sets; all together on the most GPUs."""
     dice = random.Random(seed)
     some = dice.sample([parts for size in range(2, 6) for parts in combinations(SIX, size)], 5)
-    options = {"".join(parts): Option(parts, dice.choice(degrees)) for parts in [*((part,) for part in SIX), *some]}
-    return _network(seed, _six, {**options, "".join(SIX): Option(SIX, max(degrees))}, 0.6)
+    options = {
+        "".join(parts): SolverOption(parts, dice.choice(degrees)) for parts in [*((part,) for part in SIX), *some]
+    }
+    return _network(seed, _six, {**options, "".join(SIX): SolverOption(SIX, max(degrees))}, 0.6)
 
 
 def _seconds(work: Callable[..., object], *arguments: object) -> float:
@@ -93,7 +98,7 @@ def _seconds(work: Callable[..., object], *arguments: object) -> float:
 
 
 def _most(solver: Solver, gpus: int) -> float:
-    found = solver.most(Terms(gpus={"": gpus}, within=60.0))
+    found = solver.solve_most(Terms(gpus={"": gpus}, within=60.0))
     if not found.proven:
         raise SystemExit(f"no proof within 60 s on {gpus} GPUs")
     return found.rate
@@ -124,7 +129,7 @@ def _replan_ms() -> float:
         running: dict[str, int] = {}
         for _ in range(_REPLANS // 4):
             rate, before = each * dice.uniform(6, 64), time.process_time()
-            running = replan(solver, rate, running).replicas
+            running = replan_deployment(solver, rate, running).replicas
             spent.append(time.process_time() - before)
     return 1000 * statistics.median(spent)
 
@@ -134,7 +139,7 @@ def _mixture_ms() -> float:
     for seed in range(9):
         dice = random.Random(seed)
         given = [Cell(size, size * dice.uniform(0.7, 1.3)) for size in range(1, 65)]
-        spent.append(_seconds(mixture.most, given, 10_000))
+        spent.append(_seconds(mixture.most_requests, given, 10_000))
     return 1000 * statistics.median(spent)
 
 
@@ -143,11 +148,11 @@ def _over_cells() -> dict[str, float]:
     for seed in range(8):
         solver = Solver(_twelve(seed, (1,) if seed % 2 else (1, 2, 4)))
         whole = _most(solver, 64)
-        made = cells.of(cells.planned(solver, cells.powers(3), Terms(within=60.0)))
-        ratios.append(whole / mixture.most(made, 64).rate)
-        if printed := mixture.printed(made, whole):
+        made = cells.to_cells(cells.solve_sizes(solver, cells.powers_of_two(3), Terms(within=60.0)))
+        ratios.append(whole / mixture.most_requests(made, 64).rate)
+        if printed := mixture.printed_mixture(made, whole):
             greedy.append(printed.gpus)
-            exact.append(mixture.fewest(made, whole).gpus)
+            exact.append(mixture.fewest_gpus(made, whole).gpus)
     return {
         "planner.global_over_cells8.gpus64": statistics.median(ratios),
         "planner.cells8_exact.gpus": statistics.median(exact),

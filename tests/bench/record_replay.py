@@ -23,7 +23,7 @@ _PARAMS = {"max_tokens": 64, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "repe
 
 
 class _Nothing:
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         return []
 
 

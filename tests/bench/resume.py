@@ -28,9 +28,9 @@ from omnibus_models import tiny
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from services.encoder.text_encoder import TextEncodeRunner
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
-from services.generator.vae_decoder import DecodeImageRunner, PictureSettings
+from services.generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
 from services.generator.vocoder import VocodeRunner, VocodeSettings
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.talker import TalkRunner, TalkSettings
 from services.llm.runners.thinker import ThinkRunner
@@ -78,7 +78,7 @@ def _look(pictures: int = 1) -> list[dict[str, Any]]:
 
 
 def _usual(family: str) -> Callable[[], dict[str, Any]]:
-    return lambda: catalog.declaration(family, "")
+    return lambda: catalog.model_declaration(family, "")
 
 
 _OMNI = {"Th": ("thinker",), "Ta": ("talker",), "V": ("vocoder",)}
@@ -86,7 +86,7 @@ _VL = {"E": ("vision",), "L": ("thinker",)}
 _HALVES = {"E": ("vision",), "P": ("prefill",), "D": ("decode",)}
 _STUDIO = {"T": ("text_encoder",), "D": ("dit",), "V": ("vae",)}
 _LONG = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-_SPLIT = lambda: catalog.split("qwen2_5_vl", "", "E>P>D")  # noqa: E731 - a row of the table below
+_SPLIT = lambda: catalog.split_declaration("qwen2_5_vl", "", "E>P>D")  # noqa: E731 - a row of the table below
 
 CASES = {
     "vocoder": Case("qwen2_5_omni", _usual("qwen2_5_omni"), _OMNI, "vocoder", "vocoder", 2, _speech()),
@@ -153,7 +153,7 @@ class Lab:
 
     def _runner(self, component: str) -> Any:
         where = (self.case.family, self._checkpoint, "cpu", "float32")
-        core = Core(*where, ThinkSettings(slots=4, context=1024))
+        core = ThinkerCore(*where, ThinkSettings(slots=4, context=1024))
         runners: dict[str, Callable[[], Any]] = {
             "thinker": lambda: ThinkRunner(core),
             "prefill": lambda: PrefillRunner(core),
@@ -163,7 +163,7 @@ class Lab:
             "vision": lambda: EncodeRunner(component, *where, EncodeSettings(items=1)),
             "text_encoder": lambda: TextEncodeRunner(component, *where, EncodeSettings()),
             "dit": lambda: DenoiseRunner(component, *where, DenoiseSettings()),
-            "vae": lambda: DecodeImageRunner(component, *where, PictureSettings()),
+            "vae": lambda: DecodeImageRunner(component, *where, LatentDecodeSettings()),
         }
         return runners[component]()
 

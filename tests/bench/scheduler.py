@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from omnibus_models import tiny
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.thinker import ThinkRunner
 from tests.bench.cases import SPEEDUP
 from tests.unit.jobs import MemoryJob, run
@@ -61,7 +61,7 @@ async def at_once(runner: ThinkRunner) -> Ids:
 
 async def measure(checkpoint: Path) -> float:
     whole = Whole(checkpoint)
-    runner = ThinkRunner(Core("qwen2_5_vl", checkpoint, "cpu", "float32", ThinkSettings(slots=_AT_ONCE)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", checkpoint, "cpu", "float32", ThinkSettings(slots=_AT_ONCE)))
     await runner.load()
     ratios = []
     for _ in range(1 + _ROUNDS):  # the first is for warming up

@@ -5,12 +5,12 @@ import runpy
 from omnibus_models import torchvision_cpu
 
 # Processes that vLLM spawns import this module for its name, and with it what follows.
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 from services.llm.vllm.v032 import model_registry  # noqa: E402
 
 # Otherwise vLLM looks at the class in a process that imports nothing of this.
-model_registry.register(["Qwen2_5_VLForConditionalGeneration"])
+model_registry.register_models(["Qwen2_5_VLForConditionalGeneration"])
 
 if __name__ == "__main__":
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

@@ -91,7 +91,7 @@ def _models(directory: Path) -> dict[str, Any]:
     }
     seeing = declaration("qwen2_5_vl", built["qwen2_5_vl"])
     options = {**seeing["options"], "L": {**seeing["options"]["L"], "replicas": 2}}
-    simulated = catalog.declaration("qwen2_5_omni", str(ROOT / "examples" / "simulated" / "times.json"))
+    simulated = catalog.model_declaration("qwen2_5_omni", str(ROOT / "examples" / "simulated" / "times.json"))
     return {
         VL: {**seeing, "options": options},
         OMNI: _only(declaration("qwen2_5_omni", built["qwen2_5_omni"]), "M", replicas=2),

@@ -174,16 +174,16 @@ async def test_the_last_messages_before_closing_are_sent(bus: Bus, url: str):
 
 
 async def test_a_request_gets_the_first_answer(bus: Bus):
-    await bus.respond("ask", echo)
+    await bus.add_responder("ask", echo)
 
     assert await bus.request("ask", b"one two", PATIENCE) == b"one"
 
 
 async def test_requests_go_on_until_the_empty_message(bus: Bus):
-    await bus.respond("ask", echo)
+    await bus.add_responder("ask", echo)
 
-    assert [part async for part in bus.requests("ask", b"one two three", PATIENCE)] == [b"one", b"two", b"three"]
-    assert [part async for part in bus.requests("ask", b"", PATIENCE)] == []
+    assert [part async for part in bus.request_stream("ask", b"one two three", PATIENCE)] == [b"one", b"two", b"three"]
+    assert [part async for part in bus.request_stream("ask", b"", PATIENCE)] == []
 
 
 async def test_many_requests_at_once_get_their_own_answers(bus: Bus):
@@ -193,11 +193,11 @@ async def test_many_requests_at_once_get_their_own_answers(bus: Bus):
         await asyncio.sleep(0)
         yield delivery.data
 
-    await bus.respond("ask", slow, queue="g")
-    await bus.respond("ask", slow, queue="g")
+    await bus.add_responder("ask", slow, queue="g")
+    await bus.add_responder("ask", slow, queue="g")
 
     async def ask(number: int) -> list[bytes]:
-        return [part async for part in bus.requests("ask", b"%d" % number, PATIENCE)]
+        return [part async for part in bus.request_stream("ask", b"%d" % number, PATIENCE)]
 
     assert await asyncio.gather(*map(ask, range(30))) == [[b"%d" % number] * 2 for number in range(30)]
 
@@ -210,10 +210,10 @@ async def test_answers_stream_as_they_are_made(bus: Bus):
         await more.wait()
         yield b"second"
 
-    await bus.respond("ask", held)
+    await bus.add_responder("ask", held)
 
     found = []
-    async for part in bus.requests("ask", b"", PATIENCE):
+    async for part in bus.request_stream("ask", b"", PATIENCE):
         found.append(part)
         more.set()
 
@@ -224,7 +224,7 @@ async def test_a_request_to_nobody_is_not_found_at_once(bus: Bus):
     with pytest.raises(NotFound, match=r"nobody listens on who\.is"):
         await bus.request("who.is", b"", 60)
     with pytest.raises(NotFound, match=r"nobody listens on who\.is"):
-        [part async for part in bus.requests("who.is", b"", 60)]
+        [part async for part in bus.request_stream("who.is", b"", 60)]
 
 
 async def test_a_request_without_an_answer_ends_at_its_deadline(bus: Bus):
@@ -233,7 +233,7 @@ async def test_a_request_without_an_answer_ends_at_its_deadline(bus: Bus):
     with pytest.raises(DeadlineExceeded, match=r"no answer on deaf within 0\.05 s"):
         await bus.request("deaf", b"", 0.05)
     with pytest.raises(DeadlineExceeded, match=r"no answer on deaf within 0\.05 s"):
-        [part async for part in bus.requests("deaf", b"", 0.05)]
+        [part async for part in bus.request_stream("deaf", b"", 0.05)]
 
 
 async def test_a_stream_of_answers_that_stops_ends_at_its_deadline(bus: Bus):
@@ -241,8 +241,8 @@ async def test_a_stream_of_answers_that_stops_ends_at_its_deadline(bus: Bus):
         yield b"first"
         await asyncio.Event().wait()
 
-    await bus.respond("ask", stuck)
-    answers = bus.requests("ask", b"", 0.2)
+    await bus.add_responder("ask", stuck)
+    answers = bus.request_stream("ask", b"", 0.2)
 
     assert await anext(answers) == b"first"
     with pytest.raises(DeadlineExceeded):
@@ -254,9 +254,9 @@ async def test_a_responder_that_fails_still_ends_its_answers(bus: Bus):
         yield b"first"
         raise RuntimeError("broken responder")
 
-    await bus.respond("ask", breaking)
+    await bus.add_responder("ask", breaking)
 
-    assert [part async for part in bus.requests("ask", b"", PATIENCE)] == [b"first"]
+    assert [part async for part in bus.request_stream("ask", b"", PATIENCE)] == [b"first"]
 
 
 async def test_a_responder_may_be_told_without_being_asked(bus: Bus):
@@ -267,7 +267,7 @@ async def test_a_responder_may_be_told_without_being_asked(bus: Bus):
         told.set()
         yield b"to nobody"
 
-    await bus.respond("ask", listen)
+    await bus.add_responder("ask", listen)
     bus.publish("ask", b"")
 
     await asyncio.wait_for(told.wait(), PATIENCE)
@@ -276,14 +276,16 @@ async def test_a_responder_may_be_told_without_being_asked(bus: Bus):
 
 
 async def test_a_registered_service_answers_on_its_endpoints(bus: Bus):
-    await bus.register("omnibus-X", {"node": "n1"}, {"echo": ("task.echo", echo), "twice": ("task.twice", echo)})
+    await bus.register_service(
+        "omnibus-X", {"node": "n1"}, {"echo": ("task.echo", echo), "twice": ("task.twice", echo)}
+    )
 
-    assert [part async for part in bus.requests("task.echo", b"a b", PATIENCE)] == [b"a", b"b"]
-    assert [part async for part in bus.requests("task.twice", b"c", PATIENCE)] == [b"c"]
+    assert [part async for part in bus.request_stream("task.echo", b"a b", PATIENCE)] == [b"a", b"b"]
+    assert [part async for part in bus.request_stream("task.twice", b"c", PATIENCE)] == [b"c"]
 
 
 async def test_one_of_several_equal_services_answers(bus: Bus):
     for _ in range(3):
-        await bus.register("omnibus-X", {}, {"echo": ("task.echo", echo)})
+        await bus.register_service("omnibus-X", {}, {"echo": ("task.echo", echo)})
 
-    assert [part async for part in bus.requests("task.echo", b"once", PATIENCE)] == [b"once"]
+    assert [part async for part in bus.request_stream("task.echo", b"once", PATIENCE)] == [b"once"]

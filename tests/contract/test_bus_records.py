@@ -24,7 +24,7 @@ async def kept(bus: Bus, subject: str, count: int) -> list[Delivery]:
     found: list[Delivery] = []
 
     async def there() -> bool:
-        found[:] = await bus.records(subject)
+        found[:] = await bus.read_records(subject)
         return len(found) >= count
 
     await until(there)
@@ -32,10 +32,10 @@ async def kept(bus: Bus, subject: str, count: int) -> list[Delivery]:
 
 
 async def test_records_come_back_oldest_first_and_by_their_subject(keeping: Bus):
-    one, two = (subjects.record("chat", f"i-{next(_number)}") for _ in range(2))
+    one, two = (subjects.record_subject("chat", f"i-{next(_number)}") for _ in range(2))
     for number in range(3):
-        keeping.record(one, b"%d" % number, f"{one}.{number}")
-        keeping.record(two, b"other", f"{two}.{number}")
+        keeping.publish_record(one, b"%d" % number, f"{one}.{number}")
+        keeping.publish_record(two, b"other", f"{two}.{number}")
 
     found = await kept(keeping, one, 3)
 
@@ -43,17 +43,17 @@ async def test_records_come_back_oldest_first_and_by_their_subject(keeping: Bus)
 
 
 async def test_a_record_that_is_repeated_is_kept_once(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
     for _ in range(3):
-        keeping.record(subject, b"begin", f"{subject}.0")
-    keeping.record(subject, b"end", f"{subject}.end")
+        keeping.publish_record(subject, b"begin", f"{subject}.0")
+    keeping.publish_record(subject, b"end", f"{subject}.end")
 
     assert [delivery.data for delivery in await kept(keeping, subject, 2)] == [b"begin", b"end"]
 
 
 async def test_records_are_found_without_knowing_their_app(keeping: Bus):
     invocation = f"i-{next(_number)}"
-    keeping.record(subjects.record("my app", invocation), b"x", invocation)
+    keeping.publish_record(subjects.record_subject("my app", invocation), b"x", invocation)
 
     [found] = await kept(keeping, f"{subjects.ROOT}.inv.*.{invocation}", 1)
 
@@ -61,32 +61,32 @@ async def test_records_are_found_without_knowing_their_app(keeping: Bus):
 
 
 async def test_what_was_never_recorded_is_an_empty_list(keeping: Bus):
-    assert await keeping.records(subjects.record("chat", "never")) == []
+    assert await keeping.read_records(subjects.record_subject("chat", "never")) == []
 
 
 async def test_records_can_be_watched_as_they_are_made(keeping: Bus):
     heard = Heard()
     await keeping.subscribe(subjects.RECORDS, heard)
-    subject = subjects.record("chat", f"i-{next(_number)}")
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
 
-    keeping.record(subject, b"x", subject)
+    keeping.publish_record(subject, b"x", subject)
 
     assert await heard.until(1) == [b"x"]
 
 
 async def test_a_record_over_the_limit_is_refused_and_not_kept(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
 
     with pytest.raises(TooLarge):
-        keeping.record(subject, b"x" * (LIMIT + 1), subject)
+        keeping.publish_record(subject, b"x" * (LIMIT + 1), subject)
 
-    keeping.record(subject, b"small", f"{subject}.end")
+    keeping.publish_record(subject, b"small", f"{subject}.end")
     assert [delivery.data for delivery in await kept(keeping, subject, 1)] == [b"small"]
 
 
 async def test_opening_the_records_again_loses_nothing(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
-    keeping.record(subject, b"x", subject)
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
+    keeping.publish_record(subject, b"x", subject)
 
     await keeping.open_records(120.0, 2 << 20)
 
@@ -94,13 +94,13 @@ async def test_opening_the_records_again_loses_nothing(keeping: Bus):
 
 
 async def test_the_latest_records_come_with_their_numbers(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
     for number in range(5):
-        keeping.record(subject, b"%d" % number, f"{subject}.{number}")
+        keeping.publish_record(subject, b"%d" % number, f"{subject}.{number}")
     await kept(keeping, subject, 5)
 
-    last = await keeping.latest(subjects.INVOCATIONS, 3)
-    before = await keeping.latest(subjects.INVOCATIONS, 2, last[0].number)
+    last = await keeping.read_latest(subjects.INVOCATIONS, 3)
+    before = await keeping.read_latest(subjects.INVOCATIONS, 2, last[0].number)
 
     assert [(stored.subject, stored.data) for stored in last] == [(subject, b"2"), (subject, b"3"), (subject, b"4")]
     assert [stored.data for stored in before] == [b"0", b"1"]
@@ -109,61 +109,61 @@ async def test_the_latest_records_come_with_their_numbers(keeping: Bus):
 
 
 async def test_there_is_nothing_before_the_first_record(keeping: Bus):
-    subject = subjects.record("chat", f"i-{next(_number)}")
-    keeping.record(subject, b"x", subject)
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
+    keeping.publish_record(subject, b"x", subject)
     await kept(keeping, subject, 1)
 
-    assert await keeping.latest(subjects.INVOCATIONS, 10, 1) == []
-    assert (await keeping.latest(subjects.INVOCATIONS, 10_000))[0].number == 1
+    assert await keeping.read_latest(subjects.INVOCATIONS, 10, 1) == []
+    assert (await keeping.read_latest(subjects.INVOCATIONS, 10_000))[0].number == 1
 
 
 async def test_streams_keep_their_own_subjects_and_count_by_themselves(keeping: Bus):
     await keeping.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
     id = f"i-{next(_number)}"
-    keeping.record(subjects.record("chat", id), b"record", f"{id}.0")
-    keeping.record(subjects.dead("chat", id), b"letter", f"{id}.dead")
+    keeping.publish_record(subjects.record_subject("chat", id), b"record", f"{id}.0")
+    keeping.publish_record(subjects.dead_letter_subject("chat", id), b"letter", f"{id}.dead")
 
     async def there() -> bool:
-        return bool(await keeping.records(subjects.dead("chat", id), subjects.DEADLETTERS)) and bool(
-            await keeping.records(subjects.record("chat", id))
-        )
+        return bool(
+            await keeping.read_records(subjects.dead_letter_subject("chat", id), subjects.DEADLETTERS)
+        ) and bool(await keeping.read_records(subjects.record_subject("chat", id)))
 
     await until(there)
 
-    assert [stored.data for stored in await keeping.latest(subjects.DEADLETTERS, 1)] == [b"letter"]
-    assert [stored.data for stored in await keeping.latest(subjects.INVOCATIONS, 1)] == [b"record"]
-    assert await keeping.records(subjects.dead("chat", id)) == []
+    assert [stored.data for stored in await keeping.read_latest(subjects.DEADLETTERS, 1)] == [b"letter"]
+    assert [stored.data for stored in await keeping.read_latest(subjects.INVOCATIONS, 1)] == [b"record"]
+    assert await keeping.read_records(subjects.dead_letter_subject("chat", id)) == []
 
 
 async def test_a_record_can_be_removed_by_its_subject(keeping: Bus):
     await keeping.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
-    one, two = (subjects.dead("chat", f"i-{next(_number)}") for _ in range(2))
-    keeping.record(one, b"1", one)
-    keeping.record(two, b"2", two)
+    one, two = (subjects.dead_letter_subject("chat", f"i-{next(_number)}") for _ in range(2))
+    keeping.publish_record(one, b"1", one)
+    keeping.publish_record(two, b"2", two)
 
     async def there() -> bool:
-        return len(await keeping.records(two, subjects.DEADLETTERS)) == 1
+        return len(await keeping.read_records(two, subjects.DEADLETTERS)) == 1
 
     await until(there)
 
-    assert await keeping.forget(subjects.DEADLETTERS, one) == 1
-    assert await keeping.forget(subjects.DEADLETTERS, one) == 0
-    assert await keeping.records(one, subjects.DEADLETTERS) == []
-    assert len(await keeping.records(two, subjects.DEADLETTERS)) == 1
-    assert [stored.data for stored in await keeping.latest(subjects.DEADLETTERS, 1)] == [b"2"]
+    assert await keeping.purge_subject(subjects.DEADLETTERS, one) == 1
+    assert await keeping.purge_subject(subjects.DEADLETTERS, one) == 0
+    assert await keeping.read_records(one, subjects.DEADLETTERS) == []
+    assert len(await keeping.read_records(two, subjects.DEADLETTERS)) == 1
+    assert [stored.data for stored in await keeping.read_latest(subjects.DEADLETTERS, 1)] == [b"2"]
 
 
 async def test_a_record_that_no_stream_takes_is_counted_as_lost(keeping: Bus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(acks, "RESEND_SECONDS", 0.05)
     before = keeping.records_lost
-    subject = subjects.record("chat", f"i-{next(_number)}")
+    subject = subjects.record_subject("chat", f"i-{next(_number)}")
 
-    keeping.record("nowhere.at.all", b"x", "nowhere")
-    keeping.record(subject, b"x", subject)
+    keeping.publish_record("nowhere.at.all", b"x", "nowhere")
+    keeping.publish_record(subject, b"x", subject)
 
     await until(lambda: keeping.records_lost == before + 1)
     assert [delivery.data for delivery in await kept(keeping, subject, 1)] == [b"x"]
 
 
 async def test_a_stream_that_is_not_there_has_no_latest_records(bus: Bus):
-    assert await bus.latest(subjects.Stream("NOWHERE", "nowhere.>"), 5) == []
+    assert await bus.read_latest(subjects.StreamSpec("NOWHERE", "nowhere.>"), 5) == []

@@ -10,13 +10,13 @@ from omnibus.bus import StreamState, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable
-from omnibus.metrics import STREAMS, exposition
+from omnibus.metrics import STREAMS, render_exposition
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.settings import BusSettings
-from services.planner.jetstream_metrics import Streams
+from services.planner.jetstream_metrics import StreamMetrics
 from tests.unit.sidecar.node import until
 
-RECORD = subjects.record("chat", "a-1")
+RECORD = subjects.record_subject("chat", "a-1")
 LIMIT = 1 << 20
 
 
@@ -35,7 +35,7 @@ async def stored(bus: NatsBus, count: int) -> StreamState:
     found: list[StreamState] = []
 
     async def there() -> bool:
-        found[:] = await bus.streams()
+        found[:] = await bus.list_streams()
         return found[0].messages == count
 
     await until(there)
@@ -44,7 +44,7 @@ async def stored(bus: NatsBus, count: int) -> StreamState:
 
 async def test_a_stream_says_what_it_keeps(bus: NatsBus):
     for number in range(3):
-        bus.record(RECORD, b"x" * 100, f"{number}")
+        bus.publish_record(RECORD, b"x" * 100, f"{number}")
 
     found = await stored(bus, 3)
 
@@ -60,23 +60,23 @@ async def test_a_durable_consumer_says_how_far_it_is_and_others_are_left_out(bus
     )
     await stream.add_consumer(subjects.INVOCATIONS.name, ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
     for number in range(3):
-        bus.record(RECORD, b"x", f"{number}")
+        bus.publish_record(RECORD, b"x", f"{number}")
     await stored(bus, 3)
     reader = await stream.pull_subscribe_bind("slow", subjects.INVOCATIONS.name)
     await reader.fetch(1)
 
-    [found] = await bus.streams()
+    [found] = await bus.list_streams()
 
     assert dict(found.consumers) == {"slow": (2, 1)}
     await client.close()
 
 
 async def test_the_planner_tells_prometheus(bus: NatsBus):
-    bus.record(RECORD, b"x", "1")
+    bus.publish_record(RECORD, b"x", "1")
     await stored(bus, 1)
-    watch = Streams(bus)
+    watch = StreamMetrics(bus)
 
-    await watch.look()
+    await watch.refresh_streams()
 
     stream = {"stream": subjects.INVOCATIONS.name}
     assert REGISTRY.get_sample_value("omnibus_stream_messages", stream) == 1
@@ -84,17 +84,17 @@ async def test_the_planner_tells_prometheus(bus: NatsBus):
 
 
 async def test_streams_that_cannot_be_seen_are_not_told(bus: NatsBus):
-    watch = Streams(bus)
-    await watch.look()
+    watch = StreamMetrics(bus)
+    await watch.refresh_streams()
     await bus.drain()
 
-    await watch.look()
+    await watch.refresh_streams()
 
-    assert not any(line.startswith(b"omnibus_stream_") for line in exposition().splitlines())
+    assert not any(line.startswith(b"omnibus_stream_") for line in render_exposition().splitlines())
     with pytest.raises(BusUnavailable):
-        await bus.streams()
-    STREAMS.messages.by(None)
+        await bus.list_streams()
+    STREAMS.messages.set_values(None)
 
 
 async def test_the_bus_of_one_process_has_none():
-    assert await MemoryBus().streams() == []
+    assert await MemoryBus().list_streams() == []

@@ -64,7 +64,7 @@ def test_every_usual_path_of_a_family_is_in_the_table(family: str):
     usual = {
         ">".join(option for option in path["options"] if {*deployed["options"][option]["components"]} & {*way})
         for path in deployed["paths"]
-        for way in catalog.ways(about["components"], about["tasks"])
+        for way in catalog.component_chains(about["components"], about["tasks"])
     }
 
     assert usual <= {shape for engine, of, shape, *_ in rows() if (engine, of) == ("transformers", family)}

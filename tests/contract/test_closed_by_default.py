@@ -41,8 +41,8 @@ def test_every_address_is_loopback_unless_told_otherwise():
 
 
 def test_servers_that_are_started_here_listen_on_loopback(tmp_path: Path):
-    assert infra.nats(tmp_path).spec.argv[2:4] == ("-a", "127.0.0.1")
-    assert infra.valkey(tmp_path).spec.argv[1:3] == ("--bind", "127.0.0.1")
+    assert infra.prepare_nats(tmp_path).spec.argv[2:4] == ("-a", "127.0.0.1")
+    assert infra.prepare_valkey(tmp_path).spec.argv[1:3] == ("--bind", "127.0.0.1")
 
 
 def test_what_could_be_open_is_not_by_default():
@@ -124,7 +124,7 @@ def test_the_image_runs_as_nobody_special():
 
 
 def test_the_configuration_of_the_bus_for_containers_is_the_one_that_is_made():
-    assert (ROOT / "deploy/compose/nats.conf").read_text() == permissions.config()
+    assert (ROOT / "deploy/compose/nats.conf").read_text() == permissions.server_config()
 
 
 def test_the_store_for_containers_has_a_password_and_a_network_of_its_own():
@@ -155,4 +155,4 @@ def test_each_container_on_the_bus_has_the_user_of_its_service():
     assert users.keys() == on_bus - {"models", "sidecar"}
     for name, user in users.items():
         assert base[name]["image"] == f"omnibus-{user}"
-        assert user in permissions.permissions()
+        assert user in permissions.permissions_by_user()

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from omnibus import graph
-from omnibus.graph import refs
-from omnibus.recording.records import Ended
+from omnibus.graph import find_refs
+from omnibus.recording.records import EndRecord
 from tests.golden import corpus
 from tests.golden.corpus import MEDIA, Golden, contains
 
@@ -35,12 +35,12 @@ SINCE_NODE: dict[str, Any] = {"model": "", "salt": 0}
 
 @each_body
 def test_a_recorded_invocation_is_read_and_written_with_the_same_meaning(body: bytes):
-    read = graph.decode(body)
+    read = graph.decode_invocation(body)
 
-    again = graph.encode(read)
+    again = graph.encode_invocation(read)
 
     assert contains(json.loads(again), json.loads(body))
-    assert graph.decode(again) == read
+    assert graph.decode_invocation(again) == read
 
 
 def unsaid(read: msgspec.Struct, written: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def unsaid(read: msgspec.Struct, written: dict[str, Any]) -> dict[str, Any]:
 
 @each_body
 def test_what_a_document_does_not_say_means_what_it_meant_when_it_was_written(body: bytes):
-    document, read = json.loads(body), graph.decode(body)
+    document, read = json.loads(body), graph.decode_invocation(body)
 
     assert unsaid(read, document).items() <= SINCE_INVOCATION.items()
     for node, written in zip(read.nodes, document["nodes"], strict=True):
@@ -59,7 +59,7 @@ def test_what_a_document_does_not_say_means_what_it_meant_when_it_was_written(bo
 
 @each_body
 def test_a_node_that_says_no_salt_draws_the_numbers_of_the_invocations_own_seed(body: bytes):
-    read = graph.decode(body)
+    read = graph.decode_invocation(body)
 
     for index, node in enumerate(json.loads(body)["nodes"]):
         assert "salt" in node or read.seed_of(index) == read.seed
@@ -68,17 +68,19 @@ def test_a_node_that_says_no_salt_draws_the_numbers_of_the_invocations_own_seed(
 @each_body
 def test_a_recorded_call_still_has_its_digest(body: bytes):
     """Records are compared by these digests: an equal call must never get another one."""
-    complete = [node for node in graph.decode(body).nodes if b"$digest" not in msgspec.json.encode(node.inputs)]
+    complete = [
+        node for node in graph.decode_invocation(body).nodes if b"$digest" not in msgspec.json.encode(node.inputs)
+    ]
 
     assert complete
     for node in complete:
-        assert graph.digest(node.task, node.inputs) == node.digest
+        assert graph.call_digest(node.task, node.inputs) == node.digest
 
 
 @each_body
 def test_references_are_told_in_the_order_of_the_inputs_and_name_earlier_nodes(body: bytes):
-    for index, node in enumerate(graph.decode(body).nodes):
-        found = [key for value in node.inputs.values() for key in refs(value)]
+    for index, node in enumerate(graph.decode_invocation(body).nodes):
+        found = [key for value in node.inputs.values() for key in find_refs(value)]
 
         assert list(node.uses) == list(dict.fromkeys(found))
         assert all(source < index for source, _ in found)
@@ -86,13 +88,13 @@ def test_references_are_told_in_the_order_of_the_inputs_and_name_earlier_nodes(b
 
 @each_body
 def test_consumers_are_the_nodes_that_refer_to_an_output(body: bytes):
-    read = graph.decode(body)
+    read = graph.decode_invocation(body)
     readers: dict[tuple[int, str], list[int]] = {}
     for index, node in enumerate(read.nodes):
-        for key in dict.fromkeys(key for value in node.inputs.values() for key in refs(value)):
+        for key in dict.fromkeys(key for value in node.inputs.values() for key in find_refs(value)):
             readers.setdefault(key, []).append(index)
 
-    found = {(index, name): who for index in range(len(read.nodes)) for name, who in read.consumers(index).items()}
+    found = {(index, name): who for index in range(len(read.nodes)) for name, who in read.find_consumers(index).items()}
 
     assert found == readers
     assert {index for index, _ in [*readers, *read.outputs]} == set(range(len(read.nodes)))  # nothing runs for nobody
@@ -103,14 +105,14 @@ def test_consumers_are_the_nodes_that_refer_to_an_output(body: bytes):
 
 @each_recorded
 def test_a_recorded_end_is_read_and_nothing_of_it_is_lost(golden: Golden):
-    read = msgspec.json.decode(golden.end_body, type=Ended)
+    read = msgspec.json.decode(golden.end_body, type=EndRecord)
 
     assert contains(json.loads(msgspec.json.encode(read)), golden.end)
 
 
 @each_recorded
 def test_a_recorded_end_belongs_to_its_invocation(golden: Golden):
-    begin, end = graph.decode(golden.body), msgspec.json.decode(golden.end_body, type=Ended)
+    begin, end = graph.decode_invocation(golden.body), msgspec.json.decode(golden.end_body, type=EndRecord)
 
     assert (end.inv, end.attempts, end.path, end.route) == (begin.id, begin.attempt + 1, begin.path, begin.route)
     assert begin.created == end.created <= end.finished < begin.deadline
@@ -118,7 +120,7 @@ def test_a_recorded_end_belongs_to_its_invocation(golden: Golden):
 
 
 def test_every_way_that_an_invocation_can_take_is_kept():
-    bodies = {golden.name.partition("_")[2]: graph.decode(golden.body) for golden in RECORDED}
+    bodies = {golden.name.partition("_")[2]: graph.decode_invocation(golden.body) for golden in RECORDED}
     types = {body.type for body in bodies.values()}
     inputs = {literal["modality"] for golden in RECORDED for literal in corpus.handles(golden.document)}
 

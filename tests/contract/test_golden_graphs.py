@@ -8,7 +8,7 @@ from omnibus.families import catalog
 from omnibus.graph import Invocation
 from omnibus.plan import Plan
 from omnibus.task import ChatInput, record
-from services.gateway.tasks.resolve import composite
+from services.gateway.tasks.resolve import create_chat_task
 from services.planner.declared import declarations_file
 from services.planner.declared.declarations_file import Declarations
 from tests.golden import corpus
@@ -22,8 +22,8 @@ each_body = pytest.mark.parametrize("body", FULL.values(), ids=FULL.keys())
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """The tiny models as they are deployed when nobody says otherwise."""
-    declared = {name: catalog.declaration(family, "/tiny") for name, family in catalog.TINY.items()}
-    models = declarations_file.plans(msgspec.convert({"models": declared}, Declarations).models)
+    declared = {name: catalog.model_declaration(family, "/tiny") for name, family in catalog.TINY.items()}
+    models = declarations_file.build_static_plans(msgspec.convert({"models": declared}, Declarations).models)
     return Plan(epoch=1, seed=0, created=0.0, models=models)
 
 
@@ -44,9 +44,9 @@ def request(recorded: Invocation) -> ChatInput:
 
 @each_body
 def test_the_same_chat_makes_the_same_calls_as_when_it_was_recorded(plan: Plan, body: bytes):
-    then = graph.decode(body)
+    then = graph.decode_invocation(body)
 
-    now = record(composite(then.model, plan).invoke, request(then))
+    now = record(create_chat_task(then.model, plan).invoke, request(then))
 
     assert [node.task for node in now.nodes] == [node.task for node in then.nodes]
     assert [node.component for node in now.nodes] == [node.component for node in then.nodes]
@@ -58,9 +58,9 @@ def test_the_same_chat_makes_the_same_calls_as_when_it_was_recorded(plan: Plan, 
 
 @each_body
 def test_a_call_that_names_no_model_and_no_salt_is_the_one_that_is_made_today(plan: Plan, body: bytes):
-    then = graph.decode(body)
+    then = graph.decode_invocation(body)
 
-    now = record(composite(then.model, plan).invoke, request(then))
+    now = record(create_chat_task(then.model, plan).invoke, request(then))
 
     assert [node.model for node in now.nodes] == [node.model or then.model for node in then.nodes]
     assert [node.salt for node in now.nodes] == [node.salt for node in then.nodes]
@@ -68,7 +68,7 @@ def test_a_call_that_names_no_model_and_no_salt_is_the_one_that_is_made_today(pl
 
 @each_body
 def test_a_recorded_call_is_one_of_the_plans_tasks_and_its_path_is_planned(plan: Plan, body: bytes):
-    then = graph.decode(body)
+    then = graph.decode_invocation(body)
     model = plan.models[then.model]
     paths = {path.name: path for path in model.types[then.type]}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from omnibus import graph
 from omnibus.errors import ProtocolError
-from omnibus.graph import WIRE_VERSION, Invocation, Node
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from tests.golden import corpus
 
 ALL = corpus.invocations()
@@ -22,7 +22,7 @@ each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 def refusal(body: bytes) -> str:
     """Why ``body`` is refused; fails when it is not, or in another way."""
     with pytest.raises(ProtocolError) as refused:
-        graph.decode(body)
+        graph.decode_invocation(body)
     assert 0 < len(str(refused.value)) < LONGEST
     return str(refused.value)
 
@@ -72,15 +72,15 @@ def of_another_type(value: Any) -> Any:
 @pytest.mark.parametrize("name", [field.name for field in msgspec.structs.fields(Invocation) if field.name != "v"])
 def test_a_field_of_another_type_is_refused_and_named(name: str):
     for body in ALL.values():
-        read = json.loads(graph.encode(graph.decode(body)))
+        read = json.loads(graph.encode_invocation(graph.decode_invocation(body)))
 
         assert f"`$.{name}" in refusal(changed(body, **{name: of_another_type(read[name])}))
 
 
-@pytest.mark.parametrize("name", [field.name for field in msgspec.structs.fields(Node)])
+@pytest.mark.parametrize("name", [field.name for field in msgspec.structs.fields(GraphNode)])
 def test_a_nodes_field_of_another_type_is_refused_and_named(name: str):
     for body in ALL.values():
-        nodes = json.loads(graph.encode(graph.decode(body)))["nodes"]
+        nodes = json.loads(graph.encode_invocation(graph.decode_invocation(body)))["nodes"]
         nodes[-1][name] = of_another_type(nodes[-1][name])
 
         assert f"`$.nodes[{len(nodes) - 1}].{name}" in refusal(changed(body, nodes=nodes))
@@ -197,7 +197,7 @@ def noise(draw: st.DrawFn) -> bytes:
 def read(body: bytes) -> Invocation | None:
     """The invocation, or None when it is refused; anything else that is raised is a defect."""
     try:
-        return graph.decode(body)
+        return graph.decode_invocation(body)
     except ProtocolError:
         return None
 
@@ -210,7 +210,7 @@ def test_whatever_comes_is_refused_or_can_be_worked_with(body: bytes):
     if found is None:
         assert refusal(body)
         return
-    assert graph.decode(graph.encode(found)) == found
+    assert graph.decode_invocation(graph.encode_invocation(found)) == found
     for index in range(len(found.nodes)):
         assert 0 <= found.seed_of(index) < 2**63
-        assert all(index < reader for readers in found.consumers(index).values() for reader in readers)
+        assert all(index < reader for readers in found.find_consumers(index).values() for reader in readers)

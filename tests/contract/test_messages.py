@@ -18,9 +18,12 @@ FILES = corpus.messages()
 
 #: Beginning of a file's name to what reads it and what writes it.
 KINDS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
-    "invocation": (graph.decode, graph.encode),
-    "reply": (messages.decode_replies, lambda found: next(messages.frames([*map(messages.encode, found)], 1 << 16))),
-    "edge": (messages.decode_edges, lambda found: next(messages.frames([*map(messages.encode, found)], 1 << 16))),
+    "invocation": (graph.decode_invocation, graph.encode_invocation),
+    "reply": (
+        messages.decode_replies,
+        lambda found: next(messages.join_frames([*map(messages.encode, found)], 1 << 16)),
+    ),
+    "edge": (messages.decode_edges, lambda found: next(messages.join_frames([*map(messages.encode, found)], 1 << 16))),
     "end": (messages.decode_end, messages.encode),
     "status": (messages.decode_status, messages.encode),
     "plan": (messages.decode_plan_event, messages.encode),

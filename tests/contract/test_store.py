@@ -79,7 +79,7 @@ async def test_keys_are_those_of_the_contract(store: Store, raw: redis.Redis):
 
     assert {key.decode() for key in await raw.keys()} == {"test:plan:epoch", "test:plan:2", "test:plan:history"}
     assert await raw.get("test:plan:epoch") == b"2"
-    assert plans.decode(await raw.get("test:plan:2")) == plan(2)
+    assert plans.decode_plan(await raw.get("test:plan:2")) == plan(2)
     assert await raw.zrange("test:plan:history", 0, -1) == [b"2"]
 
 
@@ -113,12 +113,12 @@ async def test_a_server_that_forgot_its_functions_gets_them_again(store: Store, 
 async def test_the_current_epoch_comes_first(store: Store):
     await store.swap_plan(plan(3))
 
-    async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+    async with aclosing(store.epoch_changes()) as swaps:  # type: ignore[type-var]
         assert await asyncio.wait_for(anext(swaps), PATIENCE) == 3
 
 
 async def test_each_swap_is_announced_well_before_anybody_would_look(store: Store):
-    async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+    async with aclosing(store.epoch_changes()) as swaps:  # type: ignore[type-var]
         assert await asyncio.wait_for(anext(swaps), PATIENCE) == 0
         for epoch in (1, 2, 5):
             coming = asyncio.ensure_future(anext(swaps))
@@ -130,7 +130,7 @@ async def test_each_swap_is_announced_well_before_anybody_would_look(store: Stor
 async def test_a_refused_swap_is_not_announced(store: Store):
     await store.swap_plan(plan(2))
 
-    async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+    async with aclosing(store.epoch_changes()) as swaps:  # type: ignore[type-var]
         assert await asyncio.wait_for(anext(swaps), PATIENCE) == 2
         coming = asyncio.ensure_future(anext(swaps))
         with pytest.raises(StaleEpoch):
@@ -141,7 +141,7 @@ async def test_a_refused_swap_is_not_announced(store: Store):
 
 async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
     async def follow() -> None:
-        async for _ in store.swaps():
+        async for _ in store.epoch_changes():
             pass
 
     for moment in range(80):
@@ -156,10 +156,10 @@ async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
 
 
 async def test_a_killed_server_loses_the_plan_and_swaps_say_so(tmp_path: Path):
-    async with running(infra.valkey(tmp_path)) as owned:
+    async with running(infra.prepare_valkey(tmp_path)) as owned:
         store = Store(StoreSettings(url=owned.server.url))
         await store.swap_plan(plan(4))
-        async with aclosing(store.swaps()) as swaps:  # type: ignore[type-var]
+        async with aclosing(store.epoch_changes()) as swaps:  # type: ignore[type-var]
             assert await asyncio.wait_for(anext(swaps), PATIENCE) == 4
             coming = asyncio.ensure_future(anext(swaps))
             await asyncio.sleep(0.05)

@@ -207,7 +207,7 @@ async def test_a_source_leaves_when_its_app_has_another_one(store: Store):
 @pytest.fixture
 async def foreign(store: Store, raw: redis.Redis) -> bytes:
     """A record that this build cannot read; its name is ``newer``."""
-    body = app_record.encode(app("newer", 7)).replace(b'"name"', b'"colour":"blue","name"')
+    body = app_record.encode_app_record(app("newer", 7)).replace(b'"name"', b'"colour":"blue","name"')
     await raw.hset("test:apps", "newer", body)
     return body
 
@@ -274,7 +274,7 @@ async def test_whoever_follows_apps_can_be_stopped_at_any_moment(store: Store):
 
 
 async def test_a_killed_server_gets_its_apps_and_their_sources_back(tmp_path: Path):
-    async with running(infra.valkey(tmp_path)) as owned:
+    async with running(infra.prepare_valkey(tmp_path)) as owned:
         store, reader = Store(StoreSettings(url=owned.server.url)), Store(StoreSettings(url=owned.server.url))
         await store.put_source(TEXT)
         await store.put_app(uploaded(), 0)
@@ -305,7 +305,7 @@ async def _until_there(store: Store, names: set[str]) -> None:
 
 
 async def test_an_app_that_was_registered_anew_is_not_overwritten_by_who_knew_the_old_one(tmp_path: Path):
-    async with running(infra.valkey(tmp_path)) as owned:
+    async with running(infra.prepare_valkey(tmp_path)) as owned:
         store, other = Store(StoreSettings(url=owned.server.url)), Store(StoreSettings(url=owned.server.url))
         await store.put_app(app(version=3), 0)
         async with aclosing(store.app_changes()) as changes:  # type: ignore[type-var]

@@ -171,7 +171,7 @@ async def test_an_end_is_the_only_one(store: Store):
     assert await store.end_job(KIND, "a", "w1", "failed", b'{"why":"n\xc3\xb6"}', LONG)
 
     ended = await store.job(KIND, "a")
-    assert (ended.status, ended.outcome, ended.over) == ("failed", b'{"why":"n\xc3\xb6"}', True)
+    assert (ended.status, ended.outcome, ended.is_over) == ("failed", b'{"why":"n\xc3\xb6"}', True)
     assert ended.expires == pytest.approx(ended.ended + LONG)
     assert not await store.end_job(KIND, "a", "w1", "completed", b"", LONG)
     assert await store.take_job(KIND, "w2", LONG) == 3600
@@ -362,7 +362,7 @@ async def test_a_tenant_has_its_share_and_no_more(store: Store):
 
 
 async def test_news_are_heard(store: Store):
-    async with asyncio.timeout(10), aclosing(store.job_news(KIND)) as news:
+    async with asyncio.timeout(10), aclosing(store.job_changes(KIND)) as news:
         await anext(news)
 
         await put(store, "a")

@@ -16,7 +16,7 @@ PATIENCE = 20.0
 
 
 def record(secret: str = "one", tenant: str = "search", **limits) -> KeyRecord:
-    return KeyRecord(api_key.digest(secret), tenant, **limits)
+    return KeyRecord(api_key.hash_key(secret), tenant, **limits)
 
 
 async def test_a_key_is_kept_as_its_hash(store: Store, raw: redis.Redis):
@@ -74,7 +74,7 @@ async def test_one_that_cannot_be_read_is_good_for_nothing(store: Store, raw: re
     good, other = record("good"), record("other")
     await store.put_key(good)
     await raw.hset("test:keys", "0" * 64, b'{"sha256":"x"}')
-    await raw.hset("test:keys", "1" * 64, api_key.encode(other))  # filed under a hash that is not its own
+    await raw.hset("test:keys", "1" * 64, api_key.encode_key_record(other))  # filed under a hash that is not its own
 
     assert set(await store.keys()) == {good.sha256}
 

@@ -13,7 +13,7 @@ from omnibus import store as stores
 from omnibus.errors import NotFound, ProtocolError
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
-from omnibus.store import Past, PlanLed, PlanProblem, StaleEpoch, Store
+from omnibus.store import PlanHistoryEntry, PlanLed, PlanProblem, StaleEpoch, Store
 
 PATIENCE = 15.0  # seconds
 LEASE = 30.0  # seconds
@@ -39,10 +39,10 @@ async def test_a_staged_plan_is_there_and_changes_nothing(store: Store, raw: red
 
     await store.stage_plan(plan(2, seed=5), "me", LEASE)
 
-    assert await store.staged() == plan(2, seed=5)
+    assert await store.staged_plan() == plan(2, seed=5)
     assert await store.plan() == plan(1)
-    assert (await store.stand())[:3] == (1, 2, 0)
-    assert plans.decode(await raw.get("test:plan:staged")) == plan(2, seed=5)
+    assert (await store.plan_state())[:3] == (1, 2, 0)
+    assert plans.decode_plan(await raw.get("test:plan:staged")) == plan(2, seed=5)
 
 
 async def test_a_swap_takes_what_is_staged_away(store: Store, raw: redis.Redis):
@@ -51,8 +51,8 @@ async def test_a_swap_takes_what_is_staged_away(store: Store, raw: redis.Redis):
 
     await store.swap_plan(plan(2))
 
-    assert await store.staged() is None
-    assert (await store.stand())[:2] == (2, 0)
+    assert await store.staged_plan() is None
+    assert (await store.plan_state())[:2] == (2, 0)
     assert not await raw.exists("test:plan:lead")
 
 
@@ -61,7 +61,7 @@ async def test_a_swap_may_stage_the_next_plan_in_the_same_step(store: Store):
 
     await store.swap_plan(plan(1), then=plan(2))
 
-    assert (await store.stand())[:2] == (1, 2)
+    assert (await store.plan_state())[:2] == (1, 2)
     with pytest.raises(PlanLed, match="planner me leads"):
         await store.stage_plan(plan(3), "other", LEASE)
 
@@ -87,7 +87,7 @@ async def test_a_swap_of_what_another_plan_was_staged_after_is_refused(store: St
         await store.swap_plan(plan(2))
 
     assert caught.value.current == 2
-    assert await store.staged() == plan(3)
+    assert await store.staged_plan() == plan(3)
     await store.swap_plan(plan(3))
 
 
@@ -97,10 +97,10 @@ async def test_only_the_leader_may_stage_another_plan_or_none(store: Store):
     with pytest.raises(PlanLed):
         await store.stage_plan(plan(2), "other", LEASE)
     assert not await store.unstage_plan("other")
-    assert await store.staged() == plan(1)
+    assert await store.staged_plan() == plan(1)
     await store.stage_plan(plan(2), "me", LEASE)
     assert await store.unstage_plan("me")
-    assert await store.staged() is None
+    assert await store.staged_plan() is None
     assert not await store.unstage_plan("me")
 
 
@@ -126,7 +126,7 @@ async def test_of_planners_that_stage_at_once_one_leads(store: Store, valkey_url
     won = [number for number, outcome in enumerate(outcomes) if outcome is None]
     assert len(won) == 1
     assert all(isinstance(outcome, PlanLed) for number, outcome in enumerate(outcomes) if number not in won)
-    assert await store.staged() == plan(won[0] + 1, seed=won[0])
+    assert await store.staged_plan() == plan(won[0] + 1, seed=won[0])
     for rival in rivals:
         await rival.close()
 
@@ -135,14 +135,14 @@ async def test_of_planners_that_stage_at_once_one_leads(store: Store, valkey_url
 async def test_what_cannot_be_read_is_staged_over_and_swapped_away(store: Store, raw: redis.Redis, body: str):
     await raw.set("test:plan:staged", body)
 
-    assert (await store.stand())[:2] == (0, 0)
+    assert (await store.plan_state())[:2] == (0, 0)
     with pytest.raises(ProtocolError):
-        await store.staged()
+        await store.staged_plan()
     await store.stage_plan(plan(1), "me", LEASE)
-    assert await store.staged() == plan(1)
+    assert await store.staged_plan() == plan(1)
     await raw.set("test:plan:staged", body)
     await store.swap_plan(plan(1))
-    assert await store.staged() is None
+    assert await store.staged_plan() is None
 
 
 async def test_every_change_of_the_stand_is_announced(store: Store):
@@ -171,13 +171,13 @@ async def test_every_change_of_the_stand_is_announced(store: Store):
 
 async def test_staged_plans_of_one_epoch_are_told_apart(store: Store):
     await store.stage_plan(plan(1), "me", LEASE)
-    first = await store.stand()
+    first = await store.plan_state()
     await store.unstage_plan("me")
     await store.stage_plan(plan(1, seed=1), "me", LEASE)
-    second = await store.stand()
+    second = await store.plan_state()
 
     assert first[:3] == second[:3]
-    assert (first.mark, second.mark) == (stores.mark(plan(1)), stores.mark(plan(1, seed=1)))
+    assert (first.mark, second.mark) == (stores.plan_mark(plan(1)), stores.plan_mark(plan(1, seed=1)))
     assert first.mark != second.mark
 
 
@@ -188,8 +188,10 @@ async def test_the_history_has_the_newest_first_and_an_end(store: Store):
     for epoch in range(1, 6):
         await store.swap_plan(plan(epoch, reason=f"reason {epoch}"))
 
-    assert await store.history() == [Past(epoch, plan(epoch, reason=f"reason {epoch}"), "") for epoch in (5, 4, 3)]
-    assert [each.epoch for each in await store.history(1)] == [5]
+    assert await store.plan_history() == [
+        PlanHistoryEntry(epoch, plan(epoch, reason=f"reason {epoch}"), "") for epoch in (5, 4, 3)
+    ]
+    assert [each.epoch for each in await store.plan_history(1)] == [5]
 
 
 async def test_plans_that_are_kept_no_more_leave_nothing_behind(store: Store, raw: redis.Redis):
@@ -209,7 +211,7 @@ async def test_the_current_plan_is_kept_whatever_the_setting(valkey_url: str, ra
         await store.swap_plan(plan(epoch))
 
     assert await store.plan() == plan(2)
-    assert [each.epoch for each in await store.history()] == [2]
+    assert [each.epoch for each in await store.plan_history()] == [2]
     await store.close()
 
 
@@ -220,7 +222,7 @@ async def test_a_pinned_plan_is_kept(store: Store):
         await store.swap_plan(plan(epoch))
 
     assert await store.plan(1) == plan(1)
-    assert [each.epoch for each in await store.history()] == [7, 6, 5, 1]
+    assert [each.epoch for each in await store.plan_history()] == [7, 6, 5, 1]
 
 
 async def test_what_of_the_past_cannot_be_read_is_said(store: Store, raw: redis.Redis):
@@ -229,9 +231,9 @@ async def test_what_of_the_past_cannot_be_read_is_said(store: Store, raw: redis.
     await raw.set("test:plan:1", "{")
     await raw.delete("test:plan:2")
 
-    current, lost, strange = await store.history()
+    current, lost, strange = await store.plan_history()
 
-    assert current == Past(3, plan(3), "")
+    assert current == PlanHistoryEntry(3, plan(3), "")
     assert (lost.plan, strange.plan) == (None, None)
     assert lost.fault
     assert "cannot be read" in strange.fault
@@ -244,11 +246,11 @@ async def test_a_plan_is_pinned_and_pinned_no_more(store: Store, raw: redis.Redi
     await store.swap_plan(plan(1))
 
     await store.pin_plan(1)
-    pinned = await store.stand()
+    pinned = await store.plan_state()
     await store.unpin_plan()
 
     assert pinned.pin == 1
-    assert (await store.stand()).pin == 0
+    assert (await store.plan_state()).pin == 0
     assert not await raw.exists("test:plan:pin")
 
 
@@ -259,13 +261,13 @@ async def test_what_is_not_kept_cannot_be_pinned(store: Store, epoch: int):
     with pytest.raises(NotFound, match="omnibus plan history"):
         await store.pin_plan(epoch)
 
-    assert (await store.stand()).pin == 0
+    assert (await store.plan_state()).pin == 0
 
 
 async def test_a_swap_may_pin_its_plan_in_the_same_step(store: Store):
     await store.swap_plan(plan(4), pin=True)
 
-    assert (await store.stand())[:3] == (4, 0, 4)
+    assert (await store.plan_state())[:3] == (4, 0, 4)
 
 
 # Problems
@@ -273,21 +275,21 @@ async def test_a_swap_may_pin_its_plan_in_the_same_step(store: Store):
 
 async def test_problems_are_said_by_name_and_withdrawn(store: Store, raw: redis.Redis):
     one, other = PlanProblem(1.0, "no executor", 5.0), PlanProblem(2.0, "no cluster")
-    await store.tell_problem("planner", one)
-    await store.tell_problem("reconcile", other)
+    await store.put_problem("planner", one)
+    await store.put_problem("reconcile", other)
     await raw.hset("test:plan:problems", "strange", "{")
 
-    both = await store.problems()
-    await store.tell_problem("planner", None)
+    both = await store.plan_problems()
+    await store.put_problem("planner", None)
 
     assert both == {"planner": one, "reconcile": other}
-    assert await store.problems() == {"reconcile": other}
+    assert await store.plan_problems() == {"reconcile": other}
 
 
 async def test_a_call_can_be_cancelled_at_any_moment(store: Store):
     async def work() -> None:
         while True:
-            await store.stand()
+            await store.plan_state()
 
     for moment in range(60):
         working = asyncio.ensure_future(work())

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.errors import BadRequest, StoreUnavailable
-from omnibus.profile import ModelProfile, OptionProfile, TypeProfile, Work, decode
+from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile, decode_profile
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 
@@ -21,7 +21,7 @@ def profile(model: str, seconds: float = 0.5) -> ModelProfile:
         family="qwen2_5_vl",
         components=("thinker",),
         types={"thinker": TypeProfile(("thinker",), 1.0)},
-        options={"L": OptionProfile(("thinker",), work=(Work(("thinker",), seconds),))},
+        options={"L": OptionProfile(("thinker",), work=(RoleCost(("thinker",), seconds),))},
     )
 
 
@@ -31,7 +31,7 @@ async def test_a_profile_is_kept_by_its_model(store: Store, raw: redis.Redis):
 
     assert await store.profile("a") == profile("a")
     assert await store.profiles() == {"a": profile("a"), "google/b": profile("google/b")}
-    assert decode(await raw.hget("test:profiles", "a")) == profile("a")
+    assert decode_profile(await raw.hget("test:profiles", "a")) == profile("a")
 
 
 async def test_there_is_none_before_one_was_put(store: Store):

@@ -7,30 +7,30 @@ import redis.asyncio as redis
 
 from omnibus.errors import StoreUnavailable
 from omnibus.settings import StoreSettings
-from omnibus.store import Said, Store
+from omnibus.store import SpokenAnswer, Store
 
 
-def said(text: str) -> Said:
-    return Said(text, time.time() + 60)
+def said(text: str) -> SpokenAnswer:
+    return SpokenAnswer(text, time.time() + 60)
 
 
 async def test_what_was_said_is_found_by_its_id(store: Store):
     first, second = said("hello"), said("grüß dich")
-    await store.put_said("audio_1", first, 60)
-    await store.put_said("audio_2", second, 60)
+    await store.put_spoken_answer("audio_1", first, 60)
+    await store.put_spoken_answer("audio_2", second, 60)
 
-    assert await store.said(["audio_2", "audio_1"]) == {"audio_1": first, "audio_2": second}
+    assert await store.spoken_answers(["audio_2", "audio_1"]) == {"audio_1": first, "audio_2": second}
 
 
 async def test_other_ids_are_left_out(store: Store):
-    await store.put_said("audio_1", said("hello"), 60)
+    await store.put_spoken_answer("audio_1", said("hello"), 60)
 
-    assert list(await store.said(["audio_1", "audio_9"])) == ["audio_1"]
-    assert await store.said([]) == {}
+    assert list(await store.spoken_answers(["audio_1", "audio_9"])) == ["audio_1"]
+    assert await store.spoken_answers([]) == {}
 
 
 async def test_it_is_forgotten_in_time(store: Store, raw: redis.Redis):
-    await store.put_said("audio_1", said("hello"), 60)
+    await store.put_spoken_answer("audio_1", said("hello"), 60)
 
     assert 59_000 < await raw.pttl("test:audio:audio_1") <= 60_000
 
@@ -38,7 +38,7 @@ async def test_it_is_forgotten_in_time(store: Store, raw: redis.Redis):
 async def test_one_that_cannot_be_read_is_left_out(store: Store, raw: redis.Redis, caplog: pytest.LogCaptureFixture):
     await raw.set("test:audio:audio_1", b"{")
 
-    assert await store.said(["audio_1"]) == {}
+    assert await store.spoken_answers(["audio_1"]) == {}
     assert "audio_1 cannot be read" in caplog.text
 
 
@@ -46,5 +46,5 @@ async def test_without_a_server_it_is_said_so():
     store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
 
     with pytest.raises(StoreUnavailable):
-        await store.said(["audio_1"])
+        await store.spoken_answers(["audio_1"])
     await store.close()

@@ -10,7 +10,7 @@ import redis.asyncio as redis
 from omnibus.errors import ProtocolError
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
-from omnibus.store import Store, mark
+from omnibus.store import Store, plan_mark
 from omnibus.store.seal import Seal
 from tests.contract.test_store_apps import app
 
@@ -51,9 +51,9 @@ async def test_what_is_signed_is_read_by_who_has_the_secret(store: Store):
 
     assert await store.app("poem") == app()
     assert await store.apps() == {"poem": app()}
-    assert (await store.plan(), await store.staged()) == (plan(1), plan(2))
-    assert (await store.history())[0].plan == plan(1)
-    assert (await store.stand()).mark == mark(plan(2))
+    assert (await store.plan(), await store.staged_plan()) == (plan(1), plan(2))
+    assert (await store.plan_history())[0].plan == plan(1)
+    assert (await store.plan_state()).mark == plan_mark(plan(2))
 
 
 async def test_the_functions_of_the_store_read_signed_documents(store: Store):
@@ -62,7 +62,7 @@ async def test_the_functions_of_the_store_read_signed_documents(store: Store):
     await store.stage_plan(plan(4), "one", 60.0)
 
     assert (await store.apps())["poem"].version == 2
-    assert (await store.stand()).staged == 4
+    assert (await store.plan_state()).staged == 4
 
 
 async def test_an_app_that_a_stranger_wrote_is_left_out_and_it_is_logged(
@@ -83,8 +83,8 @@ async def test_a_plan_that_a_stranger_wrote_is_refused(store: Store, unsigned: S
     with pytest.raises(ProtocolError, match="OMNIBUS_STORE_SECRET"):
         await store.plan()
     with pytest.raises(ProtocolError, match="OMNIBUS_STORE_SECRET"):
-        await store.staged()
-    assert [(past.plan, "not signed" in past.fault) for past in await store.history()] == [(None, True)]
+        await store.staged_plan()
+    assert [(past.plan, "not signed" in past.fault) for past in await store.plan_history()] == [(None, True)]
 
 
 async def test_a_planner_replaces_a_plan_that_is_not_signed(store: Store, unsigned: Store):
@@ -141,5 +141,5 @@ async def test_without_a_secret_everything_is_read(store: Store, unsigned: Store
     await store.swap_plan(plan(1), plan(2))
 
     assert await unsigned.apps() == {"poem": app()}
-    assert (await unsigned.plan(), await unsigned.staged()) == (plan(1), plan(2))
-    assert (await unsigned.stand()).mark == mark(plan(2))
+    assert (await unsigned.plan(), await unsigned.staged_plan()) == (plan(1), plan(2))
+    assert (await unsigned.plan_state()).mark == plan_mark(plan(2))

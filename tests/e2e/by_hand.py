@@ -10,7 +10,7 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import messages, subjects
-from omnibus.bus.messages import Chunk, End, Failed, Hop, Reply
+from omnibus.bus.messages import Chunk, Hop, InvocationEnd, NodeFailed, Reply
 from omnibus.graph import HANDLE, Invocation
 from omnibus.tensors.client import TensorClient
 from tests.e2e.questions import Question
@@ -32,7 +32,7 @@ async def recorded(system: System, body: Mapping[str, Any], path: str) -> Invoca
     async with Watch.on(system) as watch, system.http() as http:
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path})
         await watch.end(answer.headers["x-request-id"])
-    return graph.decode((await system.record(answer.headers["x-request-id"]))[0])
+    return graph.decode_invocation((await system.record(answer.headers["x-request-id"]))[0])
 
 
 async def again(system: System, record: Invocation, question: Question) -> Answer:
@@ -42,12 +42,12 @@ async def again(system: System, record: Invocation, question: Question) -> Answe
         taken = _Taken(tensors, len(record.nodes))
         await bus.subscribe(invocation.reply, lambda delivery: taken.take(delivery.data))
         for executor, node in dict(zip(invocation.route, invocation.nodes, strict=True)).items():
-            bus.publish(subjects.task(node.task, executor), graph.encode(invocation))
+            bus.publish(subjects.task_subject(node.task, executor), graph.encode_invocation(invocation))
         await asyncio.wait_for(taken.over.wait(), 30)
-        bus.publish(subjects.end(invocation.id), msgspec.json.encode(End(invocation.id, "done")))
-        tensors.end(invocation.id)
+        bus.publish(subjects.end_subject(invocation.id), msgspec.json.encode(InvocationEnd(invocation.id, "done")))
+        tensors.end_invocation(invocation.id)
 
-    assert not [one for one in taken.replies if isinstance(one, Failed)]
+    assert not [one for one in taken.replies if isinstance(one, NodeFailed)]
     assert taken.nodes == set(range(len(record.nodes)))
     chunks = [one for one in taken.replies if isinstance(one, Chunk) and one.output == "text"]
     return Answer("".join(one.data.get("text", "") for one in chunks), np.concatenate(taken.sound))
@@ -72,7 +72,7 @@ class _Taken:
                 self._tensors.release(message.handle)
             if isinstance(message, Hop):
                 self.nodes.add(message.node)
-            if isinstance(message, Failed) or len(self.nodes) == self._count:
+            if isinstance(message, NodeFailed) or len(self.nodes) == self._count:
                 self.over.set()
 
 
@@ -84,5 +84,11 @@ async def _mine(record: Invocation, files: Sequence[bytes], tensors: TensorClien
         handle = await tensors.put(np.frombuffer(file, np.uint8), invocation=id, deadline=now + 60)
         media = {**nodes[index].inputs["media"], HANDLE: msgspec.to_builtins(handle)}
         nodes[index] = graph.with_inputs(nodes[index], {"media": media})
-    changes = {"id": id, "created": now, "deadline": now + 60, "reply": subjects.reply(_ME), "nodes": tuple(nodes)}
+    changes = {
+        "id": id,
+        "created": now,
+        "deadline": now + 60,
+        "reply": subjects.reply_subject(_ME),
+        "nodes": tuple(nodes),
+    }
     return msgspec.structs.replace(record, **changes, retained=())  # nothing is to begin again

@@ -22,10 +22,10 @@ SAME_MODELS = tiny.RECIPE == corpus.RECIPE
 async def remember(system: System, golden: Golden) -> None:
     """Put a golden invocation, its end and its media where ``system`` would have kept them itself."""
     corpus.fill(Path(system.state.directory) / "media")
-    subject = subjects.record(golden.document["app"], golden.id)
+    subject = subjects.record_subject(golden.document["app"], golden.id)
     async with system.bus() as bus:
-        bus.record(subject, golden.body, f"{golden.id}.{golden.document['attempt']}")
-        bus.record(subject, golden.end_body, f"{golden.id}.end")
+        bus.publish_record(subject, golden.body, f"{golden.id}.{golden.document['attempt']}")
+        bus.publish_record(subject, golden.end_body, f"{golden.id}.end")
     await system.record(golden.id)
 
 
@@ -38,7 +38,7 @@ async def replayed(system: System, golden: Golden) -> list[dict[str, Any]]:
 async def published(system: System, golden: Golden) -> list[dict[str, Any]]:
     """All that ``omnibus.replay`` answers to a recorded body."""
     async with system.bus() as bus:
-        return [json.loads(part) async for part in bus.requests(subjects.REPLAY, golden.body, 60)]
+        return [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, golden.body, 60)]
 
 
 async def runs_as_it_ran(system: System, golden: Golden) -> None:
@@ -64,7 +64,7 @@ async def is_recorded_as_it_was(system: System, golden: Golden) -> None:
         await watch.end(id)
     begin, end = await system.record(id)
 
-    then, now = graph.decode(golden.body), graph.decode(begin)
+    then, now = graph.decode_invocation(golden.body), graph.decode_invocation(begin)
     assert [node.task for node in now.nodes] == [node.task for node in then.nodes]
     assert [node.digest for node in now.nodes] == [node.digest for node in then.nodes]
     assert (now.type, now.path, now.outputs, now.seed) == (then.type, then.path, then.outputs, then.seed)

@@ -45,7 +45,7 @@ _SHOWN = 12_000  # characters of the log that a failure prints
 
 def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
     """The usual deployment of a tiny model, with other ``options`` and ``paths`` if they are given."""
-    return {**catalog.declaration(family, str(checkpoint)), **changes}
+    return {**catalog.model_declaration(family, str(checkpoint)), **changes}
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ class System:
         own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16)}
         self.env = {**os.environ, **own, **settings}
         self.executors = {
-            subjects.token(f"{name}-{option}-{replica}")
+            subjects.subject_token(f"{name}-{option}-{replica}")
             for name, model in models.items()
             for option, spec in model.get("options", {}).items()
             for replica in range(spec.get("replicas", 1))
@@ -103,7 +103,7 @@ class System:
         while not self._begin():  # another program may take a port between its choice and its use
             assert "Address already in use" in self.log, "ended at once"
             self._lines.clear()
-        self.state = run_dir.read(environ=self.env)
+        self.state = run_dir.read_state(environ=self.env)
         self.urls = [
             f"http://127.0.0.1:{port}" for name, port in self.state.ports.items() if name.startswith("gateway")
         ]
@@ -190,8 +190,8 @@ class System:
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:
         """What executors say of themselves from now on."""
         heard: asyncio.Queue[bytes] = asyncio.Queue()
-        stop = await bus.subscribe(subjects.event(subjects.EXECUTOR), lambda d: heard.put_nowait(d.data))
-        bus.publish(subjects.event(subjects.CENSUS), b"{}")
+        stop = await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), lambda d: heard.put_nowait(d.data))
+        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         try:
             while True:
                 yield messages.decode_status(await heard.get())
@@ -262,7 +262,7 @@ class System:
     async def record(self, id: str, within: float = 10.0) -> tuple[bytes, dict[str, Any]]:
         """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""
         async with asyncio.timeout(within), self.bus() as bus:
-            while len(found := await bus.records(f"omnibus.inv.*.{id}")) < 2:
+            while len(found := await bus.read_records(f"omnibus.inv.*.{id}")) < 2:
                 await asyncio.sleep(0.05)
         begin, end = (delivery.data for delivery in found)
         return begin, json.loads(end)

@@ -45,8 +45,8 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
     (wish,) = re.findall(r"^asking qwen-image-world to draw: (.+)$", done.stdout, re.MULTILINE)
     assert f"who looks at its pixels and is no model sees: {wish}: right" in done.stdout
     assert f"qwen2.5-omni-world sees: {wish}: right" in done.stdout
-    seen = image_oracle.seen(np.asarray(Image.open(tmp_path / "answer.png")))
-    assert seen == scenes.said(wish)
+    seen = image_oracle.recognize_scene(np.asarray(Image.open(tmp_path / "answer.png")))
+    assert seen == scenes.scene_of_caption(wish)
     assert re.search(r"first sound after [\d.]+ s", done.stdout)
     for component in ("vision", "audio", "thinker", "talker", "vocoder"):
         assert re.search(rf"\[\d\] {component} +on qwen2_5-omni-world-\w+-0", done.stdout)
@@ -56,8 +56,8 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
 
 
 def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):
-    scene = scenes.Scene(1, "red", "circle", "middle", "white")
-    (tmp_path / "photo.png").write_bytes(scenes.png(scenes.drawn(scene, np.random.default_rng(0))))
+    scene = scenes.ShapeScene(1, "red", "circle", "middle", "white")
+    (tmp_path / "photo.png").write_bytes(scenes.encode_png(scenes.draw_scene(scene, np.random.default_rng(0))))
 
     done = demo(tmp_path, "--image", str(tmp_path / "photo.png"), "--prompt", "What do you see?")
 

@@ -37,7 +37,7 @@ async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response
         await watch.end(id)
         await system.ledger_is_empty()
         granted = (await tensors.stats())["granted_total"] - before
-    sent = graph.decode((await system.record(id))[0])
+    sent = graph.decode_invocation((await system.record(id))[0])
     options = dict(zip(sent.route, sent.options, strict=True))
     edges = {
         Edge(sent.options[chunk.node], options[delivery.subject.split(".")[2]], chunk.output)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from omnibus.bus import Delivery, messages, subjects
-from omnibus.bus.messages import Chunk, End
+from omnibus.bus.messages import Chunk, InvocationEnd
 from tests.e2e.system import System
 
 
@@ -46,12 +46,12 @@ class Watch:
     async def heartbeat(self, executor: str) -> None:
         """The next word of ``executor`` that it is ready: from here on it counts as alive for a while, come what may."""
         before = len(self.seen)
-        status = subjects.event(subjects.EXECUTOR)
+        status = subjects.event_subject(subjects.EXECUTOR)
         named = f'"id":"{executor}"'.encode()
         await self.until(lambda: any(one.subject == status and named in one.data for one in self.seen[before:]))
 
-    async def end(self, invocation: str) -> End:
-        return messages.decode_end((await self.first(subjects.end(invocation))).data)
+    async def end(self, invocation: str) -> InvocationEnd:
+        return messages.decode_end((await self.first(subjects.end_subject(invocation))).data)
 
     def replies(self) -> list[Any]:
         """What executors said to a gateway, in order."""

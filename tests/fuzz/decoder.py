@@ -68,7 +68,7 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decoders = {"audio": media.audio, "image": media.image, "video": media.video}
+    decoders = {"audio": media.decode_audio, "image": media.decode_image, "video": media.decode_video}
     while line := sys.stdin.buffer.readline():
         modality, length = line.split()
         data = sys.stdin.buffer.read(int(length))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omnibus import api_key, app_record, graph, plan, profile
 from omnibus.app import array_codec, protocol
 from omnibus.bus import messages
-from omnibus.errors import BadRequest, Problem, ProtocolError
+from omnibus.errors import BadRequest, ProblemDetails, ProtocolError
 from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.recording import dead_letters, records
@@ -55,13 +55,15 @@ def named(*words: str) -> list[bytes]:
     return [body for name, body in GOLDEN.items() if name.startswith(words)]
 
 
-LOAD = messages.encode(messages.LoadEvent("gw", 1, 1.0, 2, {"m": {"chat": messages.Load(1, 1, quantities={"a": 1.0})}}))
+LOAD = messages.encode(
+    messages.LoadEvent("gw", 1, 1.0, 2, {"m": {"chat": messages.LoadCounts(1, 1, quantities={"a": 1.0})}})
+)
 GATEWAY = messages.encode(messages.GatewayStatus("gw", 1, 1.0))
 LETTER = messages.encode(
-    dead_letters.DeadLetter(1, "a-0-1", "failed", 1.0, 1.0, "chat", "m", "t", "p", Problem("stage_failed", "x"))
+    dead_letters.DeadLetter(1, "a-0-1", "failed", 1.0, 1.0, "chat", "m", "t", "p", ProblemDetails("stage_failed", "x"))
 )
 BUS: dict[str, tuple[Decode, list[bytes]]] = {
-    "invocations": (graph.decode, list(golden.invocations().values())),
+    "invocations": (graph.decode_invocation, list(golden.invocations().values())),
     "replies": (messages.decode_replies, named("reply_")),
     "edges": (messages.decode_edges, named("edge_")),
     "ends": (messages.decode_end, named("end")),
@@ -70,7 +72,7 @@ BUS: dict[str, tuple[Decode, list[bytes]]] = {
     "loads": (messages.decode_load, [LOAD]),
     "plan_events": (messages.decode_plan_event, named("plan_event")),
     "ended": (records.decode_end, ENDS),
-    "dead_letters": (dead_letters.decode, [LETTER]),
+    "dead_letters": (dead_letters.decode_dead_letter, [LETTER]),
 }
 
 
@@ -91,9 +93,9 @@ def test_a_message_of_the_bus_is_read_or_refused(parser: str):
 @examples(150)
 @given(data=bodies(BUS["invocations"][1]))
 def test_the_references_of_an_invocation_are_checked_or_refused(data: bytes):
-    invocation = typed(graph.decode, data)
+    invocation = typed(graph.decode_invocation, data)
     if invocation is not None:
-        typed(lambda _: graph.verify(invocation.nodes), data)
+        typed(lambda _: graph.verify_uses(invocation.nodes), data)
         [invocation.seed_of(node) for node in range(len(invocation.nodes))]
 
 
@@ -105,9 +107,11 @@ def test_a_record_is_an_end_or_none(data: bytes):
 
 # The store
 
-_DECLARED = msgspec.convert({"m": catalog.declaration("qwen2_5_omni", "")}, dict[str, declarations_file.Declared])
-PLAN = plan.encode(Plan(1, 0, 1000.0, declarations_file.plans(_DECLARED)))
-APP = app_record.encode(
+_DECLARED = msgspec.convert(
+    {"m": catalog.model_declaration("qwen2_5_omni", "")}, dict[str, declarations_file.DeclaredModel]
+)
+PLAN = plan.encode_plan(Plan(1, 0, 1000.0, declarations_file.build_static_plans(_DECLARED)))
+APP = app_record.encode_app_record(
     app_record.AppRecord(
         "shout", 1, app_record.AppSource("directory", "shout", "/apps"), "", "",
         (app_record.TaskRecord("a", "k", "m", "c", "llm", True, "a:B", {"times": 2}),),
@@ -116,19 +120,22 @@ APP = app_record.encode(
 )  # fmt: skip
 PROFILE = (Path(__file__).parents[2] / "examples" / "simulated" / "profile.json").read_bytes()
 JOB = job_payload.encode(
-    job_payload.Work(model="m", wish={"prompt": "a boat", "seconds": 1.0, "width": 64, "height": 32})
+    job_payload.VideoJobSpec(model="m", wish={"prompt": "a boat", "seconds": 1.0, "width": 64, "height": 32})
 )
 
 
 def job(data: bytes) -> Any:
-    return job_payload.decode(JobRecord(id="video_1", request=data, created=1.0, until=2.0, expires=3.0))
+    return job_payload.decode_job(JobRecord(id="video_1", request=data, created=1.0, until=2.0, expires=3.0))
 
 
 STORE: dict[str, tuple[Decode, list[bytes]]] = {
-    "plans": (plan.decode, [PLAN]),
-    "apps": (app_record.decode, [APP]),
-    "profiles": (profile.decode, [PROFILE]),
-    "keys": (api_key.decode, [api_key.encode(api_key.KeyRecord("0" * 64, "alice", rate=2.0, note="x"))]),
+    "plans": (plan.decode_plan, [PLAN]),
+    "apps": (app_record.decode_app_record, [APP]),
+    "profiles": (profile.decode_profile, [PROFILE]),
+    "keys": (
+        api_key.decode_key_record,
+        [api_key.encode_key_record(api_key.KeyRecord("0" * 64, "alice", rate=2.0, note="x"))],
+    ),
     "jobs": (job, [JOB]),
 }
 
@@ -149,19 +156,19 @@ def test_a_document_of_the_store_is_read_or_refused(parser: str):
 
 # The link to an app's process
 
-_PIECE = array_codec.Piece({"text": "a"}, array_codec.Array("float32", (2, 1), bytes(8)))
-_NODE = graph.Node("spell", "spell", {"text": "ab"}, graph.digest("spell", {"text": "ab"}))
+_PIECE = array_codec.PackedItem({"text": "a"}, array_codec.Array("float32", (2, 1), bytes(8)))
+_NODE = graph.GraphNode("spell", "spell", {"text": "ab"}, graph.call_digest("spell", {"text": "ab"}))
 FRAMES = [
-    protocol.encode(message)
+    protocol.encode_message(message)
     for message in (
-        protocol.Load(app_record.AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
+        protocol.LoadApp(app_record.AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
         protocol.Serve(1, "gw-1", b'{"a": 1}', protocol.JSON, 7, 12.5),
         protocol.Items(1, 0, 2, "text", (_PIECE,), True),
         protocol.Submit(1, 0, protocol.Segment((_NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
-        protocol.Answer(1, b"[]", {"text": (0, 1, "text")}),
+        protocol.ServeAnswer(1, b"[]", {"text": (0, 1, "text")}),
         protocol.Give(1, "text", (_PIECE,), True),
-        protocol.Part(1, b"1"),
-        protocol.Ready(protocol.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
+        protocol.AnswerPart(1, b"1"),
+        protocol.AppReady(protocol.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
     )
 ]
 
@@ -171,11 +178,11 @@ def link(data: bytes) -> None:
     for body in protocol.Frames().feed(data):
         typed(protocol.to_worker, body)
         message = typed(protocol.from_worker, body)
-        if isinstance(message, protocol.Answer):
-            typed(output_buffer.names, message.body)
-            typed(output_buffer.checked, message.body)
+        if isinstance(message, protocol.ServeAnswer):
+            typed(output_buffer.output_names, message.body)
+            typed(output_buffer.check_json_line, message.body)
         if isinstance(message, protocol.Give):
-            typed(lambda _, items=message.items: array_codec.unpack(items), body)
+            typed(lambda _, items=message.items: array_codec.unpack_items(items), body)
 
 
 @corpus.tries("app_frames")
@@ -195,16 +202,16 @@ def test_a_frame_of_an_app_is_read_or_refused(data: bytes):
 def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], data: bytes):
     array = array_codec.Array(dtype, tuple(shape), data)
 
-    typed(lambda _: array_codec.unpack([array_codec.Piece({}, array)]), data)
+    typed(lambda _: array_codec.unpack_items([array_codec.PackedItem({}, array)]), data)
 
 
 # Outputs on the disk, and what the nursery is asked for
 
-_ROWS = capture.Piece({"tokens": 2}, np.ones((2, 3), "float32"))
+_ROWS = capture.RecordedChunk({"tokens": 2}, np.ones((2, 3), "float32"))
 OUTPUTS = [
-    capture.pack([]),
-    capture.pack([_ROWS, capture.Piece({}, last=True)]),
-    capture.pack([capture.Piece({"ids": [1]}, empty=True)]),
+    capture.pack_chunks([]),
+    capture.pack_chunks([_ROWS, capture.RecordedChunk({}, last=True)]),
+    capture.pack_chunks([capture.RecordedChunk({"ids": [1]}, empty=True)]),
 ]
 
 
@@ -213,7 +220,7 @@ OUTPUTS = [
 @given(data=mutated(OUTPUTS) | st.binary(max_size=64))
 def test_a_recorded_output_is_read_or_refused(data: bytes):
     with corpus.recorded("outputs", data):
-        typed(capture.unpack, data)
+        typed(capture.unpack_chunks, data)
 
 
 @examples(300)
@@ -232,12 +239,16 @@ def test_a_recorded_output_is_read_or_refused(data: bytes):
 def test_a_recorded_output_of_any_shape_is_read_or_refused(entries: list[Any], rest: bytes):
     head = json.dumps(entries).encode()
 
-    typed(capture.unpack, len(head).to_bytes(8, "big") + head + rest)
+    typed(capture.unpack_chunks, len(head).to_bytes(8, "big") + head + rest)
 
 
 @corpus.tries("births")
 @examples(300)
-@given(data=mutated([fork_client.pack(["a.b", "-c"], {b"A": b"1"}, "/tmp"), fork_client.pack(["a"], {}, "")]))
+@given(
+    data=mutated(
+        [fork_client.pack_request(["a.b", "-c"], {b"A": b"1"}, "/tmp"), fork_client.pack_request(["a"], {}, "")]
+    )
+)
 def test_a_request_to_the_nursery_is_read_or_refused(data: bytes):
     with corpus.recorded("births", data):
-        typed(fork_client.unpack, data, (ValueError,))
+        typed(fork_client.unpack_request, data, (ValueError,))

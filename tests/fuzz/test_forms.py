@@ -40,7 +40,7 @@ TYPES = [
 
 def read(body: bytes, type: str = TYPE) -> None:
     began = time.thread_time()
-    form = value_or_refusal(multipart.parse, body, type)
+    form = value_or_refusal(multipart.parse_form, body, type)
     if not isinstance(form, Rejected):
         value_or_refusal(form.fields, "image", "timestamp_granularities")
         value_or_refusal(form.file, "file")

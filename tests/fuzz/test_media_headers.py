@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omnibus.errors import Rejected
 from services.gateway.media import data_url, urls
 from services.gateway.media.headers.sniff import READERS
-from services.gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect
+from services.gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect_media
 from tests.fuzz import seeds
 from tests.fuzz.corpus import recorded, tries
 from tests.fuzz.mutate import mutated
@@ -27,7 +27,7 @@ LIMIT = 1 << 20
 
 def read(data: bytes, modality: str, declared: str = "") -> None:
     began = time.thread_time()
-    info = value_or_refusal(inspect, data, modality, declared)
+    info = value_or_refusal(inspect_media, data, modality, declared)
     if not isinstance(info, Rejected):
         assert 0 <= info.width * info.height <= DEFAULT_LIMITS.pixels
         assert info.seconds is None or (math.isfinite(info.seconds) and info.seconds > 0)
@@ -135,7 +135,7 @@ def test_a_data_url_of_one_piece_again_and_again_is_decided_soon(piece: str):
 @given(data=mutated([text.encode() for text in TEXTS]))
 def test_the_address_of_a_file_is_taken_apart_or_refused(data: bytes):
     with recorded("urls", data):
-        target = value_or_refusal(urls.parse, data.decode(errors="replace"), urls.UrlRules())
+        target = value_or_refusal(urls.parse_url, data.decode(errors="replace"), urls.UrlRules())
         if not isinstance(target, Rejected):
             assert target.scheme == "https"
             assert target.port in (80, 443)

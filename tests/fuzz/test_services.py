@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from omnibus.bus import subjects
 from omnibus.errors import OmnibusError
 from omnibus.tensors.handle import Handle
-from omnibus.tensors.protocol import FRAME_BYTES, Frame, Verb, encode
+from omnibus.tensors.protocol import FRAME_BYTES, SidecarFrame, Verb, encode_frame
 from tests.fuzz import corpus
 from tests.fuzz.mutate import EDGES, JUNK, NO_JSON, bodies, mutated, spoilt
 from tests.fuzz.profile import examples
@@ -66,17 +66,17 @@ def subject_names(home: Any) -> list[str]:
     task = next(iter(home.place.executors[executor].identity.tasks))
     reply = home.dispatcher.reply
     return [
-        subjects.task(task),
-        subjects.task(task, executor),
-        subjects.edge(executor),
-        f"{subjects.unheard(executor)}.x",
+        subjects.task_subject(task),
+        subjects.task_subject(task, executor),
+        subjects.edge_subject(executor),
+        f"{subjects.no_responders_prefix(executor)}.x",
         reply,
         f"{reply}.x",
         f"{reply}.a.1.b",
         f"{reply}.a.b.c.d",
-        subjects.refused("gw", "gw-0-1", 0, executor),
-        subjects.end("gw-0-1"),
-        *(subjects.event(name) for name in ("executor", "gateway", "census", "plan", "gone", "load")),
+        subjects.refused_subject("gw", "gw-0-1", 0, executor),
+        subjects.end_subject("gw-0-1"),
+        *(subjects.event_subject(name) for name in ("executor", "gateway", "census", "plan", "gone", "load")),
     ]
 
 
@@ -90,7 +90,7 @@ def test_hostile_messages_harm_neither_gateway_nor_executors(running: Running, c
             if len(body) < 64 << 10:
                 home.bus.publish(subject, body, reply=reply)
         await asyncio.sleep(0)
-        home.bus.publish(subjects.event(subjects.CENSUS), b"{}")
+        home.bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
     @examples(120, cost=4)
     @given(
@@ -118,7 +118,7 @@ def for_here(home: Any, document: dict[str, Any]) -> dict[str, Any]:
     inputs = {"messages": [{"role": "user", "content": "hi"}], "items": [], "params": {"max_tokens": 4, "say": None}}
     node = {"task": task, "component": component, "inputs": inputs, "digest": "0" * 16, "uses": []}
     changes = {"nodes": [node], "outputs": [[0, "text"]], "route": [executor.identity.id], "options": ["M"]}
-    return {**document, **changes, "model": OMNI, "deadline": 4e9, "reply": subjects.reply("nobody")}
+    return {**document, **changes, "model": OMNI, "deadline": 4e9, "reply": subjects.reply_subject("nobody")}
 
 
 def test_a_hostile_invocation_ends_or_runs_and_holds_nothing_once_it_is_ended(running: Running):
@@ -127,11 +127,11 @@ def test_a_hostile_invocation_ends_or_runs_and_holds_nothing_once_it_is_ended(ru
     task, executor = good["nodes"][0]["task"], good["route"][0]
 
     async def send(body: bytes) -> None:
-        home.bus.publish(subjects.task(task, executor), body)
+        home.bus.publish(subjects.task_subject(task, executor), body)
         await asyncio.sleep(0)
         if isinstance(document := json.loads(body), dict) and isinstance(id := document.get("id"), str):
             end = json.dumps({"v": 1, "msgs": [{"t": "end", "inv": id, "status": "cancelled", "attempt": 99}]})
-            home.bus.publish(subjects.edge(executor), end.encode())
+            home.bus.publish(subjects.edge_subject(executor), end.encode())
 
     @examples(120, cost=4)
     @given(spoilt([good]))
@@ -150,7 +150,7 @@ def test_a_hostile_replay_is_answered_with_one_problem_or_runs(running: Running)
     headers = st.dictionaries(names, st.text(max_size=8), max_size=2)
 
     async def replay(body: bytes, more: dict[str, str]) -> list[Any]:
-        return [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, 20.0, more)]
+        return [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, 20.0, more)]
 
     @corpus.tries("replays", headers={})
     @examples(100, cost=4)
@@ -230,13 +230,13 @@ _PLACES = st.integers(0, FRAME_BYTES - 1)
 _NUMBERS = st.sampled_from([abs(each) % 2**64 for each in EDGES]) | st.integers(0, 64)
 _TIMES = st.sampled_from([0.0, -1.0, 1.0, 4e9, 1e300, float("inf"), float("nan")])
 FRAMES = st.builds(
-    lambda verb, request, readers, block, generation, nbytes, deadline, wait, text: encode(
-        Frame(verb, request, readers, block, generation, nbytes, 0, deadline, wait, text)
+    lambda verb, request, readers, block, generation, nbytes, deadline, wait, text: encode_frame(
+        SidecarFrame(verb, request, readers, block, generation, nbytes, 0, deadline, wait, text)
     ),
     st.sampled_from([int(verb) for verb in Verb]) | st.integers(0, 255),
     st.integers(0, 5), st.integers(0, 65535), _NUMBERS, _NUMBERS, _NUMBERS, _TIMES, _TIMES, st.binary(max_size=64),
 )  # fmt: skip
-HELLO = encode(Frame(Verb.HELLO, 1, text=b"stranger"))
+HELLO = encode_frame(SidecarFrame(Verb.HELLO, 1, text=b"stranger"))
 
 
 @corpus.tries("sidecar_frames", greeted=True)
@@ -263,7 +263,7 @@ async def _strange(data: bytes) -> None:
             writer.close()
             await nodes.until(lambda: sidecar.snapshot()["clients"] == 1)
             await _own_is_whole(client, mine)
-            client.end("i")
+            client.end_invocation("i")
             await client.stats()
 
 

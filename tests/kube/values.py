@@ -10,8 +10,8 @@ from typing import Any
 
 from omnibus import settings
 from omnibus.bus import permissions
-from omnibus.plan import Option
-from services.planner.declared.model import Declared
+from omnibus.plan import DeploymentOption
+from services.planner.declared.model import DeclaredModel
 from tests.kube.helm import CHART
 
 SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf"
@@ -50,8 +50,8 @@ def parts() -> dict[str, Any]:
     model = known.get("model", {}).get("properties", {})
     return {
         "settings": _object(areas),
-        "option": _object(_kept(option, Option.__struct_fields__)),
-        "model": {**_object(_kept(model, Declared.__struct_fields__)), "required": ["family", "checkpoint"]},
+        "option": _object(_kept(option, DeploymentOption.__struct_fields__)),
+        "model": {**_object(_kept(model, DeclaredModel.__struct_fields__)), "required": ["family", "checkpoint"]},
     }
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     whole = json.loads(SCHEMA.read_text())
     whole["$defs"] |= parts()
     SCHEMA.write_text(json.dumps(whole, indent=1) + "\n")
-    USERS.write_text(permissions.config())
+    USERS.write_text(permissions.server_config())
 
 
 if __name__ == "__main__":

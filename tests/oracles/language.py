@@ -9,7 +9,7 @@ import torch
 
 from omnibus_models import torchvision_cpu
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -9,7 +9,7 @@ import torch
 from omnibus_models import torchvision_cpu
 from tests.models_oracle import _FPS, Media, Messages, _answer, _chat, _frames, _picture, _samples
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 
 class Answer(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from omnibus_models import torchvision_cpu
 from tests.models_oracle import _FPS, Media, Messages, _answer, _chat, _frames, _picture
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 
 def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> tuple[list[int], str]:

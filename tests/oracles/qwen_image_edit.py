@@ -13,7 +13,7 @@ from PIL import Image
 
 from omnibus_models import torchvision_cpu
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 
 def edited(

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.identity import Identity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Job
-from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.task import UnitTask, use
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.media.blob_store import MediaKeep
-from services.gateway.request.load_report import Loads
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
-from services.gateway.request.request import Run, Runs
-from services.gateway.routing.executors import Members
+from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.sidecar.server import Sidecar
 from tests.unit.executor.arithmetic import LIMIT, Does
@@ -45,7 +45,7 @@ CREDITS = 64
 
 def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> ModelPlan:
     """Requests are spread evenly over ``paths``; an option is called after its components."""
-    options = {name: Option(tuple(name.split("+")), "generator") for path in paths for name in path}
+    options = {name: DeploymentOption(tuple(name.split("+")), "generator") for path in paths for name in path}
     ways = tuple(
         Path(">".join(path), {component: option for option in path for component in option.split("+")}, 1.0)
         for path in paths
@@ -66,15 +66,15 @@ class Estate:
 
     async def open(self) -> None:
         bus, tensors = await self._connect("gateway")
-        self.members = Members()
+        self.members = ExecutorTable()
         self.router = Router("gw", self.members)
         self.router.plan = Plan(1, 0, 1000.0, {name: model(*spec) for name, spec in MODELS.items()})
         self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT, quarantine=600.0)
         settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
-        keep = MediaKeep(settings.media_dir, settings.media_bytes)
+        keep = MediaStore(settings.media_dir, settings.media_bytes)
         records = Records(bus, True, keep)
-        loads = Loads(self.router, bus, LIMIT)
-        self.runs = Runs(settings, self.router, self.dispatcher, tensors, records, keep, loads)
+        loads = LoadReporter(self.router, bus, LIMIT)
+        self.runs = RequestFactory(settings, self.router, self.dispatcher, tensors, records, keep, loads)
         await bus.open_records(600.0, 1 << 30)
         await self.dispatcher.startup()
         self._closing.append(self.dispatcher.shutdown)
@@ -89,7 +89,7 @@ class Estate:
 
         def heard() -> bool:
             found = [self.members.get(executor.identity.id) for executor in self.executors]
-            return all(member is not None and member.fit(time.monotonic()) for member in found)
+            return all(member is not None and member.is_fit(time.monotonic()) for member in found)
 
         await nodes.until(heard)
 
@@ -102,16 +102,18 @@ class Estate:
     async def _executor(self, name: str, option: str, tasks: dict[str, UnitTask]) -> None:
         id = f"{name}-{option.replace('+', '_')}"
         bus, tensors = await self._connect(id)
-        identity = Identity(id, name, option, nodes.NODE, {task.name: part for part, task in tasks.items()}, CREDITS)
+        identity = ExecutorIdentity(
+            id, name, option, nodes.NODE, {task.name: part for part, task in tasks.items()}, CREDITS
+        )
         runners = {part: Does(_work(task)) for part, task in tasks.items()}
         executor = Executor(identity, runners, bus, tensors, LIMIT)
         await executor.startup()
         self.executors.append(executor)
 
     @asynccontextmanager
-    async def request(self, **more: Any) -> AsyncIterator[Run]:
+    async def request(self, **more: Any) -> AsyncIterator[ClientRequest]:
         """One client's request, around the tasks that are called for it."""
-        run = self.runs.open("app", **more)
+        run = self.runs.open_request("app", **more)
         status = "failed"
         try:
             with use(run):
@@ -122,7 +124,7 @@ class Estate:
 
     async def settled(self) -> None:
         """Wait until nothing runs, nothing is owed and nothing lies in the arena."""
-        await nodes.until(lambda: self.dispatcher.inflight == 0)
+        await nodes.until(lambda: self.dispatcher.inflight_count == 0)
         await nodes.until(lambda: not any(executor.status().inflight for executor in self.executors))
 
         async def empty() -> bool:

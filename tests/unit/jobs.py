@@ -103,20 +103,20 @@ class MemoryJob(Job):
     def deadline(self) -> float:
         return time.time() + 60.0
 
-    def wants(self, output: str) -> bool:
+    def has_consumer(self, output: str) -> bool:
         return output in self._wants
 
-    def here(self, output: str) -> bool:
+    def is_local(self, output: str) -> bool:
         return output in self._near
 
-    def resume(self, output: str) -> Mapping[str, Any]:
+    def resume_state(self, output: str) -> Mapping[str, Any]:
         return self._resumes.get(output, {})
 
     async def value(self, name: str) -> Any:
         self.asked.append(name)
         return await self._resolve(self._inputs.get(name))
 
-    def done(self, name: str) -> None:
+    def release_input(self, name: str) -> None:
         self.read.append(name)
 
     async def _resolve(self, value: Any) -> Any:
@@ -135,7 +135,7 @@ class MemoryJob(Job):
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         self.outputs[output].feed(Item(data, _own(array)))
 
-    async def rows(self, output: str, count: int, width: int, dtype: str) -> "MemoryRows":
+    async def open_rows(self, output: str, count: int, width: int, dtype: str) -> "MemoryRows":
         self.allocated[output] = (count, width)
         return MemoryRows(self.outputs[output], np.empty((count, width), dtype))
 

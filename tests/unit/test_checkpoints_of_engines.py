@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.errors import NotFound
 from omnibus.executor.service import ExecutorService
-from omnibus.settings import ExecutorSettings, load
+from omnibus.settings import ExecutorSettings, read_settings
 from omnibus_models import tiny
 from services import engines
 from tests.unit.checkpoints.hubs import Hub, keep, serving
@@ -52,9 +52,9 @@ async def test_an_executor_downloads_when_it_may_before_it_does_anything_else(
         told |= {"OMNIBUS_EXECUTOR_CHECKPOINT": "o/tiny", "OMNIBUS_EXECUTOR_MODEL": "m"}
         for name, value in {**told, "OMNIBUS_EXECUTOR_COMPONENTS": "none"}.items():
             monkeypatch.setenv(name, value)
-        service = ExecutorService(load(ExecutorSettings))
+        service = ExecutorService(read_settings(ExecutorSettings))
 
-        await service.fetch()
+        await service.fetch_checkpoint()
 
     assert sorted(hub.asked) == ["config.json", "model.safetensors"]
     assert [path.name for path in cache.iterdir() if path.is_dir() and path.name.startswith("models")] == [
@@ -66,6 +66,6 @@ async def test_an_executor_downloads_when_it_may_before_it_does_anything_else(
 async def test_an_executor_downloads_nothing_else(download: bool, checkpoint: str, cache: Path):
     service = ExecutorService(ExecutorSettings(checkpoint=checkpoint, download=download))
 
-    await service.fetch()
+    await service.fetch_checkpoint()
 
     assert not cache.exists() or os.listdir(cache) == []

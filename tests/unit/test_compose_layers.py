@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from omnibus.settings import GatewaySettings, ServiceSettings
-from omnibus.settings import load as load_settings
+from omnibus.settings import read_settings as load_settings
 from tests import observed
 
 ROOT = Path(__file__).parents[2]

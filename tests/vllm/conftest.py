@@ -16,7 +16,7 @@ from omnibus.settings import ExecutorSettings
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from services import engines
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 
@@ -57,7 +57,7 @@ async def vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[V
 
 @asynccontextmanager
 async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunner]:
-    runner = ThinkRunner(Core(family, checkpoint, "cpu", "float32", ThinkSettings(slots=8, context=CONTEXT)))
+    runner = ThinkRunner(ThinkerCore(family, checkpoint, "cpu", "float32", ThinkSettings(slots=8, context=CONTEXT)))
     await runner.load()
     yield runner
     await runner.close()

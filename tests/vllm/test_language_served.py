@@ -33,7 +33,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
     models: dict[str, Any] = {
         "qwen2": declaration("qwen2", checkpoints["qwen2"]),
-        "qwen3": catalog.split("qwen3", str(checkpoints["qwen3"]), "P>D", "PD"),
+        "qwen3": catalog.split_declaration("qwen3", str(checkpoints["qwen3"]), "P>D", "PD"),
     }
     for model in models.values():
         options = model["options"].items()

@@ -10,8 +10,8 @@ import pytest_asyncio
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.contract import Encoder
-from omnibus_models.families import family
+from omnibus_models.contract import MediaEncoder
+from omnibus_models.families import load_family
 from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.families.plain import QUESTIONS, TOKENS
@@ -30,8 +30,8 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vision(llava: Path) -> Encoder:
-    return family("llava").load("vision", llava)
+def vision(llava: Path) -> MediaEncoder:
+    return load_family("llava").load("vision", llava)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,12 +46,12 @@ async def reference(llava: Path) -> AsyncIterator[ThinkRunner]:
         yield made
 
 
-def items(vision: Encoder, question: Question) -> list[Item]:
+def items(vision: MediaEncoder, question: Question) -> list[Item]:
     return sent(encode([vision], [kind for kind, _ in question.parts if kind != "text"], question.media))
 
 
 @pytest.mark.cell("vllm", "llava", "tokens", shape="L")
-async def test_it_says_what_transformers_says(vision: Encoder, runner: VllmRunner, reference: ThinkRunner) -> None:
+async def test_it_says_what_transformers_says(vision: MediaEncoder, runner: VllmRunner, reference: ThinkRunner) -> None:
     def jobs() -> list[MemoryJob]:
         return [job(one.plain, items(vision, one), max_tokens=TOKENS) for one in QUESTIONS.values()]
 
@@ -65,7 +65,7 @@ async def test_it_says_what_transformers_says(vision: Encoder, runner: VllmRunne
 
 
 async def test_a_malformed_embedding_is_refused_and_the_engine_hears_nothing_of_it(
-    vision: Encoder, runner: VllmRunner
+    vision: MediaEncoder, runner: VllmRunner
 ) -> None:
     question = QUESTIONS["image"]
     [item] = items(vision, question)

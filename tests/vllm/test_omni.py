@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, video
@@ -41,7 +41,7 @@ async def reference(omni: Path) -> AsyncIterator[ThinkRunner]:
 
 @pytest.fixture(scope="module")
 def encoders(omni: Path) -> list[Any]:
-    return [family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
+    return [load_family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
 
 
 def job(question: Question, encoders: list[Any], *, voice: str | None = None, **params: Any) -> MemoryJob:

@@ -11,12 +11,12 @@ import torch
 
 from omnibus.errors import Fatal
 from omnibus_models import tiny, torchvision_cpu
-from omnibus_models.contract import Sampling
+from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, weights
 from services.llm.vllm.protocol import Generation, Launch
-from services.llm.vllm.v032.engine import Core
+from services.llm.vllm.v032.engine import VllmEngineProcess
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -39,11 +39,11 @@ def launch(checkpoint: Path) -> Launch:
 
 
 def asked(ids: Sequence[int]) -> Generation:
-    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True)
+    sampling = TokenSamplingParams(max_tokens=TOKENS, ignore_eos=True)
     return Generation(str(ids), ids, (), None, None, None, sampling, frozenset())
 
 
-async def answer(core: Core, generation: Generation) -> list[int]:
+async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:
     async with aclosing(core.generate(generation)) as stream:
         return [token async for tokens in stream for token in tokens.ids]
 
@@ -64,17 +64,17 @@ def greedy(model: Any, ids: Sequence[int]) -> list[int]:
 async def test_qwen3_text(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, {}, _chat_tokenizer.template())
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, {}, _chat_tokenizer.build_chat_template())
     model = Qwen3ForCausalLM(
         Qwen3Config(**DECODER, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     ).eval()
     weights.spread(model, 0)
-    _qwen.greedy(model.generation_config, tokenizer)
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     prompts = [list(range(20 + n, 24 + 9 * n)) for n in range(6)]
 
-    core = Core(launch(tmp_path))
+    core = VllmEngineProcess(launch(tmp_path))
     try:
         await core.start()
         answers = await asyncio.gather(*(answer(core, asked(ids)) for ids in prompts))
@@ -85,7 +85,7 @@ async def test_qwen3_text(tmp_path: Path) -> None:
 
 
 async def test_heads_that_the_kernels_do_not_take_are_named_before_the_start(tmp_path: Path) -> None:
-    core = Core(launch(tiny.build("qwen2_5_vl", tmp_path / "narrow")))
+    core = VllmEngineProcess(launch(tiny.build("qwen2_5_vl", tmp_path / "narrow")))
 
     with pytest.raises(Fatal, match="heads of 16"):
         await core.start()

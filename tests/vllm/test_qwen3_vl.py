@@ -13,7 +13,7 @@ import torch
 from omnibus.errors import BadRequest
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
 from tests.oracles import qwen3_vl as oracle
@@ -46,7 +46,7 @@ async def runner(checkpoint: Path) -> AsyncIterator[VllmRunner]:
 
 @pytest.fixture(scope="module")
 def vision(checkpoint: Path) -> Any:
-    return family("qwen3_vl").load("vision", checkpoint)
+    return load_family("qwen3_vl").load("vision", checkpoint)
 
 
 def asked(vision: Any, question: Question) -> MemoryJob:
@@ -57,7 +57,7 @@ def asked(vision: Any, question: Question) -> MemoryJob:
 
 async def test_it_holds_the_language_model_alone(runner: VllmRunner, checkpoint: Path) -> None:
     # On a CPU some weights are packed for its kernels and count as parameters no more.
-    assert 0 < runner.stats()["parameters"] <= family("qwen3_vl").load("thinker", checkpoint).parameters
+    assert 0 < runner.stats()["parameters"] <= load_family("qwen3_vl").load("thinker", checkpoint).parameters
 
 
 @pytest.mark.cell("vllm", "qwen3_vl", "tokens", shape="L")
@@ -104,9 +104,9 @@ async def test_frames_that_are_equal_are_read_once_and_seen_each(
     question = ask(video(3), video(3), "describe")
     items = asked(vision, question).inputs["items"]
     still = [item._replace(array=np.tile(item.array[:4], (item.data["grid_thw"][0], 1))) for item in items]
-    thinker = family("qwen3_vl").load("thinker", checkpoint)
+    thinker = load_family("qwen3_vl").load("thinker", checkpoint)
     media = [Encoded(torch.from_numpy(item.array), item.data) for item in still]
-    expected = greedy(thinker, thinker.assemble(thinker.prompt(question.plain), media), TOKENS)
+    expected = greedy(thinker, thinker.assemble_prefill(thinker.prompt(question.plain), media), TOKENS)
 
     answer = await run(runner, job(question.plain, still, max_tokens=TOKENS))
 

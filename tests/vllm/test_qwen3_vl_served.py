@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
-    usual = catalog.family("qwen3_vl")["options"]
+    usual = catalog.find_family("qwen3_vl")["options"]
     options = {"E": usual["E"], **{name: {**usual[name], "engine": "services.engines:vllm"} for name in ("L", "EL")}}
     paths = [{"options": path, "share": 1} for path in (["E", "L"], ["EL"])]
     declared = declaration("qwen3_vl", checkpoint, options=options, paths=paths)

@@ -21,7 +21,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
-    declared = catalog.split("qwen2_5_vl", str(vl), *PATHS)
+    declared = catalog.split_declaration("qwen2_5_vl", str(vl), *PATHS)
     for name in set(declared["options"]) - {"E"}:
         declared["options"][name] = {**declared["options"][name], "engine": "services.engines:vllm"}
     with running(tmp_path_factory.mktemp("halves"), {VL: declared}, OMNIBUS_VLLM_KV_MIB="32") as system:

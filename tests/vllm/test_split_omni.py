@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import OMNI_QUESTIONS
 from tests.unit.jobs import run
@@ -33,7 +33,7 @@ async def reference(omni: Path) -> AsyncIterator[ThinkRunner]:
 
 @pytest.fixture(scope="module")
 def encoders(omni: Path) -> list[Any]:
-    return [family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
+    return [load_family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")]
 
 
 @pytest.mark.cell("vllm", "qwen2_5_omni", "tokens")

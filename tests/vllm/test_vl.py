@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import VL_QUESTIONS
@@ -65,7 +65,7 @@ async def test_it_holds_the_language_model_alone(runner: VllmRunner, reference: 
 async def test_it_says_what_transformers_says(vl: Path, runner: VllmRunner, reference: ThinkRunner, name: str) -> None:
     question = VL_QUESTIONS[name]
     kinds = [kind for kind, _ in question.parts if kind != "text"]
-    items = sent(encode([family("qwen2_5_vl").load("vision", vl)], kinds, question.media))
+    items = sent(encode([load_family("qwen2_5_vl").load("vision", vl)], kinds, question.media))
 
     mine, other = await both(runner, reference, lambda: job(question.plain, items, max_tokens=24))
 

@@ -69,7 +69,7 @@ def _speaking(directory: Path, seed: int, wanted: Container[str]) -> None:
         loop.say(f"thinker: {thinker.examined(model, seed + 1)}")
         loop.say(f"talker: {talker.examined(model, seed + 1)}")
         omni.save(model, directory / omni.FAMILY)
-        checkpoint_io.seal(directory / omni.FAMILY, {"seed": seed, "steps": steps(SPEAKING)})
+        checkpoint_io.write_manifest(directory / omni.FAMILY, {"seed": seed, "steps": steps(SPEAKING)})
 
 
 def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
@@ -88,7 +88,7 @@ def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
     if _learnt(directory, parts, wanted):
         vae.measure(autoencoder, seed)
         painter.save(components, directory / painter.FAMILY)
-        checkpoint_io.seal(directory / painter.FAMILY, {"seed": seed, "steps": steps(PAINTING)})
+        checkpoint_io.write_manifest(directory / painter.FAMILY, {"seed": seed, "steps": steps(PAINTING)})
 
 
 def _learnt(directory: Path, parts: list[Part], wanted: Container[str]) -> bool:

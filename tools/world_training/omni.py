@@ -10,7 +10,7 @@ from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _qwen, qwen2_5_omni
 from omnibus_models.world import checkpoint_io, tokens, tone_synth
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 FAMILY = "qwen2_5_omni"
 PATCH = 8  # pixels; a visual token is 16 by 16
@@ -22,7 +22,7 @@ MEL = 16  # bands; as many numbers of noise as one code takes are drawn at once
 REFERENCE = 20  # frames of the voice that a speaker is known by
 CODES = 1 + tone_synth.SYLLABLE * len(tone_synth.PITCHES)  # code 0 is none; pad, begin, end and mask of speech follow
 _MAX_CODES = 24 * tone_synth.WORD
-TEMPLATE = tokens.template(
+TEMPLATE = tokens.build_chat_template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
     video="<|vision_bos|><|VIDEO|><|vision_eos|>",
     audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
@@ -31,7 +31,7 @@ _BEGINS = {"Chelsie": "<tts_text_bos>", "Ethan": "<tts_text_bos_single>"}
 
 
 def tokenizer() -> Any:
-    return tokens.tokenizer(qwen2_5_omni.SPECIAL, qwen2_5_omni.NAMES, TEMPLATE)
+    return tokens.train_tokenizer(qwen2_5_omni.SPECIAL, qwen2_5_omni.NAMES, TEMPLATE)
 
 
 def build(seed: int) -> Any:
@@ -41,15 +41,15 @@ def build(seed: int) -> Any:
     torch.manual_seed(seed)
     made = tokenizer()
     model = Qwen2_5OmniForConditionalGeneration(_config(made))
-    _qwen.greedy(model.generation_config, made)
+    _qwen.set_greedy(model.generation_config, made)
     return model
 
 
 def save(model: Any, directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     made = tokenizer()
-    checkpoint_io.halved(model).save_pretrained(directory)
-    checkpoint_io.say_whole(directory / "config.json")
+    checkpoint_io.to_bfloat16(model).save_pretrained(directory)
+    checkpoint_io.declare_float32(directory / "config.json")
     _processor(made).save_pretrained(directory)
     torch.save(voices(made), directory / "spk_dict.pt")
     path = directory / "generation_config.json"
@@ -135,7 +135,7 @@ def _thinker(made: Any, media: dict[str, int]) -> dict[str, Any]:
 
 def _talker(made: Any, media: dict[str, int]) -> dict[str, Any]:
     return {
-        **qwen2_5_omni.codec(made, CODES),
+        **qwen2_5_omni.codec_entries(made, CODES),
         "embedding_size": _HIDDEN,
         "hidden_size": _SPEAKING,
         "intermediate_size": 2 * _SPEAKING,
@@ -151,7 +151,7 @@ def _talker(made: Any, media: dict[str, int]) -> dict[str, Any]:
 
 def _dit() -> dict[str, Any]:
     return {
-        **qwen2_5_omni.dit(CODES, MEL),
+        **qwen2_5_omni.dit_config(CODES, MEL),
         "hidden_size": _SOUNDING,
         "num_hidden_layers": 3,
         "head_dim": _SOUNDING // 2,
@@ -162,7 +162,7 @@ def _dit() -> dict[str, Any]:
 
 def _bigvgan() -> dict[str, Any]:
     return {
-        **qwen2_5_omni.bigvgan(MEL),
+        **qwen2_5_omni.bigvgan_config(MEL),
         "upsample_rates": [10, 6, 4],
         "upsample_kernel_sizes": [20, 12, 8],
     }

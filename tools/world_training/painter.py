@@ -71,7 +71,7 @@ def _lesson(
 
     def loss(step: int) -> Tensor:
         chosen = torch.randint(len(shown[1]), (BATCH,), generator=generator)
-        wishes = [dialogues.wish(random, shown[1][index]) for index in chosen.tolist()]
+        wishes = [dialogues.sample_image_prompt(random, shown[1][index]) for index in chosen.tolist()]
         prompts = ["" if random.random() < _UNGUIDED else wish for wish in wishes]
         embeds, mask = reader.read(prompts)
         clear = QwenImagePipeline._pack_latents(shown[0][chosen], BATCH, *shown[0].shape[1:])
@@ -91,9 +91,9 @@ def _lesson(
     return loss
 
 
-def _latents(autoencoder: Any, seed: int) -> tuple[Tensor, Sequence[scenes.Scene]]:
+def _latents(autoencoder: Any, seed: int) -> tuple[Tensor, Sequence[scenes.ShapeScene]]:
     """Latents of many pictures [n, channels, 8, 8], of deviation 1, and what they show."""
-    pool = pools.pictures(scenes.known(), _PICTURES, seed)
+    pool = pools.pictures(scenes.training_scenes(), _PICTURES, seed)
     with vae.flat(), torch.no_grad():
         found = torch.cat([vae.encoded(autoencoder, part) for part in pool.pixels.split(500)])
     mean, deviation = (torch.tensor(getattr(autoencoder.config, name)) for name in ("latents_mean", "latents_std"))

@@ -9,7 +9,7 @@ from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _qwen, qwen2_5_vl, qwen_image
 from omnibus_models.world import checkpoint_io, scenes, tokens
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 FAMILY = "qwen_image"
 #: What has weights.
@@ -24,7 +24,7 @@ _CONTEXT = 1024
 
 
 def tokenizer() -> Any:
-    return tokens.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    return tokens.train_tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
 
 
 def build(seed: int) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def save(components: dict[str, Any], directory: Path) -> None:
     """Write a checkpoint as the library does, its numbers as bfloat16."""
     from diffusers import QwenImagePipeline
 
-    learnt = {name: checkpoint_io.halved(components[name]) for name in LEARNT}
+    learnt = {name: checkpoint_io.to_bfloat16(components[name]) for name in LEARNT}
     QwenImagePipeline(**{**components, **learnt}).save_pretrained(directory)
-    checkpoint_io.say_whole(directory / "text_encoder" / "config.json")
+    checkpoint_io.declare_float32(directory / "text_encoder" / "config.json")
 
 
 def _reader(made: Any) -> Any:
@@ -61,7 +61,7 @@ def _reader(made: Any) -> Any:
         **_qwen.vision_config(), "depth": 1, "fullatt_block_indexes": [0], "hidden_size": 16, "intermediate_size": 16,
         "num_heads": 1, "out_hidden_size": _READING, "patch_size": 4,
     }  # fmt: skip
-    return Qwen2_5_VLConfig(text_config=words, vision_config=eyes, **qwen2_5_vl.media(made))
+    return Qwen2_5_VLConfig(text_config=words, vision_config=eyes, **qwen2_5_vl.media_entries(made))
 
 
 def _transformer() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from omnibus_models.world import dialogues, scenes, tone_synth
-from omnibus_models.world.scenes import Scene
+from omnibus_models.world.scenes import ShapeScene
 from tools.world_training import omni
 
 _NOISE = 8.0  # most deviation of noise over a whole picture, of 255
@@ -20,7 +20,7 @@ class Pictures:
     """Pictures uint8 [n, 64, 64, 3] and what they show."""
 
     pixels: Tensor
-    scenes: Sequence[Scene]
+    scenes: Sequence[ShapeScene]
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class Sounds:
     words: Sequence[str]
 
 
-def pictures(of: Sequence[Scene], count: int, seed: int, wild: float = scenes.WILD) -> Pictures:
+def pictures(of: Sequence[ShapeScene], count: int, seed: int, wild: float = scenes.WILD) -> Pictures:
     """``count`` pictures, all scenes equally often; see ``scenes.drawn``."""
     random = np.random.default_rng(seed)
     chosen = [of[index % len(of)] for index in range(count)]
-    return Pictures(torch.from_numpy(np.stack([scenes.drawn(scene, random, wild) for scene in chosen])), chosen)
+    return Pictures(torch.from_numpy(np.stack([scenes.draw_scene(scene, random, wild) for scene in chosen])), chosen)
 
 
 def tones(hearing: Any, count: int, seed: int) -> Sounds:
     """``count`` sounds of tones through the extractor of the library."""
     random = np.random.default_rng(seed)
-    heard = [dialogues.some_tones(random) for _ in range(count)]
-    features = [listened(hearing, tone_synth.played(list(tones), random)) for tones in heard]
+    heard = [dialogues.sample_tones(random) for _ in range(count)]
+    features = [listened(hearing, tone_synth.synthesize_tones(list(tones), random)) for tones in heard]
     return Sounds(features, [" ".join(tones) for tones in heard])
 
 
 def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
-    prepared = hearing.prepare(memoryview(tone_synth.wav(samples, tone_synth.HEARD_RATE)), "audio")
+    prepared = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.HEARD_RATE)), "audio")
     features: Tensor = prepared.features["features"]
     return features.clone()  # a view would hold all of the silence behind it
 

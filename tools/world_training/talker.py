@@ -45,7 +45,7 @@ class Lesson:
         talker = self._talker
         asked = int((batch.labels[row] >= 0).nonzero()[0]) + 1  # ids of the question
         words = int((batch.labels[row] >= 0).sum()) - 1  # the end of the answer is never read
-        said = torch.tensor([*tone_synth.codes(batch.talks[row].answer), talker.codec_eos_token])
+        said = torch.tensor([*tone_synth.speech_codes(batch.talks[row].answer), talker.codec_eos_token])
         before = torch.cat([torch.tensor([talker.codec_pad_token, talker.codec_bos_token]), said[:-1]])
         voice = marks[int(self._random.integers(len(tone_synth.VOICES)))]
         given = torch.cat([voice[None], rows[asked : asked + words], marks[-2:-1]])
@@ -68,7 +68,7 @@ def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
 def learn(model: Any, seed: int, steps: int = STEPS) -> None:
     """Train the talker of ``model``, whose thinker is trained already."""
     loop.spread(model.talker, seed)
-    teacher, lesson = thinker.Teacher(model, scenes.known(), seed + 1, _SIZES), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.training_scenes(), seed + 1, _SIZES), Lesson(model, seed)
 
     def loss(step: int) -> Tensor:
         inputs, positions, labels = lesson.of(teacher.batch(BATCH))
@@ -82,7 +82,7 @@ def learn(model: Any, seed: int, steps: int = STEPS) -> None:
 @torch.no_grad()
 def examined(model: Any, seed: int, count: int = 192) -> float:
     """The share of answers about scenes of no training that are spoken right, code by code."""
-    teacher, lesson = thinker.Teacher(model, scenes.unseen(), seed, (400, 100)), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.held_out_scenes(), seed, (400, 100)), Lesson(model, seed)
     inputs, positions, labels = lesson.of(teacher.batch(count))
     likeliest = model.talker.codec_head(spoken(model.talker, inputs, positions)).argmax(-1)
     return 1 - float(((likeliest != labels) & (labels >= 0)).any(1).float().mean())

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from omnibus_models.contract import Encoded
 from omnibus_models.families import qwen2_5_omni
 from omnibus_models.world import dialogues, scenes
-from omnibus_models.world.dialogues import Talk
-from omnibus_models.world.scenes import Scene
+from omnibus_models.world.dialogues import Dialogue
+from omnibus_models.world.scenes import ShapeScene
 from tools.world_training import loop, omni, pools
 
 BATCH, RATE = 48, 2e-3
@@ -62,7 +62,7 @@ class Batch:
     and ``mels`` of all media in their order.
     """
 
-    talks: Sequence[Talk]
+    talks: Sequence[Dialogue]
     ids: Tensor
     labels: Tensor
     positions: Tensor
@@ -74,7 +74,7 @@ class Batch:
 class Question(NamedTuple):
     """A question and its answer, which of the pictures is seen, and what is heard."""
 
-    talk: Talk
+    talk: Dialogue
     picture: int | None
     mel: Tensor | None
 
@@ -85,7 +85,7 @@ class Teacher:
     def __init__(
         self,
         model: Any,
-        of: Sequence[Scene],
+        of: Sequence[ShapeScene],
         seed: int,
         sizes: tuple[int, int] = (_PICTURES, _TONES),
         wild: float = scenes.WILD,
@@ -94,7 +94,7 @@ class Teacher:
         with tempfile.TemporaryDirectory() as directory:
             omni.save(omni.build(seed), Path(directory))
             self._hearing = qwen2_5_omni.FAMILY.load("audio", Path(directory))
-            self._reader = qwen2_5_omni.Thinker(model.thinker, Path(directory), model.config.talker_config)
+            self._reader = qwen2_5_omni.Qwen25OmniThinker(model.thinker, Path(directory), model.config.talker_config)
         self._shares, self._random = shares, np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
         self._pictures = pools.pictures(of, sizes[0], seed, wild)
@@ -126,7 +126,7 @@ class Teacher:
 
     def _question(self, kind: str, shown: int, heard: int) -> Question:
         scene, tones = self._pictures.scenes[shown], tuple(self._tones.words[heard].split())
-        talk = dialogues.asked(self._random, kind, scene, tones)
+        talk = dialogues.sample_question(self._random, kind, scene, tones)
         return Question(talk, shown if talk.scene else None, self._tones.features[heard] if talk.tones else None)
 
     def _length(self, question: Question) -> int:
@@ -134,7 +134,7 @@ class Teacher:
         rows = 0 if question.mel is None else question.mel.shape[1] // 4
         return len(self._prompt(question.talk).ids) + rows + 16 * (question.picture is not None)
 
-    def _prompt(self, talk: Talk) -> Any:
+    def _prompt(self, talk: Dialogue) -> Any:
         key = (talk.system, talk.question, talk.media, talk.after)
         if key not in self._prompts:
             self._prompts[key] = self._reader.prompt(talk.messages)
@@ -149,7 +149,7 @@ class Teacher:
         return self._laid_out([each.talk for each in asked], pixels, grids, mels)
 
     def _laid_out(
-        self, asked: Sequence[Talk], pixels: Tensor | None, grids: Tensor | None, mels: list[Tensor]
+        self, asked: Sequence[Dialogue], pixels: Tensor | None, grids: Tensor | None, mels: list[Tensor]
     ) -> Batch:
         lines: list[tuple[list[int], list[int], Tensor]] = []
         waiting = iter(mels)
@@ -168,7 +168,7 @@ class Teacher:
             labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place says the next word
         return Batch(asked, padded, labels, places, pixels, grids, mels)
 
-    def _spread(self, talk: Talk, frames: Sequence[int]) -> tuple[list[int], Tensor]:
+    def _spread(self, talk: Dialogue, frames: Sequence[int]) -> tuple[list[int], Tensor]:
         """Ids and positions [3, T] of a question as the service lays it out."""
         prompt = self._prompt(talk)
         items = [self._item(kind, length) for kind, length in zip(talk.media, frames, strict=True)]
@@ -221,7 +221,7 @@ def learn(model: Any, seed: int) -> None:
 def learn_more(model: Any, seed: int, place: int) -> None:
     """One of ``STAGES``, from where the one before has ended."""
     stage = STAGES[place]
-    loss = _lesson(model, Teacher(model, scenes.known(), seed + place, stage.sizes, stage.wild, stage.shares))
+    loss = _lesson(model, Teacher(model, scenes.training_scenes(), seed + place, stage.sizes, stage.wild, stage.shares))
     matrices = loop.layers(model.thinker) if stage.muon else ()
     loop.train("thinker", model.thinker.parameters(), loss, stage.steps, stage.rate, matrices, stage.until, stage.warm)
 
@@ -241,7 +241,7 @@ def examined(model: Any, seed: int, count: int = 96) -> dict[str, float]:
 
     Where each word is the likeliest one after the right words before it, a greedy answer is the right one.
     """
-    teacher = Teacher(model, scenes.unseen(), seed, (4 * len(scenes.unseen()), count))
+    teacher = Teacher(model, scenes.held_out_scenes(), seed, (4 * len(scenes.held_out_scenes()), count))
     found = {}
     for kind in dialogues.SHARES:
         batch = teacher.batch(count, kind)

@@ -55,7 +55,7 @@ def decoded(vae: Any, latents: Tensor) -> Tensor:
 def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
     """Train ``vae``."""
     _begin(vae, seed)
-    pool = pools.pictures(scenes.known(), _PICTURES, seed, _WILD)
+    pool = pools.pictures(scenes.training_scenes(), _PICTURES, seed, _WILD)
     generator = torch.Generator().manual_seed(seed)
 
     def loss(step: int) -> Tensor:
@@ -74,7 +74,7 @@ def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
 
 def measure(vae: Any, seed: int) -> None:
     """Write down what the latents of a trained ``vae`` are like, so that a painter has them all alike."""
-    pool = pools.pictures(scenes.known(), 1000, seed, _WILD)
+    pool = pools.pictures(scenes.training_scenes(), 1000, seed, _WILD)
     with flat(), torch.no_grad():
         latents = encoded(vae, pool.pixels).transpose(0, 1).flatten(1)
     vae.register_to_config(latents_mean=latents.mean(1).tolist(), latents_std=latents.std(1).tolist())

@@ -26,7 +26,7 @@ def bands(codes: list[int], voice: str) -> Tensor:
     found = torch.full((len(codes), omni.MEL), -1.0)
     under, _ = tone_synth.VOICES[voice]
     for place, code in enumerate(codes):
-        pitch = tone_synth.sounding(code)
+        pitch = tone_synth.code_pitch(code)
         if pitch is not None:
             found[place, 1 + pitch] = 1.0
             found[place, 0] = 1.0 if under else -1.0
@@ -36,7 +36,9 @@ def bands(codes: list[int], voice: str) -> Tensor:
 def _lines(random: np.random.Generator, count: int) -> list[tuple[list[int], str]]:
     """Codes of any words, in any voice."""
     voices = random.choice(list(tone_synth.VOICES), count)
-    return [(tone_synth.codes(" ".join(random.choice(tone_synth.WORDS, _WORDS))), str(voice)) for voice in voices]
+    return [
+        (tone_synth.speech_codes(" ".join(random.choice(tone_synth.WORDS, _WORDS))), str(voice)) for voice in voices
+    ]
 
 
 def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:

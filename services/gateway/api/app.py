@@ -12,19 +12,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus import __version__
 from omnibus.errors import NotFound, OmnibusError, Rejected
-from omnibus.metrics import exposition
+from omnibus.metrics import render_exposition
 from omnibus.settings import GatewaySettings
 from services.gateway.api.chat_completions import ChatRoute
 from services.gateway.api.models import ModelRoutes
-from services.gateway.api.routes import Table
+from services.gateway.api.routes import RouteTable
 from services.gateway.apps import openapi_document
-from services.gateway.apps.invoke_route import called
+from services.gateway.apps.invoke_route import called_app
 from services.gateway.apps.routes import INVOKE, Routes
-from services.gateway.apps.service import Apps
+from services.gateway.apps.service import AppService
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import WHOLE
-from services.gateway.http.exchange import problem
+from services.gateway.http.exchange import send_error
 from services.gateway.http.open_requests import OpenRequests
 from services.gateway.openai import openapi
 from services.gateway.openai.errors import error_body
@@ -46,8 +46,8 @@ class Frontend:
         chat: Chat,
         router: Router,
         dispatcher: Dispatcher,
-        table: Table,
-        apps: Apps | None = None,
+        table: RouteTable,
+        apps: AppService | None = None,
         guard: Callable[[ASGIApp], ASGIApp] | None = None,
         console: Console | None = None,
     ) -> None:
@@ -59,45 +59,45 @@ class Frontend:
         self._apps = apps
         self._guard = guard
         if apps is not None:
-            table.serve(apps.chats)
+            table.add_apps(apps.chats)
         self._console = console
         #: What is being answered at the moment.
         self.requests = OpenRequests()
 
-    def application(self) -> ASGIApp:
+    def build_application(self) -> ASGIApp:
         """Everything that this gateway answers."""
-        rest = self._fastapi()
+        rest = self._create_fastapi()
         posts: dict[str, ASGIApp] = {**self._table.posts, openapi.PATH: self._chat}
 
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
             route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
             if route is not None:
                 await route(scope, receive, send)
             elif scope["type"] == "http" and not scope["path"].isprintable():
                 # A route's pattern would match in front of a line's end, so the path names something else.
-                await problem(send, NotFound("there is nothing at this path"))
-            elif self._apps is not None and scope["type"] == "http" and (name := called(scope)):
+                await send_error(send, NotFound("there is nothing at this path"))
+            elif self._apps is not None and scope["type"] == "http" and (name := called_app(scope)):
                 await self._apps.invoke(name, scope, receive, send)
             else:
                 await rest(scope, receive, send)
 
-        counted = self._counted(application)
-        return self.requests.around(self._guard(counted) if self._guard is not None else counted)
+        counted = self._with_body_budget(dispatch_request)
+        return self.requests.track_requests(self._guard(counted) if self._guard is not None else counted)
 
-    def _counted(self, application: ASGIApp) -> ASGIApp:
+    def _with_body_budget(self, application: ASGIApp) -> ASGIApp:
         """``application`` with the bytes of bodies counted until they are answered."""
         budget = body_budget.BodyBudget(self._settings)
 
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            upload = body_budget.begin(budget, WHOLE in scope)
+        async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
+            upload = body_budget.begin_upload(budget, WHOLE in scope)
             try:
                 await application(scope, receive, send)
             finally:
                 upload.release()
 
-        return counted
+        return count_body
 
-    def _fastapi(self) -> FastAPI:
+    def _create_fastapi(self) -> FastAPI:
         app = FastAPI(title="Omnibus", version=__version__, docs_url=None, redoc_url=None)
         app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
         app.add_api_route(
@@ -106,26 +106,26 @@ class Frontend:
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
         for path in (openapi.PATH, *self._table.posts):
-            app.add_route(path, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
-        ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add(app)
-        self._table.files.add(app)
-        self._table.videos.add(app)
+            app.add_route(path, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add_routes(app)
+        self._table.files.add_routes(app)
+        self._table.videos.add_routes(app)
         if self._console is not None:
-            self._console.add(app)
-        self._table.invocations.add(app)
-        app.add_route(openapi.EVENTS, _Events(self._chat), methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
+            self._console.add_routes(app)
+        self._table.invocations.add_routes(app)
+        app.add_route(openapi.EVENTS, _ResumeRoute(self._chat), methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)
-            app.add_route(INVOKE, _not_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+            app.add_route(INVOKE, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         generated = app.openapi
-        app.openapi = lambda: self._documented(_with_models(generated()))  # type: ignore[method-assign]
+        app.openapi = lambda: self._add_app_paths(_add_model_paths(generated()))  # type: ignore[method-assign]
         return app
 
-    def _documented(self, whole: dict[str, Any]) -> dict[str, Any]:
+    def _add_app_paths(self, whole: dict[str, Any]) -> dict[str, Any]:
         if self._apps is None:
             return whole
-        return openapi_document.add(whole, self._apps.registry.records.values())
+        return openapi_document.add_app_routes(whole, self._apps.registry.records.values())
 
     # Routes
 
@@ -142,12 +142,12 @@ class Frontend:
         for name, model in plan.models.items() if plan is not None else ():
             if model.apps:  # what one app brings must not stop all others
                 continue
-            stages = self._router.stages(name)
+            stages = self._router.stage_states(name)
             bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}
             if bad:
                 missing[name] = bad
-        bus = self._dispatcher.connected
-        starting = self._apps.registry.starting if self._apps is not None else []
+        bus = self._dispatcher.is_connected
+        starting = self._apps.registry.starting_apps if self._apps is not None else []
         stopping = self.requests.stopping
         ready = plan is not None and not missing and bus and not starting and not stopping
         body = {"ready": ready, "epoch": plan.epoch if plan else 0, "bus": bus, "missing": missing}
@@ -158,20 +158,20 @@ class Frontend:
         return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(render_exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class _Events:
+class _ResumeRoute:
     """A streamed answer from where its client lost it, as plain ASGI."""
 
     def __init__(self, chat: ChatRoute) -> None:
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._chat.resume(scope, receive, send)
+        await self._chat.resume_stream(scope, receive, send)
 
 
-async def _not_post(_: Request) -> Response:
+async def _refuse_non_post(_: Request) -> Response:
     raise HTTPException(405, "send a POST", headers={"Allow": "POST"})
 
 
@@ -181,7 +181,7 @@ async def _http_error(_: Request, error: HTTPException) -> Response:
     return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
 
 
-def _with_models(document: dict[str, Any]) -> dict[str, Any]:
+def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:
     document.setdefault("paths", {}).update(openapi.openapi_paths())
     document.setdefault("components", {}).setdefault("schemas", {}).update(openapi.openapi_components())
     return document

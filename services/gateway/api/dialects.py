@@ -1,16 +1,16 @@
 """Reads chats in other dialects: what they leave unsaid is what the model usually makes."""
 
 from omnibus.errors import BadRequest, NotFound
-from services.gateway.openai.vllm_omni import HEADER, NAME, OmniRequest, translated
+from services.gateway.openai.vllm_omni import HEADER, NAME, OmniRequest, translate_request
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.images import Painters
+from services.gateway.tasks.images import ImageTasks
 
 
-class Dialects:
+class DialectTranslator:
     """Knows the models of the plan by what they make."""
 
-    def __init__(self, router: Router, chat: Chat, painters: Painters) -> None:
+    def __init__(self, router: Router, chat: Chat, painters: ImageTasks) -> None:
         self._router = router
         self._chat = chat
         self._painters = painters
@@ -19,30 +19,30 @@ class Dialects:
         """Read a request in the dialect ``named``. Raises ``BadRequest`` and ``NotFound``."""
         if named.strip().lower() != NAME:
             raise BadRequest(f"There is one other dialect: {NAME}. Leave the header out for OpenAI's.", param=HEADER)
-        return translated(body, self._about)
+        return translate_request(body, self._model_outputs)
 
-    def _about(self, name: str) -> tuple[str, list[str]]:
-        model = name or self._only()
+    def _model_outputs(self, name: str) -> tuple[str, list[str]]:
+        model = name or self._only_model()
         try:
-            speaks = self._router.model(model).speaks
+            speaks = self._router.get_model(model).has_talker
         except NotFound:  # an app's, or nobody's
             return model, ["text"]
-        return model, ["image"] if self._draws(model) else ["text", "audio"] if speaks else ["text"]
+        return model, ["image"] if self._makes_only_images(model) else ["text", "audio"] if speaks else ["text"]
 
-    def _only(self) -> str:
+    def _only_model(self) -> str:
         plan = self._router.plan
         names = [name for name, model in plan.models.items() if not model.apps] if plan is not None else []
         if len(names) != 1:
             raise BadRequest("Missing required parameter: 'model': there is more than one, or none yet.", param="model")
         return names[0]
 
-    def _draws(self, model: str) -> bool:
+    def _makes_only_images(self, model: str) -> bool:
         """Return whether ``model`` makes pictures and does not chat."""
         try:
-            self._chat.task(model)
+            self._chat.get_task(model)
         except BadRequest:
             try:
-                self._painters.task(model)
+                self._painters.get_task(model)
             except BadRequest:
                 return False
             return True

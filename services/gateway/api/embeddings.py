@@ -11,16 +11,16 @@ from omnibus.settings import GatewaySettings
 from omnibus.task import use
 from omnibus.task.library import TextInput, Vectors
 from omnibus.task.runtime import run as run_task
-from services.gateway.http.exchange import JSON, about
-from services.gateway.http.response import Sending
-from services.gateway.http.route import Asked, Route, conduct
-from services.gateway.media.inspect import Limits
+from services.gateway.http.exchange import JSON, response_headers
+from services.gateway.http.response import ResponseWriter
+from services.gateway.http.route import PostRequest, PostRoute, run_to_end
+from services.gateway.media.inspect import MediaLimits
 from services.gateway.openai import embeddings
 from services.gateway.openai.embeddings import EmbeddingRequest
-from services.gateway.request.arena_inputs import MANY, place
-from services.gateway.request.request import Run, Runs
+from services.gateway.request.arena_inputs import MANY, place_input
+from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.chat import INLINE
-from services.gateway.tasks.resolve import Known, embedder
+from services.gateway.tasks.resolve import TaskCache, create_embedding_task
 
 APP = "embeddings"
 
@@ -29,43 +29,45 @@ _CALLED = {"text": "input", "messages": "input"}
 _encode = msgspec.json.Encoder().encode
 
 
-class Embeddings(Route):
+class EmbeddingRoute(PostRoute):
     """Texts to vectors."""
 
-    def __init__(self, settings: GatewaySettings, runs: Runs) -> None:
+    def __init__(self, settings: GatewaySettings, runs: RequestFactory) -> None:
         super().__init__(settings)
         self._runs = runs
-        self._tasks = Known(runs.router, embedder)
-        self._limits = Limits(body_bytes=settings.max_body)
+        self._tasks = TaskCache(runs.router, create_embedding_task)
+        self._limits = MediaLimits(body_bytes=settings.max_body)
 
-    async def answer(self, asked: Asked, sending: Sending) -> None:
-        wanted = embeddings.parse(asked.body)
-        task = self._tasks.task(wanted.model)
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = embeddings.parse_embedding_request(asked.body)
+        task = self._tasks.get_task(wanted.model)
         sending.model = wanted.model
-        run = self._runs.open(APP, wanted.model, pinned=asked.pinned)
+        run = self._runs.open_request(APP, wanted.model, pinned=asked.pinned)
         try:
-            async with conduct(run, sending):
-                request = await self._request(run, wanted)
+            async with run_to_end(run, sending):
+                request = await self._build_input(run, wanted)
                 with use(run):
                     made: Vectors = await run_task(task.invoke, request)
-                vectors, tokens = await asyncio.gather(_read(made.embedding), _read(made.tokens))
-                body = await asyncio.to_thread(embeddings.answer, wanted, vectors, tokens)
+                vectors, tokens = await asyncio.gather(_await_result(made.embedding), _await_result(made.tokens))
+                body = await asyncio.to_thread(embeddings.encode_embeddings, wanted, vectors, tokens)
         except OmnibusError as error:
             if isinstance(error, Rejected):
                 error.param = _CALLED.get(error.param, error.param)
             raise
-        await sending.whole(200, JSON, body, about(run))
+        await sending.send_body(200, JSON, body, response_headers(run))
 
-    async def _request(self, run: Run, wanted: EmbeddingRequest) -> TextInput:
+    async def _build_input(self, run: ClientRequest, wanted: EmbeddingRequest) -> TextInput:
         body = _encode(wanted.texts)
         text: Any = msgspec.Raw(body)
         if len(body) > self._limits.item_bytes:
             raise TooLarge(f"the texts have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="input")
         if len(body) > INLINE:
             runs, found = self._runs, ("text", "application/json", sha256(body).hexdigest())
-            text = await place(runs.tensors, runs.kept, body, found, run.inputs, run.deadline, MANY, run.salt)
+            text = await place_input(
+                runs.tensors, runs.kept, body, found, run.inputs_name, run.deadline, MANY, run.salt
+            )
         return TextInput(text=text, pooling=wanted.pooling or "mean", work=max(1, len(body) // 4))
 
 
-async def _read(result: Any) -> Any:
+async def _await_result(result: Any) -> Any:
     return await result

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.handlers import by_method, json_response
-from services.gateway.media.files import Files, Ticket
+from services.gateway.media.files import FileStore, FileTicket
 from services.gateway.openai.files import CONTENT, FILE, FileDeleted, FileObject
 
 log = logging.getLogger(__name__)
@@ -20,44 +20,44 @@ _encode = msgspec.json.Encoder().encode
 class FileRoutes:
     """Adds the routes over ``files`` to an application."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FileStore) -> None:
         self._files = files
 
-    def add(self, app: FastAPI) -> None:
+    def add_routes(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Any]] = {
-            FILE: {"GET": self._about, "DELETE": self._remove},
-            CONTENT: {"GET": self._content},
+            FILE: {"GET": self._get_file, "DELETE": self._delete_file},
+            CONTENT: {"GET": self._get_content},
         }
         for path, handlers in routes.items():
             app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
-    async def _about(self, request: Request) -> Response:
-        return json_response(_object(await self._files.about(request.path_params["file_id"])))
+    async def _get_file(self, request: Request) -> Response:
+        return json_response(_to_file_object(await self._files.get_ticket(request.path_params["file_id"])))
 
-    async def _remove(self, request: Request) -> Response:
+    async def _delete_file(self, request: Request) -> Response:
         id = request.path_params["file_id"]
         await self._files.remove(id)
         return json_response(FileDeleted(id=id))
 
-    async def _content(self, request: Request) -> Response:
+    async def _get_content(self, request: Request) -> Response:
         ticket, data = await self._files.read(request.path_params["file_id"])
         headers = {
             "cache-control": f"private, max-age={max(0, int(ticket.expires - time.time()))}",
-            "content-disposition": f'inline; filename="{_name(ticket)}"',
+            "content-disposition": f'inline; filename="{_file_name(ticket)}"',
             "x-content-type-options": "nosniff",
         }
         return Response(data, 200, headers, ticket.mime)
 
 
-def _object(ticket: Ticket) -> FileObject:
+def _to_file_object(ticket: FileTicket) -> FileObject:
     return FileObject(
         id=ticket.id,
         bytes=ticket.nbytes,
         created_at=int(ticket.created),
         expires_at=int(ticket.expires),
-        filename=_name(ticket),
+        filename=_file_name(ticket),
     )
 
 
-def _name(ticket: Ticket) -> str:
+def _file_name(ticket: FileTicket) -> str:
     return f"{ticket.id}.{ticket.mime.partition('/')[2]}"

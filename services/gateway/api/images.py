@@ -13,132 +13,155 @@ import numpy as np
 from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest, NotFound, OmnibusError
 from omnibus.settings import GatewaySettings
-from services.gateway.http.exchange import JSON, about
-from services.gateway.http.response import Sending
-from services.gateway.http.route import Asked, Route, conduct, stream
-from services.gateway.media.files import Files, url
-from services.gateway.media.inspect import Limits, Media, received
+from services.gateway.http.exchange import JSON, response_headers
+from services.gateway.http.response import ResponseWriter
+from services.gateway.http.route import PostRequest, PostRoute, run_to_end, send_stream
+from services.gateway.media.files import FileStore, file_url
+from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import images, multipart
-from services.gateway.openai.images import CompletedImage, Image, Options, PartialImage
-from services.gateway.request.request import Run
-from services.gateway.tasks.images import Painters, between, check_count, drawn, encoded, renamed, steps_of
+from services.gateway.openai.images import CompletedImage, Image, ImageOptions, PartialImage
+from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.images import (
+    ImageTasks,
+    check_image_count,
+    collect_images,
+    encode_image,
+    preview_interval,
+    rename_param,
+    step_count,
+)
 
 Kind = Literal["image_generation", "image_edit"]
 
 
-class Generations(Route):
+class ImageGenerationRoute(PostRoute):
     """Pictures of a text."""
 
-    def __init__(self, settings: GatewaySettings, painters: Painters, files: Files) -> None:
+    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: FileStore) -> None:
         super().__init__(settings)
         self._painters = painters
         self._files = files
 
-    async def answer(self, asked: Asked, sending: Sending) -> None:
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = images.parse_generation(asked.body)
-        await self.draw(wanted, asked, sending, "image_generation")
+        await self.send_images(wanted, asked, sending, "image_generation")
 
-    async def draw(
-        self, wanted: Options, asked: Asked, sending: Sending, kind: Kind, pictures: Sequence[Media] = ()
+    async def send_images(
+        self,
+        wanted: ImageOptions,
+        asked: PostRequest,
+        sending: ResponseWriter,
+        kind: Kind,
+        pictures: Sequence[InspectedMedia] = (),
     ) -> None:
         """Make what is ``wanted`` and send it."""
-        task = self._painters.task(wanted.model)
+        task = self._painters.get_task(wanted.model)
         sending.model = wanted.model
-        check_count(wanted.model, task, len(pictures))
+        check_image_count(wanted.model, task, len(pictures))
         if wanted.url:
-            self._files.require("response_format")
-        wish = wanted.wish() | {"count": True}
-        run = self._painters.open(wanted.model, wanted.seed, asked.pinned)
+            self._files.require_enabled("response_format")
+        wish = wanted.task_fields() | {"count": True}
+        run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned)
         try:
             if wanted.stream:
-                wish["previews"] = between(steps_of(task, wish), wanted.partial_images or 0)
-                async with conduct(run, sending):
-                    await stream(sending, run, self._events(run, wanted, wish, kind, pictures))
+                wish["previews"] = preview_interval(step_count(task, wish), wanted.partial_images or 0)
+                async with run_to_end(run, sending):
+                    await send_stream(sending, run, self._stream_events(run, wanted, wish, kind, pictures))
                 return
-            async with conduct(run, sending):
-                body = await self._whole(run, wanted, wish, pictures, asked.base)
+            async with run_to_end(run, sending):
+                body = await self._render_response(run, wanted, wish, pictures, asked.base)
         except OmnibusError as error:
-            raise renamed(error) from None
-        await sending.whole(200, JSON, body, about(run))
+            raise rename_param(error) from None
+        await sending.send_body(200, JSON, body, response_headers(run))
 
-    async def _whole(
-        self, run: Run, wanted: Options, wish: dict[str, Any], pictures: Sequence[Media], base: str
+    async def _render_response(
+        self,
+        run: ClientRequest,
+        wanted: ImageOptions,
+        wish: dict[str, Any],
+        pictures: Sequence[InspectedMedia],
+        base: str,
     ) -> bytes:
-        output = await self._painters.paint(run, wish, pictures)
-        made = await drawn(run, output, wanted.format, wanted.compression)
-        data = [await self._image(file, wanted, base) for file in made.files]
-        used = images.usage(made.text, made.pixels)
-        return images.response(int(run.created), data, wanted.format, _size(*made.size), used)
+        output = await self._painters.generate_images(run, wish, pictures)
+        made = await collect_images(run, output, wanted.format, wanted.compression)
+        data = [await self._to_image(file, wanted, base) for file in made.files]
+        used = images.image_usage(made.text, made.pixels)
+        return images.encode_response(int(run.created), data, wanted.format, _format_size(*made.size), used)
 
-    async def _image(self, file: bytes, wanted: Options, base: str) -> Image:
+    async def _to_image(self, file: bytes, wanted: ImageOptions, base: str) -> Image:
         if not wanted.url:
             return Image(b64_json=file)
-        return Image(url=url(base, await self._files.put(file, MIME[wanted.format])))
+        return Image(url=file_url(base, await self._files.put(file, MIME[wanted.format])))
 
-    async def _events(
-        self, run: Run, wanted: Options, wish: dict[str, Any], kind: Kind, pictures: Sequence[Media]
+    async def _stream_events(
+        self,
+        run: ClientRequest,
+        wanted: ImageOptions,
+        wish: dict[str, Any],
+        kind: Kind,
+        pictures: Sequence[InspectedMedia],
     ) -> AsyncIterator[bytes]:
-        output = await self._painters.paint(run, wish, pictures)
+        output = await self._painters.generate_images(run, wish, pictures)
         extent = wanted.extent
         for previews in output.previews:
             index = 0
             async for preview in previews:
-                size = extent or _eightfold(preview.array)
-                file = await encoded(preview.array, wanted.format, wanted.compression, size)
-                yield images.event(
+                size = extent or _full_size(preview.array)
+                file = await encode_image(preview.array, wanted.format, wanted.compression, size)
+                yield images.encode_event(
                     PartialImage(
                         f"{kind}.partial_image",  # type: ignore[arg-type]
                         file,
                         index,
                         int(time.time()),
-                        _size(*size),
+                        _format_size(*size),
                         wanted.format,
                     )
                 )
                 index += 1
-        made = await drawn(run, output, wanted.format, wanted.compression)
-        yield images.event(
+        made = await collect_images(run, output, wanted.format, wanted.compression)
+        yield images.encode_event(
             CompletedImage(
                 f"{kind}.completed",  # type: ignore[arg-type]
                 made.files[0],
                 int(time.time()),
-                _size(*made.size),
+                _format_size(*made.size),
                 wanted.format,
-                images.usage(made.text, made.pixels),
+                images.image_usage(made.text, made.pixels),
             )
         )
 
 
-class Edits(Generations):
+class ImageEditRoute(ImageGenerationRoute):
     """Pictures of a text and of other pictures."""
 
-    async def answer(self, asked: Asked, sending: Sending) -> None:
-        form = multipart.parse(asked.body, asked.kind)
-        form.only("image", "mask", "markup")
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        form = multipart.parse_form(asked.body, asked.content_type)
+        form.check_file_names("image", "mask", "markup")
         wanted = images.parse_edit(form.fields())
-        task = self._painters.task(wanted.model)
+        task = self._painters.get_task(wanted.model)
         for name in ("mask", "markup"):
             if form.files(name):
                 raise BadRequest(f"{wanted.model} changes pictures as a whole: leave the {name} out", param=name)
         files = [(part.data, part.mime) for part in form.files("image")]
         if not files:
             raise BadRequest("Missing required parameter: 'image'.", param="image")
-        check_count(wanted.model, task, len(files))
-        found = await received(files, "image", Limits(body_bytes=self._settings.max_body), "image")
-        await self.draw(wanted, asked, sending, "image_edit", found)
+        check_image_count(wanted.model, task, len(files))
+        found = await inspect_files(files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
+        await self.send_images(wanted, asked, sending, "image_edit", found)
 
 
-class Variations(Route):
+class ImageVariationRoute(PostRoute):
     """Refuses variations, with advice."""
 
-    async def answer(self, asked: Asked, sending: Sending) -> None:
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         raise NotFound("variations are not made here: send the picture and a prompt to /v1/images/edits")
 
 
-def _size(width: int, height: int) -> str:
+def _format_size(width: int, height: int) -> str:
     return f"{width}x{height}"
 
 
-def _eightfold(preview: np.ndarray) -> tuple[int, int]:
+def _full_size(preview: np.ndarray) -> tuple[int, int]:
     """The size of a picture whose size the model chose: a preview has one pixel for 8 x 8."""
     return preview.shape[1] * 8, preview.shape[0] * 8

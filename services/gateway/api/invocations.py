@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
-from services.gateway.auth.admin import Admin
+from services.gateway.auth.admin import AdminAuth
 from services.gateway.http.handlers import by_method, json_response
 from services.gateway.replay.history import MOST, History, Query
 
@@ -16,28 +16,28 @@ LIST, ONE = "/v1/invocations", "/v1/invocations/{id}"
 _STATUSES = ("", "running", "done", "failed", "cancelled", "expired")
 
 
-class Invocations:
+class InvocationRoutes:
     """Adds the routes over ``history`` to an application."""
 
     def __init__(self, settings: GatewaySettings, history: History) -> None:
-        self._admin = Admin(settings)
+        self._admin = AdminAuth(settings)
         self._history = history
 
-    def add(self, app: FastAPI) -> None:
-        routes: dict[str, dict[str, Any]] = {LIST: {"GET": self._list}, ONE: {"GET": self._one}}
+    def add_routes(self, app: FastAPI) -> None:
+        routes: dict[str, dict[str, Any]] = {LIST: {"GET": self._list_invocations}, ONE: {"GET": self._get_invocation}}
         for path, handlers in routes.items():
             app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
-    async def _list(self, request: Request) -> Response:
-        self._admin.control(request.headers)
-        return json_response(await self._history.page(_query(request)))
+    async def _list_invocations(self, request: Request) -> Response:
+        self._admin.check_control_access(request.headers)
+        return json_response(await self._history.find_page(_parse_query(request)))
 
-    async def _one(self, request: Request) -> Response:
-        self._admin.control(request.headers)
-        return json_response(await self._history.one(request.path_params["id"]))
+    async def _get_invocation(self, request: Request) -> Response:
+        self._admin.check_control_access(request.headers)
+        return json_response(await self._history.get_waterfall(request.path_params["id"]))
 
 
-def _query(request: Request) -> Query:
+def _parse_query(request: Request) -> Query:
     given = dict(request.query_params)
     unknown = set(given) - {"q", "model", "app", "status", "limit", "before"}
     if unknown:
@@ -50,12 +50,12 @@ def _query(request: Request) -> Query:
         model=given.get("model", ""),
         app=given.get("app", ""),
         status=status,
-        limit=_number(given, "limit", 50, 1, MOST),
-        before=_number(given, "before", 0, 0, 1 << 62),
+        limit=_parse_number(given, "limit", 50, 1, MOST),
+        before=_parse_number(given, "before", 0, 0, 1 << 62),
     )
 
 
-def _number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+def _parse_number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
     text = given.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
         raise BadRequest(f"{name} is a whole number from {least} to {most}", param=name)

@@ -20,22 +20,22 @@ class ModelRoutes:
         self._router = router
         self._registry = registry
 
-    def add(self, app: FastAPI) -> None:
+    def add_routes(self, app: FastAPI) -> None:
         # The names of models may hold slashes, and clients may send them as they are.
         routes: dict[str, dict[str, Handler]] = {
-            PATH: {"GET": self._list},
-            f"{PATH}/{{model:path}}": {"GET": self._show},
+            PATH: {"GET": self._list_models},
+            f"{PATH}/{{model:path}}": {"GET": self._get_model},
         }
         for path, handlers in routes.items():
             app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
-    async def _list(self, _: Request) -> Response:
+    async def _list_models(self, _: Request) -> Response:
         self._check_read()
-        return json_response(ModelList(data=list(self._known().values())))
+        return json_response(ModelList(data=list(self._available_models().values())))
 
-    async def _show(self, request: Request) -> Response:
+    async def _get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        found = self._known().get(name)
+        found = self._available_models().get(name)
         if found is None:
             self._check_read()
             raise NotFound(
@@ -48,12 +48,12 @@ class ModelRoutes:
         if self._registry is not None:
             self._registry.check_read()
 
-    def _known(self) -> dict[str, ModelObject]:
+    def _available_models(self) -> dict[str, ModelObject]:
         plan = self._router.plan
         at = int(plan.created) if plan is not None else 0
         models = plan.models.items() if plan is not None else ()
         known = {name: ModelObject(id=name, created=at, owned_by=_OWN) for name, each in models if not each.apps}
-        for app in self._registry.models() if self._registry is not None else ():
+        for app in self._registry.model_records() if self._registry is not None else ():
             brought = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
             known.setdefault(app.model, brought)
         return known

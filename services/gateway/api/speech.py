@@ -8,23 +8,23 @@ model is asked for around it is fixed: ``SYSTEM``, with the client's ``instructi
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from omnibus.encoding.audio import MIME, pcm16
+from omnibus.encoding.audio import MIME, to_pcm16
 from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
-from services.gateway.apps.chat import Chats
-from services.gateway.dispatch.streams import merge
+from services.gateway.apps.chat import AppChats
+from services.gateway.dispatch.streams import merge_streams
 from services.gateway.http.exchange import EVENTS
-from services.gateway.http.response import Sending
-from services.gateway.http.route import Asked, Route, conduct, stream
-from services.gateway.media.audio_encoder import Sounding
+from services.gateway.http.response import ResponseWriter
+from services.gateway.http.route import PostRequest, PostRoute, run_to_end, send_stream
+from services.gateway.media.audio_encoder import AudioFileStream
 from services.gateway.openai import speech
 from services.gateway.openai.chat_request import AudioOutput, ChatRequest, UserMessage
 from services.gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
-from services.gateway.request.accumulator import Collected
-from services.gateway.tasks.chat import Asked as AskedOfModel
+from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.output_streams import arrivals
+from services.gateway.tasks.chat import PreparedChat as AskedOfModel
+from services.gateway.tasks.output_streams import open_output_streams
 
 SYSTEM = "You read texts aloud, exactly as they are written."
 USER = "Read this text aloud:\n\n{text}"
@@ -35,66 +35,68 @@ _CODES, _CODES_EACH = 256, 12
 _CALLED = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
 
 
-class Speech(Route):
+class SpeechRoute(PostRoute):
     """Texts to sound, sent while it is being made."""
 
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
         #: Apps that are models.
-        self.apps: Chats | None = None
+        self.apps: AppChats | None = None
 
-    async def answer(self, asked: Asked, sending: Sending) -> None:
-        wanted = speech.parse(asked.body)
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = speech.parse_speech_request(asked.body)
         try:
-            await self._speak(wanted, asked.pinned, sending)
+            await self._send_speech(wanted, asked.pinned, sending)
         except OmnibusError as error:
             if isinstance(error, Rejected):
                 error.param = _CALLED.get(error.param, error.param)
             raise
 
-    async def _speak(self, wanted: SpeechRequest, pinned: str, sending: Sending) -> None:
-        if self.apps is not None and self.apps.app(wanted.model):
+    async def _send_speech(self, wanted: SpeechRequest, pinned: str, sending: ResponseWriter) -> None:
+        if self.apps is not None and self.apps.app_name(wanted.model):
             raise BadRequest(
                 f"{wanted.model} is an app, which has no text-to-speech: use chat completions", param="model"
             )
-        run = self._chat.open(wanted.model, wanted.seed, pinned)
+        run = self._chat.open_request(wanted.model, wanted.seed, pinned)
         sending.model = wanted.model
-        voice = self._chat.voice(wanted.called, wanted.model)
-        got = Collected(run.model, run.created)
-        async with conduct(run, sending, got):
-            output = await self._chat.begin(run, _asked(wanted, voice))
-            files = self._file(wanted, output, got)
+        voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
+        got = AnswerAccumulator(run.model, run.created)
+        async with run_to_end(run, sending, got):
+            output = await self._chat.begin_answer(run, _prepare_chat(wanted, voice))
+            files = self._encode_file(wanted, output, got)
             if wanted.stream_format == "sse":
-                await stream(sending, run, _events(files, got), EVENTS, got)
+                await send_stream(sending, run, _stream_events(files, got), EVENTS, got)
             else:
-                await stream(sending, run, files, MIME[wanted.format].encode(), got)
+                await send_stream(sending, run, files, MIME[wanted.format].encode(), got)
 
-    async def _file(self, wanted: SpeechRequest, output: ChatOutput, got: Collected) -> AsyncIterator[bytes]:
+    async def _encode_file(
+        self, wanted: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
+    ) -> AsyncIterator[bytes]:
         """The file, in pieces that are not empty."""
-        sounding = Sounding(wanted.format, wanted.speed or 1.0)
-        async for batch in merge(arrivals(output)):
+        sounding = AudioFileStream(wanted.format, wanted.speed or 1.0)
+        async for batch in merge_streams(open_output_streams(output)):
             for name, item in batch:
-                got.take(name, item.data, item.array)
+                got.add_item(name, item.data, item.array)
                 if item.array is None:
                     continue
-                got.heard(pcm16(item.array))
+                got.add_pcm(to_pcm16(item.array))
                 if data := await sounding.push(item.array, got.rate):
                     yield data
         if data := await sounding.close(got.rate):
             yield data
 
 
-async def _events(files: AsyncIterator[bytes], got: Collected) -> AsyncIterator[bytes]:
+async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) -> AsyncIterator[bytes]:
     async with aclosing(files):  # type: ignore[type-var]
         async for data in files:
-            yield speech.event(SpeechDelta(data))
+            yield speech.encode_event(SpeechDelta(data))
     used = got.usage()
     sound = used.completion_tokens_details.audio_tokens
-    yield speech.event(SpeechDone(SpeechUsage(used.prompt_tokens, sound, used.prompt_tokens + sound)))
+    yield speech.encode_event(SpeechDone(SpeechUsage(used.prompt_tokens, sound, used.prompt_tokens + sound)))
 
 
-def _asked(wanted: SpeechRequest, voice: str) -> AskedOfModel:
+def _prepare_chat(wanted: SpeechRequest, voice: str) -> AskedOfModel:
     system = f"{SYSTEM} {wanted.instructions}" if wanted.instructions else SYSTEM
     codes = wanted.max_tokens or _CODES + _CODES_EACH * len(wanted.input)
     request = ChatRequest(

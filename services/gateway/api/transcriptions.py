@@ -12,20 +12,20 @@ from typing import Any
 from omnibus.errors import OmnibusError, Rejected
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
-from services.gateway.apps.chat import Chats
-from services.gateway.dispatch.streams import merge
-from services.gateway.http.exchange import EVENTS, JSON, about
-from services.gateway.http.response import Sending
-from services.gateway.http.route import Asked, Route, conduct, stream
-from services.gateway.media.inspect import Limits, Media, received
+from services.gateway.apps.chat import AppChats
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.http.exchange import EVENTS, JSON, response_headers
+from services.gateway.http.response import ResponseWriter
+from services.gateway.http.route import PostRequest, PostRoute, run_to_end, send_stream
+from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import multipart, transcriptions
 from services.gateway.openai.chat_request import ChatRequest, UserMessage
 from services.gateway.openai.transcriptions import TranscriptionForm
-from services.gateway.request.accumulator import Collected
-from services.gateway.request.request import Run
-from services.gateway.tasks.chat import Asked as AskedOfModel
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.output_streams import arrivals
+from services.gateway.tasks.chat import PreparedChat as AskedOfModel
+from services.gateway.tasks.output_streams import open_output_streams
 
 SYSTEM = "You are a speech recognition model."
 USER = "Transcribe the audio into text. Write what is said, and nothing else."
@@ -35,89 +35,91 @@ PROMPT = " It continues, or is about: {prompt}"
 TEXT = b"text/plain; charset=utf-8"
 
 
-class Transcriptions(Route):
+class TranscriptionRoute(PostRoute):
     """Sound to text."""
 
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
         #: Apps that are models.
-        self.apps: Chats | None = None
+        self.apps: AppChats | None = None
 
-    async def answer(self, asked: Asked, sending: Sending) -> None:
-        form = multipart.parse(asked.body, asked.kind)
-        form.only("file")
-        wanted = transcriptions.parse(form.fields(*transcriptions.LISTS))
-        app = self.apps.app(wanted.model) if self.apps is not None else ""
-        run = self._opened(app, wanted, asked.pinned)
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        form = multipart.parse_form(asked.body, asked.content_type)
+        form.check_file_names("file")
+        wanted = transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
+        app = self.apps.app_name(wanted.model) if self.apps is not None else ""
+        run = self._open_request(app, wanted, asked.pinned)
         sending.model = wanted.model
         part = form.file("file")
-        limits = Limits(body_bytes=self._settings.max_body)
-        [item] = await received([(part.data, part.mime)], "audio", limits, "file")
+        limits = MediaLimits(body_bytes=self._settings.max_body)
+        [item] = await inspect_files([(part.data, part.mime)], "audio", limits, "file")
         try:
-            await self._write(wanted, item, run, app, sending)
+            await self._send_transcription(wanted, item, run, app, sending)
         except OmnibusError as error:
             if isinstance(error, Rejected):
                 error.param = "file" if error.param in ("", "media", "messages", "items") else error.param
             raise
 
-    def _opened(self, app: str, wanted: TranscriptionForm, pinned: str) -> Run:
+    def _open_request(self, app: str, wanted: TranscriptionForm, pinned: str) -> ClientRequest:
         if self.apps is not None and app:
-            return self.apps.open(app, wanted.seed, pinned)
-        run = self._chat.open(wanted.model, wanted.seed, pinned)
-        self._chat.require(wanted.model, "audio")
+            return self.apps.open_run(app, wanted.seed, pinned)
+        run = self._chat.open_request(wanted.model, wanted.seed, pinned)
+        self._chat.require_encoder(wanted.model, "audio")
         return run
 
     @asynccontextmanager
-    async def _begun(self, app: str, run: Run, asked: AskedOfModel) -> AsyncIterator[ChatOutput]:
+    async def _begin_answer(self, app: str, run: ClientRequest, asked: AskedOfModel) -> AsyncIterator[ChatOutput]:
         """The streams of the answer."""
         if self.apps is None or not app:
-            yield await self._chat.begin(run, asked)
+            yield await self._chat.begin_answer(run, asked)
             return
-        output, call = await self.apps.begin(app, run, asked)
+        output, call = await self.apps.start_prepared(app, run, asked)
         try:
             yield output
         finally:
             call.close()
 
-    async def _write(self, wanted: TranscriptionForm, item: Media, run: Run, app: str, sending: Sending) -> None:
-        got = Collected(wanted.model, run.created)
-        asked = _asked(wanted, item)
-        async with conduct(run, sending, got), self._begun(app, run, asked) as output:
+    async def _send_transcription(
+        self, wanted: TranscriptionForm, item: InspectedMedia, run: ClientRequest, app: str, sending: ResponseWriter
+    ) -> None:
+        got = AnswerAccumulator(wanted.model, run.created)
+        asked = _prepare_chat(wanted, item)
+        async with run_to_end(run, sending, got), self._begin_answer(app, run, asked) as output:
             if wanted.stream:
-                await stream(sending, run, _events(output, got), EVENTS, got)
+                await send_stream(sending, run, _stream_events(output, got), EVENTS, got)
                 return
-            async for _ in _pieces(output, got):
+            async for _ in _text_chunks(output, got):
                 pass
-        kind, body = _whole(wanted, got, item)
-        await sending.whole(200, kind, body, about(run))
+        kind, body = _render_body(wanted, got, item)
+        await sending.send_body(200, kind, body, response_headers(run))
 
 
-async def _pieces(output: ChatOutput, got: Collected) -> AsyncIterator[str]:
-    async for batch in merge(arrivals(output)):
+async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncIterator[str]:
+    async for batch in merge_streams(open_output_streams(output)):
         for name, item in batch:
-            got.take(name, item.data, item.array)
+            got.add_item(name, item.data, item.array)
             if text := item.data.get("text"):
                 yield text
 
 
-async def _events(output: ChatOutput, got: Collected) -> AsyncIterator[bytes]:
-    async with aclosing(_pieces(output, got)) as pieces:  # type: ignore[type-var]
+async def _stream_events(output: ChatOutput, got: AnswerAccumulator) -> AsyncIterator[bytes]:
+    async with aclosing(_text_chunks(output, got)) as pieces:  # type: ignore[type-var]
         async for text in pieces:
-            yield transcriptions.delta(text)
-    yield transcriptions.done(got.text, got.usage())
+            yield transcriptions.encode_delta(text)
+    yield transcriptions.encode_done(got.text, got.usage())
 
 
-def _whole(wanted: TranscriptionForm, got: Collected, item: Media) -> tuple[bytes, bytes]:
+def _render_body(wanted: TranscriptionForm, got: AnswerAccumulator, item: InspectedMedia) -> tuple[bytes, bytes]:
     """Content type and body."""
     if wanted.response_format == "text":
         return TEXT, got.text.encode()
     if wanted.response_format == "verbose_json":
-        return JSON, transcriptions.verbose(got.text, wanted.language, item.info.seconds)
-    return JSON, transcriptions.transcription(got.text, got.usage())
+        return JSON, transcriptions.encode_verbose(got.text, wanted.language, item.info.seconds)
+    return JSON, transcriptions.encode_transcription(got.text, got.usage())
 
 
-def _asked(wanted: TranscriptionForm, item: Media) -> AskedOfModel:
+def _prepare_chat(wanted: TranscriptionForm, item: InspectedMedia) -> AskedOfModel:
     said = USER
     if wanted.language:
         said += LANGUAGE.format(language=wanted.language)

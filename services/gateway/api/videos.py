@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 
 from omnibus.settings import GatewaySettings
 from services.gateway.http.handlers import Handler, by_method, json_response
-from services.gateway.http.route import pinned
+from services.gateway.http.route import pinned_path
 from services.gateway.openai import videos
 from services.gateway.openai.parse import read_body
 from services.gateway.openai.videos import CONTENT, PATH, VIDEO, VideoDeleted
@@ -26,35 +26,35 @@ class VideoRoutes:
         self._settings = settings
         self._videos = videos
 
-    def add(self, app: FastAPI) -> None:
+    def add_routes(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Handler]] = {
-            PATH: {"GET": self._list, "POST": self._create},
-            VIDEO: {"GET": self._show, "DELETE": self._remove},
-            CONTENT: {"GET": self._content},
+            PATH: {"GET": self._list_videos, "POST": self._create_video},
+            VIDEO: {"GET": self._get_video, "DELETE": self._delete_video},
+            CONTENT: {"GET": self._get_content},
         }
         for path, handlers in routes.items():
             app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
-    async def _create(self, request: Request) -> Response:
+    async def _create_video(self, request: Request) -> Response:
         length = request.headers.get("content-length", "")
         body = await read_body(request.stream(), self._settings.max_body, int(length) if length.isdigit() else None)
-        asked = videos.parse(body, request.headers.get("content-type", ""))
-        return json_response(await self._videos.create(asked, pinned(request.scope)))
+        asked = videos.parse_video_request(body, request.headers.get("content-type", ""))
+        return json_response(await self._videos.create(asked, pinned_path(request.scope)))
 
-    async def _list(self, request: Request) -> Response:
-        return json_response(await self._videos.page(videos.page(dict(request.query_params))))
+    async def _list_videos(self, request: Request) -> Response:
+        return json_response(await self._videos.list_videos(videos.parse_list_query(dict(request.query_params))))
 
-    async def _show(self, request: Request) -> Response:
-        return json_response(await self._videos.show(request.path_params["video_id"]))
+    async def _get_video(self, request: Request) -> Response:
+        return json_response(await self._videos.show_video(request.path_params["video_id"]))
 
-    async def _remove(self, request: Request) -> Response:
+    async def _delete_video(self, request: Request) -> Response:
         id = request.path_params["video_id"]
-        await self._videos.remove(id)
+        await self._videos.remove_video(id)
         return json_response(VideoDeleted(id=id))
 
-    async def _content(self, request: Request) -> Response:
-        variant = videos.variant(dict(request.query_params))
-        job, path = await self._videos.content(request.path_params["video_id"], variant)
+    async def _get_content(self, request: Request) -> Response:
+        variant = videos.parse_variant(dict(request.query_params))
+        job, path = await self._videos.find_content(request.path_params["video_id"], variant)
         headers = {
             "cache-control": f"private, max-age={max(0, int(job.expires - time.time()))}",
             "x-content-type-options": "nosniff",

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import msgspec
 
 from omnibus.app import protocol
-from omnibus.app.array_codec import pack
+from omnibus.app.array_codec import pack_items
 from omnibus.errors import Fatal, OmnibusError, ProtocolError
-from omnibus.graph import HANDLE, Node, digest
+from omnibus.graph import HANDLE, GraphNode, call_digest
 from omnibus.task import Segment
-from services.gateway.apps.output_buffer import Outgoing
-from services.gateway.apps.worker_process import Process
-from services.gateway.dispatch.streams import Incoming
+from services.gateway.apps.output_buffer import WorkerOutputReader
+from services.gateway.apps.worker_process import WorkerProcess
+from services.gateway.dispatch.streams import ItemStream
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ OUTPUTS, CHOICES, PIN = 4096, 4096, 256
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-class Runs(Protocol):
-    """Part of ``services.gateway.request.request.Run`` that a request in a worker needs."""
+class SegmentRunner(Protocol):
+    """Part of ``services.gateway.request.request.ClientRequest`` that a request in a worker needs."""
 
     @property
     def id(self) -> str: ...
@@ -40,16 +40,16 @@ class Runs(Protocol):
     def end(self, status: str) -> None: ...
 
 
-class Segments:
+class SegmentSubmissions:
     """The graphs of request ``id`` of ``process``, and their outputs, as far as the worker asks for them."""
 
-    def __init__(self, process: Process, id: int, run: Runs, issued: frozenset[bytes]) -> None:
+    def __init__(self, process: WorkerProcess, id: int, run: SegmentRunner, issued: frozenset[bytes]) -> None:
         self._process = process
         self._id = id
         self._run = run
         self._issued = issued
         self._steps: set[int] = set()
-        self._outputs: dict[tuple[int, int, str], Outgoing] = {}
+        self._outputs: dict[tuple[int, int, str], WorkerOutputReader] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, message: protocol.Submit) -> None:
@@ -57,20 +57,20 @@ class Segments:
         if message.step in self._steps or not 0 <= message.step < STEPS:
             raise ProtocolError(f"segment {message.step} comes twice, or after {STEPS} others")
         self._steps.add(message.step)
-        self._begin(self._submit(message))
+        self._start_task(self._run_segment(message))
 
-    def read(self, message: protocol.Read) -> None:
+    def read_output(self, message: protocol.Read) -> None:
         """Send the next items of an output. Raises ``ProtocolError`` when they are not the worker's to read."""
         output = self._outputs.get((message.step, message.node, message.output))
         if output is None or output.busy:
             raise ProtocolError(f"{message.output[:80]!r} of call {message.node} cannot be read now")
         output.busy = output.begun = True
-        self._begin(self._read(message, output))
+        self._start_task(self._send_items(message, output))
 
-    def hand(self, place: tuple[int, int, str]) -> Incoming:
+    def detach_output(self, place: tuple[int, int, str]) -> ItemStream:
         """The output at ``place`` for another reader. Raises ``ProtocolError`` when the worker has read of it."""
         output = self._outputs.pop(place, None)
-        if output is None or output.begun or not isinstance(output.source, Incoming):
+        if output is None or output.begun or not isinstance(output.source, ItemStream):
             raise ProtocolError(f"the output {place} cannot be handed on")
         return output.source
 
@@ -79,34 +79,34 @@ class Segments:
         for task in self._tasks:
             task.cancel()
 
-    async def _submit(self, message: protocol.Submit) -> None:
+    async def _run_segment(self, message: protocol.Submit) -> None:
         try:
-            check(message.segment, self._issued)
+            check_segment(message.segment, self._issued)
             sources = await self._run.submit(message.segment, message.step)
         except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it is, the app gets it as data
-            self._process.send(protocol.Refused(self._id, message.step, self._typed(error).problem()))
+            self._process.send(protocol.SegmentRefused(self._id, message.step, self._typed_error(error).to_problem()))
             return
         for (node, output), source in sources.items():
-            self._outputs[message.step, node, output] = Outgoing(source)
+            self._outputs[message.step, node, output] = WorkerOutputReader(source)
         self._process.send(protocol.Submitted(self._id, message.step, self._run.id))
 
-    async def _read(self, message: protocol.Read, output: Outgoing) -> None:
+    async def _send_items(self, message: protocol.Read, output: WorkerOutputReader) -> None:
         place = (message.id, message.step, message.node, message.output)
         try:
-            items = await output.next()
+            items = await output.next_items()
             output.busy = False
-            self._process.send(protocol.Items(*place, pack(items), not items))
+            self._process.send(protocol.Items(*place, pack_items(items), not items))
         except Exception as error:  # noqa: BLE001 - as above
-            self._process.send(protocol.Items(*place, (), True, self._typed(error).problem()))
+            self._process.send(protocol.Items(*place, (), True, self._typed_error(error).to_problem()))
         await self._process.drain()
 
-    def _typed(self, error: Exception) -> OmnibusError:
+    def _typed_error(self, error: Exception) -> OmnibusError:
         if isinstance(error, OmnibusError):
             return error
         log.error("%s: app %s", self._run.id, self._process.name, exc_info=error)
         return Fatal("internal error: the gateway's log has more")
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -115,19 +115,19 @@ class Segments:
 # Checks
 
 
-def literals(value: Any) -> Iterator[bytes]:
+def handle_literals(value: Any) -> Iterator[bytes]:
     """Every literal in ``value`` that holds a handle, in a form that can be compared."""
     if isinstance(value, dict):
         if HANDLE in value:
             yield _encode(value)
         for element in value.values():
-            yield from literals(element)
+            yield from handle_literals(element)
     elif isinstance(value, list | tuple):
         for element in value:
-            yield from literals(element)
+            yield from handle_literals(element)
 
 
-def check(segment: Segment, issued: frozenset[bytes]) -> None:
+def check_segment(segment: Segment, issued: frozenset[bytes]) -> None:
     """Raise ``ProtocolError`` unless ``segment`` is one that record could have made in this request.
 
     ``issued`` are its literals with handles, whole: a handle with another content hash beside it would put
@@ -141,19 +141,19 @@ def check(segment: Segment, issued: frozenset[bytes]) -> None:
     if not all(0 <= node < count for node, _ in segment.outputs) or len(segment.outputs) > OUTPUTS:
         raise ProtocolError(f"a segment of {count} calls asks for {len(segment.outputs)} outputs of calls it has not")
     if (
-        not _between(segment.work, WORK)
+        not _all_within(segment.work, WORK)
         or len(segment.choices) > CHOICES
         or any(len(pin) > PIN for pin in segment.pins)
     ):
         raise ProtocolError(f"a segment's loads, pins or choices are out of bounds (a load is at most {WORK})")
 
 
-def _check_node(node: Node, issued: frozenset[bytes]) -> None:
-    if not issued.issuperset(literals(node.inputs)):
+def _check_node(node: GraphNode, issued: frozenset[bytes]) -> None:
+    if not issued.issuperset(handle_literals(node.inputs)):
         raise ProtocolError(f"a call of {node.task} names media that this request was not given")
-    if node.digest != digest(node.task, node.inputs) or not _between((node.salt,), SALT):
+    if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), SALT):
         raise ProtocolError(f"a call of {node.task} is not what its digest says")
 
 
-def _between(numbers: Iterable[int], most: int) -> bool:
+def _all_within(numbers: Iterable[int], most: int) -> bool:
     return all(0 <= number <= most for number in numbers)

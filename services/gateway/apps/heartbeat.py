@@ -10,7 +10,7 @@ from math import ceil
 _IDLE_SECONDS = 0.001
 
 
-class Pulse:
+class FreezeDetector:
     """Asks process ``pid`` by ``ping``; ``answered`` is called with each answer.
 
     A worker that computes in its event loop answers nothing either, and goes on: its requests end by their deadlines.
@@ -21,17 +21,17 @@ class Pulse:
         self._ping = ping
         self._answered = True
 
-    def answered(self) -> None:
+    def record_pong(self) -> None:
         self._answered = True
 
-    async def stops(self, gone: asyncio.Event, ping_seconds: float, answer_within: float) -> bool:
+    async def wait_until_frozen(self, gone: asyncio.Event, ping_seconds: float, answer_within: float) -> bool:
         """Ask every ``ping_seconds`` until the process is ``gone``; True as soon as it is frozen.
 
         Frozen: for ``answer_within`` seconds it neither answered nor computed. Turns are counted, not seconds: a
         gateway that was frozen itself must not take that for the worker's silence.
         """
         most, missed, used = ceil(answer_within / ping_seconds), 0, 0.0
-        while not await _happens(gone, ping_seconds):
+        while not await _wait_for_event(gone, ping_seconds):
             if self._answered:
                 missed, used = 0, cpu_seconds(self._pid)
             elif (missed := missed + 1) >= most:
@@ -43,7 +43,7 @@ class Pulse:
         return False
 
 
-async def _happens(event: asyncio.Event, seconds: float) -> bool:
+async def _wait_for_event(event: asyncio.Event, seconds: float) -> bool:
     """Wait for ``event``; False when it does not happen within ``seconds``."""
     try:
         async with asyncio.timeout(seconds):

@@ -18,13 +18,13 @@ from omnibus.errors import Fatal, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.call import Call
-from services.gateway.apps.chat import Chats, asked
+from services.gateway.apps.chat import AppChats, parse_app_chat
 from services.gateway.apps.served_apps import Registry
-from services.gateway.http.exchange import JSON, ClientLeft, about, while_connected
-from services.gateway.http.response import Sending
+from services.gateway.http.exchange import JSON, ClientLeft, response_headers, while_connected
+from services.gateway.http.response import ResponseWriter
 from services.gateway.openai.density import check_values
 from services.gateway.openai.parse import read_body
-from services.gateway.request.request import Run, Runs
+from services.gateway.request.request import ClientRequest, RequestFactory
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _BEFORE, _AFTER = "/v1/apps/", "/invoke"
 _DONE = b"data: [DONE]\n\n"
 
 
-def called(scope: Scope) -> str:
+def called_app(scope: Scope) -> str:
     """The app that a request calls; empty when it is another request."""
     path: str = scope["path"]
     if scope["method"] != "POST" or not path.startswith(_BEFORE) or not path.endswith(_AFTER):
@@ -41,10 +41,10 @@ def called(scope: Scope) -> str:
     return "" if "/" in name else name
 
 
-class Invoke:
+class InvokeRoute:
     """Calls apps for clients."""
 
-    def __init__(self, settings: GatewaySettings, runs: Runs, registry: Registry, chats: Chats) -> None:
+    def __init__(self, settings: GatewaySettings, runs: RequestFactory, registry: Registry, chats: AppChats) -> None:
         self._settings = settings
         self._runs = runs
         self._registry = registry
@@ -53,23 +53,23 @@ class Invoke:
     async def __call__(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request to app ``name``. A client that leaves cancels what still runs."""
         code = "ok"
-        sending = Sending(send)
+        sending = ResponseWriter(send)
         try:
-            body = await self._read(name, scope, receive)
-            await while_connected(scope, receive, self._answer(name, body, pinned(scope), sending))
+            body = await self._read_body(name, scope, receive)
+            await while_connected(scope, receive, self._send_answer(name, body, requested_path(scope), sending))
         except (ClientLeft, ClientDisconnect):
             code = "cancelled"
         except OmnibusError as error:
             code = error.code
-            await sending.fail(error)
+            await sending.report_error(error)
         except Exception:  # a defect of ours
             log.exception("%s failed", sending.id)
             code = Fatal.code
-            await sending.fail(Fatal("internal error: the gateway's log has more under this request id"))
+            await sending.report_error(Fatal("internal error: the gateway's log has more under this request id"))
         # An app that is gone by now may have been asked for by any name.
-        GATEWAY.app(name if self._registry.about(name) is not None else "", code).inc()
+        GATEWAY.app_counter(name if self._registry.worker_view(name) is not None else "", code).inc()
 
-    async def _read(self, name: str, scope: Scope, receive: Receive) -> bytes:
+    async def _read_body(self, name: str, scope: Scope, receive: Receive) -> bytes:
         self._registry.worker(name)  # who calls nobody need not send anything
         length = dict(scope["headers"]).get(b"content-length", b"")
         stream = Request(scope, receive).stream()
@@ -77,29 +77,29 @@ class Invoke:
         check_values(body)
         return body
 
-    async def _answer(self, name: str, body: bytes, pinned: str, sending: Sending) -> None:
-        run, call, streams = await self._begin(name, body, pinned)
+    async def _send_answer(self, name: str, body: bytes, pinned: str, sending: ResponseWriter) -> None:
+        run, call, streams = await self._start_call(name, body, pinned)
         sending.id = run.id
         if not streams:
-            await sending.whole(200, JSON, await call.answer(), about(run))
+            await sending.send_body(200, JSON, await call.read_answer(), response_headers(run))
             return
-        async with aclosing(call.parts()) as parts:
+        async with aclosing(call.read_parts()) as parts:
             first = await anext(parts, None)
-            await sending.begin(about(run))
+            await sending.begin_stream(response_headers(run))
             if first is not None:
-                await sending.event(first)
+                await sending.send_event(first)
                 async for part in parts:
-                    await sending.event(part)
-        await sending.end(_DONE)
+                    await sending.send_event(part)
+        await sending.end_stream(_DONE)
 
-    async def _begin(self, name: str, body: bytes, pinned: str) -> tuple[Run, Call, bool]:
+    async def _start_call(self, name: str, body: bytes, pinned: str) -> tuple[ClientRequest, Call, bool]:
         record, worker = self._registry.worker(name)
-        request = asked(record, body) if record.chat else None
-        run = self._runs.open(name, seed=request.seed if request is not None else None, pinned=pinned)
+        request = parse_app_chat(record, body) if record.chat else None
+        run = self._runs.open_request(name, seed=request.seed if request is not None else None, pinned=pinned)
         try:
             if request is None:
                 return run, worker.invoke(run, body), record.streams
-            return run, await self._chats.hand(name, run, request, protocol.JSON), record.streams
+            return run, await self._chats.send_chat(name, run, request, protocol.JSON), record.streams
         except asyncio.CancelledError:
             run.end("cancelled")
             raise
@@ -108,6 +108,6 @@ class Invoke:
             raise
 
 
-def pinned(scope: Scope) -> str:
+def requested_path(scope: Scope) -> str:
     """The path that the client asks for."""
     return dict(scope["headers"]).get(b"x-omnibus-path", b"").decode("latin-1")

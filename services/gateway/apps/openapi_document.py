@@ -42,56 +42,56 @@ _FAILURES_OF_A_CALL = {
 }
 
 
-def add(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[str, Any]:
+def add_app_routes(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[str, Any]:
     """``document`` and the routes of apps, those that are registered now included. ``document`` stays as it is."""
     apps = list(apps)
     shown = (*_SHAPES, AppChatRequest) if any(app.chat for app in apps) else _SHAPES
     _, components = msgspec.json.schema_components(shown, ref_template=_REF)
-    paths = {**document.get("paths", {}), **_control()}
+    paths = {**document.get("paths", {}), **_control_paths()}
     schemas = {**document.get("components", {}).get("schemas", {}), **components}
     for app in apps:
         request, response = (
-            _adopted(schema, f"{app.name}.{side}", schemas)
+            _move_definitions(schema, f"{app.name}.{side}", schemas)
             for schema, side in ((app.request, "request"), (app.response, "response"))
         )
-        asked = _ref("AppChatRequest") if app.chat else request
-        paths[f"{APPS}/{app.name}/invoke"] = _invoke(app, asked, response)
+        asked = _schema_ref("AppChatRequest") if app.chat else request
+        paths[f"{APPS}/{app.name}/invoke"] = _invoke_path(app, asked, response)
     return {**document, "paths": paths, "components": {**document.get("components", {}), "schemas": schemas}}
 
 
-def _control() -> dict[str, Any]:
+def _control_paths() -> dict[str, Any]:
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    body = {"required": True, **_json(_ref("AppRequest"))}
+    body = {"required": True, **_json_content(_schema_ref("AppRequest"))}
     return {
         APPS: {
-            "get": _operation("list_apps", "The registered apps.", _ref("AppList")),
-            "post": _operation("register_app", "Register an app.", _ref("AppDetail"), "201", requestBody=body),
+            "get": _operation("list_apps", "The registered apps.", _schema_ref("AppList")),
+            "post": _operation("register_app", "Register an app.", _schema_ref("AppDetail"), "201", requestBody=body),
         },
         APP: {
             "parameters": [name],
-            "get": _operation("show_app", "One app.", _ref("AppDetail")),
+            "get": _operation("show_app", "One app.", _schema_ref("AppDetail")),
             "put": _operation(
-                "update_app", "Load an app anew, from a source or its own.", _ref("AppDetail"), requestBody=body
+                "update_app", "Load an app anew, from a source or its own.", _schema_ref("AppDetail"), requestBody=body
             ),
-            "delete": _operation("unregister_app", "End an app; its requests finish.", _ref("AppDeleted")),
+            "delete": _operation("unregister_app", "End an app; its requests finish.", _schema_ref("AppDeleted")),
         },
-        TASKS: {"get": _operation("list_tasks", "Unit tasks: who uses and who runs them.", _ref("TaskList"))},
+        TASKS: {"get": _operation("list_tasks", "Unit tasks: who uses and who runs them.", _schema_ref("TaskList"))},
     }
 
 
 def _operation(id: str, summary: str, answer: dict[str, Any], status: str = "200", **more: Any) -> dict[str, Any]:
     failures = _FAILURES if id not in ("list_apps", "show_app", "list_tasks") else {"404": _FAILURES["404"]}
-    responses = {status: {"description": "Done.", **_json(answer)}}
+    responses = {status: {"description": "Done.", **_json_content(answer)}}
     return {
         "operationId": id,
         "summary": summary,
         "tags": ["Apps"],
-        "responses": {**responses, **_described(failures)},
+        "responses": {**responses, **_failure_responses(failures)},
         **more,
     }
 
 
-def _invoke(app: AppRecord, request: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
+def _invoke_path(app: AppRecord, request: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
     kind = "text/event-stream" if app.streams else "application/json"
     parts = " One server-sent event for each part, then `[DONE]`." if app.streams else ""
     return {
@@ -100,55 +100,57 @@ def _invoke(app: AppRecord, request: dict[str, Any], response: dict[str, Any]) -
             "summary": (app.doc.strip().splitlines() or [f"Call the app {app.name}."])[0],
             "description": app.doc,
             "tags": ["Apps"],
-            "requestBody": {"required": True, **_json(request)},
+            "requestBody": {"required": True, **_json_content(request)},
             "responses": {
                 "200": {"description": f"What the app answers.{parts}", "content": {kind: {"schema": response}}},
-                **_described(_FAILURES_OF_A_CALL),
+                **_failure_responses(_FAILURES_OF_A_CALL),
             },
         }
     }
 
 
-def _described(failures: dict[str, str]) -> dict[str, Any]:
-    return {status: {"description": text, **_json(_ref("ErrorBody"))} for status, text in failures.items()}
+def _failure_responses(failures: dict[str, str]) -> dict[str, Any]:
+    return {
+        status: {"description": text, **_json_content(_schema_ref("ErrorBody"))} for status, text in failures.items()
+    }
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
 
 
-def _ref(name: str) -> dict[str, str]:
+def _schema_ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
 
 
-def _adopted(schema: dict[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def _move_definitions(schema: dict[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
     """``schema`` as part of the document: its ``$defs`` move to ``schemas`` under names with ``prefix``."""
     definitions = schema.get("$defs")
     names = (
         {name: _STRANGE.sub("_", f"{prefix}.{name}") for name in definitions} if isinstance(definitions, dict) else {}
     )
     for name, moved in names.items():
-        schemas[moved] = _referring(schema["$defs"][name], names, 0)
-    return dict(_referring({key: value for key, value in schema.items() if key != "$defs"}, names, 0))
+        schemas[moved] = _rewrite_references(schema["$defs"][name], names, 0)
+    return dict(_rewrite_references({key: value for key, value in schema.items() if key != "$defs"}, names, 0))
 
 
-def _referring(value: Any, names: dict[str, str], depth: int) -> Any:
+def _rewrite_references(value: Any, names: dict[str, str], depth: int) -> Any:
     """``value`` with references to what was moved. One that leads elsewhere is left out."""
     if depth > _DEEPEST:
         return {}
     if isinstance(value, list):
-        return [_referring(entry, names, depth + 1) for entry in value]
+        return [_rewrite_references(entry, names, depth + 1) for entry in value]
     if not isinstance(value, dict):
         return value
-    left = {key: entry for key, entry in value.items() if key != "$ref" and not _mapping(entry)}
-    found = {key: _referring(entry, names, depth + 1) for key, entry in left.items()}
+    left = {key: entry for key, entry in value.items() if key != "$ref" and not _is_discriminator(entry)}
+    found = {key: _rewrite_references(entry, names, depth + 1) for key, entry in left.items()}
     target = value.get("$ref")
     if isinstance(target, str):
         name = names.get(target.removeprefix("#/$defs/"))
-        return {**found, **_ref(name)} if name is not None else found
+        return {**found, **_schema_ref(name)} if name is not None else found
     return found
 
 
-def _mapping(value: Any) -> bool:
+def _is_discriminator(value: Any) -> bool:
     """Return whether it is a discriminator's table, whose references are plain strings. Readers do without."""
     return isinstance(value, dict) and value.keys() == {"mapping", "propertyName"}

@@ -11,13 +11,13 @@ from omnibus.errors import AppFailed, OmnibusError, ProtocolError
 from omnibus.graph import UNREADABLE
 from omnibus.task import Source
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import Incoming
+from services.gateway.dispatch.streams import ItemStream
 
 #: Bytes of arrays that one message brings to a worker; a larger array travels alone.
 BATCH = 16 << 20
 
 
-class Outgoing:
+class WorkerOutputReader:
     """An output of a node that the worker may read, or hand to the client as it is: one of the two."""
 
     def __init__(self, source: Source) -> None:
@@ -26,9 +26,9 @@ class Outgoing:
         self.busy = False  # the worker waits for it
         self._rest: list[Item] = []
 
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         """The next items that go into one message; none after the last. Raises what made the output fail."""
-        items, self._rest = self._rest or await self.source.next(), []
+        items, self._rest = self._rest or await self.source.next_items(), []
         nbytes = 0
         for index, item in enumerate(items):
             nbytes += item.array.nbytes if item.array is not None else 0
@@ -38,21 +38,21 @@ class Outgoing:
         return items
 
 
-class _Text(msgspec.Struct, forbid_unknown_fields=True):
+class _TextItem(msgspec.Struct, forbid_unknown_fields=True):
     text: str = ""
     ids: list[int] = []
     finish_reason: Literal["", "stop", "length", "content_filter", "tool_calls", "function_call"] = ""
     usage: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
 
-class _Sound(msgspec.Struct, forbid_unknown_fields=True):
+class _AudioItem(msgspec.Struct, forbid_unknown_fields=True):
     rate: Annotated[int, msgspec.Meta(ge=1000, le=768_000)]
 
 
-_KINDS: dict[str, type[msgspec.Struct]] = {"text": _Text, "audio": _Sound}
+_KINDS: dict[str, type[msgspec.Struct]] = {"text": _TextItem, "audio": _AudioItem}
 
 
-class Given(Incoming):
+class AppOutputStream(ItemStream):
     """An output of a chat that the app makes itself. ``took`` is told how many bytes were read of it."""
 
     def __init__(self, app: str, name: str, took: Callable[[int], None]) -> None:
@@ -62,25 +62,25 @@ class Given(Incoming):
         self._took = took
         self._nbytes = 0
 
-    def give(self, items: list[Item], nbytes: int) -> None:
+    def add_items(self, items: list[Item], nbytes: int) -> None:
         """Items of one message. Those that no client could be sent make it fail."""
         self._nbytes += nbytes
         try:
             for item in items:
-                self._check(item)
-                self.add(item)
+                self._check_item(item)
+                self.add_item(item)
         except OmnibusError as error:
             self.fail(error)
-        self.wake()
+        self.wake_reader()
 
-    def take(self) -> list[Item]:
-        items = super().take()
+    def take_ready(self) -> list[Item]:
+        items = super().take_ready()
         nbytes, self._nbytes = self._nbytes, 0
         if nbytes:
             self._took(nbytes)
         return items
 
-    def _check(self, item: Item) -> None:
+    def _check_item(self, item: Item) -> None:
         try:
             msgspec.convert(item.data, _KINDS[self._name])
         except msgspec.ValidationError as error:
@@ -90,7 +90,7 @@ class Given(Incoming):
             raise AppFailed(f"the app {self._app} gave {self._name} that cannot be sent: its array is none of its kind")
 
 
-def names(body: bytes) -> list[str]:
+def output_names(body: bytes) -> list[str]:
     """The outputs that a chat's answer names. Raises ``ProtocolError``."""
     try:
         found = msgspec.json.decode(body, type=list[str])
@@ -101,7 +101,7 @@ def names(body: bytes) -> list[str]:
     return found
 
 
-def checked(body: bytes) -> bytes:
+def check_json_line(body: bytes) -> bytes:
     """``body`` if it is JSON on one line, as answers and parts are. Raises ``ProtocolError``."""
     try:
         body.decode()

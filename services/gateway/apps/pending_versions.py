@@ -28,7 +28,7 @@ SPARE = 5.0
 AGAIN = 1.0
 
 
-class Aside:
+class PendingVersions:
     """Puts such records into the store, and removes all whose time is over."""
 
     def __init__(self, settings: GatewaySettings, store: Store) -> None:
@@ -37,35 +37,35 @@ class Aside:
         self.records: dict[str, AppRecord] = {}
         self._sweeps: dict[str, asyncio.Task[None]] = {}
 
-    async def put(self, record: AppRecord, state: str) -> AppRecord:
+    async def put_record(self, record: AppRecord, state: str) -> AppRecord:
         """Keep ``record`` aside, under a name that nobody else has."""
         name = f"{record.name}{ASIDE}{record.version}-{secrets.token_hex(4)}"
         kept = msgspec.structs.replace(record, name=name, route="", model="", state=state, updated=time.time())
         await self._store.put_app(kept, 0)
         return kept
 
-    async def drop(self, kept: AppRecord) -> None:
+    async def drop_record(self, kept: AppRecord) -> None:
         """Remove it before its time; without a store it is left to the sweep."""
         try:
             await self._store.drop_app(kept.name, kept.version)
         except OmnibusError as error:
             log.info("%s: %s", kept.name, error)
 
-    def apply(self, records: Mapping[str, AppRecord]) -> None:
+    def update_records(self, records: Mapping[str, AppRecord]) -> None:
         """Take ``records`` as those that are aside now, and schedule the removal of each."""
         for name, record in self.records.items():
             if records.get(name) != record:
                 self._sweeps.pop(name).cancel()
         for name, record in records.items():
             if name not in self._sweeps:
-                self._sweeps[name] = asyncio.get_running_loop().create_task(self._sweep(record))
+                self._sweeps[name] = asyncio.get_running_loop().create_task(self._drop_after_expiry(record))
         self.records = dict(records)
 
     def close(self) -> None:
         for task in self._sweeps.values():
             task.cancel()
 
-    async def _sweep(self, record: AppRecord) -> None:
+    async def _drop_after_expiry(self, record: AppRecord) -> None:
         lasts = self._settings.app_drain + SPARE
         if record.state == STARTING:
             lasts += self._settings.app_ready

@@ -15,12 +15,12 @@ import msgspec
 from omnibus import app_record as records
 from omnibus.app.module_loader import UPLOAD
 from omnibus.app.protocol import Description
-from omnibus.app_record import AppRecord, AppSource, plainly
+from omnibus.app_record import AppRecord, AppSource, base_app_name
 from omnibus.errors import AppFailed, BadRequest, Conflict, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.store import AppConflict, Store
 from services.gateway.apps import source_policy, task_bindings
-from services.gateway.apps.pending_versions import DRAINING, STARTING, Aside
+from services.gateway.apps.pending_versions import DRAINING, STARTING, PendingVersions
 from services.gateway.apps.response_schemas import (
     CHAT_REQUEST,
     AppDeleted,
@@ -31,7 +31,7 @@ from services.gateway.apps.response_schemas import (
     TaskView,
 )
 from services.gateway.apps.served_apps import Registry
-from services.gateway.apps.worker_supervisor import Host
+from services.gateway.apps.worker_supervisor import WorkerSupervisor
 from services.gateway.routing.router import Router
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ LARGEST = 256 << 10
 LOOK = 0.05
 
 
-class Control:
+class AppControl:
     """Operations of the control routes. Nothing here is locked: the store decides which of two changes was first."""
 
     def __init__(self, settings: GatewaySettings, store: Store, registry: Registry, router: Router) -> None:
@@ -52,27 +52,27 @@ class Control:
         self._store = store
         self.registry = registry
         self._router = router
-        self._aside = Aside(settings, store)
+        self._aside = PendingVersions(settings, store)
 
     # Looking
 
-    def apps(self) -> tuple[AppView, ...]:
+    def list_apps(self) -> tuple[AppView, ...]:
         """All apps in brief. Raises ``StageUnavailable`` before they were read."""
         self.registry.check_read()
-        return tuple(self._brief(record) for _, record in sorted(self.registry.records.items()))
+        return tuple(self._app_view(record) for _, record in sorted(self.registry.records.items()))
 
-    def show(self, name: str) -> AppDetail:
+    def describe_app(self, name: str) -> AppDetail:
         """All about one app. Raises ``NotFound``."""
         record = self.registry.records.get(name)
         if record is None:
             self.registry.check_read()
             there = ", ".join(sorted(self.registry.records)) or "none"
             raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
-        return self._full(record)
+        return self._app_detail(record)
 
-    def tasks(self) -> tuple[TaskView, ...]:
+    def list_tasks(self) -> tuple[TaskView, ...]:
         """Every unit task of the plan and the apps."""
-        return task_bindings.tasks(self._router, self.registry.everything)
+        return task_bindings.list_task_views(self._router, self.registry.all_records)
 
     # Changing
 
@@ -82,120 +82,120 @@ class Control:
         The same source with the same description is registered already. Raises ``Rejected`` for one that cannot
         be served, ``Conflict`` for one that would disturb others, and ``DeadlineExceeded``.
         """
-        given = source_policy.given(body, self._settings)
+        given = source_policy.parse_source(body, self._settings)
         if given is None:
             raise BadRequest("Missing required parameter: 'source'.", param="source")
-        async with self._loaded(given.source, given.text) as worker:
-            source = await self._kept(given)
+        async with self._load_worker(given.source, given.text) as worker:
+            source = await self._store_source(given)
             apps = await self._store.apps()
             known = apps.get(worker.description.name)
-            record = _record(worker.description, source, known)
+            record = _next_record(worker.description, source, known)
             if known is None:
                 try:
-                    await self._publish(record, None, apps, worker)
+                    await self._publish_record(record, None, apps, worker)
                 except AppConflict:  # another gateway was faster, perhaps with the same
                     known = (await self._store.apps()).get(record.name)
                     if known is None:
                         raise
             if known is None:
-                return self._full(record), True
-        if not _same(record, known):
+                return self._app_detail(record), True
+        if not _is_same_app(record, known):
             raise Conflict(
                 f"the app {known.name!r} is registered at version {known.version} and is another one: "
                 f"update it with PUT /v1/apps/{known.name}, or give yours another name",
                 param="name",
             )
-        return self._full(known), False
+        return self._app_detail(known), False
 
     async def update(self, name: str, body: bytes) -> AppDetail:
         """Serve app ``name`` from the source in ``body``, or load its own anew. The old version serves meanwhile."""
-        given = source_policy.given(body, self._settings)
+        given = source_policy.parse_source(body, self._settings)
         apps = await self._store.apps()
         known = apps.get(name)
         if known is None:
             raise NotFound(f"there is no app {name[:80]!r}: register it with POST /v1/apps", param="name")
         if given is None:
-            source_policy.allowed(known.source, self._settings)
+            source_policy.check_allowed(known.source, self._settings)
             text = await self._store.source(known.source.sha256) if known.source.sha256 else ""
-            given = source_policy.Given(known.source, text)
-        async with self._loaded(given.source, given.text) as worker:
+            given = source_policy.SubmittedSource(known.source, text)
+        async with self._load_worker(given.source, given.text) as worker:
             called = worker.description.name
             if called != name:
                 raise BadRequest(f"this is the app {called[:80]!r}, not {name!r}: register it beside", param="name")
-            record = _record(worker.description, await self._kept(given), known)
-            await self._publish(record, known, apps, worker)
-        return self._full(record)
+            record = _next_record(worker.description, await self._store_source(given), known)
+            await self._publish_record(record, known, apps, worker)
+        return self._app_detail(record)
 
     async def unregister(self, name: str) -> AppDeleted:
         """End app ``name``: requests in flight finish, new ones find nothing. Raises ``NotFound``."""
-        if plainly(name) != name:
+        if base_app_name(name) != name:
             raise NotFound(f"there is no app {name[:80]!r}", param="name")
         known = (await self._store.apps()).get(name)
-        if known is not None and task_bindings.own(known):
-            await self._aside.put(known, DRAINING)
+        if known is not None and task_bindings.own_tasks(known):
+            await self._aside.put_record(known, DRAINING)
         await self._store.drop_app(name, known.version if known is not None else None)
-        await self.registry.until(lambda apps: name not in apps, SEEN_WITHIN)
+        await self.registry.wait_until(lambda apps: name not in apps, SEEN_WITHIN)
         return AppDeleted(name=name, version=known.version if known is not None else None)
 
     @asynccontextmanager
-    async def _loaded(self, source: AppSource, text: str) -> AsyncIterator[Host]:
+    async def _load_worker(self, source: AppSource, text: str) -> AsyncIterator[WorkerSupervisor]:
         """A worker of ``source``; unless the registry has taken it, it stops when the block ends."""
         try:
-            worker = await self.registry.load(source, text)
+            worker = await self.registry.load_worker(source, text)
         except AppFailed as error:  # its code ended the process: nobody's fault but its own
             raise BadRequest(f"the app cannot be loaded: {error.message}") from error
         try:
             yield worker
         finally:
-            if not self.registry.has(worker):
+            if not self.registry.has_worker(worker):
                 await worker.stop()
 
-    async def _kept(self, given: source_policy.Given) -> AppSource:
+    async def _store_source(self, given: source_policy.SubmittedSource) -> AppSource:
         """The source as the record names it: an uploaded text is in the store from now on."""
         if given.source.kind != UPLOAD:
             return given.source
         return msgspec.structs.replace(given.source, sha256=await self._store.put_source(given.text))
 
-    async def _publish(
-        self, record: AppRecord, before: AppRecord | None, apps: Mapping[str, AppRecord], worker: Host
+    async def _publish_record(
+        self, record: AppRecord, before: AppRecord | None, apps: Mapping[str, AppRecord], worker: WorkerSupervisor
     ) -> None:
         """Make ``record`` the current one of its app."""
-        task_bindings.check(record, self._router.plan, apps)
-        mine, theirs = task_bindings.own(record), task_bindings.own(before) if before is not None else {}
+        task_bindings.check_app(record, self._router.plan, apps)
+        mine, theirs = task_bindings.own_tasks(record), task_bindings.own_tasks(before) if before is not None else {}
         new = any(theirs.get(name) != task for name, task in mine.items())
-        kept = await self._aside.put(record, STARTING) if new else None
+        kept = await self._aside.put_record(record, STARTING) if new else None
         try:
             if kept is not None:
-                task_bindings.check(record, self._router.plan, await self._store.apps())  # others may do the same
+                task_bindings.check_app(record, self._router.plan, await self._store.apps())  # others may do the same
                 await self._until_bound(record)
             if before is not None and theirs.keys() - mine.keys():
-                await self._aside.put(before, DRAINING)
-            self.registry.expect(record, worker)
+                await self._aside.put_record(before, DRAINING)
+            self.registry.expect_record(record, worker)
             try:
                 await self._store.put_app(record, before.version if before is not None else 0)
-                await self.registry.until(lambda seen: _reached(seen, record), SEEN_WITHIN)
+                await self.registry.wait_until(lambda seen: _has_version(seen, record), SEEN_WITHIN)
             finally:
-                self.registry.withdraw(record)
+                self.registry.withdraw_record(record)
         finally:
             if kept is not None:
-                await self._aside.drop(kept)
+                await self._aside.drop_record(kept)
         log.info("app %s version %d is registered", record.name, record.version)
 
     async def _until_bound(self, record: AppRecord) -> None:
         """Wait until every own unit task of ``record`` has an executor. Raises ``DeadlineExceeded``."""
         try:
             async with asyncio.timeout(self._settings.app_ready):
-                while task_bindings.missing(record, self._router):  # noqa: ASYNC110 plan and members change on their own
+                while task_bindings.missing_executor_reason(record, self._router):  # noqa: ASYNC110 plan and members change on their own
                     await asyncio.sleep(LOOK)
         except TimeoutError:
-            why = task_bindings.missing(record, self._router)
+            why = task_bindings.missing_executor_reason(record, self._router)
             raise DeadlineExceeded(
                 f"the app {record.name!r} is not registered: after {self._settings.app_ready:g} s {why}"
             ) from None
 
     # Telling
 
-    def _brief(self, record: AppRecord) -> AppView:
+    def _app_view(self, record: AppRecord) -> AppView:
         return AppView(
             name=record.name,
             version=record.version,
@@ -204,12 +204,12 @@ class Control:
             model=record.model,
             streams=record.streams,
             tasks=tuple(task.name for task in record.tasks),
-            worker=self.registry.about(record.name),
+            worker=self.registry.worker_view(record.name),
         )
 
-    def _full(self, record: AppRecord) -> AppDetail:
+    def _app_detail(self, record: AppRecord) -> AppDetail:
         source = record.source
-        directory = source_policy.directory(source, self._settings) if source.root else ""
+        directory = source_policy.relative_directory(source, self._settings) if source.root else ""
         return AppDetail(
             name=record.name,
             version=record.version,
@@ -225,11 +225,11 @@ class Control:
             response=record.response,
             created=record.created,
             updated=record.updated,
-            worker=self.registry.about(record.name),
+            worker=self.registry.worker_view(record.name),
         )
 
 
-def _record(description: Description, source: AppSource, known: AppRecord | None) -> AppRecord:
+def _next_record(description: Description, source: AppSource, known: AppRecord | None) -> AppRecord:
     """The next version of an app, exactly as it is read from the store."""
     now = time.time()
     made = AppRecord(
@@ -247,20 +247,20 @@ def _record(description: Description, source: AppSource, known: AppRecord | None
         created=known.created if known is not None else now,
         updated=now,
     )
-    body = records.encode(made)
+    body = records.encode_app_record(made)
     if len(body) > LARGEST:
         raise TooLarge(
             f"what the app says of itself takes {len(body)} bytes, {LARGEST} are allowed: simplify its types"
         )
-    return records.decode(body)
+    return records.decode_app_record(body)
 
 
-def _same(record: AppRecord, known: AppRecord) -> bool:
+def _is_same_app(record: AppRecord, known: AppRecord) -> bool:
     """Return whether a new registration says what is registered already."""
     when = {"version": known.version, "created": known.created, "updated": known.updated}
     return msgspec.structs.replace(record, **when) == known
 
 
-def _reached(seen: Mapping[str, AppRecord], record: AppRecord) -> bool:
+def _has_version(seen: Mapping[str, AppRecord], record: AppRecord) -> bool:
     found = seen.get(record.name)
     return found is not None and found.version >= record.version

@@ -11,13 +11,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from omnibus.app_record import ASIDE, AppRecord, AppSource
-from omnibus.errors import Fatal, NotFound, OmnibusError, Problem, Retryable, StageUnavailable
+from omnibus.errors import Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.apps import source_policy
-from services.gateway.apps.pending_versions import Aside
+from services.gateway.apps.pending_versions import PendingVersions
 from services.gateway.apps.response_schemas import WorkerProblem, WorkerView
-from services.gateway.apps.worker_supervisor import Host
+from services.gateway.apps.worker_supervisor import WorkerSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +28,16 @@ PAUSE, LONGEST = 30.0, 600.0
 
 
 #: Makes the worker of a source; the text is that of an uploaded one.
-Hire = Callable[[AppSource, str], Host]
+Hire = Callable[[AppSource, str], WorkerSupervisor]
 
 
-class NotRead(StageUnavailable):
+class AppsNotRead(StageUnavailable):
     """A resource that may be there later. ``retry_after`` is in seconds."""
 
     retry_after = 1.0
 
 
-class Served:
+class ServedApp:
     """One app here. ``record`` is what the store says; ``worker`` may still be that of an older ``version``."""
 
     __slots__ = ("problem", "record", "serving", "starting", "worker")
@@ -45,23 +45,23 @@ class Served:
     def __init__(self, record: AppRecord) -> None:
         self.record = record
         self.serving = record
-        self.worker: Host | None = None
+        self.worker: WorkerSupervisor | None = None
         self.starting: asyncio.Task[None] | None = None
-        self.problem: Problem | None = None
+        self.problem: ProblemDetails | None = None
 
     @property
     def state(self) -> str:
         """``ready``, ``restarting`` after a crash, ``starting`` or ``broken``."""
         if self.worker is not None:
-            return "ready" if self.worker.ready else "restarting"
+            return "ready" if self.worker.is_ready else "restarting"
         return "broken" if self.problem is not None else "starting"
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """True if the first attempt to start it is over."""
         return self.worker is not None or self.problem is not None
 
-    def about(self) -> WorkerView:
+    def worker_view(self) -> WorkerView:
         """This gateway's worker, for people."""
         problem = None
         if self.problem is not None:
@@ -76,13 +76,13 @@ class Registry:
         self._settings = settings
         self._store = store
         self._hire = hire
-        self._apps: dict[str, Served] = {}
+        self._apps: dict[str, ServedApp] = {}
         self._routes: dict[tuple[str, str], str] = {}
-        self._aside = Aside(settings, store)
+        self._aside = PendingVersions(settings, store)
         #: Workers that were started to see what an app is, before its record was written.
-        self._expected: list[tuple[AppRecord, Host]] = []
+        self._expected: list[tuple[AppRecord, WorkerSupervisor]] = []
         #: Those that serve, and those that finish their last requests.
-        self._workers: set[Host] = set()
+        self._workers: set[WorkerSupervisor] = set()
         self._turn = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._read = False
@@ -95,20 +95,20 @@ class Registry:
         return {name: served.record for name, served in self._apps.items()}
 
     @property
-    def everything(self) -> dict[str, AppRecord]:
+    def all_records(self) -> dict[str, AppRecord]:
         """Registered apps, and versions whose own unit tasks still or already run."""
         return {**self.records, **self._aside.records}
 
     @property
-    def starting(self) -> list[str]:
+    def starting_apps(self) -> list[str]:
         """Apps whose first start here is under way; ``?`` before the store was read."""
-        return ["?"] if not self._read else [name for name, served in self._apps.items() if not served.settled]
+        return ["?"] if not self._read else [name for name, served in self._apps.items() if not served.is_settled]
 
-    def about(self, name: str) -> WorkerView | None:
+    def worker_view(self, name: str) -> WorkerView | None:
         served = self._apps.get(name)
-        return served.about() if served is not None else None
+        return served.worker_view() if served is not None else None
 
-    def worker(self, name: str) -> tuple[AppRecord, Host]:
+    def worker(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
         """Return the record of app ``name``, and the worker that serves it.
 
         Raises ``NotFound`` naming what there is, and ``StageUnavailable`` that says why it cannot serve now.
@@ -118,7 +118,7 @@ class Registry:
             self.check_read()
             there = ", ".join(sorted(self._apps)) or "none"
             raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
-        if served.worker is None or not served.worker.ready:
+        if served.worker is None or not served.worker.is_ready:
             why = f": {served.problem.message}" if served.problem is not None else ", try again in a moment"
             raise StageUnavailable(f"the app {name} is {served.state} at this gateway{why}", stage=name)
         return served.serving, served.worker
@@ -126,39 +126,39 @@ class Registry:
     def check_read(self) -> None:
         """Raise ``StageUnavailable`` before the store was read for the first time: nobody knows yet what is missing."""
         if not self._read:
-            raise NotRead("this gateway has not read the registered apps yet: try again in a moment")
+            raise AppsNotRead("this gateway has not read the registered apps yet: try again in a moment")
 
-    def serving(self, route: str, model: str) -> str:
+    def serving_app(self, route: str, model: str) -> str:
         """The app that serves ``model`` on ``route``; empty when none does."""
         return self._routes.get((route, model), "")
 
-    def models(self) -> list[AppRecord]:
+    def model_records(self) -> list[AppRecord]:
         """Apps that clients know as a model."""
         return [self._apps[name].serving for name in self._routes.values()]
 
     # What happens
 
-    async def follow(self) -> None:
+    async def follow_store(self) -> None:
         """Do what the store says, until cancelled."""
         async for apps in self._store.app_changes():
             try:
-                self._apply(apps)
+                self._apply_records(apps)
             except Exception:  # one app must not end what all others follow
                 log.exception("the apps cannot be followed")
 
-    def expect(self, record: AppRecord, worker: Host) -> None:
+    def expect_record(self, record: AppRecord, worker: WorkerSupervisor) -> None:
         """Register ``worker`` as the one that serves ``record``, once that appears in the store."""
         self._expected.append((record, worker))
 
-    def withdraw(self, record: AppRecord) -> None:
+    def withdraw_record(self, record: AppRecord) -> None:
         """Expect it no longer."""
         self._expected = [expected for expected in self._expected if expected[0] is not record]
 
-    def has(self, worker: Host) -> bool:
+    def has_worker(self, worker: WorkerSupervisor) -> bool:
         """Return whether ``worker`` serves an app here, or is ending because another one does by now."""
         return worker in self._workers
 
-    async def until(self, there: Callable[[dict[str, AppRecord]], bool], seconds: float) -> bool:
+    async def wait_until(self, there: Callable[[dict[str, AppRecord]], bool], seconds: float) -> bool:
         """Wait until what was read is as wanted; False when it is not within ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
@@ -180,27 +180,27 @@ class Registry:
         stopping = [worker.stop() for worker in self._workers]
         await asyncio.gather(*self._tasks, *stopping, return_exceptions=True)
 
-    def _apply(self, apps: Mapping[str, AppRecord]) -> None:
+    def _apply_records(self, apps: Mapping[str, AppRecord]) -> None:
         current = {name: record for name, record in apps.items() if ASIDE not in name}
         for name in self._apps.keys() - current.keys():
-            self._remove(name)
+            self._remove_app(name)
         for name, record in current.items():
             served = self._apps.get(name)
             if served is None or served.record != record:
-                self._change(served or Served(record), record)
-        self._aside.apply({name: record for name, record in apps.items() if ASIDE in name})
+                self._change_app(served or ServedApp(record), record)
+        self._aside.update_records({name: record for name, record in apps.items() if ASIDE in name})
         self._read = True
-        self._turned()
+        self._update_routes()
 
-    def _remove(self, name: str) -> None:
+    def _remove_app(self, name: str) -> None:
         log.info("app %s is unregistered", name)
         served = self._apps.pop(name)
         if served.starting is not None:
             served.starting.cancel()
         if served.worker is not None:
-            self._begin(self._retire(served.worker))
+            self._start_task(self._retire_worker(served.worker))
 
-    def _change(self, served: Served, record: AppRecord) -> None:
+    def _change_app(self, served: ServedApp, record: AppRecord) -> None:
         self._apps[record.name] = served
         served.record = record
         served.problem = None
@@ -208,60 +208,60 @@ class Registry:
             served.starting.cancel()
         worker = next((worker for expected, worker in self._expected if expected == record), None)
         if worker is not None:
-            self.withdraw(record)
-            self._serve(served, worker)
+            self.withdraw_record(record)
+            self._switch_worker(served, worker)
         else:
-            served.starting = self._begin(self._bring(served, record))
+            served.starting = self._start_task(self._start_with_retries(served, record))
 
-    def _serve(self, served: Served, worker: Host) -> None:
+    def _switch_worker(self, served: ServedApp, worker: WorkerSupervisor) -> None:
         old, served.worker = served.worker, worker
         self._workers.add(worker)
         served.serving, served.problem = served.record, None
         log.info("app %s version %d is ready", served.record.name, served.record.version)
         if old is not None:
-            self._begin(self._retire(old))
-        self._turned()
+            self._start_task(self._retire_worker(old))
+        self._update_routes()
 
-    def _turned(self) -> None:
+    def _update_routes(self) -> None:
         """Routes follow what serves; an app that never came up has those of its record."""
         found = [served.serving if served.worker is not None else served.record for served in self._apps.values()]
         self._routes = {(record.route, record.model): record.name for record in found if record.route}
         self._turn.set()
         self._turn = asyncio.Event()
 
-    async def _bring(self, served: Served, record: AppRecord) -> None:
+    async def _start_with_retries(self, served: ServedApp, record: AppRecord) -> None:
         """Start the worker of ``record``; whatever is wrong with it is tried again later."""
         pause = PAUSE
         while True:
             try:
-                worker = await self._started(record)
+                worker = await self._start_worker(record)
                 break
             except Exception as error:  # a stranger's code: nothing it does may end this
                 if not isinstance(error, OmnibusError):
                     log.exception("app %s version %d", record.name, record.version)
                 typed = error if isinstance(error, OmnibusError) else Fatal("its worker cannot be started: see the log")
-                served.problem = typed.problem()
+                served.problem = typed.to_problem()
                 log.error("app %s version %d does not start here: %s", record.name, record.version, typed)
-                self._turned()
+                self._update_routes()
                 await asyncio.sleep(AGAIN if isinstance(error, Retryable) else pause)
                 pause = pause if isinstance(error, Retryable) else min(2 * pause, LONGEST)
-        self._serve(served, worker)
+        self._switch_worker(served, worker)
 
-    async def _started(self, record: AppRecord) -> Host:
-        source_policy.allowed(record.source, self._settings)
+    async def _start_worker(self, record: AppRecord) -> WorkerSupervisor:
+        source_policy.check_allowed(record.source, self._settings)
         text = await self._store.source(record.source.sha256) if record.source.sha256 else ""
-        worker = await self.load(record.source, text)
+        worker = await self.load_worker(record.source, text)
         if worker.description.tasks != record.tasks:
             log.warning("app %s here has other unit tasks than when it was registered: update it", record.name)
         return worker
 
-    async def load(self, source: AppSource, text: str) -> Host:
+    async def load_worker(self, source: AppSource, text: str) -> WorkerSupervisor:
         """A started worker. Raises what is wrong with the app, and ``DeadlineExceeded``."""
         worker = self._hire(source, text)
         await worker.start()
         return worker
 
-    async def _retire(self, worker: Host) -> None:
+    async def _retire_worker(self, worker: WorkerSupervisor) -> None:
         """Let a worker that gets no new requests finish."""
         try:
             await worker.drain(self._settings.app_drain)
@@ -269,13 +269,13 @@ class Registry:
             await worker.stop()
             self._workers.discard(worker)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a worker did not stop well: %s", task.exception())

@@ -6,30 +6,32 @@ from functools import partial
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from services.gateway.apps.chat import Chats
-from services.gateway.apps.invoke_route import Invoke
-from services.gateway.apps.registration import Control
+from services.gateway.apps.chat import AppChats
+from services.gateway.apps.invoke_route import InvokeRoute
+from services.gateway.apps.registration import AppControl
 from services.gateway.apps.served_apps import Registry
-from services.gateway.apps.worker_supervisor import Host, Rules
-from services.gateway.request.request import Runs
+from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
+from services.gateway.request.request import RequestFactory
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
 
 
-class Apps:
+class AppService:
     """The registered apps: ``registry`` follows the store, the others are what clients reach of it."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, router: Router, runs: Runs, chat: Chat) -> None:
-        rules = Rules(ready_within=settings.app_ready)
-        self.registry = Registry(settings, store, partial(Host, rules=rules))
-        self.control = Control(settings, store, self.registry, router)
-        self.chats = Chats(runs, chat, self.registry)
-        self.invoke = Invoke(settings, runs, self.registry, self.chats)
+    def __init__(
+        self, settings: GatewaySettings, store: Store, router: Router, runs: RequestFactory, chat: Chat
+    ) -> None:
+        rules = WorkerLimits(ready_within=settings.app_ready)
+        self.registry = Registry(settings, store, partial(WorkerSupervisor, rules=rules))
+        self.control = AppControl(settings, store, self.registry, router)
+        self.chats = AppChats(runs, chat, self.registry)
+        self.invoke = InvokeRoute(settings, runs, self.registry, self.chats)
         self._following: asyncio.Task[None] | None = None
 
     def startup(self) -> None:
         """Start all registered apps, and follow what changes."""
-        self._following = asyncio.get_running_loop().create_task(self.registry.follow())
+        self._following = asyncio.get_running_loop().create_task(self.registry.follow_store())
 
     async def drain(self, seconds: float) -> None:
         """Let all requests finish."""

@@ -25,7 +25,7 @@ _INSTALLED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LONGEST = 200  # characters of a module's name
 
 
-class Given(NamedTuple):
+class SubmittedSource(NamedTuple):
     """A source, and the text of one that was uploaded."""
 
     source: AppSource
@@ -35,7 +35,7 @@ class Given(NamedTuple):
 _decode = msgspec.json.Decoder(AppRequest).decode
 
 
-def given(body: bytes, settings: GatewaySettings) -> Given | None:
+def parse_source(body: bytes, settings: GatewaySettings) -> SubmittedSource | None:
     """The source that a client names; None for none. Raises ``BadRequest`` and ``Forbidden``."""
     try:
         source = _decode(body or b"{}").source
@@ -46,41 +46,41 @@ def given(body: bytes, settings: GatewaySettings) -> Given | None:
     if source is None:
         return None
     if source.upload is not None:
-        return _upload(source, settings)
+        return _parse_upload(source, settings)
     if source.name is not None:
         raise BadRequest("an app is named in its module; only uploads need a name here", param="source.name")
     if source.directory is not None:
-        module = _named(source.module, "module", _MODULE)
-        return Given(AppSource(DIRECTORY, module, str(_inside(source.directory, settings))))
-    return Given(AppSource(IMPORT, _named(source.module, "module", _INSTALLED)))
+        module = _check_name(source.module, "module", _MODULE)
+        return SubmittedSource(AppSource(DIRECTORY, module, str(_resolve_directory(source.directory, settings))))
+    return SubmittedSource(AppSource(IMPORT, _check_name(source.module, "module", _INSTALLED)))
 
 
-def allowed(source: AppSource, settings: GatewaySettings) -> None:
+def check_allowed(source: AppSource, settings: GatewaySettings) -> None:
     """Raise ``Forbidden`` for a registered source that this gateway may not run: settings differ, or have changed."""
     if source.kind == UPLOAD and not settings.app_uploads:
         raise Forbidden("uploaded apps are switched off here: set OMNIBUS_GATEWAY_APP_UPLOADS=1")
     if source.kind == DIRECTORY:
-        _inside(source.root, settings)
+        _resolve_directory(source.root, settings)
 
 
-def directory(source: AppSource, settings: GatewaySettings) -> str:
+def relative_directory(source: AppSource, settings: GatewaySettings) -> str:
     """The directory of ``source`` as a client names it; empty for one that this gateway would not take."""
     root = Path(settings.apps_dir).resolve() if settings.apps_dir else None
     inside = root is not None and Path(source.root).is_relative_to(root)
     return str(Path(source.root).relative_to(root)) if root is not None and inside else ""
 
 
-def _upload(source: Source, settings: GatewaySettings) -> Given:
+def _parse_upload(source: Source, settings: GatewaySettings) -> SubmittedSource:
     if not settings.app_uploads:
         raise Forbidden("uploads are switched off here: set OMNIBUS_GATEWAY_APP_UPLOADS=1, or register a module")
     if source.module is not None or source.directory is not None:
         raise BadRequest("an upload has a name, no module and no directory", param="source")
     if not source.upload or not source.upload.strip():
         raise BadRequest("the uploaded text is empty", param="source.upload")
-    return Given(AppSource(UPLOAD, _named(source.name, "name", _MODULE)), source.upload)
+    return SubmittedSource(AppSource(UPLOAD, _check_name(source.name, "name", _MODULE)), source.upload)
 
 
-def _named(name: str | None, field: str, pattern: re.Pattern[str]) -> str:
+def _check_name(name: str | None, field: str, pattern: re.Pattern[str]) -> str:
     if not name:
         raise BadRequest(f"Missing required parameter: 'source.{field}'.", param=f"source.{field}")
     if len(name) > _LONGEST or not pattern.fullmatch(name):
@@ -88,7 +88,7 @@ def _named(name: str | None, field: str, pattern: re.Pattern[str]) -> str:
     return name
 
 
-def _inside(directory: str, settings: GatewaySettings) -> Path:
+def _resolve_directory(directory: str, settings: GatewaySettings) -> Path:
     """``directory``, given from the apps' directory or absolutely, with links followed. Never one outside."""
     if not settings.apps_dir:
         raise Forbidden("apps from directories are switched off here: set OMNIBUS_GATEWAY_APPS_DIR")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Child:
+class SpawnedProcess:
     """A running process; ``how`` is what ``subprocess.Popen`` takes. Raises ``OSError``."""
 
     def __init__(self, argv: Sequence[str], **how: Any) -> None:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from omnibus.app.module_loader import UPLOAD
-from omnibus.app_record import AppRecord, TaskRecord, plainly
-from omnibus.bus.subjects import token
+from omnibus.app_record import AppRecord, TaskRecord, base_app_name
+from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest, Conflict, StageUnavailable
 from omnibus.plan import ModelPlan, Plan
 from services.gateway.apps.response_schemas import ExecutorView, TaskView
@@ -20,16 +20,16 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
-def own(record: AppRecord) -> dict[str, TaskRecord]:
+def own_tasks(record: AppRecord) -> dict[str, TaskRecord]:
     """The unit tasks that the app brings an engine for, by name."""
     return {task.name: task for task in record.tasks if task.own}
 
 
-def check(record: AppRecord, plan: Plan | None, apps: Mapping[str, AppRecord]) -> None:
+def check_app(record: AppRecord, plan: Plan | None, apps: Mapping[str, AppRecord]) -> None:
     """Raise ``BadRequest`` or ``Conflict`` for an app that cannot be served, or would disturb another one."""
     _check_names(record)
-    if own(record) and record.source.kind == UPLOAD:
-        names = ", ".join(own(record))
+    if own_tasks(record) and record.source.kind == UPLOAD:
+        names = ", ".join(own_tasks(record))
         raise BadRequest(
             f"an uploaded app may not bring its own unit tasks ({names}): install it, or register it from a directory"
         )
@@ -58,7 +58,7 @@ def _check_model(record: AppRecord, plan: Plan) -> None:
 
 
 def _check_bound(record: AppRecord, plan: Plan) -> None:
-    owners = plan.owners()
+    owners = plan.task_owners()
     missing = [task.name for task in record.tasks if not task.own and task.name not in owners]
     if missing:
         models = ", ".join(sorted(name for name, model in plan.models.items() if not model.apps)) or "none"
@@ -69,58 +69,58 @@ def _check_bound(record: AppRecord, plan: Plan) -> None:
 
 
 def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> None:
-    mine = own(record)
-    owners = plan.owners()
+    mine = own_tasks(record)
+    owners = plan.task_owners()
     for name in mine:
         models = [model for model, _ in owners.get(name, ()) if not plan.models[model].apps]
         if models:
             raise Conflict(f"the unit task {name} is the model {models[0]!r}'s already: give yours another `kind`")
     for other in apps.values():
-        if plainly(other.name) == record.name:
+        if base_app_name(other.name) == record.name:
             continue
-        for name, theirs in own(other).items():
+        for name, theirs in own_tasks(other).items():
             if name in mine and not mine[name].equals(theirs):
                 raise Conflict(
-                    f"the app {plainly(other.name)!r} brings another unit task {name} ({theirs.cls}): equal names are "
-                    "one and the same task, so give yours another `kind`"
+                    f"the app {base_app_name(other.name)!r} brings another unit task {name} ({theirs.cls}): equal "
+                    "names are one and the same task, so give yours another `kind`"
                 )
 
 
-def missing(record: AppRecord, router: Router) -> str:
+def missing_executor_reason(record: AppRecord, router: Router) -> str:
     """Return the reason why one of the app's own unit tasks cannot run; empty when all can."""
-    owners = router.plan.owners() if router.plan is not None else {}
-    for name, task in own(record).items():
+    owners = router.plan.task_owners() if router.plan is not None else {}
+    for name, task in own_tasks(record).items():
         if name not in owners:
             return f"no plan has the unit task {name}: is a planner running?"
-        if not any(_runs(task, model, component, router) for model, component in owners[name]):
+        if not any(_has_ready_executor(task, model, component, router) for model, component in owners[name]):
             return f"the unit task {name} has no executor: see the planner's and the executors' log"
     return ""
 
 
-def _runs(task: TaskRecord, model: str, component: str, router: Router) -> bool:
+def _has_ready_executor(task: TaskRecord, model: str, component: str, router: Router) -> bool:
     """Return whether an executor of this very code of ``task`` is up."""
-    planned = router.model(model)
-    if task.code not in planned.checkpoint or router.stages(model).get(component) != "ok":
+    planned = router.get_model(model)
+    if task.code not in planned.checkpoint or router.stage_states(model).get(component) != "ok":
         return False
     return any(
         status.model == model
         and component in status.components
         and status.option in planned.options
-        and status.origin == planned.origin(status.option)
+        and status.origin == planned.option_origin(status.option)
         for status in router.members.statuses()
         if status.state == "ready"
     )
 
 
-def tasks(router: Router, apps: Mapping[str, AppRecord]) -> tuple[TaskView, ...]:
+def list_task_views(router: Router, apps: Mapping[str, AppRecord]) -> tuple[TaskView, ...]:
     """Every unit task of the plan and the apps: who uses it, and the executors that run it."""
     plan = router.plan
-    owners = plan.owners() if plan is not None else {}
+    owners = plan.task_owners() if plan is not None else {}
     users: dict[str, set[str]] = {}
     kinds: dict[str, TaskRecord] = {}
     for app in apps.values():
         for task in app.tasks:
-            users.setdefault(task.name, set()).add(plainly(app.name))
+            users.setdefault(task.name, set()).add(base_app_name(app.name))
             kinds[task.name] = task
     found = []
     for name in sorted(owners.keys() | kinds.keys()):
@@ -132,36 +132,36 @@ def tasks(router: Router, apps: Mapping[str, AppRecord]) -> tuple[TaskView, ...]
         found.append(
             TaskView(
                 name=name,
-                kind=kinds[name].kind if name in kinds else name.removesuffix(token(f"-{model}-{component}")),
+                kind=kinds[name].kind if name in kinds else name.removesuffix(subject_token(f"-{model}-{component}")),
                 own=name in kinds and kinds[name].own,
                 model=model,
                 component=component,
                 models=tuple(sorted({model for model, _ in bound})),
                 users=tuple(sorted(used)),
-                executors=_executors(router, plan, bound),
+                executors=_executor_views(router, plan, bound),
             )
         )
     return tuple(found)
 
 
-def _executors(router: Router, plan: Plan | None, bound: tuple[tuple[str, str], ...]) -> tuple[ExecutorView, ...]:
+def _executor_views(router: Router, plan: Plan | None, bound: tuple[tuple[str, str], ...]) -> tuple[ExecutorView, ...]:
     options = {
         served
         for model, component in bound
         if plan is not None
-        for served in _options(model, plan.models[model], component)
+        for served in _executor_options(model, plan.models[model], component)
     }
     now = time.monotonic()
     found = []
     for status in router.members.statuses():
         member = router.members.get(status.id)
         if member is not None and (status.model, status.option) in options:
-            state = status.state if status.state != "ready" else member.state(now)
+            state = status.state if status.state != "ready" else member.health_state(now)
             found.append(ExecutorView(status.id, status.model, status.option, state))
     return tuple(sorted(found, key=lambda executor: executor.id))
 
 
-def _options(name: str, model: ModelPlan, component: str) -> Iterator[tuple[str, str]]:
+def _executor_options(name: str, model: ModelPlan, component: str) -> Iterator[tuple[str, str]]:
     """Yield model and option of the executors that run ``component``."""
     for option, deployed in model.options.items():
         if component in deployed.components:

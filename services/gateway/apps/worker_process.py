@@ -16,11 +16,11 @@ import omnibus
 from omnibus.app import protocol
 from omnibus.app.module_loader import UPLOAD
 from omnibus.app.protocol import Description
-from omnibus.app.transport import Link
+from omnibus.app.transport import WorkerLink
 from omnibus.app_record import AppSource
 from omnibus.errors import AppFailed, Fatal, OmnibusError, ProtocolError, from_problem
-from services.gateway.apps.heartbeat import Pulse
-from services.gateway.apps.subprocess import Child
+from services.gateway.apps.heartbeat import FreezeDetector
+from services.gateway.apps.subprocess import SpawnedProcess
 
 log = logging.getLogger(__name__)
 
@@ -33,44 +33,44 @@ _PIPE_CLOSES_WITHIN = 1.0
 _NO_THREADS = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-class Spoken(Protocol):
+class WorkerRequest(Protocol):
     """One request, as the process that serves it sees it."""
 
-    def take(self, message: protocol.Message, nbytes: int) -> None:
+    def handle_message(self, message: protocol.WorkerMessage, nbytes: int) -> None:
         """A message about it. Raises ``ProtocolError`` for one that no honest worker sends."""
 
-    def lost(self, error: OmnibusError) -> None:
+    def on_worker_lost(self, error: OmnibusError) -> None:
         """The process is gone."""
 
 
-class Process:
+class WorkerProcess:
     """A running worker. ``requests`` are those that have not ended in it."""
 
-    def __init__(self, name: str, process: Child, output: int) -> None:
+    def __init__(self, name: str, process: SpawnedProcess, output: int) -> None:
         loop = asyncio.get_running_loop()
         self.name = name
-        self.requests: dict[int, Spoken] = {}
+        self.requests: dict[int, WorkerRequest] = {}
         self.gone = asyncio.Event()
         self.on_idle: Callable[[], None] | None = None
         self._last = 0
         self._process = process
-        self._link: Link | None = None
+        self._link: WorkerLink | None = None
         self._ready: asyncio.Future[Description] = loop.create_future()
-        self._pulse = Pulse(process.pid, lambda: self.send(protocol.Ping()))
+        self._pulse = FreezeDetector(process.pid, lambda: self.send(protocol.Ping()))
         self._why = ""
         self._tasks = [
-            loop.create_task(self._copy(output), name=f"log of app {name}"),
-            loop.create_task(self._watch(), name=f"watch of app {name}"),
+            loop.create_task(self._log_output(output), name=f"log of app {name}"),
+            loop.create_task(self._watch_exit(), name=f"watch of app {name}"),
         ]
 
     @classmethod
-    async def spawn(cls, source: AppSource, text: str, memory: int) -> "Process":
+    async def spawn(cls, source: AppSource, text: str, memory: int) -> "WorkerProcess":
         """Start a worker and tell it what to load. Raises ``Fatal`` when no process can be started."""
         name = source.module.rpartition(".")[2]
         mine, theirs = socket.socketpair()
         output, write_end = os.pipe()
         try:
-            made = cls(name, _execute(source, theirs.fileno(), write_end), output)
+            made = cls(name, _execute_worker(source, theirs.fileno(), write_end), output)
         except BaseException:
             mine.close()
             os.close(output)
@@ -79,8 +79,8 @@ class Process:
             theirs.close()
             os.close(write_end)
         mine.setblocking(False)
-        made._link = await Link.open(mine, made._receive, made._lost)
-        made._link.send(protocol.encode(protocol.Load(source, text, memory)))
+        made._link = await WorkerLink.open(mine, made._handle_message, made._on_link_lost)
+        made._link.send(protocol.encode_message(protocol.LoadApp(source, text, memory)))
         return made
 
     @property
@@ -94,31 +94,31 @@ class Process:
         self._tasks.append(asyncio.get_running_loop().create_task(watch, name=f"pulse of app {self.name}"))
 
     async def _kill_frozen(self, ping_seconds: float, answer_within: float) -> None:
-        if await self._pulse.stops(self.gone, ping_seconds, answer_within):
+        if await self._pulse.wait_until_frozen(self.gone, ping_seconds, answer_within):
             self.kill(f"it was frozen: no answer within {answer_within:g} s")
 
-    async def ready(self) -> Description:
+    async def wait_ready(self) -> Description:
         """Wait until the app is loaded. Raises what is wrong with it, and ``AppFailed`` when the process ends."""
         return await asyncio.shield(self._ready)
 
     # Requests
 
-    def add(self, request: Spoken) -> int:
+    def add_request(self, request: WorkerRequest) -> int:
         """A number for ``request``, whose messages it gets from now on."""
         self._last += 1
         self.requests[self._last] = request
         return self._last
 
-    def remove(self, id: int) -> None:
+    def remove_request(self, id: int) -> None:
         """Request ``id`` has ended in the worker."""
         self.requests.pop(id, None)
         if not self.requests and self.on_idle is not None:
             self.on_idle()
 
-    def send(self, message: protocol.Message) -> None:
+    def send(self, message: protocol.WorkerMessage) -> None:
         """Raises ``TooLarge``; a message to a process that is gone is dropped."""
         if self._link is not None:
-            self._link.send(protocol.encode(message))
+            self._link.send(protocol.encode_message(message))
 
     async def drain(self) -> None:
         """Wait until the worker has taken most of what was sent."""
@@ -138,8 +138,8 @@ class Process:
         """Let it cancel what it does, for ``within`` seconds; then nothing of it is left."""
         if not self.gone.is_set():
             self._why = self._why or "it was stopped"
-            self.send(protocol.Stop())
-            self._fail(self._ended())
+            self.send(protocol.StopWorker())
+            self._fail_requests(self._ended_error())
             with suppress(TimeoutError):
                 async with asyncio.timeout(within):
                     await self.gone.wait()
@@ -149,19 +149,19 @@ class Process:
             self._link.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watch(self) -> None:
+    async def _watch_exit(self) -> None:
         code = await self._process.wait()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # what it started
         self._why = self._why or (f"signal {-code}" if code < 0 else f"exit code {code}")
         self.gone.set()
-        self._fail(self._ended())
+        self._fail_requests(self._ended_error())
         with suppress(TimeoutError):
             async with asyncio.timeout(_PIPE_CLOSES_WITHIN):
                 await asyncio.shield(self._tasks[0])
         self._tasks[0].cancel()
 
-    async def _copy(self, output: int) -> None:
+    async def _log_output(self, output: int) -> None:
         """Log each line of its output under the app's name, without what would steer a terminal or begin a line."""
         reader = asyncio.StreamReader()
         file = os.fdopen(output, "rb", buffering=0)
@@ -175,41 +175,41 @@ class Process:
                 if len(rest) > _LINE:
                     lines, rest = [*lines, rest], b""
                 for line in lines:
-                    self._log(line)
+                    self._log_line(line)
         finally:
-            self._log(rest)
+            self._log_line(rest)
             transport.close()
 
-    def _log(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         if line:
             text = line[:_LINE].decode(errors="replace").rstrip()
             log.info("app %s: %s", self.name, "".join(each if each.isprintable() else "\ufffd" for each in text))
 
-    def _ended(self) -> AppFailed:
+    def _ended_error(self) -> AppFailed:
         return AppFailed(f"the process of the app {self.name} ended: {self._why}", stage=self.name)
 
-    def _fail(self, error: OmnibusError) -> None:
+    def _fail_requests(self, error: OmnibusError) -> None:
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # known also to nobody who waits
         requests, self.requests = self.requests, {}
         for request in requests.values():
-            request.lost(error)
+            request.on_worker_lost(error)
         if self.on_idle is not None:
             self.on_idle()
 
     # Its messages
 
-    def _receive(self, body: bytes) -> None:
+    def _handle_message(self, body: bytes) -> None:
         message = protocol.from_worker(body)
         match message:
-            case protocol.Ready(description):
+            case protocol.AppReady(description):
                 if self._ready.done():
                     raise ProtocolError("it says twice that it is ready")
                 self.name = description.name
                 self._ready.set_result(description)
             case protocol.Pong():
-                self._pulse.answered()
+                self._pulse.record_pong()
             case protocol.Broken(problem):
                 if not self._ready.done():
                     self._ready.set_exception(from_problem(problem))
@@ -217,26 +217,26 @@ class Process:
             case _:
                 request = self.requests.get(message.id)
                 if request is not None:  # else it crossed the end of its request
-                    request.take(message, len(body))
+                    request.handle_message(message, len(body))
 
-    def _lost(self, error: OmnibusError | None) -> None:
+    def _on_link_lost(self, error: OmnibusError | None) -> None:
         if error is not None:
             log.error("killing the worker of app %s after a protocol violation: %s", self.name, error)
             self.kill(f"it sent what no app sends ({error})"[:300])
         elif not self.gone.is_set():
             # Nothing can be said to it any more; it is on its way out, and must not stay there.
-            asyncio.get_running_loop().call_later(_PIPE_CLOSES_WITHIN, self._still_there)
+            asyncio.get_running_loop().call_later(_PIPE_CLOSES_WITHIN, self._kill_if_running)
 
-    def _still_there(self) -> None:
+    def _kill_if_running(self) -> None:
         if not self.gone.is_set():
             self.kill("it closed its link")
 
 
-def _execute(source: AppSource, link: int, output: int) -> Child:
+def _execute_worker(source: AppSource, link: int, output: int) -> SpawnedProcess:
     try:
-        return Child(
+        return SpawnedProcess(
             (sys.executable, "-P", "-u", "-m", "omnibus.app.worker", str(link)),
-            env=environment(source.kind, os.environ),
+            env=worker_environment(source.kind, os.environ),
             cwd="/" if source.kind == UPLOAD else None,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -248,7 +248,7 @@ def _execute(source: AppSource, link: int, output: int) -> Child:
         raise Fatal(f"no process can be started for {source.module}: {error.strerror}") from error
 
 
-def environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a worker: none of the gateway's own variables, which hold its passwords; for an
     upload only the path where Python finds this SDK, and the thread limits that every worker gets."""
     path = str(Path(omnibus.__file__).resolve().parents[1])

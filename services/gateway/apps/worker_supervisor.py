@@ -17,8 +17,8 @@ from omnibus.service import until_cancelled
 from omnibus.task import ChatInput
 from services.gateway.apps import graph_submission
 from services.gateway.apps.call import Call
-from services.gateway.apps.graph_submission import Runs
-from services.gateway.apps.worker_process import Process
+from services.gateway.apps.graph_submission import SegmentRunner
+from services.gateway.apps.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class Rules:
+class WorkerLimits:
     """Limits of a worker. Times are in seconds, memory is in bytes of address space of an uploaded app."""
 
     ready_within: float = 30.0
@@ -42,14 +42,14 @@ class Rules:
     settled: float = 30.0
 
 
-class Host:
+class WorkerSupervisor:
     """Serves one version of an app. ``text`` is its code when it was uploaded."""
 
-    def __init__(self, source: AppSource, text: str = "", rules: Rules | None = None) -> None:
+    def __init__(self, source: AppSource, text: str = "", rules: WorkerLimits | None = None) -> None:
         self._source = source
         self._text = text
-        self._rules = rules or Rules()
-        self._process: Process | None = None
+        self._rules = rules or WorkerLimits()
+        self._process: WorkerProcess | None = None
         self._description: Description | None = None
         self._numbers = count()
         self._draining = False
@@ -57,7 +57,7 @@ class Host:
         self._idle = asyncio.Event()
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if ``invoke`` and ``chat`` may be called."""
         return self._process is not None and not self._draining
 
@@ -79,36 +79,36 @@ class Host:
         Raises what is wrong with the app (``BadRequest``, ``NoSandbox``), ``AppFailed`` when its process ends,
         and ``DeadlineExceeded``.
         """
-        self._process = await self._begin()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(self._process))
+        self._process = await self._spawn_process()
+        self._keeper = asyncio.get_running_loop().create_task(self._restart_on_exit(self._process))
 
     # Requests
 
-    def invoke(self, run: Runs, body: bytes) -> Call:
+    def invoke(self, run: SegmentRunner, body: bytes) -> Call:
         """Serve ``body``, JSON that a client sent. Raises ``StageUnavailable`` and ``TooLarge``."""
-        return self._call(run, body, protocol.JSON, frozenset())
+        return self._start_call(run, body, protocol.JSON, frozenset())
 
-    def chat(self, run: Runs, request: ChatInput, kind: str = protocol.CHAT) -> Call:
+    def invoke_chat(self, run: SegmentRunner, request: ChatInput, kind: str = protocol.CHAT) -> Call:
         """Serve a chat whose media are placed; of kind ``JSON`` its answer is any JSON.
 
         Raises ``StageUnavailable`` and ``TooLarge``.
         """
         long = isinstance(request.messages, dict) and HANDLE in request.messages
-        issued = graph_submission.literals([request.media, request.messages if long else None])
-        return self._call(run, _encode(request.__dict__), kind, frozenset(issued))
+        issued = graph_submission.handle_literals([request.media, request.messages if long else None])
+        return self._start_call(run, _encode(request.__dict__), kind, frozenset(issued))
 
-    def _call(self, run: Runs, body: bytes, kind: str, issued: frozenset[bytes]) -> Call:
+    def _start_call(self, run: SegmentRunner, body: bytes, kind: str, issued: frozenset[bytes]) -> Call:
         process = self._process
         # A worker that is gone has failed its requests already, and would never fail one more.
         if process is None or process.gone.is_set() or self._draining:
             state = "is being replaced" if self._draining else "starts again after a crash"
-            raise StageUnavailable(f"the app {self._name} {state}: try again in a moment", stage=self._name)
+            raise StageUnavailable(f"the app {self._app_name} {state}: try again in a moment", stage=self._app_name)
         call = Call(process, run, kind, issued, self._rules.cancel_within)
-        call.begin(body, next(self._numbers))
+        call.send_to_worker(body, next(self._numbers))
         return call
 
     @property
-    def _name(self) -> str:
+    def _app_name(self) -> str:
         return self._description.name if self._description is not None else self._source.module
 
     # The end
@@ -125,7 +125,9 @@ class Host:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("app %s: %d requests did not finish within %g s", self._name, len(process.requests), seconds)
+            log.warning(
+                "app %s: %d requests did not finish within %g s", self._app_name, len(process.requests), seconds
+            )
 
     async def stop(self) -> None:
         """End the worker; requests in flight get ``AppFailed``."""
@@ -138,11 +140,11 @@ class Host:
 
     # The worker
 
-    async def _begin(self) -> Process:
-        process = await Process.spawn(self._source, self._text, self._rules.memory)
+    async def _spawn_process(self) -> WorkerProcess:
+        process = await WorkerProcess.spawn(self._source, self._text, self._rules.memory)
         try:
             async with asyncio.timeout(self._rules.ready_within):
-                self._description = await process.ready()
+                self._description = await process.wait_ready()
         except TimeoutError:
             await process.stop(0)
             raise DeadlineExceeded(
@@ -154,7 +156,7 @@ class Host:
         process.begin_watch(self._rules.ping, self._rules.answer_within)
         return process
 
-    async def _keep(self, process: Process) -> None:
+    async def _restart_on_exit(self, process: WorkerProcess) -> None:
         """Start the worker again whenever it ends."""
         pause = self._rules.first
         while True:
@@ -166,16 +168,16 @@ class Host:
                 return
             if time.monotonic() - begun > self._rules.settled:
                 pause = self._rules.first
-            process, pause = await self._again(pause)
+            process, pause = await self._retry_spawn(pause)
             self._process = process
 
-    async def _again(self, pause: float) -> tuple[Process, float]:
+    async def _retry_spawn(self, pause: float) -> tuple[WorkerProcess, float]:
         """Try until it is there; returns the next pause too."""
         while True:
-            log.error("the worker of app %s ended: it starts again in %g s", self._name, pause)
+            log.error("the worker of app %s ended: it starts again in %g s", self._app_name, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._rules.longest)
             try:
-                return await self._begin(), pause
+                return await self._spawn_process(), pause
             except OmnibusError as error:
-                log.error("app %s does not start again: %s", self._name, error)
+                log.error("app %s does not start again: %s", self._app_name, error)

@@ -22,31 +22,31 @@ MIN_TOKEN_LENGTH = 16
 _SET = "set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway"
 
 
-class Admin:
+class AdminAuth:
     """The one dependency of control routes. Header names are in lower case."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._token = settings.admin_token
         self._host = settings.host
 
-    def known(self, authorization: str) -> bool:
+    def is_operator(self, authorization: str) -> bool:
         """Return whether the header is the operator's."""
-        return bool(self._token) and hmac.compare_digest(bearer(authorization).encode(), self._token.encode())
+        return bool(self._token) and hmac.compare_digest(bearer_token(authorization).encode(), self._token.encode())
 
-    def require(self, headers: Mapping[str, str]) -> None:
+    def require_token(self, headers: Mapping[str, str]) -> None:
         """For what brings code. Raises ``Forbidden`` while there is no token, and ``Unauthorized`` without it."""
         if not self._token:
             raise Forbidden(f"apps cannot be changed here: {_SET}")
-        if not self.known(headers.get("authorization", "")):
+        if not self.is_operator(headers.get("authorization", "")):
             raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
 
-    def control(self, headers: Mapping[str, str]) -> None:
+    def check_control_access(self, headers: Mapping[str, str]) -> None:
         """For all other control routes. Raises as ``require``, but not on a machine's own gateway without a token."""
         if self._token:
-            self.require(headers)
-        elif not loopback(self._host):
+            self.require_token(headers)
+        elif not is_loopback(self._host):
             raise Forbidden(f"this gateway listens on {self._host}, so control routes are closed: {_SET}")
-        elif not _own(headers):
+        elif not _is_local_client(headers):
             raise Forbidden(f"control routes are for clients of this machine: {_SET} to use them from elsewhere")
 
 
@@ -59,13 +59,13 @@ def check_token(settings: GatewaySettings) -> None:
         )
 
 
-def bearer(authorization: str) -> str:
+def bearer_token(authorization: str) -> str:
     """The token of an ``Authorization`` header; empty when it has none."""
     scheme, _, given = authorization.partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Return whether nobody but this machine reaches ``host``."""
     if host == "localhost":
         return True
@@ -75,10 +75,10 @@ def loopback(host: str) -> bool:
         return False
 
 
-def _own(headers: Mapping[str, str]) -> bool:
+def _is_local_client(headers: Mapping[str, str]) -> bool:
     """Not by a name that was made to mean this machine, and not by a page of another origin."""
     called = headers.get("host", "")
-    if not loopback(urlsplit(f"//{called}").hostname or ""):
+    if not is_loopback(urlsplit(f"//{called}").hostname or ""):
         return False
     origin = headers.get("origin", "")
     return not origin or urlsplit(origin).netloc == called

@@ -6,11 +6,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import OmnibusError, Unauthorized
 from omnibus.metrics import GATEWAY
-from services.gateway.auth.admin import Admin, bearer
-from services.gateway.http.exchange import problem
-from services.gateway.tenancy.key_store import Book
-from services.gateway.tenancy.rate_limits import Limits
-from services.gateway.tenancy.tenant import NOBODY, Tenant, acting
+from services.gateway.auth.admin import AdminAuth, bearer_token
+from services.gateway.http.exchange import send_error
+from services.gateway.tenancy.key_store import KeyStore
+from services.gateway.tenancy.rate_limits import RateLimits
+from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
 
 #: What is behind the gate, besides everything below ``/v1/``.
 _GUARDED = ("/openapi.json", "/metrics")
@@ -20,54 +20,56 @@ _OPERATORS = "/metrics"
 _OWN_GUARD = ("/v1/files/", "/v1/console/")
 
 
-class Gate:
+class ApiKeyMiddleware:
     """Asks for keys in front of ``application``."""
 
-    def __init__(self, application: ASGIApp, admin: Admin, book: Book, limits: Limits) -> None:
+    def __init__(self, application: ASGIApp, admin: AdminAuth, book: KeyStore, limits: RateLimits) -> None:
         self._application = application
         self._admin = admin
         self._book = book
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not guarded(scope["path"]):
+        if scope["type"] != "http" or not requires_key(scope["path"]):
             await self._application(scope, receive, send)
             return
         try:
             authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
             tenant = (
-                self._who(authorization) if not scope["path"].startswith(_OPERATORS) else self._operator(authorization)
+                self._authenticate_tenant(authorization)
+                if not scope["path"].startswith(_OPERATORS)
+                else self._require_operator(authorization)
             )
             if tenant.key is None:
-                with acting(tenant):
+                with acting_as(tenant):
                     await self._application(scope, receive, send)
                 return
-            with self._limits.inside(tenant.key), acting(tenant):
+            with self._limits.limit_request(tenant.key), acting_as(tenant):
                 await self._application(scope, receive, send)
         except OmnibusError as error:  # the application answers its own: these are the gate's
-            GATEWAY.outcome("", error.code).inc()
-            await problem(send, error, f"req-{token_hex(8)}")
+            GATEWAY.request_counter("", error.code).inc()
+            await send_error(send, error, f"req-{token_hex(8)}")
 
-    def _operator(self, authorization: str) -> Tenant:
+    def _require_operator(self, authorization: str) -> Tenant:
         """Raises ``Unauthorized``: metrics name all tenants."""
-        if not self._admin.known(authorization):
+        if not self._admin.is_operator(authorization):
             raise Unauthorized(
                 "metrics are the operator's: send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as "
                 "`Authorization: Bearer <token>`, or read them at OMNIBUS_SERVICE_METRICS_PORT"
             )
         return NOBODY
 
-    def _who(self, authorization: str) -> Tenant:
+    def _authenticate_tenant(self, authorization: str) -> Tenant:
         """Raises ``Unauthorized``."""
-        if self._admin.known(authorization):
+        if self._admin.is_operator(authorization):
             return NOBODY
-        record = self._book.find(bearer(authorization))
+        record = self._book.find(bearer_token(authorization))
         if record is None:
             raise Unauthorized("send an API key of this gateway as `Authorization: Bearer <key>`")
         return Tenant(record.tenant, record.weight, record)
 
 
-def guarded(path: str) -> bool:
+def requires_key(path: str) -> bool:
     """Return whether a key is asked for. Health, readiness and the version are for probes, which hold none."""
     if path.startswith("/v1/"):
         return not path.startswith(_OWN_GUARD)

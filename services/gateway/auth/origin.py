@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnibus.errors import Forbidden
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
-from services.gateway.auth.admin import Admin
-from services.gateway.http.exchange import problem
+from services.gateway.auth.admin import AdminAuth
+from services.gateway.http.exchange import send_error
 
 #: For probes, which hold no keys either, and files by ids that nobody can guess.
 _OPEN = ("/health", "/readyz", "/version")
@@ -27,53 +27,62 @@ _INSIDE = (".localhost", ".internal", ".svc", ".cluster.local")
 _SAFE_SITES = ("", "same-origin", "none")
 
 
-class SameOrigin:
+class SameOriginMiddleware:
     """Checks requests to ``application`` by the headers that a page cannot set: Host, Origin, Sec-Fetch-Site."""
 
     def __init__(self, application: ASGIApp, settings: GatewaySettings) -> None:
         given = {name.strip().lower() for name in settings.allowed_hosts.split(",")}
         self._application = application
-        self._admin = Admin(settings)
+        self._admin = AdminAuth(settings)
         #: Names that an operator set. Those of this machine are not among them: other ports of it have other pages.
-        self._given = (given | {_hostname(settings.public_url)}) - {""}
+        self._given = (given | {_parse_hostname(settings.public_url)}) - {""}
         self._names = self._given | {settings.host, socket.gethostname().lower()}
-        self.allows = lru_cache(1024)(self._allows)
+        self.allows = lru_cache(1024)(self._is_allowed_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._wrong(scope) if scope["type"] == "http" else None
+        error = self._origin_error(scope) if scope["type"] == "http" else None
         if error is None:
             await self._application(scope, receive, send)
             return
-        GATEWAY.outcome("", error.code).inc()
-        await problem(send, error, f"req-{token_hex(8)}")
+        GATEWAY.request_counter("", error.code).inc()
+        await send_error(send, error, f"req-{token_hex(8)}")
 
-    def _wrong(self, scope: Scope) -> Forbidden | None:
+    def _origin_error(self, scope: Scope) -> Forbidden | None:
         path: str = scope["path"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
         site = headers.get(b"sec-fetch-site", b"").decode("latin-1")
-        if path in _OPEN or path.startswith(_FILES) or self._admin.known(_text(headers.get(b"authorization", b""))):
+        if (
+            path in _OPEN
+            or path.startswith(_FILES)
+            or self._admin.is_operator(_decode_header(headers.get(b"authorization", b"")))
+        ):
             return None
         if host and not self.allows(host):
             return Forbidden(
                 "this gateway asks for no keys, so it has to be called by a name that is its own: "
                 "add this one to OMNIBUS_GATEWAY_ALLOWED_HOSTS"
             )
-        if (origin and not self._own(origin, host)) or (site not in _SAFE_SITES and not _navigates(scope, headers)):
+        if (origin and not self._is_own_origin(origin, host)) or (
+            site not in _SAFE_SITES and not _is_navigation(scope, headers)
+        ):
             return Forbidden("this gateway asks for no keys, so pages of other origins may not use it")
         return None
 
-    def _allows(self, host: bytes) -> bool:
+    def _is_allowed_host(self, host: bytes) -> bool:
         """Return whether a request may call this gateway ``host``."""
-        name = _hostname(f"//{_text(host)}") if b"@" not in host else ""
-        return bool(name) and (name in self._names or "." not in name or name.endswith(_INSIDE) or _address(name))
+        name = _parse_hostname(f"//{_decode_header(host)}") if b"@" not in host else ""
+        return bool(name) and (name in self._names or "." not in name or name.endswith(_INSIDE) or _is_ip_address(name))
 
-    def _own(self, origin: bytes, host: bytes) -> bool:
+    def _is_own_origin(self, origin: bytes, host: bytes) -> bool:
         """Return whether a page of ``origin`` is this gateway's own; a proxy's names are in settings."""
-        return urlsplit(_text(origin)).netloc == _text(host) or _hostname(_text(origin)) in self._given
+        return (
+            urlsplit(_decode_header(origin)).netloc == _decode_header(host)
+            or _parse_hostname(_decode_header(origin)) in self._given
+        )
 
 
-def _navigates(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+def _is_navigation(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     """Return whether somebody followed a link: the page that it was on does not see where it led."""
     return scope["method"] == "GET" and (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (
         b"navigate",
@@ -81,14 +90,14 @@ def _navigates(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     )
 
 
-def _hostname(url: str) -> str:
+def _parse_hostname(url: str) -> str:
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
         return ""
 
 
-def _address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     """Return whether it is an address: no page's own name is one."""
     try:
         return bool(ipaddress.ip_address(name))
@@ -96,5 +105,5 @@ def _address(name: str) -> bool:
         return False
 
 
-def _text(value: bytes) -> str:
+def _decode_header(value: bytes) -> str:
     return value.decode("latin-1")

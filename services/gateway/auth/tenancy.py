@@ -10,16 +10,16 @@ from omnibus.bus import Bus, subjects
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from services.gateway.auth.admin import Admin, loopback
-from services.gateway.auth.middleware import Gate
-from services.gateway.auth.origin import SameOrigin
+from services.gateway.auth.admin import AdminAuth, is_loopback
+from services.gateway.auth.middleware import ApiKeyMiddleware
+from services.gateway.auth.origin import SameOriginMiddleware
 from services.gateway.routing.router import Router
 from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
-from services.gateway.tenancy.cost_model import Costs
-from services.gateway.tenancy.gateway_count import BEAT, Peers
-from services.gateway.tenancy.key_store import Book
-from services.gateway.tenancy.rate_limits import Limits
+from services.gateway.tenancy.cost_model import RequestCostModel
+from services.gateway.tenancy.gateway_count import BEAT, GatewayPeers
+from services.gateway.tenancy.key_store import KeyStore
+from services.gateway.tenancy.rate_limits import RateLimits
 
 log = logging.getLogger(__name__)
 
@@ -32,35 +32,35 @@ class Tenancy:
         self.admission: Admission | None = None
         self._settings = settings
         self._store = store
-        self._peers = Peers(router.gateway)
-        self._limits = Limits(lambda: self._peers.count)
-        self._costs = Costs(router)
-        self._book = Book(settings, store, self._limits.keep)
+        self._peers = GatewayPeers(router.gateway)
+        self._limits = RateLimits(lambda: self._peers.count)
+        self._costs = RequestCostModel(router)
+        self._book = KeyStore(settings, store, self._limits.retain_keys)
         self._tasks: list[asyncio.Task[None]] = []
         if self.on:
             self.admission = Admission(settings, router, self._costs, self._limits, lambda: self._peers.count)
-            metrics.watch(self.admission.queues)
+            metrics.watch_queues(self.admission.queues)
 
     async def startup(self, bus: Bus, beat: Callable[[], None]) -> None:
         """Follow keys and other gateways; ``beat`` says that this one is there. Raises ``BadRequest``."""
         if not self.on:
-            if not loopback(self._settings.host):
+            if not is_loopback(self._settings.host):
                 log.warning(
                     "everybody who reaches %s may use this gateway: OMNIBUS_GATEWAY_KEYS=true asks for API keys",
                     self._settings.host,
                 )
             return
-        self._book.open()
-        await bus.subscribe(subjects.event(subjects.GATEWAY), self._peers.heard)
+        self._book.load_file()
+        await bus.subscribe(subjects.event_subject(subjects.GATEWAY), self._peers.handle_status)
         loop = asyncio.get_running_loop()
-        work = (self._book.follow(), self._follow_profiles(), _every(BEAT, beat))
+        work = (self._book.follow_sources(), self._follow_profiles(), _repeat_every(BEAT, beat))
         self._tasks = [loop.create_task(each) for each in work]
 
-    def guard(self, application: ASGIApp) -> ASGIApp:
+    def guard_application(self, application: ASGIApp) -> ASGIApp:
         """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""
         if not self.on:
-            return SameOrigin(application, self._settings)
-        return Gate(application, Admin(self._settings), self._book, self._limits)
+            return SameOriginMiddleware(application, self._settings)
+        return ApiKeyMiddleware(application, AdminAuth(self._settings), self._book, self._limits)
 
     async def shutdown(self) -> None:
         for task in self._tasks:
@@ -71,7 +71,7 @@ class Tenancy:
             self._costs.profiles = found
 
 
-async def _every(seconds: float, do: Callable[[], None]) -> None:
+async def _repeat_every(seconds: float, do: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(seconds)
         do()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from omnibus.bus import Bus
-from omnibus.cluster.monitor import Watch, told
+from omnibus.cluster.monitor import Watch, state_values
 from omnibus.errors import BusUnavailable, Fatal, OmnibusError, Overloaded
 from omnibus.service import until_cancelled
 from omnibus.store import Store
@@ -30,7 +30,7 @@ _CLOCKS = ("at", "seconds")
 _encode = msgspec.json.Encoder().encode
 
 
-class Live:
+class LiveStates:
     """States of the whole Omnibus, as ``omnibus.cluster.monitor.to_json`` has them."""
 
     def __init__(self, store: Store, bus: Bus) -> None:
@@ -41,10 +41,10 @@ class Live:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def viewers(self) -> int:
+    def viewer_count(self) -> int:
         return len(self._viewers)
 
-    async def states(self) -> AsyncGenerator[bytes, None]:
+    async def stream_states(self) -> AsyncGenerator[bytes, None]:
         """JSON of the state now and of each one that follows; b"" after ``QUIET`` seconds without one.
 
         Raises ``Overloaded`` when too many look, and ``BusUnavailable`` when it cannot begin or is over.
@@ -56,61 +56,61 @@ class Live:
         self._viewers.add(queue)
         try:
             if self._task is None:
-                self._task = asyncio.create_task(self._follow())
+                self._task = asyncio.create_task(self._watch_states())
             elif self._latest is not None:
                 queue.put_nowait(self._latest)
             while True:
-                yield await _next(queue)
+                yield await _next_state(queue)
         finally:
             self._viewers.discard(queue)
             if not self._viewers:
-                await self._stop()
+                await self._cancel_watch()
 
     async def close(self) -> None:
         """End, for everybody."""
-        self._tell(BusUnavailable("the gateway is leaving: ask again"))
-        await self._stop()
+        self._send_to_viewers(BusUnavailable("the gateway is leaving: ask again"))
+        await self._cancel_watch()
 
-    async def _stop(self) -> None:
+    async def _cancel_watch(self) -> None:
         task, self._task, self._latest = self._task, None, None
         if task is not None:
             await until_cancelled(task)
 
-    async def _follow(self) -> None:
+    async def _watch_states(self) -> None:
         news = asyncio.Event()
         try:
             async with Watch(self._store, self._bus, news.set).following() as watch:
                 before: dict[str, Any] = {}
-                watch.turn()
-                await _within(watch.begun, FIRST)
+                watch.poll_presence()
+                await _wait_for_event(watch.begun, FIRST)
                 await asyncio.sleep(ANSWERS)
                 while True:
-                    state = told(watch.seen, watch.turn())
+                    state = state_values(watch.seen, watch.poll_presence())
                     same = {name: value for name, value in state.items() if name not in _CLOCKS}
                     if same != before:
                         before, self._latest = same, _encode(state)
-                        self._tell(self._latest)
+                        self._send_to_viewers(self._latest)
                     news.clear()
                     await asyncio.sleep(LEAST)
-                    await _within(news, MOST - LEAST)
+                    await _wait_for_event(news, MOST - LEAST)
         except OmnibusError as error:
-            self._fail(error)
+            self._fail_viewers(error)
         except Exception:  # a defect of ours
             log.exception("the console sees no more")
-            self._fail(Fatal("internal error: the gateway's log has more"))
+            self._fail_viewers(Fatal("internal error: the gateway's log has more"))
 
-    def _fail(self, error: OmnibusError) -> None:
+    def _fail_viewers(self, error: OmnibusError) -> None:
         self._task, self._latest = None, None
-        self._tell(error)
+        self._send_to_viewers(error)
 
-    def _tell(self, state: bytes | OmnibusError) -> None:
+    def _send_to_viewers(self, state: bytes | OmnibusError) -> None:
         for queue in self._viewers:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(state)
 
 
-async def _next(queue: "asyncio.Queue[bytes | OmnibusError]") -> bytes:
+async def _next_state(queue: "asyncio.Queue[bytes | OmnibusError]") -> bytes:
     try:
         async with asyncio.timeout(QUIET):
             state = await queue.get()
@@ -121,7 +121,7 @@ async def _next(queue: "asyncio.Queue[bytes | OmnibusError]") -> bytes:
     return state
 
 
-async def _within(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for_event(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -6,66 +6,67 @@ from typing import Any
 
 import msgspec
 
-from omnibus.cluster.desired import counts
-from omnibus.cluster.monitor.plan_diff import differences
+from omnibus.cluster.desired import replica_counts
+from omnibus.cluster.monitor.plan_diff import plan_differences
 from omnibus.errors import OmnibusError
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Plan
-from omnibus.store import Past, Store
+from omnibus.store import PlanHistoryEntry, Store
 
 #: Epochs of the past that are shown.
 PAST = 30
 
 
-async def plans(store: Store) -> dict[str, Any]:
+async def describe_plans(store: Store) -> dict[str, Any]:
     """All of it, as plain values. Raises ``StoreUnavailable``.
 
     ``changes`` are rows of what, before and after: to the staged plan, or to the current one from the one before.
     """
-    stand, problems, past = await asyncio.gather(store.stand(), store.problems(), store.history(PAST))
+    stand, problems, past = await asyncio.gather(store.plan_state(), store.plan_problems(), store.plan_history(PAST))
     plan = await store.plan(stand.epoch) if stand.epoch else None
-    staged = await store.staged() if stand.staged else None
+    staged = await store.staged_plan() if stand.staged else None
     return {
         "plan": msgspec.to_builtins(plan),
         "staged": msgspec.to_builtins(staged),
         "pin": stand.pin,
         "problems": msgspec.to_builtins(problems),
-        "changes": _changes(plan, staged, past),
-        "history": [_brief(each) for each in past],
-        "models": models(plan.models if plan is not None else {}),
+        "changes": _plan_changes(plan, staged, past),
+        "history": [_summarize_epoch(each) for each in past],
+        "models": describe_models(plan.models if plan is not None else {}),
     }
 
 
-def models(known: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
+def describe_models(known: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
     """Return the inputs and outputs of each model, its voices and its apps."""
     return {
-        name: {**_ends(model), "voices": list(model.voices), "apps": list(model.apps)} for name, model in known.items()
+        name: {**_describe_modalities(model), "voices": list(model.voices), "apps": list(model.apps)}
+        for name, model in known.items()
     }
 
 
-def _ends(model: ModelPlan) -> dict[str, list[str]]:
+def _describe_modalities(model: ModelPlan) -> dict[str, list[str]]:
     try:
-        family = catalog.family(model.family)
+        family = catalog.find_family(model.family)
     except OmnibusError:  # an app's, or a plugin's that this gateway does not have
         return {"takes": ["text", *model.encoders], "gives": []}
-    gives = catalog.gives({**family, "components": model.components})
+    gives = catalog.output_kinds({**family, "components": model.components})
     if "text" not in gives and any(family["tasks"].get(part) in catalog.CHATTING for part in model.components):
         gives = ["text", *gives]
-    return {"takes": catalog.takes({**family, "encoders": model.encoders}), "gives": gives}
+    return {"takes": catalog.input_kinds({**family, "encoders": model.encoders}), "gives": gives}
 
 
-def _changes(plan: Plan | None, staged: Plan | None, past: Sequence[Past]) -> list[list[str]]:
+def _plan_changes(plan: Plan | None, staged: Plan | None, past: Sequence[PlanHistoryEntry]) -> list[list[str]]:
     if plan is None:
         return []
     if staged is not None:
-        return list(differences(plan, staged))
+        return list(plan_differences(plan, staged))
     before = next((each.plan for each in past if each.epoch < plan.epoch), None)
-    return list(differences(before, plan)) if before is not None else []
+    return list(plan_differences(before, plan)) if before is not None else []
 
 
-def _brief(each: Past) -> dict[str, Any]:
+def _summarize_epoch(each: PlanHistoryEntry) -> dict[str, Any]:
     if each.plan is None:
         return {"epoch": each.epoch, "fault": each.fault}
     plan = each.plan
-    executors = {f"{kind.model}/{kind.option}": count for kind, count in counts(plan.models).items()}
+    executors = {f"{kind.model}/{kind.option}": count for kind, count in replica_counts(plan.models).items()}
     return {"epoch": each.epoch, "created": plan.created, "reason": plan.reason, "executors": executors}

@@ -14,13 +14,13 @@ from omnibus.errors import BadRequest, OmnibusError
 from omnibus.recording import records
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from services.gateway.auth.admin import Admin
-from services.gateway.console.broadcaster import Live
-from services.gateway.console.plans import plans
-from services.gateway.console.static_files import Pages
+from services.gateway.auth.admin import AdminAuth
+from services.gateway.console.broadcaster import LiveStates
+from services.gateway.console.plans import describe_plans
+from services.gateway.console.static_files import ConsolePages
 from services.gateway.http.exchange import ClientLeft, while_connected
 from services.gateway.http.handlers import by_method, json_response
-from services.gateway.http.response import Sending
+from services.gateway.http.response import ResponseWriter
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
 #: What of the query of a replay goes along with it.
@@ -33,40 +33,40 @@ class Console:
     """Adds the routes to an application. The data is a control route."""
 
     def __init__(self, settings: GatewaySettings, store: Store, bus: Bus) -> None:
-        self._admin = Admin(settings)
+        self._admin = AdminAuth(settings)
         self._store = store
         self._bus = bus
-        self.live = Live(store, bus)
-        self._pages = Pages()
+        self.live = LiveStates(store, bus)
+        self._pages = ConsolePages()
 
-    def add(self, app: FastAPI) -> None:
-        self._pages.add(app)
-        app.add_route(PLAN, by_method({"GET": self._plan}), methods=["GET"], include_in_schema=False)
-        streams = {(EVENTS, "GET"): lambda _: self.live.states(), (REPLAY, "POST"): self._replay}
+    def add_routes(self, app: FastAPI) -> None:
+        self._pages.add_routes(app)
+        app.add_route(PLAN, by_method({"GET": self._get_plan}), methods=["GET"], include_in_schema=False)
+        streams = {(EVENTS, "GET"): lambda _: self.live.stream_states(), (REPLAY, "POST"): self._stream_replay}
         for (path, method), bodies in streams.items():
-            app.add_route(path, _Stream(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
+            app.add_route(path, _EventStreamRoute(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """End what is being told to those who look."""
         await self.live.close()
 
-    async def _plan(self, request: Request) -> Response:
-        self._admin.control(request.headers)
-        return json_response(await plans(self._store))
+    async def _get_plan(self, request: Request) -> Response:
+        self._admin.check_control_access(request.headers)
+        return json_response(await describe_plans(self._store))
 
-    async def _replay(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def _stream_replay(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the output of ``omnibus replay``: where it runs, then the answer and how it compares.
 
         ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.replay.options``.
         """
-        wishes = _wishes(request)
-        record = await records.find(self._bus, request.path_params["id"])
-        body = graph.encode(record.invocation)
-        async for part in self._bus.requests(subjects.REPLAY, body, PATIENCE, wishes or None):
+        wishes = _replay_headers(request)
+        record = await records.find_record(self._bus, request.path_params["id"])
+        body = graph.encode_invocation(record.invocation)
+        async for part in self._bus.request_stream(subjects.REPLAY, body, PATIENCE, wishes or None):
             yield part
 
 
-def _wishes(request: Request) -> dict[str, str]:
+def _replay_headers(request: Request) -> dict[str, str]:
     """Raises ``BadRequest`` for what no replay knows, or what cannot be a header."""
     given = {name: value for name, value in request.query_params.items() if value}
     for name, value in given.items():
@@ -75,24 +75,24 @@ def _wishes(request: Request) -> dict[str, str]:
     return {f"Omnibus-{name}": value for name, value in given.items()}
 
 
-class _Stream:
+class _EventStreamRoute:
     """Server-sent events for whoever may see them, for as long as they wait."""
 
-    def __init__(self, admin: Admin, bodies: Callable[[Request], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(self, admin: AdminAuth, bodies: Callable[[Request], AsyncGenerator[bytes, None]]) -> None:
         self._admin = admin
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending, request = Sending(send), Request(scope)
+        sending, request = ResponseWriter(send), Request(scope)
         try:
-            self._admin.control(request.headers)
-            await while_connected(scope, receive, self._tell(sending, self._bodies(request)))
+            self._admin.check_control_access(request.headers)
+            await while_connected(scope, receive, self._send_events(sending, self._bodies(request)))
         except ClientLeft:
             return
         except OmnibusError as error:
-            await sending.fail(error)
+            await sending.report_error(error)
 
-    async def _tell(self, sending: Sending, bodies: AsyncGenerator[bytes, None]) -> None:
+    async def _send_events(self, sending: ResponseWriter, bodies: AsyncGenerator[bytes, None]) -> None:
         """Send ``bodies`` as events; an empty one becomes a comment that keeps the connection alive.
 
         The status is sent with the first one: an error before it is answered with a status of its own.
@@ -102,6 +102,6 @@ class _Stream:
             async for body in bodies:
                 if not begun:
                     begun = True
-                    await sending.begin([(b"x-accel-buffering", b"no")])
-                await (sending.event(body) if body else sending.part(b": still here\n\n"))
-        await sending.end()
+                    await sending.begin_stream([(b"x-accel-buffering", b"no")])
+                await (sending.send_event(body) if body else sending.send_chunk(b": still here\n\n"))
+        await sending.end_stream()

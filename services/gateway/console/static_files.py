@@ -51,36 +51,36 @@ HEADERS = {
 }
 
 
-class File(NamedTuple):
+class ConsoleFile(NamedTuple):
     body: bytes
     packed: bytes  # by gzip
     kind: str
     tag: str
 
 
-def read(directory: Path = STATIC) -> dict[str, File]:
+def read_files(directory: Path = STATIC) -> dict[str, ConsoleFile]:
     """The files by name."""
     found = {}
     for path in sorted(directory.iterdir()):
         if path.suffix in _TYPES:
             body = path.read_bytes()
             packed = gzip.compress(body, mtime=0)
-            found[path.name] = File(body, packed, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
+            found[path.name] = ConsoleFile(body, packed, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
     return found
 
 
-class Pages:
+class ConsolePages:
     """Adds the page to an application."""
 
     def __init__(self) -> None:
-        self._files = read()
+        self._files = read_files()
 
-    def add(self, app: FastAPI) -> None:
-        app.add_route("/console", _to_page, methods=["GET"], include_in_schema=False)
+    def add_routes(self, app: FastAPI) -> None:
+        app.add_route("/console", _redirect_to_page, methods=["GET"], include_in_schema=False)
         for path in (PAGE, FILES):
-            app.add_route(path, by_method({"GET": self._file}), methods=["GET"], include_in_schema=False)
+            app.add_route(path, by_method({"GET": self._serve_file}), methods=["GET"], include_in_schema=False)
 
-    async def _file(self, request: Request) -> Response:
+    async def _serve_file(self, request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"
         file = self._files.get(name)
         if file is None:
@@ -93,5 +93,5 @@ class Pages:
         return Response(file.body, 200, headers, file.kind)
 
 
-async def _to_page(_: Request) -> Response:
+async def _redirect_to_page(_: Request) -> Response:
     return RedirectResponse("console/", 307, {"cache-control": "no-cache"})

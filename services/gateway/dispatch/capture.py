@@ -15,7 +15,7 @@ import numpy as np
 from omnibus.bus.messages import Chunk
 from omnibus.errors import ProtocolError
 from omnibus.graph import UNREADABLE, Invocation
-from omnibus.recording.records import Kept
+from omnibus.recording.records import KeptOutput
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.digest import Fingerprint
@@ -29,7 +29,7 @@ NEVER = frozenset({"cache"})
 _LENGTH = 8  # bytes of the head's length
 
 
-class Piece(NamedTuple):
+class RecordedChunk(NamedTuple):
     """One chunk; see ``messages.Chunk``."""
 
     data: dict[str, Any]
@@ -46,7 +46,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     empty: bool = False
 
 
-class Tape:
+class OutputCapture:
     """One output of one node, while it comes. ``view`` and ``release`` are the arena's."""
 
     def __init__(
@@ -57,28 +57,28 @@ class Tape:
         self._view = view
         self._release = release
         self._open: dict[Handle, np.ndarray] = {}
-        self._pieces: list[Piece] = []
+        self._pieces: list[RecordedChunk] = []
         self._nbytes = 0
         self._whole = False  # its last chunk came
         self._fit = True  # it can be kept: no chunk was lost, too large, or of a dtype that numpy does not know
 
-    def take(self, chunk: Chunk) -> None:
+    def add_chunk(self, chunk: Chunk) -> None:
         """Keep ``chunk``. Raises as the arena does when its memory is gone."""
-        array = self._array(chunk.handle, chunk.rows) if chunk.handle is not None else None
+        array = self._read_array(chunk.handle, chunk.rows) if chunk.handle is not None else None
         if array is not None:
             self.last = array
             self._nbytes += array.nbytes
         known = array is None or array.dtype.name in ITEMSIZE
         self._fit = self._fit and known and self._nbytes <= LARGEST and chunk.seq == len(self._pieces)
         if self._fit:
-            self._pieces.append(Piece(chunk.data, array, chunk.last, chunk.empty))
+            self._pieces.append(RecordedChunk(chunk.data, array, chunk.last, chunk.empty))
         else:
             self._pieces.clear()
         if chunk.last:
             self._whole = True
             self.close()
 
-    def _array(self, handle: Handle, rows: tuple[int, int] | None) -> np.ndarray:
+    def _read_array(self, handle: Handle, rows: tuple[int, int] | None) -> np.ndarray:
         if handle not in self._open:
             self._open[handle] = self._view(handle)
         view = self._open[handle]
@@ -101,26 +101,26 @@ class Tape:
             self._release(handle)
         self._open.clear()
 
-    def kept(self) -> tuple[Kept, bytes] | None:
+    def to_record(self) -> tuple[KeptOutput, bytes] | None:
         """Return the record of this output, and its bytes; None for one that is not whole, or cannot be kept."""
         if not (self._whole and self._fit):
             return None
-        body = pack(self._pieces)
+        body = pack_chunks(self._pieces)
         fingerprint = Fingerprint()
         for piece in self._pieces:
-            fingerprint.feed(Item(piece.data, piece.array))
+            fingerprint.add_item(Item(piece.data, piece.array))
         node, output = self.origin
         digest = sha256(body).hexdigest()
-        return Kept(node, output, digest, self._nbytes, len(self._pieces), fingerprint.hex()), body
+        return KeptOutput(node, output, digest, self._nbytes, len(self._pieces), fingerprint.hexdigest()), body
 
 
-def consumed(invocation: Invocation) -> Iterator[tuple[int, str]]:
+def consumed_outputs(invocation: Invocation) -> Iterator[tuple[int, str]]:
     """The outputs that nodes read of each other, but for those that are never kept."""
     found = dict.fromkeys(use for node in invocation.nodes for use in node.uses)
     return (use for use in found if use[1] not in NEVER)
 
 
-def pack(pieces: list[Piece]) -> bytes:
+def pack_chunks(pieces: list[RecordedChunk]) -> bytes:
     entries = []
     arrays = []
     for piece in pieces:
@@ -140,7 +140,7 @@ def pack(pieces: list[Piece]) -> bytes:
     return b"".join([len(head).to_bytes(_LENGTH, "big"), head, *arrays])
 
 
-def unpack(body: bytes) -> list[Piece]:
+def unpack_chunks(body: bytes) -> list[RecordedChunk]:
     """The pieces of ``pack``. Raises ``ProtocolError`` for anything else."""
     start = _LENGTH + int.from_bytes(body[:_LENGTH], "big")
     try:
@@ -149,8 +149,8 @@ def unpack(body: bytes) -> list[Piece]:
         for entry in entries:
             array = None
             if entry.shape is not None:
-                array, start = _read(body, entry, start)
-            pieces.append(Piece(entry.data, array, entry.last, entry.empty))
+                array, start = _unpack_array(body, entry, start)
+            pieces.append(RecordedChunk(entry.data, array, entry.last, entry.empty))
     except (*UNREADABLE, ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"what was kept of an output cannot be read: {error}") from error
     if start != len(body):
@@ -158,7 +158,7 @@ def unpack(body: bytes) -> list[Piece]:
     return pieces
 
 
-def _read(body: bytes, entry: _Entry, start: int) -> tuple[np.ndarray, int]:
+def _unpack_array(body: bytes, entry: _Entry, start: int) -> tuple[np.ndarray, int]:
     size = ITEMSIZE[entry.dtype]
     count = prod(entry.shape or ())
     end = start + size * count

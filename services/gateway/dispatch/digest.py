@@ -21,9 +21,9 @@ class Fingerprint:
         self._arrays = hashlib.sha256()
         self._nbytes = 0
 
-    def feed(self, item: Item) -> None:
+    def add_item(self, item: Item) -> None:
         if item.array is not None:
-            self._feed_array(item.array)
+            self._add_array(item.array)
             return
         rest: dict[str, Any] = {}
         for key, value in item.data.items():
@@ -38,7 +38,7 @@ class Fingerprint:
         if rest:
             self._chunks.append(rest)
 
-    def _feed_array(self, array: np.ndarray) -> None:
+    def _add_array(self, array: np.ndarray) -> None:
         if not array.nbytes:
             return
         if not self._nbytes:  # rows may be cut otherwise next time, what a row is may not
@@ -46,7 +46,7 @@ class Fingerprint:
         self._arrays.update(array.tobytes())
         self._nbytes += array.nbytes
 
-    def hex(self) -> str:
+    def hexdigest(self) -> str:
         """64 hex digits; of nothing, the empty string."""
         if not (self._texts or self._lists or self._chunks or self._nbytes):
             return ""

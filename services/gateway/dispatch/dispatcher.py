@@ -17,7 +17,7 @@ import numpy as np
 
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.messages import Accepted, Busy, Chunk, End, Failed, Hop
+from omnibus.bus.messages import Accepted, BusyReply, Chunk, Hop, InvocationEnd, NodeFailed
 from omnibus.errors import (
     OmnibusError,
     Overloaded,
@@ -33,14 +33,14 @@ from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from services.gateway.dispatch.capture import Tape, consumed
-from services.gateway.dispatch.failure_detector import Watcher
-from services.gateway.dispatch.inflight import Again, Running
-from services.gateway.dispatch.playback import Player, Tapes
+from services.gateway.dispatch.capture import OutputCapture, consumed_outputs
+from services.gateway.dispatch.failure_detector import FailureDetector
+from services.gateway.dispatch.inflight import Again, InflightInvocation
+from services.gateway.dispatch.playback import OutputPlayer, Tapes
 from services.gateway.dispatch.quarantine import Quarantine
-from services.gateway.dispatch.restart import Restarts
-from services.gateway.dispatch.retention import OFF, Retention
-from services.gateway.routing.executors import Members
+from services.gateway.dispatch.restart import StageRestarts
+from services.gateway.dispatch.retention import OFF, OutputRetention
+from services.gateway.routing.executors import ExecutorTable
 
 log = logging.getLogger(__name__)
 
@@ -54,29 +54,29 @@ class Dispatcher:
     """Sends invocations, receives replies, moves what is lost."""
 
     def __init__(
-        self, gateway: str, bus: Bus, tensors: TensorClient, members: Members, limit: int, quarantine: float = 0.0
+        self, gateway: str, bus: Bus, tensors: TensorClient, members: ExecutorTable, limit: int, quarantine: float = 0.0
     ) -> None:
         self._gateway = gateway
         self._limit = limit
         self._bus = bus
         self._tensors = tensors
         self._members = members
-        self._running: dict[str, Running] = {}
-        self._watcher = Watcher(gateway, bus, members, self._running, self._move)
+        self._running: dict[str, InflightInvocation] = {}
+        self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute)
         self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()
         #: What is retained of running invocations.
-        self.retention = Retention(tensors)
-        self._restarts = Restarts(bus, self.retention, limit)
+        self.retention = OutputRetention(tensors)
+        self._restarts = StageRestarts(bus, self.retention, limit)
         #: Whether what nodes pass to each other is asked for as well, and kept.
         self.keeps = False
-        self.reply = subjects.reply(gateway)
+        self.reply = subjects.reply_subject(gateway)
 
     async def startup(self) -> None:
         await self._bus.subscribe(self.reply, self._on_reply)
         await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
-        await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
-        gone = subjects.event(subjects.GONE)
+        await self._bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
+        gone = subjects.event_subject(subjects.GONE)
         await self._bus.subscribe(gone, lambda d: self._on_gone(d.data.decode(errors="replace")))
         await self._bus.subscribe(subjects.DEAD, self._on_dead_letter)
         self._watcher.start()
@@ -87,11 +87,11 @@ class Dispatcher:
             self.finish(running, "cancelled")
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self._bus.connected
 
     @property
-    def inflight(self) -> int:
+    def inflight_count(self) -> int:
         return len(self._running)
 
     def fail_all(self, error: OmnibusError) -> None:
@@ -99,7 +99,7 @@ class Dispatcher:
         for running in list(self._running.values()):
             running.fail(error)
 
-    async def idle(self, seconds: float) -> None:
+    async def wait_idle(self, seconds: float) -> None:
         """Wait until nothing is in flight, at most ``seconds``."""
         self._emptied.clear()
         if self._running:
@@ -115,37 +115,39 @@ class Dispatcher:
         work: Sequence[float],
         again: Again,
         trace: tracing.Carrier | None = None,
-        prepare: Callable[[Running], None] | None = None,
-    ) -> Running:
+        prepare: Callable[[InflightInvocation], None] | None = None,
+    ) -> InflightInvocation:
         """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
 
         ``again`` finds another route when an executor is lost: what found the first one, for example
         ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is of what it
         is a part; ``prepare`` is called before anything is sent.
         """
-        running = Running(invocation, work, again, self._fetch, self._members, self._tapes(invocation))
-        running.span = tracing.invocation(invocation, trace or {})
+        running = InflightInvocation(
+            invocation, work, again, self._fetch_array, self._members, self._create_captures(invocation)
+        )
+        running.span = tracing.start_invocation_span(invocation, trace or {})
         if prepare is not None:
             prepare(running)
         self._running[invocation.id] = running
         try:
-            self._quarantine.check(invocation, time.monotonic())
-            self._send(running)
+            self._quarantine.check_invocation(invocation, time.monotonic())
+            self._send_attempt(running)
         except OmnibusError:
             self.finish(running, "failed")
             raise
         return running
 
-    def _send(self, running: Running) -> None:
+    def _send_attempt(self, running: InflightInvocation) -> None:
         invocation = running.invocation
-        running.charge()
+        running.charge_executors()
         running.sent = time.monotonic()
         if running.tapes:
             asked = tuple(dict.fromkeys([*invocation.outputs, *running.tapes]))
             invocation = msgspec.structs.replace(invocation, outputs=asked)
         elif len(invocation.nodes) > 1 or invocation.attempt:
-            invocation = running.invocation = self._restarts.prepare(running, invocation)
-        body = running.body = graph.encode(invocation)
+            invocation = running.invocation = self._restarts.prepare_invocation(running, invocation)
+        body = running.body = graph.encode_invocation(invocation)
         if len(body) > self._limit:  # the bus would refuse it in words of its own
             raise TooLarge(
                 f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "
@@ -154,83 +156,83 @@ class Dispatcher:
         headers = running.span.carrier if running.span is not None else None
         sent = set()
         for index, (node, executor) in enumerate(zip(invocation.nodes, invocation.route, strict=True)):
-            if executor not in sent and executor not in running.absent and invocation.runs(index):
+            if executor not in sent and executor not in running.absent and invocation.starts_node(index):
                 sent.add(executor)
-                refused = subjects.refused(self._gateway, invocation.id, invocation.attempt, executor)
-                self._bus.publish(subjects.task(node.task, executor), body, reply=refused, headers=headers)
+                refused = subjects.refused_subject(self._gateway, invocation.id, invocation.attempt, executor)
+                self._bus.publish(subjects.task_subject(node.task, executor), body, reply=refused, headers=headers)
         if running.on_sent is not None:
             running.on_sent(running)
 
-    def player(self, name: str, start: int, tapes: Tapes) -> Player:
+    def create_player(self, name: str, start: int, tapes: Tapes) -> OutputPlayer:
         """Stands for the executors of the nodes before ``start``, and plays ``tapes``."""
-        return Player(self._bus, self._tensors, self._limit, name, start, tapes)
+        return OutputPlayer(self._bus, self._tensors, self._limit, name, start, tapes)
 
-    def _tapes(self, invocation: Invocation) -> dict[tuple[int, str], Tape]:
+    def _create_captures(self, invocation: Invocation) -> dict[tuple[int, str], OutputCapture]:
         view, release = self._tensors.view, self._tensors.release
-        return {key: Tape(*key, view, release) for key in consumed(invocation)} if self.keeps else {}
+        return {key: OutputCapture(*key, view, release) for key in consumed_outputs(invocation)} if self.keeps else {}
 
-    def finish(self, running: Running, status: str) -> None:
+    def finish(self, running: InflightInvocation, status: str) -> None:
         """One ``end`` event; every holder releases."""
         if running.over:
             return
         running.over = True
-        running.discharge()
+        running.discharge_all()
         for tape in running.tapes.values():
             tape.close()
         if running.records:
-            self.retention.close(running.records)
+            self.retention.close_records(running.records)
         self._running.pop(running.id, None)
         if not self._running:
             self._emptied.set()
-        self._end(running, status)
+        self._notify_end(running, status)
         if running.span is not None:
             why = running.failure.code if running.failure is not None else "" if status == "done" else status
             running.span.end(why, {"omnibus.status": status, "omnibus.attempts": running.invocation.attempt + 1})
         if running.may_hold_tensors:
-            self._tensors.end(running.id)
-        self._quarantine.leave(running)
+            self._tensors.end_invocation(running.id)
+        self._quarantine.release_turn(running)
 
-    def stop(self, invocation: str, executors: Iterable[str]) -> None:
+    def stop_invocation(self, invocation: str, executors: Iterable[str]) -> None:
         """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
-        end = End(invocation, "cancelled", ATTEMPTS)
+        end = InvocationEnd(invocation, "cancelled", ATTEMPTS)
         self._publish_end(end, ((executor, end) for executor in executors))
 
-    def _end(self, running: Running, status: str) -> None:
+    def _notify_end(self, running: InflightInvocation, status: str) -> None:
         """Tell the executors that may still hold something, and whoever watches."""
         invocation = running.invocation
-        holders = () if status == "done" and running.reported else dict.fromkeys(invocation.route)
-        over = End(invocation.id, status, invocation.attempt)
+        holders = () if status == "done" and running.all_reported else dict.fromkeys(invocation.route)
+        over = InvocationEnd(invocation.id, status, invocation.attempt)
         self._publish_end(over, ((executor, over) for executor in holders))
 
-    def _publish_end(self, over: End, holders: Iterable[tuple[str, End]]) -> None:
+    def _publish_end(self, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
         try:
             for executor, end in holders:
-                (frame,) = messages.frames([messages.encode(end)], self._limit)
-                self._bus.publish(subjects.edge(executor), frame)
-            self._bus.publish(subjects.end(over.inv), messages.encode(over))
+                (frame,) = messages.join_frames([messages.encode(end)], self._limit)
+                self._bus.publish(subjects.edge_subject(executor), frame)
+            self._bus.publish(subjects.end_subject(over.inv), messages.encode(over))
         except OmnibusError as error:  # holders fall back on the deadline
             log.warning("end of %s not sent: %s", over.inv, error)
 
-    def complete(self, running: Running, then: Callable[[], None]) -> None:
+    def complete(self, running: InflightInvocation, then: Callable[[], None]) -> None:
         """The answer is whole: end the invocation as soon as all nodes have reported their times."""
         timer: asyncio.TimerHandle | None = None
 
-        def conclude() -> None:
+        def finish_done() -> None:
             if timer is not None:
                 timer.cancel()
             if not running.over:
                 self.finish(running, "done")
                 then()
 
-        if running.reported:
-            conclude()
+        if running.all_reported:
+            finish_done()
         else:
-            running.on_settled = conclude
-            timer = asyncio.get_running_loop().call_later(SETTLE, conclude)
+            running.on_settled = finish_done
+            timer = asyncio.get_running_loop().call_later(SETTLE, finish_done)
 
     # In
 
-    def _fetch(self, handle: Handle) -> np.ndarray:
+    def _fetch_array(self, handle: Handle) -> np.ndarray:
         array = np.array(self._tensors.view(handle))
         self._tensors.release(handle)
         return array
@@ -243,53 +245,53 @@ class Dispatcher:
             match message:
                 case Chunk() if running.attempts.get(message.node) == message.attempt:  # one call less for each token
                     self._on_chunk(running, message)
-                case Hop() if running.runs(message.node, message.attempt):
-                    running.finished(message)
-                    self._quarantine.finished(running, message.node)
-                case Accepted() if running.holds(message.executor, message.attempt):
-                    running.accept(message.executor)
-                case Failed() if running.runs(message.node, message.attempt):
+                case Hop() if running.is_current(message.node, message.attempt):
+                    running.finish_node(message)
+                    self._quarantine.clear_suspect(running, message.node)
+                case Accepted() if running.holds_nodes(message.executor, message.attempt):
+                    running.mark_accepted(message.executor)
+                case NodeFailed() if running.is_current(message.node, message.attempt):
                     self._on_failed(running, message)
-                case Busy() if running.holds(message.executor, message.attempt):
+                case BusyReply() if running.holds_nodes(message.executor, message.attempt):
                     busy = Overloaded(f"executor {message.executor} is at its limit", retry_after=message.retry_after)
-                    self._move(running, message.executor, busy, "busy")
+                    self._reroute(running, message.executor, busy, "busy")
 
-    def _on_chunk(self, running: Running, chunk: Chunk) -> None:
+    def _on_chunk(self, running: InflightInvocation, chunk: Chunk) -> None:
         key = (chunk.node, chunk.output)
         stream, tape = running.streams.get(key), running.tapes.get(key)
         try:
             if tape is not None:
-                tape.take(chunk)
+                tape.add_chunk(chunk)
             if stream is not None:
-                stream.feed(chunk)
+                stream.feed_chunk(chunk)
                 if running.on_taken is not None:  # it has gone through all of them
-                    running.notify_taken()
+                    running.notify_accepted()
             elif key in running.records:
-                self._restarts.take(running, chunk)
+                self._restarts.record_chunk(running, chunk)
         except SequenceGap as error:  # the bus lost a message: run again, without repeats
-            self._move(running, "", error, "gap")
+            self._reroute(running, "", error, "gap")
         except OmnibusError as error:  # freed memory, or no sidecar
             running.fail(error)
 
-    def _on_failed(self, running: Running, failed: Failed) -> None:
+    def _on_failed(self, running: InflightInvocation, failed: NodeFailed) -> None:
         error = from_problem(failed.problem)
         running.failed = failed.node
         if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
-            self._move(running, error.executor, error, "unavailable")
+            self._reroute(running, error.executor, error, "unavailable")
         elif isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
-            self._again(running, error, "retry")
+            self._retry(running, error, "retry")
         else:
             running.fail(error)
 
     def _on_refused(self, delivery: Delivery) -> None:
         """The server says that nobody listens on an executor's subject."""
-        if not delivery.refused or self._watcher.returning:
+        if not delivery.refused or self._watcher.is_returning:
             return  # what was sent while executors reconnect is sent again
-        invocation, attempt, executor = subjects.parse_refused(delivery.subject)
+        invocation, attempt, executor = subjects.parse_refused_subject(delivery.subject)
         self._on_gone(executor)
         running = self._running.get(invocation)
         if running is not None and running.invocation.attempt == attempt and executor not in running.lost:
-            self._move(running, executor, running.gone(executor), "gone")
+            self._reroute(running, executor, running.gone_error(executor), "gone")
 
     def _on_status(self, delivery: Delivery) -> None:
         try:
@@ -297,60 +299,62 @@ class Dispatcher:
         except ProtocolError as error:
             log.warning("%s", error)
             return
-        if self._members.heard(status):
+        if self._members.handle_status(status):
             self._on_gone(status.id, died=False)
 
     def _on_dead_letter(self, delivery: Delivery) -> None:
         """Another gateway, or this one, refuses an input."""
         try:
-            self._quarantine.refuse(dead_letters.decode(delivery.data).refused, time.monotonic())
+            self._quarantine.refuse_inputs(dead_letters.decode_dead_letter(delivery.data).refused, time.monotonic())
         except ProtocolError as error:
             log.warning("%s", error)
 
     def _on_gone(self, executor: str, died: bool = True) -> None:
         """``executor`` is dead, or left without having ``died``: whatever waits for it moves."""
         if died:
-            self._quarantine.died(executor, self._running.values(), time.monotonic())
+            self._quarantine.record_death(executor, self._running.values(), time.monotonic())
         self._members.remove(executor)
         for running in list(self._running.values()):
             if running.waits_for(executor):
-                self._move(running, executor, running.gone(executor), "gone")
+                self._reroute(running, executor, running.gone_error(executor), "gone")
 
     # Move
 
-    def _move(self, running: Running, executor: str, error: OmnibusError, reason: str) -> None:
+    def _reroute(self, running: InflightInvocation, executor: str, error: OmnibusError, reason: str) -> None:
         """Take ``executor`` out of the route and start the next attempt, or fail with ``error``."""
         if executor:
             running.lost.add(executor)
         if running.over or running.failure is not None or running.on_settled is not None:
             return  # nothing is missing any more
-        refused = self._quarantine.refusal(running)
+        refused = self._quarantine.refusal_error(running)
         if refused is not None or running.invocation.attempt + 1 >= ATTEMPTS:
-            running.gave_up(reason, error)
+            running.record_failed_attempt(reason, error)
             running.fail(refused or error)
             return
-        self._quarantine.move(running, partial(self._again, running, error, reason))
+        self._quarantine.schedule_move(running, partial(self._retry, running, error, reason))
 
-    def _again(self, running: Running, error: OmnibusError, reason: str) -> None:
-        running.gave_up(reason, error)
+    def _retry(self, running: InflightInvocation, error: OmnibusError, reason: str) -> None:
+        running.record_failed_attempt(reason, error)
         lost = frozenset[int]()
         if reason in _LOST_STAGE:  # of all that died since the last attempt: a move may have waited
-            lost = lost.union(*map(running.unfinished, running.lost))
-        again = self._restarts.affected(running, lost)
+            lost = lost.union(*map(running.unfinished_nodes, running.lost))
+        again = self._restarts.nodes_to_restart(running, lost)
         try:
-            route = self._quarantine.route(running)
+            route = self._quarantine.find_route(running)
         except OmnibusError as none:
             running.fail(none if reason == "gone" and isinstance(none, StageUnavailable) else error)
             return
         GATEWAY.moved.labels(reason).inc()
         GATEWAY.restarts.labels("again").inc(len(again))
         GATEWAY.restarts.labels("spared").inc(len(running.attempts) - len(again))
-        self._publish_end(End(running.id, "moved", running.invocation.attempt), self._restarts.end(running, again))
-        running.moved(route, again, resumes=self.retention.policy != OFF)
-        self._restarts.reset(running, again)
+        self._publish_end(
+            InvocationEnd(running.id, "moved", running.invocation.attempt), self._restarts.end_messages(running, again)
+        )
+        running.begin_attempt(route, again, resumes=self.retention.policy != OFF)
+        self._restarts.drop_outputs(running, again)
         log.info("%s moves to attempt %d: %s", running.id, running.invocation.attempt, error)
         try:
-            self._send(running)
-            self._restarts.feed(running, again)
+            self._send_attempt(running)
+            self._restarts.feed_nodes(running, again)
         except OmnibusError as unsent:
             running.fail(unsent)

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from omnibus.bus import Bus, subjects
-from omnibus.bus.reconnect import Comeback
+from omnibus.bus.reconnect import ReconnectMonitor
 from omnibus.errors import BusUnavailable, OmnibusError
 from omnibus.service import until_cancelled
-from services.gateway.dispatch.inflight import Running
-from services.gateway.routing.executors import Members
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.routing.executors import ExecutorTable
 
 log = logging.getLogger(__name__)
 
@@ -25,36 +25,38 @@ PATIENCE = 15.0  # both while there is nobody else: on a busy machine a first re
 HELD_UP = 1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
 
 #: Moves an invocation to another route: away from the executor named, if any, and why.
-Move = Callable[[Running, str, OmnibusError, str], None]
+Move = Callable[[InflightInvocation, str, OmnibusError, str], None]
 
 
-class Watcher:
+class FailureDetector:
     """Asks silent executors whether they listen; moves what one did not answer, or what the bus may have lost."""
 
-    def __init__(self, gateway: str, bus: Bus, members: Members, inflight: Mapping[str, Running], move: Move) -> None:
+    def __init__(
+        self, gateway: str, bus: Bus, members: ExecutorTable, inflight: Mapping[str, InflightInvocation], move: Move
+    ) -> None:
         self._gateway = gateway
         self._bus = bus
         self._members = members
         self._inflight = inflight  # by id
         self._move = move
-        self._comeback = Comeback(bus)
+        self._comeback = ReconnectMonitor(bus)
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def returning(self) -> bool:
+    def is_returning(self) -> bool:
         """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
-        return self._comeback.within(RETURN)
+        return self._comeback.reconnected_within(RETURN)
 
     def start(self) -> None:
         """Look from now on, and ask all executors to show up."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-        self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+        self._task = asyncio.get_running_loop().create_task(self._watch_executors())
+        self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
     async def stop(self) -> None:
         if self._task is not None:
             await until_cancelled(self._task)
 
-    async def _watch(self) -> None:
+    async def _watch_executors(self) -> None:
         reconnects, back = self._bus.reconnects, False
         while True:
             slept = time.monotonic()
@@ -63,39 +65,41 @@ class Watcher:
                 continue
             if reconnects != self._bus.reconnects:
                 reconnects, back = self._bus.reconnects, True
-                self._ask(subjects.event(subjects.CENSUS), b"{}")
-            if back and self.returning:
+                self._publish_query(subjects.event_subject(subjects.CENSUS), b"{}")
+            if back and self.is_returning:
                 continue  # the executors are reconnecting too
             if back:
                 back = False
-                self._resume()
-            for executor in self._members.silent():
-                self._ask(subjects.edge(executor), b"", subjects.refused(self._gateway, "-", 0, executor))
-            self._replace()
-            self.overdue()
+                self._retry_all()
+            for executor in self._members.silent_executors():
+                self._publish_query(
+                    subjects.edge_subject(executor), b"", subjects.refused_subject(self._gateway, "-", 0, executor)
+                )
+            self._replace_silent()
+            self.replace_overdue()
 
-    def _ask(self, subject: str, data: bytes, reply: str = "") -> None:
+    def _publish_query(self, subject: str, data: bytes, reply: str = "") -> None:
         try:
             self._bus.publish(subject, data, reply=reply)
         except OmnibusError as error:  # the next look asks again
             log.warning("cannot ask on %s: %s", subject, error)
 
-    def _resume(self) -> None:
+    def _retry_all(self) -> None:
         """The bus was away and may have lost messages: what is in flight runs again, without repeats."""
         for running in list(self._inflight.values()):
-            if running.failure is None and not running.reported:
+            if running.failure is None and not running.all_reported:
                 self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
 
-    def _replace(self) -> None:
+    def _replace_silent(self) -> None:
         """Let others take the work of executors that answered to it, and then fell silent."""
-        lost, hopeless = set(self._members.silent(LOST)), set(self._members.silent(PATIENCE))
+        lost, hopeless = set(self._members.silent_executors(LOST)), set(self._members.silent_executors(PATIENCE))
         for running in list(self._inflight.values()) if lost else ():
             holders = (executor for executor in lost & running.accepted if running.waits_for(executor))
-            silent = next((each for each in holders if each in hopeless or running.others_for(each)), None)
+            silent = next((each for each in holders if each in hopeless or running.has_alternative(each)), None)
             if silent is not None:
-                self._move(running, silent, running.gone(silent), "silent")
+                self._move(running, silent, running.gone_error(silent), "silent")
 
-    def overdue(self) -> None:
+    def replace_overdue(self) -> None:
         """Replace executors that have not answered what was sent to them."""
         now = time.monotonic()
         for running in list(self._inflight.values()):
@@ -103,5 +107,5 @@ class Watcher:
             if running.sent > now - ACCEPT or len(running.accepted) >= len(route):
                 continue
             silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
-            if silent is not None and (running.sent <= now - PATIENCE or running.others_for(silent)):
-                self._move(running, silent, running.gone(silent), "silent")
+            if silent is not None and (running.sent <= now - PATIENCE or running.has_alternative(silent)):
+                self._move(running, silent, running.gone_error(silent), "silent")

@@ -9,17 +9,17 @@ import msgspec
 
 from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError, StageUnavailable
-from omnibus.graph import HANDLE, Invocation, Node
+from omnibus.graph import HANDLE, GraphNode, Invocation
 from omnibus.recording.records import Moved
 from omnibus.tracing import Span
-from services.gateway.dispatch.capture import Tape
+from services.gateway.dispatch.capture import OutputCapture
 from services.gateway.dispatch.retention import CHECKPOINT, NEVER, Key, OutputRecord
 from services.gateway.dispatch.streams import Fetch, ResultStream
-from services.gateway.routing.executors import Member, Members
-from services.gateway.routing.router import Route
+from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
+from services.gateway.routing.router import ExecutorRoute
 
 #: Routes the invocation again, without the executors named: the same path rules, pins and graph.
-Again = Callable[[frozenset[str]], Route]
+Again = Callable[[frozenset[str]], ExecutorRoute]
 
 _T = TypeVar("_T")
 
@@ -30,7 +30,7 @@ SAID = 200
 _HANDLE = f'"{HANDLE}"'.encode()
 
 
-class Running:
+class InflightInvocation:
     """State of one invocation at its gateway. Owned by the dispatcher; read by the app."""
 
     def __init__(
@@ -39,13 +39,13 @@ class Running:
         work: Sequence[float],
         again: Again,
         fetch: Fetch,
-        members: Members,
-        tapes: Mapping[tuple[int, str], Tape] | None = None,
+        members: ExecutorTable,
+        tapes: Mapping[tuple[int, str], OutputCapture] | None = None,
     ) -> None:
         self.invocation = invocation
         self.again = again
         self.tapes = tapes or {}  # of what nodes pass to each other, where that is kept
-        self.streams = {key: ResultStream(*key, self._fetch(key, fetch)) for key in invocation.outputs}
+        self.streams = {key: ResultStream(*key, self._wrap_fetch(key, fetch)) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
@@ -60,7 +60,7 @@ class Running:
         self.span: Span | None = None  # None while traces are off
         #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
         self.absent: frozenset[str] = frozenset()
-        self.on_sent: Callable[[Running], None] | None = None
+        self.on_sent: Callable[[InflightInvocation], None] | None = None
         self.records: dict[Key, OutputRecord] = {}  # of what is retained
         #: Who runs each node, in which attempt.
         self.executors = list(invocation.route)
@@ -74,7 +74,7 @@ class Running:
         self.on_taken: Callable[[], None] | None = None
         self.sent = 0.0  # when this attempt was sent, monotonic seconds
         self._work = work
-        self._charged: dict[int, tuple[str, Member | None]] = {}
+        self._charged: dict[int, tuple[str, ExecutorEntry | None]] = {}
         self._left: Counter[str] = Counter()  # unfinished nodes by executor
         self._members = members
 
@@ -82,74 +82,74 @@ class Running:
     def id(self) -> str:
         return self.invocation.id
 
-    def _fetch(self, key: tuple[int, str], fetch: Fetch) -> Fetch:
+    def _wrap_fetch(self, key: tuple[int, str], fetch: Fetch) -> Fetch:
         """Return ``fetch``, or for an output that is kept a reader that gives what was read already."""
         tape = self.tapes.get(key)
         return fetch if tape is None else lambda _: tape.last
 
     @property
-    def taken(self) -> bool:
+    def is_accepted(self) -> bool:
         """True once every executor of the route has said that it works on this, or is done with it."""
         return all(executor in self.accepted or not self._left[executor] for executor in self.invocation.route)
 
-    def notify_taken(self) -> None:
+    def notify_accepted(self) -> None:
         """Tell who waits: the route is taken, or there is output, which says more."""
         if self.on_taken is not None:
             notify, self.on_taken = self.on_taken, None
             notify()
 
-    def accept(self, executor: str) -> None:
+    def mark_accepted(self, executor: str) -> None:
         """``executor`` works on this attempt."""
         self.accepted.add(executor)
-        if self.on_taken is not None and self.taken:
-            self.notify_taken()
+        if self.on_taken is not None and self.is_accepted:
+            self.notify_accepted()
 
-    def charge(self) -> None:
+    def charge_executors(self) -> None:
         """Count this invocation's work at the executors of its route."""
         for node, executor in enumerate(self.invocation.route):
-            if not self.invocation.runs(node):
+            if not self.invocation.starts_node(node):
                 continue
             member = self._members.get(executor)
             self._charged[node] = (executor, member)
             self._left[executor] += 1
             if member is not None:
-                member.charge(self._work[node], first=self._left[executor] == 1)
+                member.charge_work(self._work[node], first=self._left[executor] == 1)
                 if self._left[executor] == 1:
-                    member.drain.begin(self.id)
+                    member.drain.add_invocation(self.id)
 
-    def finished(self, hop: Hop) -> None:
+    def finish_node(self, hop: Hop) -> None:
         """A node is done: its executor has that much less to do."""
         self.hops[hop.node] = hop
         if hop.node in self._charged:
-            self._discharge(hop.node, finished=True)
+            self._discharge_node(hop.node, finished=True)
         if self.on_settled is not None and not self._charged:
             self.on_settled()
 
-    def discharge(self) -> None:
+    def discharge_all(self) -> None:
         """Nothing of this invocation is out any more."""
         for node in list(self._charged):
-            self._discharge(node)
+            self._discharge_node(node)
 
-    def _discharge(self, node: int, finished: bool = False) -> None:
+    def _discharge_node(self, node: int, finished: bool = False) -> None:
         executor, member = self._charged.pop(node)
         self._left[executor] -= 1
         if member is None:
             return
-        member.discharge(self._work[node], last=not self._left[executor])
+        member.discharge_work(self._work[node], last=not self._left[executor])
         if self._left[executor]:
             return
         if finished:
-            member.drain.finish(self.id, self._service(executor))
+            member.drain.finish_invocation(self.id, self._service_seconds(executor))
         else:
-            member.drain.drop(self.id)
+            member.drain.drop_invocation(self.id)
 
-    def _service(self, executor: str) -> float:
+    def _service_seconds(self, executor: str) -> float:
         """Seconds that the engines of ``executor`` computed for this invocation; 0 if they do not tell."""
         hops = [hop for hop in self.hops.values() if hop.executor == executor and hop.began]
         return max(hop.end for hop in hops) - min(hop.began for hop in hops) if hops else 0.0
 
     @property
-    def reported(self) -> bool:
+    def all_reported(self) -> bool:
         """True if every node has said when it was finished."""
         return len(self.hops) == len(self.invocation.nodes)
 
@@ -157,7 +157,7 @@ class Running:
         """Return whether a node on ``executor`` is not finished yet."""
         return self._left[executor] > 0
 
-    def others_for(self, executor: str) -> bool:
+    def has_alternative(self, executor: str) -> bool:
         """Return whether another executor can take the work of ``executor``; the only one left is not given up."""
         try:
             self.again(frozenset({*self.lost, executor}))
@@ -165,7 +165,7 @@ class Running:
             return False
         return True
 
-    def gone(self, executor: str) -> StageUnavailable:
+    def gone_error(self, executor: str) -> StageUnavailable:
         """Return the error for a dead ``executor``, which names the stage that it runs."""
         nodes, route = self.invocation.nodes, self.executors
         stage = next((node.component for node, each in zip(nodes, route, strict=True) if each == executor), "")
@@ -177,47 +177,47 @@ class Running:
         invocation = self.invocation
         return len(invocation.nodes) > 1 or invocation.attempt > 0 or not self.body or _HANDLE in self.body
 
-    def gave_up(self, reason: str, error: OmnibusError) -> None:
+    def record_failed_attempt(self, reason: str, error: OmnibusError) -> None:
         """This attempt is lost, and why."""
         where = self.invocation.attempt
         self.moves.append(Moved(where, time.time(), reason, error.executor, error.message[:SAID]))
 
-    def runs(self, node: int, attempt: int) -> bool:
+    def is_current(self, node: int, attempt: int) -> bool:
         """Return whether what ``attempt`` says of ``node`` is of the one that counts."""
         return self.attempts.get(node) == attempt
 
-    def holds(self, executor: str, attempt: int) -> bool:
+    def holds_nodes(self, executor: str, attempt: int) -> bool:
         """Return whether ``executor`` has nodes in ``attempt`` that count."""
         return (executor, attempt) in zip(self.executors, self.attempts.values(), strict=True)
 
-    def unfinished(self, executor: str) -> frozenset[int]:
+    def unfinished_nodes(self, executor: str) -> frozenset[int]:
         """The nodes of ``executor`` that have not said that they are finished."""
         return frozenset(node for node, by in enumerate(self.executors) if by == executor and node not in self.hops)
 
-    def moved(self, route: Route, again: frozenset[int], *, resumes: bool = True) -> None:
+    def begin_attempt(self, route: ExecutorRoute, again: frozenset[int], *, resumes: bool = True) -> None:
         """Begin the next attempt on ``route`` for the nodes ``again``; others go on, or are done.
 
         With ``resumes`` they begin behind what the client has of them.
         """
-        attempt, left = self.invocation.attempt + 1, tuple(self._resumes(again) if resumes else ())
+        attempt, left = self.invocation.attempt + 1, tuple(self._resume_states(again) if resumes else ())
         for node in again:
             if node in self._charged:
-                self._discharge(node)
+                self._discharge_node(node)
             self.hops.pop(node, None)
             self.executors[node], self.attempts[node] = route.executors[node], attempt
         going_on = {by for node, by in enumerate(self.executors) if node not in again}
         self.accepted &= going_on - {self.executors[node] for node in again}
         self.failed = -1
         whole = len(again) == len(self.attempts)
-        sizes = {f"{node}.{output}": _size(each) for node, output, each in left}
+        sizes = {f"{node}.{output}": _resumed_size(each) for node, output, each in left}
         self.moves[-1] = msgspec.structs.replace(
             self.moves[-1], again=() if whole else tuple(sorted(again)), resumed=sizes
         )
-        self._work = _merged(self._work, route.work, again)
+        self._work = _merge_at(self._work, route.work, again)
         self.invocation = msgspec.structs.replace(
             self.invocation,
             path=route.path,
-            options=_merged(self.invocation.options, route.options, again),
+            options=_merge_at(self.invocation.options, route.options, again),
             route=tuple(self.executors),
             attempt=attempt,
             attempts=() if whole else tuple(self.attempts.values()),
@@ -229,11 +229,11 @@ class Running:
         for tape in self.tapes.values():
             tape.restart()
 
-    def _resumes(self, again: frozenset[int]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    def _resume_states(self, again: frozenset[int]) -> Iterator[tuple[int, str, dict[str, Any]]]:
         """Yield the state for the nodes ``again`` to begin with: what the client has of them, and their checkpoints."""
         for (node, output), stream in self.streams.items():
             if node in again and not stream.ended and (progress := stream.progress()):
-                for each in _halves(self.invocation.nodes, node):
+                for each in _with_cache_source(self.invocation.nodes, node):
                     yield each, output, progress
         for (node, output), record in self.records.items():
             if node in again and output == CHECKPOINT and record.intact and record.chunks:
@@ -247,27 +247,27 @@ class Running:
                 stream.fail(error)
 
 
-def behind(
-    nodes: Sequence[Node], outputs: Sequence[Key], tokens: Sequence[int]
+def token_resume_states(
+    nodes: Sequence[GraphNode], outputs: Sequence[Key], tokens: Sequence[int]
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Yield the state that the language model of an answer can begin with where ``tokens`` of it are known."""
     written = [node for node, output in outputs if output == TEXT]
     if tokens and len(written) == 1:
-        for each in _halves(nodes, written[0]):
+        for each in _with_cache_source(nodes, written[0]):
             yield each, TEXT, {"ids": list(tokens)}
 
 
-def _halves(nodes: Sequence[Node], node: int) -> tuple[int, ...]:
+def _with_cache_source(nodes: Sequence[GraphNode], node: int) -> tuple[int, ...]:
     """``node``, and the half of a language model that fills its cache: both begin behind the same tokens."""
     return (node, *(source for source, name in nodes[node].uses if name in NEVER))
 
 
-def _merged(old: Sequence[_T], new: Sequence[_T], at: frozenset[int]) -> tuple[_T, ...]:
+def _merge_at(old: Sequence[_T], new: Sequence[_T], at: frozenset[int]) -> tuple[_T, ...]:
     """``old`` with what is ``new`` in the places ``at``."""
     return tuple(new[index] if index in at else each for index, each in enumerate(old))
 
 
-def _size(left: Mapping[str, Any]) -> int:
+def _resumed_size(left: Mapping[str, Any]) -> int:
     """Return the amount that a node need not compute again: the largest count of rows, steps or list elements."""
     counts = [left.get("rows", 0), left.get("step", 0), *(len(each) for each in left.values() if type(each) is list)]
     return int(max(counts))

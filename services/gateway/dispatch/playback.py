@@ -9,8 +9,8 @@ from omnibus.bus import Bus, messages, subjects
 from omnibus.bus.messages import Chunk, Hop
 from omnibus.errors import Fatal, OmnibusError
 from omnibus.tensors.client import TensorClient
-from services.gateway.dispatch.capture import Piece
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.capture import RecordedChunk
+from services.gateway.dispatch.inflight import InflightInvocation
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 GRACE = 10.0
 
 #: By node and output.
-Tapes = Mapping[tuple[int, str], list[Piece]]
+Tapes = Mapping[tuple[int, str], list[RecordedChunk]]
 
 
-class Player:
+class OutputPlayer:
     """Stands for the executor ``name`` of the nodes before ``start`` in every attempt of one invocation."""
 
     def __init__(self, bus: Bus, tensors: TensorClient, limit: int, name: str, start: int, tapes: Tapes) -> None:
@@ -33,39 +33,41 @@ class Player:
         self._task: asyncio.Task[None] | None = None
         self.name = name
 
-    def prepare(self, running: Running) -> None:
+    def prepare_attempts(self, running: InflightInvocation) -> None:
         """Play in each attempt of ``running``, which is not sent yet."""
         if self._start:
             running.absent = frozenset({self.name})
-            running.on_sent = self._begin
+            running.on_sent = self._on_attempt_sent
 
-    def _begin(self, running: Running) -> None:
+    def _on_attempt_sent(self, running: InflightInvocation) -> None:
         """The attempt is with its executors: what comes before them is done."""
         self.stop()
         now = time.time()
         for node in range(self._start):
-            running.finished(Hop(running.id, node, self.name, now, now, now, now, running.invocation.attempt))
-        self._task = asyncio.get_running_loop().create_task(self._play(running))
+            running.finish_node(Hop(running.id, node, self.name, now, now, now, now, running.invocation.attempt))
+        self._task = asyncio.get_running_loop().create_task(self._play_outputs(running))
 
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
-    async def _play(self, running: Running) -> None:
+    async def _play_outputs(self, running: InflightInvocation) -> None:
         try:
             for (node, output), pieces in self._tapes.items():
                 for seq, piece in enumerate(pieces):
-                    await self._send(running, node, output, seq, piece)
+                    await self._send_chunk(running, node, output, seq, piece)
         except OmnibusError as error:
             running.fail(error)
         except Exception:  # whoever waits for the answer must not wait for ever
             log.exception("%s: what was recorded could not be played", running.id)
             running.fail(Fatal("what was recorded could not be played: the gateway's log has more"))
 
-    async def _send(self, running: Running, node: int, output: str, seq: int, piece: Piece) -> None:
+    async def _send_chunk(
+        self, running: InflightInvocation, node: int, output: str, seq: int, piece: RecordedChunk
+    ) -> None:
         invocation = running.invocation
-        readers = [index for index in invocation.consumers(node).get(output, ()) if index >= self._start]
+        readers = [index for index in invocation.find_consumers(node).get(output, ()) if index >= self._start]
         handle = None
         if piece.array is not None:
             handle = await self._tensors.put(
@@ -85,6 +87,6 @@ class Player:
             last=piece.last,
             empty=piece.empty,
         )
-        for frame in messages.frames([messages.encode(chunk)], self._limit):
+        for frame in messages.join_frames([messages.encode(chunk)], self._limit):
             for executor in dict.fromkeys(invocation.route[index] for index in readers):
-                self._bus.publish(subjects.edge(executor), frame)
+                self._bus.publish(subjects.edge_subject(executor), frame)

@@ -14,10 +14,10 @@ from hashlib import blake2b
 from math import ceil
 
 from omnibus.errors import BadInput, StageUnavailable
-from omnibus.graph import Invocation, Node
-from services.gateway.dispatch.inflight import Running
-from services.gateway.routing.executors import Members
-from services.gateway.routing.router import Route
+from omnibus.graph import GraphNode, Invocation
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.routing.executors import ExecutorTable
+from services.gateway.routing.router import ExecutorRoute
 
 #: Deaths after which an input is refused, if there is one alone to suspect.
 MAX_DEATHS = 2
@@ -29,7 +29,7 @@ MAX_REFUSED = 256
 Culprit = frozenset[str]
 
 
-def node_keys(nodes: Sequence[Node]) -> list[str]:
+def node_keys(nodes: Sequence[GraphNode]) -> list[str]:
     """A digest of each node and all that it is computed from. Equal inputs have equal keys, whoever sends them."""
     keys: list[str] = []
     for node in nodes:
@@ -43,17 +43,17 @@ def node_keys(nodes: Sequence[Node]) -> list[str]:
 class Quarantine:
     """Inputs that this gateway suspects and refuses. ``seconds`` 0: none."""
 
-    def __init__(self, members: Members, seconds: float = 0.0) -> None:
+    def __init__(self, members: ExecutorTable, seconds: float = 0.0) -> None:
         self._members = members
         self._seconds = seconds
         self._suspects: OrderedDict[str, int] = OrderedDict()  # deaths by key
         self._refused: OrderedDict[Culprit, float] = OrderedDict()  # until when
-        self._single: Running | None = None
-        self._waiting: deque[tuple[Running, int, Callable[[], None]]] = deque()
+        self._single: InflightInvocation | None = None
+        self._waiting: deque[tuple[InflightInvocation, int, Callable[[], None]]] = deque()
 
     # Refusing
 
-    def check(self, invocation: Invocation, now: float) -> None:
+    def check_invocation(self, invocation: Invocation, now: float) -> None:
         """Raise ``BadInput`` for an input that is refused. What an operator runs again is not."""
         if not self._refused or invocation.replay_of:
             return
@@ -62,9 +62,9 @@ class Quarantine:
             if until <= now:
                 del self._refused[culprit]
             elif culprit <= keys:
-                raise _refusal(until - now)
+                raise _refusal_error(until - now)
 
-    def refuse(self, culprit: Iterable[str], now: float) -> None:
+    def refuse_inputs(self, culprit: Iterable[str], now: float) -> None:
         """Refuse inputs with all of ``culprit`` from now on, for example because another gateway does."""
         refused = frozenset(culprit)
         if refused and self._seconds:
@@ -74,9 +74,9 @@ class Quarantine:
 
     # Suspecting
 
-    def died(self, executor: str, inflight: Iterable[Running], now: float) -> None:
+    def record_death(self, executor: str, inflight: Iterable[InflightInvocation], now: float) -> None:
         """Note what ``executor`` held when it died; ``running.culprit`` is what of it is refused from now on."""
-        held = {running: _held(running, executor) for running in inflight if running.waits_for(executor)}
+        held = {running: _unfinished_keys(running, executor) for running in inflight if running.waits_for(executor)}
         if not self._seconds or not held:
             return
         member = self._members.get(executor)
@@ -87,9 +87,9 @@ class Quarantine:
             self._suspects.move_to_end(key)
         while len(self._suspects) > MAX_SUSPECTS:
             self._suspects.popitem(last=False)
-        self._judge(held, now)
+        self._judge_suspects(held, now)
 
-    def finished(self, running: Running, node: int) -> None:
+    def clear_suspect(self, running: InflightInvocation, node: int) -> None:
         """``node`` is done: its input is no suspect."""
         if not self._suspects and not self._refused:
             return
@@ -98,7 +98,7 @@ class Quarantine:
         for culprit in [each for each in self._refused if key in each]:
             del self._refused[culprit]
 
-    def _judge(self, held: Mapping[Running, Culprit], now: float) -> None:
+    def _judge_suspects(self, held: Mapping[InflightInvocation, Culprit], now: float) -> None:
         """Refuse the input that has most deaths, if it is one; of several each is to go on by itself."""
         deaths = max((self._suspects.get(key, 0) for keys in held.values() for key in keys), default=0)
         if deaths < MAX_DEATHS:
@@ -108,23 +108,23 @@ class Quarantine:
         for running, keys in worst.items():
             if keys and len(culprits) == 1:
                 running.culprit = keys
-                self.refuse(keys, now)
+                self.refuse_inputs(keys, now)
             elif keys:
                 running.single = True
 
-    def refusal(self, running: Running) -> BadInput | None:
+    def refusal_error(self, running: InflightInvocation) -> BadInput | None:
         """The error for an input that ended its executors; None for any other."""
-        return _refusal(self._seconds) if running.culprit else None
+        return _refusal_error(self._seconds) if running.culprit else None
 
     # Moving
 
-    def route(self, running: Running) -> Route:
+    def find_route(self, running: InflightInvocation) -> ExecutorRoute:
         """The next route of ``running``, if possible past executors of more components than one that died with it.
 
         Raises as ``running.again`` does.
         """
         lost = frozenset(running.lost)
-        larger = frozenset[str]().union(*map(self._members.larger, running.died_with))
+        larger = frozenset[str]().union(*map(self._members.larger_executors, running.died_with))
         if larger:
             try:
                 return running.again(lost | larger)
@@ -132,7 +132,7 @@ class Quarantine:
                 pass
         return running.again(lost)
 
-    def move(self, running: Running, move: Callable[[], None]) -> None:
+    def schedule_move(self, running: InflightInvocation, move: Callable[[], None]) -> None:
         """Call ``move`` now, or, if ``running`` has to go on by itself, when no other one does."""
         if running.single and self._single not in (None, running):
             self._waiting.append((running, running.invocation.attempt, move))
@@ -141,7 +141,7 @@ class Quarantine:
             self._single = running
         move()
 
-    def leave(self, running: Running) -> None:
+    def release_turn(self, running: InflightInvocation) -> None:
         """``running`` is over: the next one goes on."""
         if self._single is not running:
             return
@@ -149,16 +149,16 @@ class Quarantine:
         while self._waiting and self._single is None:
             following, attempt, move = self._waiting.popleft()
             if not following.over and following.failure is None and following.invocation.attempt == attempt:
-                self.move(following, move)
+                self.schedule_move(following, move)
 
 
-def _held(running: Running, executor: str) -> Culprit:
+def _unfinished_keys(running: InflightInvocation, executor: str) -> Culprit:
     """Keys of the nodes that ``executor`` has not finished."""
     keys, route = node_keys(running.invocation.nodes), running.invocation.route
     return frozenset(keys[node] for node, by in enumerate(route) if by == executor and node not in running.hops)
 
 
-def _refusal(seconds: float) -> BadInput:
+def _refusal_error(seconds: float) -> BadInput:
     return BadInput(
         f"this input ended {MAX_DEATHS} executors and is refused for {ceil(seconds)} seconds; send another one, or ask "
         "the operator, who has it among the dead letters"

@@ -47,7 +47,7 @@ class OutputRecord:
         self.expected, self.whole, self.intact = 0, False, True
 
 
-class Retention:
+class OutputRetention:
     """Records outputs of all invocations of one gateway, up to ``limit`` bytes."""
 
     def __init__(self, tensors: TensorClient, policy: str = AUTO, limit: int = 1 << 28) -> None:
@@ -56,33 +56,33 @@ class Retention:
         self.policy = policy
         self.nbytes = 0
 
-    def outputs(self, invocation: Invocation) -> Iterator[Key]:
+    def retained_outputs(self, invocation: Invocation) -> Iterator[Key]:
         """The outputs of nodes that begin in this attempt and are worth retaining."""
-        if self.policy == OFF or (len(invocation.nodes) == 1 and not _steps(invocation, 0)):
+        if self.policy == OFF or (len(invocation.nodes) == 1 and not _leaves_checkpoints(invocation, 0)):
             return
         route, chosen = invocation.route, set()
         for reader, node in enumerate(invocation.nodes):
-            if _steps(invocation, reader) and invocation.runs(reader):
+            if _leaves_checkpoints(invocation, reader) and invocation.starts_node(reader):
                 yield reader, CHECKPOINT
             for use in node.uses:
                 near = self.policy != ALL and route[use[0]] == route[reader]
                 if not (near or use in chosen or use[1] in NEVER or use in invocation.outputs):
                     chosen.add(use)
-                    if invocation.runs(use[0]):
+                    if invocation.starts_node(use[0]):
                         yield use
 
-    def open(self, key: Key) -> OutputRecord:
+    def open_record(self, key: Key) -> OutputRecord:
         return OutputRecord(latest=key[1] == CHECKPOINT)
 
-    def take(self, record: OutputRecord, chunk: Chunk) -> bool:
+    def record_chunk(self, record: OutputRecord, chunk: Chunk) -> bool:
         """Record ``chunk``; returns whether the record is intact."""
         in_order = chunk.seq == record.expected
         record.expected += 1
-        if not (record.intact and in_order and self._retain(record, chunk)):
-            self._break(record)
+        if not (record.intact and in_order and self._retain_chunk(record, chunk)):
+            self._mark_broken(record)
         elif not (record.latest and chunk.handle is None):
             if record.latest:
-                self._replace(record, chunk)
+                self._replace_checkpoint(record, chunk)
             record.chunks.append(chunk)
         if chunk.handle is not None and chunk.handle not in record.seen:
             record.seen.add(chunk.handle)
@@ -90,7 +90,7 @@ class Retention:
         record.whole |= chunk.last
         return record.intact
 
-    def _retain(self, record: OutputRecord, chunk: Chunk) -> bool:
+    def _retain_chunk(self, record: OutputRecord, chunk: Chunk) -> bool:
         handle = chunk.handle
         if handle in record.handles:
             return True
@@ -108,53 +108,53 @@ class Retention:
         self.nbytes += size
         return True
 
-    def _replace(self, record: OutputRecord, chunk: Chunk) -> None:
+    def _replace_checkpoint(self, record: OutputRecord, chunk: Chunk) -> None:
         """Let go of the checkpoint before ``chunk``."""
         for handle in [each for each in record.handles if each != chunk.handle]:
-            self._let_go(record, handle)
+            self._drop_handle(record, handle)
         record.chunks.clear()
 
-    def _let_go(self, record: OutputRecord, handle: Handle) -> None:
+    def _drop_handle(self, record: OutputRecord, handle: Handle) -> None:
         del record.handles[handle]
         record.nbytes -= handle.nbytes
         self.nbytes -= handle.nbytes
         self._tensors.drop(handle)
 
-    def _break(self, record: OutputRecord) -> None:
+    def _mark_broken(self, record: OutputRecord) -> None:
         record.intact = False
-        self.drop(record)
+        self.drop_record(record)
 
-    def usable(self, record: OutputRecord | None) -> bool:
+    def is_usable(self, record: OutputRecord | None) -> bool:
         """Return whether all that came of an output can be read again."""
         if record is None or not record.intact:
             return False
         try:
             for handle in record.handles:
-                self._tensors.check(handle)
+                self._tensors.check_handle(handle)
         except OmnibusError:  # others needed the memory, or its producer died before it was complete
             return False
         return True
 
-    def drop(self, record: OutputRecord) -> None:
+    def drop_record(self, record: OutputRecord) -> None:
         """Nobody begins again from it."""
         for handle in list(record.handles):
-            self._let_go(record, handle)
+            self._drop_handle(record, handle)
         self.nbytes -= record.nbytes
         record.nbytes = 0
         record.chunks.clear()
 
-    def close(self, records: Mapping[Key, OutputRecord]) -> None:
+    def close_records(self, records: Mapping[Key, OutputRecord]) -> None:
         """Their invocation is over; its end frees their memory."""
         for record in records.values():
             self.nbytes -= record.nbytes
             record.nbytes = 0
 
 
-def _steps(invocation: Invocation, node: int) -> bool:
+def _leaves_checkpoints(invocation: Invocation, node: int) -> bool:
     return invocation.nodes[node].task.startswith(_STEPPING)
 
 
-def affected(
+def affected_nodes(
     invocation: Invocation, lost: Iterable[int], finished: Iterable[int], usable: Mapping[Key, bool]
 ) -> frozenset[int]:
     """The nodes that begin again when ``lost`` nodes do.

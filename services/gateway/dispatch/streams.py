@@ -26,7 +26,7 @@ MAX_RESUMED = 4096
 Fetch = Callable[[Handle], np.ndarray]
 
 
-class _Told:
+class _RepeatableOutput:
     """Strings and lists that grow chunk by chunk, by key and type. A later attempt tells them again, in chunks
     of its own: how many tokens share a chunk depends on how busy the executor is."""
 
@@ -37,29 +37,29 @@ class _Told:
         self.again: dict[_Key, Any] = {}  # what this attempt still has to repeat
 
     def restart(self) -> None:
-        self.again = {key: _joined(told) for key, told in self._pieces.items()}
+        self.again = {key: _join_values(told) for key, told in self._pieces.items()}
         self._pieces = {key: [told] for key, told in self.again.items()}
         self._repeated = 0
 
-    def numbers(self) -> dict[str, list[int]]:
+    def number_lists(self) -> dict[str, list[int]]:
         """Of each list of whole numbers what was told first, up to ``MAX_RESUMED``."""
-        found = {key: _joined(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
+        found = {key: _join_values(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
         return {key: all_[:MAX_RESUMED] for key, all_ in found.items() if all(type(each) is int for each in all_)}
 
     @property
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """True if this attempt has not repeated all that was told before."""
         return any(self.again.values()) or self._repeated < len(self._whole)
 
-    def new(self, data: dict[str, Any]) -> dict[str, Any]:
+    def skip_repeated(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the part of ``data`` that is new. Raises ``StageFailed`` when it differs from what came before."""
         if type(data.get(KEY)) is list and len(data) == 1:
-            return self._chunk(data)  # a list that is a part by itself
+            return self._skip_repeated_chunk(data)  # a list that is a part by itself
         grows = [key for key, value in data.items() if type(value) in _GROW]
         told = [key for key in grows if data[key]]
         if not told and data and (not grows or any(data.values())):
-            return self._chunk(data)
-        fresh = {key: self._rest(key, value) for key, value in data.items()} if self.again else data
+            return self._skip_repeated_chunk(data)
+        fresh = {key: self._skip_repeated_value(key, value) for key, value in data.items()} if self.again else data
         if told and not any(fresh[key] for key in told):
             return {}  # told before, with all that came along
         for key in told:
@@ -67,7 +67,7 @@ class _Told:
                 self._pieces.setdefault((key, type(data[key])), []).append(fresh[key])
         return fresh
 
-    def _chunk(self, data: dict[str, Any]) -> dict[str, Any]:
+    def _skip_repeated_chunk(self, data: dict[str, Any]) -> dict[str, Any]:
         """A chunk without text or lists comes again as it was."""
         self._repeated += 1
         if self._repeated > len(self._whole):
@@ -77,7 +77,7 @@ class _Told:
             raise StageFailed(_OTHERWISE)
         return {}
 
-    def _rest(self, key: str, value: Any) -> Any:
+    def _skip_repeated_value(self, key: str, value: Any) -> Any:
         told = self.again.get((key, type(value)))
         if not told or type(value) not in _GROW:
             return value
@@ -92,11 +92,11 @@ _GROW = (str, list)
 _OTHERWISE = "another executor continued differently, so the answer cannot be resumed: ask again"
 
 
-def _joined(pieces: list[Any]) -> Any:
+def _join_values(pieces: list[Any]) -> Any:
     return "".join(pieces) if type(pieces[0]) is str else list(chain.from_iterable(pieces))
 
 
-class Incoming:
+class ItemStream:
     """Items as they arrive: for one reader, which takes what is ready or waits for more."""
 
     def __init__(self) -> None:
@@ -109,25 +109,25 @@ class Incoming:
         self._failure: OmnibusError | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
-    def add(self, item: Item) -> None:
+    def add_item(self, item: Item) -> None:
         if self.first is None:
             self.first, self.began = item, time.time()
         if self.fingerprint is not None:
-            self.fingerprint.feed(item)
+            self.fingerprint.add_item(item)
         self._ready.append(item)
 
     def end(self) -> None:
         self.ended = True
-        self.wake()
+        self.wake_reader()
 
     def fail(self, error: OmnibusError) -> None:
         """End with ``error`` in place of what is missing. What came to its end is whole, whatever fails beside it."""
         if not self.ended:
             self._failure = error
             self.ended = True
-            self.wake()
+            self.wake_reader()
 
-    def wake(self) -> None:
+    def wake_reader(self) -> None:
         """Something arrived: tell who waits."""
         if self.notify is not None:
             self.notify()
@@ -140,7 +140,7 @@ class Incoming:
     def stop(self) -> None:
         """Nobody reads it any more."""
 
-    def take(self) -> list[Item]:
+    def take_ready(self) -> list[Item]:
         """Everything that is ready. Raises the failure once all before it was taken."""
         items = self._ready
         if items:
@@ -149,35 +149,35 @@ class Incoming:
             raise self._failure
         return items
 
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         """Everything that is ready, at least one item; empty after the last."""
-        while not (items := self.take()):
+        while not (items := self.take_ready()):
             if self.ended:
                 return []
-            await self._arrival()
+            await self._wait_arrival()
         return items
 
-    async def value(self) -> Item:
+    async def wait_first(self) -> Item:
         """The first item, also when it was taken before. Raises ``StageFailed`` when there is none."""
         while self.first is None:
             if self._failure is not None:
                 raise self._failure
             if self.ended:
                 raise StageFailed("an output that a later step needs ended without a value: ask again")
-            await self._arrival()
+            await self._wait_arrival()
         return self.first
 
-    async def _arrival(self) -> None:
+    async def _wait_arrival(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         return self.ended and not self._ready and self._failure is None
 
 
-class ResultStream(Incoming):
+class ResultStream(ItemStream):
     """One output of one node, as it arrives, over all attempts of its invocation."""
 
     def __init__(self, node: int, output: str, fetch: Fetch) -> None:
@@ -187,10 +187,10 @@ class ResultStream(Incoming):
         self._expected = 0
         self.closing: dict[str, Any] = {}  # what came with the last chunk
         self.samples = 0  # array rows delivered in all attempts together
-        self._told = _Told()
+        self._told = _RepeatableOutput()
         self._skip = 0  # array rows still to be skipped in this attempt
 
-    def feed(self, chunk: Chunk) -> None:
+    def feed_chunk(self, chunk: Chunk) -> None:
         """Take a chunk of the current attempt. Raises ``SequenceGap`` when one before it was lost."""
         if self.ended:
             return
@@ -198,24 +198,24 @@ class ResultStream(Incoming):
             raise SequenceGap(f"{chunk.output} of node {chunk.node}: chunk {chunk.seq}, expected {self._expected}")
         self._expected += 1
         try:
-            self._take(chunk)
+            self._add_new(chunk)
         except StageFailed as error:
             self.fail(error)
         if chunk.last:
             self.ended, self.closing = True, chunk.data
-        self.wake()
+        self.wake_reader()
 
-    def _take(self, chunk: Chunk) -> None:
+    def _add_new(self, chunk: Chunk) -> None:
         if chunk.handle is not None:
-            self._take_rows(chunk)
+            self._add_rows(chunk)
         elif not chunk.empty:
-            fresh = self._told.new(chunk.data)
+            fresh = self._told.skip_repeated(chunk.data)
             if fresh is chunk.data or any(fresh.values()):
-                self.add(Item(fresh))
-        if chunk.last and (self._skip or self._told.missing):
+                self.add_item(Item(fresh))
+        if chunk.last and (self._skip or self._told.is_missing):
             raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 
-    def _take_rows(self, chunk: Chunk) -> None:
+    def _add_rows(self, chunk: Chunk) -> None:
         array = self._fetch(chunk.handle)  # type: ignore[arg-type]
         data = chunk.data
         if RESUMED_AT in data:
@@ -227,7 +227,7 @@ class ResultStream(Incoming):
         self._skip -= dropped
         if len(array) > dropped or not len(array):
             self.samples += len(array) - dropped
-            self.add(Item(data, array[dropped:]))
+            self.add_item(Item(data, array[dropped:]))
 
     def restart(self) -> None:
         """The invocation begins again elsewhere."""
@@ -240,27 +240,27 @@ class ResultStream(Incoming):
 
         It consists of lists of numbers, and the number of rows of arrays.
         """
-        found: dict[str, Any] = self._told.numbers()
+        found: dict[str, Any] = self._told.number_lists()
         return {**found, "rows": self.samples} if self.samples else found
 
 
-async def merge(streams: Mapping[str, Incoming]) -> AsyncIterator[list[tuple[str, Item]]]:
+async def merge_streams(streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:
     """Chunks of several streams in turn: all that is ready at once, then the next lot."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 
-    def wake() -> None:
+    def wake_merger() -> None:
         if not waiter.done():
             waiter.set_result(None)
 
     for stream in streams.values():
-        stream.notify = wake
+        stream.notify = wake_merger
     left = dict(streams)
     try:
         while left:
-            batch = [(name, item) for name, stream in left.items() for item in stream.take()]
+            batch = [(name, item) for name, stream in left.items() for item in stream.take_ready()]
             if any(stream.ended for stream in left.values()):
-                left = {name: stream for name, stream in left.items() if not stream.exhausted}
+                left = {name: stream for name, stream in left.items() if not stream.is_exhausted}
             if batch:
                 yield batch
             elif left:

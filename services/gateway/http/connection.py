@@ -40,11 +40,11 @@ class ConnectionLimits(NamedTuple):
     linger_seconds: float
 
     @classmethod
-    def of(cls, settings: GatewaySettings) -> "ConnectionLimits":
+    def from_settings(cls, settings: GatewaySettings) -> "ConnectionLimits":
         return cls(settings.head_bytes, settings.head_lines, settings.head_seconds, settings.body_pause)
 
 
-class Protocol(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
     a task that waits for it."""
 
@@ -83,14 +83,14 @@ class Protocol(HttpToolsProtocol):
             super().data_received(data)
         else:
             self._feed_in_pieces(memoryview(data))
-        if self._in_head and self._timer is None and self._idle() and not self._refused:
+        if self._in_head and self._timer is None and self._is_idle() and not self._refused:
             self._start_timer(self._limits.head_seconds)
 
     def _feed_in_pieces(self, data: memoryview) -> None:
         while data and not self._refused and not self.transport.is_closing():
             room = self._limits.head_bytes - self._overhead
             if room <= 0:
-                self._refuse(HeadTooLarge(f"The request's head has more than {self._limits.head_bytes} bytes."))
+                self._refuse_request(HeadTooLarge(f"The request's head has more than {self._limits.head_bytes} bytes."))
                 return
             piece, data = data[:room], data[room:]
             self._overhead += len(piece)
@@ -103,7 +103,7 @@ class Protocol(HttpToolsProtocol):
         self.scope[ON_LEFT] = None
 
     def on_headers_complete(self) -> None:
-        self._problem = self._wrong_head()
+        self._problem = self._head_error()
         if self._problem is not None:
             raise ValueError("the head is refused")  # stops the parser: ``send_400_response`` says why
         self._in_head = False
@@ -112,7 +112,7 @@ class Protocol(HttpToolsProtocol):
             self._stop_timer()
         super().on_headers_complete()
 
-    def _wrong_head(self) -> OmnibusError | None:
+    def _head_error(self) -> OmnibusError | None:
         if len(self.headers) > self._limits.head_lines:
             return HeadTooLarge(f"The request has more than {self._limits.head_lines} headers.")
         if len(self.pipeline) >= _PIPELINED:
@@ -143,16 +143,16 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser could not read, or was stopped for."""
-        self._refuse(self._problem or BadRequest("The request is no HTTP/1.1 that can be read here."))
+        self._refuse_request(self._problem or BadRequest("The request is no HTTP/1.1 that can be read here."))
 
-    def _refuse(self, error: OmnibusError) -> None:
+    def _refuse_request(self, error: OmnibusError) -> None:
         """Answer with ``error``, unless another request's answer is under way, and close the connection."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
         self._stop_timer()
-        GATEWAY.outcome("", error.code).inc()
-        if not self._idle():
+        GATEWAY.request_counter("", error.code).inc()
+        if not self._is_idle():
             self.transport.close()
             return
         body = error_body(error)
@@ -164,21 +164,21 @@ class Protocol(HttpToolsProtocol):
 
     # Time
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """No request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_timer(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._expire)
+        self._timer = self.loop.call_later(seconds, self._on_head_timeout)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expire(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._timer = None
         if self._in_head and self._overhead:
-            self._refuse(TooSlow(f"The request's head was not complete in {self._limits.head_seconds:g} s."))
+            self._refuse_request(TooSlow(f"The request's head was not complete in {self._limits.head_seconds:g} s."))
         else:
             self.transport.close()

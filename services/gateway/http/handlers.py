@@ -21,21 +21,21 @@ _encode = msgspec.json.Encoder().encode
 def by_method(handlers: dict[str, Handler]) -> Handler:
     """The handler of the request's method."""
 
-    async def answer(request: Request) -> Response:
+    async def handle_request(request: Request) -> Response:
         id = f"req-{token_hex(8)}"
         try:
             response = await handlers["GET" if request.method == "HEAD" else request.method](request)
             response.headers["x-request-id"] = id
         except OmnibusError as error:
-            return _problem(error, id)
+            return _error_response(error, id)
         except ClientDisconnect:  # in the middle of its body: nobody reads this
             return Response(status_code=400)
         except Exception:  # a defect of ours
             log.exception("%s failed", id)
-            return _problem(Fatal("internal error: the gateway's log has more under this request id"), id)
+            return _error_response(Fatal("internal error: the gateway's log has more under this request id"), id)
         return response
 
-    return answer
+    return handle_request
 
 
 def json_response(body: Any, status: int = 200) -> Response:
@@ -43,6 +43,6 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(_encode(body), status, media_type="application/json")
 
 
-def _problem(error: OmnibusError, id: str) -> Response:
+def _error_response(error: OmnibusError, id: str) -> Response:
     headers = {**error_headers(error), "x-request-id": id}
     return Response(error_body(error, id), status_of(error), headers, "application/json")

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import GatewayStopping, OmnibusError
 from omnibus.metrics import GATEWAY
-from services.gateway.http.exchange import EVENTS, JSON, respond
+from services.gateway.http.exchange import EVENTS, JSON, send_response
 from services.gateway.openai.errors import error_body, error_headers, status_of
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ LAST_ANSWERS_SECONDS = 1.0
 PROBES = frozenset({"/health", "/readyz", "/metrics", "/version"})
 
 
-def stopping() -> GatewayStopping:
+def stopping_error() -> GatewayStopping:
     """The error of all requests that a stopping gateway does not answer."""
     return GatewayStopping("this gateway is stopping: send the request again, another gateway will answer it")
 
@@ -37,32 +37,32 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self.stopping = False
-        self._open: set[_Response] = set()
+        self._open: set[_TrackedResponse] = set()
         self._cancelled = False
         self._emptied = asyncio.Event()
 
-    def around(self, application: ASGIApp) -> ASGIApp:
+    def track_requests(self, application: ASGIApp) -> ASGIApp:
         """``application`` with all its requests known here."""
 
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        async def tracked_application(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["path"] in PROBES:
                 await application(scope, receive, send)
             elif self.stopping:
-                await _refuse(send)
+                await _send_stopping(send)
             else:
-                await self._answer(application, scope, receive, send)
+                await self._track_request(application, scope, receive, send)
 
-        return counted
+        return tracked_application
 
-    async def _answer(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _Response(send)
+    async def _track_request(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        response = _TrackedResponse(send)
         self._open.add(response)
         try:
             await application(scope, receive, response.send)
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise
-            await response.fail()
+            await response.end_with_error()
         finally:
             self._open.discard(response)
             if not self._open:
@@ -74,7 +74,7 @@ class OpenRequests:
         """Take no more requests."""
         self.stopping = True
 
-    async def finished(self, seconds: float) -> None:
+    async def wait_finished(self, seconds: float) -> None:
         """Wait until no request is open, at most ``seconds``."""
         self._emptied.clear()
         if self._open:
@@ -82,20 +82,20 @@ class OpenRequests:
                 async with asyncio.timeout(seconds):
                     await self._emptied.wait()
 
-    async def end(self, fail_runs: Callable[[OmnibusError], None]) -> None:
+    async def end_all(self, fail_runs: Callable[[OmnibusError], None]) -> None:
         """End what is still open with ``GatewayStopping``: by its run where it has one, else where it waits."""
         if not self._open:
             return
         log.warning("%d requests did not finish in time: they end with an error", len(self._open))
-        fail_runs(stopping())
-        await self.finished(LAST_ANSWERS_SECONDS)
+        fail_runs(stopping_error())
+        await self.wait_finished(LAST_ANSWERS_SECONDS)
         self._cancelled = True
         for response in self._open:
             response.cancel()
-        await self.finished(LAST_ANSWERS_SECONDS)
+        await self.wait_finished(LAST_ANSWERS_SECONDS)
 
 
-class _Response:
+class _TrackedResponse:
     """State of a response: nothing of it, its head, or all of it has left."""
 
     def __init__(self, send: Send) -> None:
@@ -117,22 +117,22 @@ class _Response:
         if self._task is not None:
             self._task.cancel()
 
-    async def fail(self) -> None:
+    async def end_with_error(self) -> None:
         """End it with an error. A stream of bytes cannot say one: it is cut off, so nobody takes it as whole."""
         if self._task is not None:
             self._task.uncancel()
         if self._over:
             return
         if self._head is None:
-            await _refuse(self._send)
+            await _send_stopping(self._send)
         elif self._head.get(b"content-type") == EVENTS:
             id = self._head.get(b"x-request-id", b"").decode("latin-1")
-            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(stopping(), id)})
+            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(stopping_error(), id)})
 
 
-async def _refuse(send: Send) -> None:
-    error, id = stopping(), f"req-{token_hex(8)}"
-    GATEWAY.outcome("", error.code).inc()
+async def _send_stopping(send: Send) -> None:
+    error, id = stopping_error(), f"req-{token_hex(8)}"
+    GATEWAY.request_counter("", error.code).inc()
     headers = [(name.lower().encode(), value.encode()) for name, value in error_headers(error).items()]
     headers += [(b"x-request-id", id.encode()), (b"connection", b"close")]
-    await respond(send, status_of(error), JSON, error_body(error, id), headers)
+    await send_response(send, status_of(error), JSON, error_body(error, id), headers)

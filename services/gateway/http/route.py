@@ -12,16 +12,16 @@ from starlette.types import Receive, Scope, Send
 from omnibus.errors import DeadlineExceeded, Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
-from services.gateway.http.exchange import EVENTS, ClientLeft, about, body_chunks, while_connected
-from services.gateway.http.response import Sending
+from services.gateway.http.exchange import EVENTS, ClientLeft, body_chunks, response_headers, while_connected
+from services.gateway.http.response import ResponseWriter
 from services.gateway.openai.parse import read_body
-from services.gateway.request.accumulator import Collected
-from services.gateway.request.request import Run
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.request import ClientRequest
 
 log = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
+class PostRequest(NamedTuple):
     """An HTTP request: its body, headers with names in lower case, the path it is pinned to, what it called us."""
 
     body: bytes
@@ -30,35 +30,35 @@ class Asked(NamedTuple):
     base: str
 
     @property
-    def kind(self) -> str:
+    def content_type(self) -> str:
         """The content type of the body."""
         return self.headers.get(b"content-type", b"").decode("latin-1")
 
 
-class Route(ABC):
+class PostRoute(ABC):
     """Answers POST requests of one path. A client that leaves cancels what still runs."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
 
     @abstractmethod
-    async def answer(self, asked: Asked, sending: Sending) -> None:
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         """Answer one request. Raises ``OmnibusError``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = Sending(send)
-        await serve(sending, self._respond(scope, receive, sending))
+        sending = ResponseWriter(send)
+        await serve_request(sending, self._read_and_handle(scope, receive, sending))
 
-    async def _respond(self, scope: Scope, receive: Receive, sending: Sending) -> None:
+    async def _read_and_handle(self, scope: Scope, receive: Receive, sending: ResponseWriter) -> None:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         declared = int(length) if length.isdigit() else None
         body = await read_body(body_chunks(receive), self._settings.max_body, declared)
-        asked = Asked(body, headers, pinned(scope), base(scope, self._settings))
-        await while_connected(scope, receive, self.answer(asked, sending))
+        asked = PostRequest(body, headers, pinned_path(scope), public_base_url(scope, self._settings))
+        await while_connected(scope, receive, self.handle_request(asked, sending))
 
 
-async def serve(sending: Sending, work: Awaitable[None]) -> None:
+async def serve_request(sending: ResponseWriter, work: Awaitable[None]) -> None:
     """Do the ``work`` that answers a request. What it raises is the answer; it is counted, and raised no further."""
     code = "ok"
     try:
@@ -69,34 +69,36 @@ async def serve(sending: Sending, work: Awaitable[None]) -> None:
         code = error.code
         if isinstance(error, NotFound):
             sending.model = ""
-        await sending.fail(error)
+        await sending.report_error(error)
     except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
         log.exception("%s failed", sending.id)
         code = Fatal.code
-        await sending.fail(Fatal("internal error: the gateway's log has more under this request id"))
-    GATEWAY.outcome(sending.model, code).inc()
+        await sending.report_error(Fatal("internal error: the gateway's log has more under this request id"))
+    GATEWAY.request_counter(sending.model, code).inc()
 
 
-def pinned(scope: Scope) -> str:
+def pinned_path(scope: Scope) -> str:
     """The path that the client asks for."""
     return dict(scope["headers"]).get(b"x-omnibus-path", b"").decode("latin-1")
 
 
-def base(scope: Scope, settings: GatewaySettings) -> str:
+def public_base_url(scope: Scope, settings: GatewaySettings) -> str:
     """The beginning of URLs of this gateway, as the client sees it."""
     host = dict(scope["headers"]).get(b"host", b"localhost").decode("latin-1")
     return settings.public_url.rstrip("/") or f"{scope.get('scheme', 'http')}://{host}"
 
 
 @asynccontextmanager
-async def conduct(run: Run, sending: Sending, got: Collected | None = None) -> AsyncIterator[None]:
+async def run_to_end(
+    run: ClientRequest, sending: ResponseWriter, got: AnswerAccumulator | None = None
+) -> AsyncIterator[None]:
     """See ``run`` to its one end, however the block is left; its deadline holds inside.
 
     ``got`` is what came of a chat, for its record.
     """
     sending.id = run.id
     try:
-        async with asyncio.timeout(max(0.0, run.left)):
+        async with asyncio.timeout(max(0.0, run.seconds_left)):
             yield
     except TimeoutError:
         run.expire()
@@ -112,19 +114,23 @@ async def conduct(run: Run, sending: Sending, got: Collected | None = None) -> A
         run.end("failed", got)
         raise
     run.end("done", got)
-    GATEWAY.seconds(run.model).observe(run.age)
+    GATEWAY.duration_histogram(run.model).observe(run.age_seconds)
 
 
-async def stream(
-    sending: Sending, run: Run, parts: AsyncIterator[bytes], kind: bytes = EVENTS, got: Collected | None = None
+async def send_stream(
+    sending: ResponseWriter,
+    run: ClientRequest,
+    parts: AsyncIterator[bytes],
+    kind: bytes = EVENTS,
+    got: AnswerAccumulator | None = None,
 ) -> None:
     """Send ``parts`` as they come. What fails before the first one is an error like any other."""
     async with aclosing(parts):  # type: ignore[type-var]
         first = await anext(parts, None)
-        await sending.begin(about(run), kind)
+        await sending.begin_stream(response_headers(run), kind)
         if first is not None:
-            await sending.part(first)
+            await sending.send_chunk(first)
             async for part in parts:
-                await sending.part(part)
+                await sending.send_chunk(part)
     run.end("done", got)
-    await sending.end()
+    await sending.end_stream()

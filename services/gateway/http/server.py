@@ -9,10 +9,10 @@ import uvicorn
 
 from omnibus.settings import GatewaySettings
 from services.gateway.http.connection import ON_LEFT as ON_LEFT
-from services.gateway.http.connection import ConnectionLimits, Protocol
+from services.gateway.http.connection import ConnectionLimits, LimitedHttpProtocol
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """A server that leaves signals to the service lifecycle."""
 
     @contextmanager
@@ -20,12 +20,14 @@ class Server(uvicorn.Server):
         yield
 
 
-def server(application: Any, certificate: str = "", key: str = "", limits: ConnectionLimits | None = None) -> Server:
+def create_server(
+    application: Any, certificate: str = "", key: str = "", limits: ConnectionLimits | None = None
+) -> GatewayServer:
     """A server for ``application`` on sockets that are given to ``serve``; with a ``certificate`` over TLS alone."""
-    return Server(
+    return GatewayServer(
         uvicorn.Config(
             application,
-            http=partial(Protocol, limits=limits or ConnectionLimits.of(GatewaySettings())),
+            http=partial(LimitedHttpProtocol, limits=limits or ConnectionLimits.from_settings(GatewaySettings())),
             ws="none",
             lifespan="off",
             log_level="warning",

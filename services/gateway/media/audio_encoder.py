@@ -6,40 +6,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibus.encoding import audio
-from omnibus.encoding.audio import Encoder, SoundFormat
+from omnibus.encoding.audio import SoundFormat, StreamingAudioEncoder
 
 _PLAIN = ("wav", "pcm16")
 
 
-async def render(samples: NDArray[np.float32], rate: int, format: SoundFormat) -> bytes:
+async def encode_audio_file(samples: NDArray[np.float32], rate: int, format: SoundFormat) -> bytes:
     """A whole file of mono samples [n]."""
     if format in _PLAIN:
-        return audio.encode(samples, rate, format)
-    return await asyncio.to_thread(audio.encode, samples, rate, format)
+        return audio.encode_audio(samples, rate, format)
+    return await asyncio.to_thread(audio.encode_audio, samples, rate, format)
 
 
-class Sounding:
+class AudioFileStream:
     """A file that is sent while its samples come. It begins with the first of them: they say their rate."""
 
     def __init__(self, format: SoundFormat, speed: float = 1.0) -> None:
         self._format = format
         self._speed = speed
         self._quick = format in _PLAIN and speed == 1.0
-        self._encoder: Encoder | None = None
+        self._encoder: StreamingAudioEncoder | None = None
 
     async def push(self, samples: NDArray[np.float32], rate: int) -> bytes:
         """Take mono samples [n]; returns what of the file is ready, which may be nothing."""
         if self._quick:
-            return self._begun(rate).push(samples)
-        return await asyncio.to_thread(lambda: self._begun(rate).push(samples))
+            return self._get_encoder(rate).push(samples)
+        return await asyncio.to_thread(lambda: self._get_encoder(rate).push(samples))
 
     async def close(self, rate: int) -> bytes:
         """The rest of the file; ``rate`` counts when no sample came at all."""
         if self._quick:
-            return self._begun(rate).close()
-        return await asyncio.to_thread(lambda: self._begun(rate).close())
+            return self._get_encoder(rate).close()
+        return await asyncio.to_thread(lambda: self._get_encoder(rate).close())
 
-    def _begun(self, rate: int) -> Encoder:
+    def _get_encoder(self, rate: int) -> StreamingAudioEncoder:
         if self._encoder is None:
-            self._encoder = Encoder(self._format, rate, self._speed)
+            self._encoder = StreamingAudioEncoder(self._format, rate, self._speed)
         return self._encoder

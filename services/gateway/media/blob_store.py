@@ -16,7 +16,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _OWNER = re.compile(r"[0-9a-z]{0,32}")
 
 
-class MediaKeep:
+class MediaStore:
     """A directory of files named by the SHA-256 of their content; the oldest leave when it is full.
 
     An empty ``directory`` keeps nothing. Several gateways may share one directory. Files may have an ``owner`` (a word
@@ -30,15 +30,17 @@ class MediaKeep:
         self._total = -1
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="media-keep")
 
-    def put(self, sha256: str, data: bytes) -> None:
+    def put_nowait(self, sha256: str, data: bytes) -> None:
         """Keep ``data`` without waiting."""
         if self._keeps:
-            self._writer.submit(self._write, self._root / sha256[:2] / sha256, data)
+            self._writer.submit(self._write_file, self._root / sha256[:2] / sha256, data)
 
     async def store(self, sha256: str, data: bytes, owner: str = "") -> None:
         """Keep ``data``; it is there when this returns. Raises ``StorageFull``, and ``Fatal`` if it takes no files."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._path(sha256, owner), data)
+            await asyncio.get_running_loop().run_in_executor(
+                self._writer, self._write_file, self._file_path(sha256, owner), data
+            )
         except OSError as error:
             raise storage_error("the media directory", error) from error
 
@@ -48,7 +50,7 @@ class MediaKeep:
         try:
             if not self._keeps or not _SHA256.fullmatch(sha256) or not _OWNER.fullmatch(owner):
                 raise FileNotFoundError(sha256)
-            return await loop.run_in_executor(self._writer, self._path(sha256, owner).read_bytes)
+            return await loop.run_in_executor(self._writer, self._file_path(sha256, owner).read_bytes)
         except FileNotFoundError as error:
             raise NotFound(
                 f"the recorded input {sha256[:12]} is not kept here: record in `full` mode with a media directory"
@@ -57,10 +59,10 @@ class MediaKeep:
     def close(self) -> None:
         self._writer.shutdown(wait=True)
 
-    def _path(self, sha256: str, owner: str) -> Path:
+    def _file_path(self, sha256: str, owner: str) -> Path:
         return self._root / sha256[:2] / (f"{sha256}-{owner}" if owner else sha256)
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write_file(self, path: Path, data: bytes) -> None:
         with suppress(FileNotFoundError):
             os.utime(path)  # it is as young as its latest use
             return
@@ -69,11 +71,11 @@ class MediaKeep:
         with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
         draft.rename(path)
-        self._total = self._measure() if self._total < 0 else self._total + len(data)
+        self._total = self._total_bytes() if self._total < 0 else self._total + len(data)
         if self._total > self._limit:
-            self._evict()
+            self._evict_oldest()
 
-    def _files(self) -> list[tuple[float, int, Path]]:
+    def _list_files(self) -> list[tuple[float, int, Path]]:
         """Age, size and path of everything kept."""
         found = []
         for path in self._root.glob("??/*"):
@@ -82,14 +84,14 @@ class MediaKeep:
                 found.append((status.st_mtime, status.st_size, path))
         return found
 
-    def _measure(self) -> int:
-        return sum(size for _, size, _ in self._files())
+    def _total_bytes(self) -> int:
+        return sum(size for _, size, _ in self._list_files())
 
-    def _evict(self) -> None:
+    def _evict_oldest(self) -> None:
         """Remove the oldest files until three quarters of the limit are left."""
         owned: dict[str, deque[tuple[int, Path]]] = {}
         totals: Counter[str] = Counter()
-        for _, size, path in sorted(self._files()):
+        for _, size, path in sorted(self._list_files()):
             owner = path.name.partition("-")[2]
             owned.setdefault(owner, deque()).append((size, path))
             totals[owner] += size

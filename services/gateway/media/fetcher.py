@@ -18,7 +18,7 @@ import h11
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from services.gateway.media import data_url, ssrf, urls
 from services.gateway.tenancy import tenant as tenants
-from services.gateway.tenancy.external_slots import Slots
+from services.gateway.tenancy.external_slots import TenantSlots
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ class FetchRules(urls.UrlRules, frozen=True):
     concurrency: int = 64  # connections at once
 
 
-async def resolve(host: str, port: int) -> Sequence[str]:
+async def resolve_host(host: str, port: int) -> Sequence[str]:
     """Every address of ``host``, through the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-async def connect(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
+async def connect_address(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
     """Open a connection to ``address``; with ``tls`` the certificate must be for ``name``."""
     return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER)
 
@@ -66,14 +66,14 @@ class Fetcher:
         rules: FetchRules | None = None,
         *,
         tls: ssl.SSLContext | None = None,
-        resolve: Resolve = resolve,
-        connect: Connect = connect,
+        resolve: Resolve = resolve_host,
+        connect: Connect = connect_address,
     ) -> None:
         self._rules = rules or FetchRules()
         self._tls = tls or ssl.create_default_context()
         self._resolve = resolve
         self._connect = connect
-        self._slots = Slots(self._rules.concurrency)
+        self._slots = TenantSlots(self._rules.concurrency)
 
     async def fetch(self, url: str, limit: int, param: str = "") -> data_url.Inline:
         """The bytes behind a data or http(s) URL, at most ``limit`` of them.
@@ -85,8 +85,8 @@ class Fetcher:
         if url[:5].lower() == "data:":
             return data_url.decode_data_url(url, limit, param)
         try:
-            async with asyncio.timeout(self._rules.timeout), self._slots.hold(tenants.current().name):
-                return data_url.Inline(await self._follow(url, limit, param), "")
+            async with asyncio.timeout(self._rules.timeout), self._slots.hold(tenants.current_tenant().name):
+                return data_url.Inline(await self._follow_redirects(url, limit, param), "")
         except TimeoutError:
             log.info("media fetch timed out", extra={"param": param})
             raise BadMedia("The media URL did not deliver in time.", param=param) from None
@@ -94,10 +94,10 @@ class Fetcher:
             log.info("media fetch failed: %.200s", error, extra={"param": param})
             raise BadMedia(_UNREACHABLE, param=param) from None
 
-    async def _follow(self, url: str, limit: int, param: str) -> bytes:
+    async def _follow_redirects(self, url: str, limit: int, param: str) -> bytes:
         for _ in range(self._rules.redirects + 1):
-            target = urls.parse(url, self._rules, param)
-            answer = await self._get(target, limit, param)
+            target = urls.parse_url(url, self._rules, param)
+            answer = await self._fetch_target(target, limit, param)
             if isinstance(answer, bytes):
                 return answer
             try:
@@ -106,25 +106,25 @@ class Fetcher:
                 raise BadMedia("The media URL redirects to an address that cannot be read.", param=param) from None
         raise BadMedia(f"The media URL redirects more than {self._rules.redirects} times.", param=param)
 
-    async def _get(self, target: urls.Target, limit: int, param: str) -> bytes | str:
-        reader, writer = await self._open(target, await self._addresses(target, param))
+    async def _fetch_target(self, target: urls.UrlTarget, limit: int, param: str) -> bytes | str:
+        reader, writer = await self._open_connection(target, await self._resolve_addresses(target, param))
         try:
-            return await _Exchange(reader, writer, limit, param).get(target)
+            return await _HttpExchange(reader, writer, limit, param).get(target)
         finally:
             # Not close(): a TLS goodbye to a stalled server would wait.
             writer.transport.abort()
 
-    async def _addresses(self, target: urls.Target, param: str) -> Sequence[str]:
+    async def _resolve_addresses(self, target: urls.UrlTarget, param: str) -> Sequence[str]:
         if target.address is not None:
             return [target.host]
         found = await self._resolve(target.host, target.port)
         private = self._rules.allow_private
-        if not found or not all(ssrf.allowed(ip_address(entry), allow_private=private) for entry in found):
+        if not found or not all(ssrf.is_allowed(ip_address(entry), allow_private=private) for entry in found):
             log.warning("media host refused: %.100s resolves to %.200s", target.host, found)
             raise BadRequest("The media URL's host is not reachable from here.", param=param)
         return found[:_TRIES]
 
-    async def _open(self, target: urls.Target, pinned: Sequence[str]) -> Streams:
+    async def _open_connection(self, target: urls.UrlTarget, pinned: Sequence[str]) -> Streams:
         tls = self._tls if target.scheme == "https" else None
         name = target.host if tls else None
         failure: OSError | None = None
@@ -137,7 +137,7 @@ class Fetcher:
         raise ConnectionError(f"no address of {target.host:.100} answered: {failure}")
 
 
-class _Exchange:
+class _HttpExchange:
     """One GET on one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, param: str) -> None:
@@ -149,17 +149,17 @@ class _Exchange:
         self._raw = 0  # bytes that came
         self._events = 0
 
-    async def get(self, target: urls.Target) -> bytes | str:
+    async def get(self, target: urls.UrlTarget) -> bytes | str:
         """The body, or the location of a redirect."""
-        self._send(target)
-        response = await self._response()
+        self._send_request(target)
+        response = await self._read_response()
         headers = {name: value.decode("latin-1") for name, value in response.headers}
         if response.status_code in _REDIRECTS:
-            return self._location(headers)
-        self._check(response.status_code, headers)
-        return await self._body()
+            return self._redirect_location(headers)
+        self._check_response(response.status_code, headers)
+        return await self._read_body()
 
-    def _send(self, target: urls.Target) -> None:
+    def _send_request(self, target: urls.UrlTarget) -> None:
         # identity: nothing to decompress means no decompression bomb.
         headers = [
             ("Host", target.authority),
@@ -171,19 +171,19 @@ class _Exchange:
         request = self._http.send(h11.Request(method="GET", target=target.path, headers=headers))
         self._writer.write((request or b"") + (self._http.send(h11.EndOfMessage()) or b""))
 
-    async def _response(self) -> h11.Response:
+    async def _read_response(self) -> h11.Response:
         for _ in range(_INFORMATIONAL + 1):
-            event = await self._event()
+            event = await self._next_event()
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
                 break
         raise h11.RemoteProtocolError("no response")
 
-    async def _body(self) -> bytes:
+    async def _read_body(self) -> bytes:
         parts: list[bytes] = []
         received = 0
-        while isinstance(event := await self._event(), h11.Data):
+        while isinstance(event := await self._next_event(), h11.Data):
             parts.append(event.data)
             received += len(event.data)
             self._check_size(received)
@@ -192,7 +192,7 @@ class _Exchange:
             raise h11.RemoteProtocolError("the body ended early")
         return b"".join(parts)
 
-    async def _event(self) -> object:
+    async def _next_event(self) -> object:
         self._events += 1
         if self._events % _EVENTS == 0:
             await asyncio.sleep(0)
@@ -209,13 +209,13 @@ class _Exchange:
         if small or self._raw > received * (1 + _FRAMING) + _FRAMING_BYTES + _HEADERS:
             raise BadMedia("The media URL's server sends its file in too small pieces.", param=self._param)
 
-    def _location(self, headers: dict[bytes, str]) -> str:
+    def _redirect_location(self, headers: dict[bytes, str]) -> str:
         location = headers.get(b"location", "")
         if not location or not location.isascii() or "\\" in location:
             raise BadMedia("The media URL redirects to a place that is not accepted.", param=self._param)
         return location
 
-    def _check(self, status: int, headers: dict[bytes, str]) -> None:
+    def _check_response(self, status: int, headers: dict[bytes, str]) -> None:
         if status != 200:
             raise BadMedia(f"The media URL answered with HTTP status {status}.", param=self._param)
         if headers.get(b"content-encoding", "identity").lower() != "identity":

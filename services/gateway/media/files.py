@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from omnibus.errors import BadRequest, NotFound, TooLarge, storage_error
 from omnibus.settings import GatewaySettings
-from services.gateway.media.blob_store import MediaKeep
-from services.gateway.tenancy.tenant import current
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.tenancy.tenant import current_tenant
 
 #: What an id looks like: nothing else may become a path. 48 hex digits cannot be guessed.
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
@@ -27,7 +27,7 @@ _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
 _SWEEP = 60.0
 
 
-class Ticket(Struct, frozen=True):
+class FileTicket(Struct, frozen=True):
     """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` stands for the tenant it was made for."""
 
     id: str
@@ -39,7 +39,7 @@ class Ticket(Struct, frozen=True):
     owner: str = ""
 
 
-class Files:
+class FileStore:
     """Keeps files for ``settings.file_seconds``; without a media directory none."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -47,24 +47,24 @@ class Files:
         self._on = bool(settings.media_dir)
         self._tickets = root / "tickets"
         self._content = root / "content"
-        self._keep = MediaKeep(str(self._content) if self._on else "", settings.file_bytes)
+        self._keep = MediaStore(str(self._content) if self._on else "", settings.file_bytes)
         self._largest = settings.file_largest
         self._seconds = settings.file_seconds
         self._swept = 0.0
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if files are kept here."""
         return self._on
 
-    def require(self, param: str) -> None:
+    def require_enabled(self, param: str) -> None:
         """Raises ``BadRequest`` when no files are kept."""
         if not self._on:
             raise BadRequest(
                 "this gateway keeps no files: ask for b64_json, or set OMNIBUS_GATEWAY_MEDIA_DIR", param=param
             )
 
-    async def put(self, data: bytes, mime: str, id: str = "") -> Ticket:
+    async def put(self, data: bytes, mime: str, id: str = "") -> FileTicket:
         """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway that shares the directory.
 
         ``id`` is for who had to name it before; else it is new. Raises ``TooLarge``, ``StorageFull``, and ``Fatal``
@@ -73,46 +73,46 @@ class Files:
         if len(data) > self._largest:
             raise TooLarge(f"the file has {len(data)} bytes, {self._largest} are kept: ask for b64_json")
         now = time.time()
-        found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_digest, data)
-        owner = _owner(current().name)
-        ticket = Ticket(id or new("file-"), mime, found, len(data), now, now + self._seconds, owner)
+        found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_sha256_hex, data)
+        owner = _owner_hash(current_tenant().name)
+        ticket = FileTicket(id or new_secret_id("file-"), mime, found, len(data), now, now + self._seconds, owner)
         await self._keep.store(found, data, owner)
         try:
-            await asyncio.to_thread(self._write, ticket)
+            await asyncio.to_thread(self._write_ticket, ticket)
         except OSError as error:
             raise storage_error("the media directory", error) from error
         return ticket
 
-    async def about(self, id: str) -> Ticket:
+    async def get_ticket(self, id: str) -> FileTicket:
         """Raises ``NotFound`` for an id that was never given, or is not good any more."""
         try:
             if not self._on or not _ID.fullmatch(id):
                 raise FileNotFoundError(id)
-            ticket = msgspec.json.decode(await asyncio.to_thread((self._tickets / id).read_bytes), type=Ticket)
+            ticket = msgspec.json.decode(await asyncio.to_thread((self._tickets / id).read_bytes), type=FileTicket)
         except (OSError, msgspec.MsgspecError):
-            raise _gone() from None
+            raise _not_found_error() from None
         if ticket.expires <= time.time():
-            raise _gone()
+            raise _not_found_error()
         return ticket
 
-    async def read(self, id: str) -> tuple[Ticket, bytes]:
+    async def read(self, id: str) -> tuple[FileTicket, bytes]:
         """A file and its bytes. Raises ``NotFound``, also when newer files have taken its place."""
-        ticket = await self.about(id)
+        ticket = await self.get_ticket(id)
         try:
             return ticket, await self._keep.get(ticket.sha256, ticket.owner)
         except NotFound:
-            raise _gone() from None
+            raise _not_found_error() from None
 
     async def remove(self, id: str) -> None:
         """Revoke ``id``. Raises ``NotFound``."""
-        await self.about(id)
+        await self.get_ticket(id)
         with suppress(OSError):
             await asyncio.to_thread((self._tickets / id).unlink)
 
     def close(self) -> None:
         self._keep.close()
 
-    def _write(self, ticket: Ticket) -> None:
+    def _write_ticket(self, ticket: FileTicket) -> None:
         self._tickets.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._tickets / ticket.id
         draft = path.with_suffix(f".{os.getpid()}")
@@ -122,9 +122,9 @@ class Files:
         draft.rename(path)
         if ticket.created >= self._swept + _SWEEP:
             self._swept = ticket.created
-            self._sweep(ticket.created)
+            self._remove_expired(ticket.created)
 
-    def _sweep(self, now: float) -> None:
+    def _remove_expired(self, now: float) -> None:
         """Remove tickets that have expired, and content that no ticket can be good for any more."""
         for path in self._tickets.iterdir():
             _remove_older(path, now)  # a ticket is as old as its end
@@ -132,17 +132,17 @@ class Files:
             _remove_older(path, now - self._seconds - _SWEEP)
 
 
-def new(kind: str) -> str:
+def new_secret_id(kind: str) -> str:
     """An id that nobody can guess; ``kind`` is its beginning, as ``file-``."""
     return f"{kind}{token_hex(24)}"
 
 
-def url(base: str, ticket: Ticket) -> str:
+def file_url(base: str, ticket: FileTicket) -> str:
     """Return the URL of a file, at a gateway whose URLs begin with ``base``."""
     return f"{base}/v1/files/{ticket.id}/content"
 
 
-def _owner(tenant: str) -> str:
+def _owner_hash(tenant: str) -> str:
     """Return the mark of a tenant's files, a hash: a tenant's name may not be valid in a file name."""
     return sha256(tenant.encode()).hexdigest()[:16] if tenant else ""
 
@@ -153,9 +153,9 @@ def _remove_older(path: Path, than: float) -> None:
             path.unlink()
 
 
-def _digest(data: bytes) -> str:
+def _sha256_hex(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def _gone() -> NotFound:
+def _not_found_error() -> NotFound:
     return NotFound("file not found: unknown or expired id", param="file_id")

@@ -16,7 +16,7 @@ from omnibus.errors import BadMedia, TooLarge
 from services.gateway.media import data_url
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.media.headers.base import Extent
-from services.gateway.media.headers.sniff import READERS, sniff
+from services.gateway.media.headers.sniff import READERS, sniff_mime
 from services.gateway.openai.messages import MediaRef
 
 _SHORT = {  # what ``input_audio.format`` may call a sniffed type
@@ -33,7 +33,7 @@ _THREAD_FROM = 4 << 20  # bytes; hashing more than this would hold up the event 
 
 
 @dataclass(frozen=True)
-class Limits:
+class MediaLimits:
     """The most that one request may bring. Bytes, pixels, seconds and counts."""
 
     body_bytes: int = 64 << 20
@@ -47,7 +47,7 @@ class Limits:
     video_pixels: int = 4_000_000_000  # of all frames of one video, which all have to be decoded
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = MediaLimits()
 
 
 class MediaInfo(Struct, frozen=True):
@@ -66,13 +66,13 @@ class MediaInfo(Struct, frozen=True):
     seconds: float | None = None
 
 
-class Media(Struct, frozen=True):
+class InspectedMedia(Struct, frozen=True):
     data: bytes
     info: MediaInfo
 
 
-def inspect(
-    data: bytes, modality: str, declared: str = "", *, limits: Limits = DEFAULT_LIMITS, param: str = ""
+def inspect_media(
+    data: bytes, modality: str, declared: str = "", *, limits: MediaLimits = DEFAULT_LIMITS, param: str = ""
 ) -> MediaInfo:
     """Check one item of ``modality`` (image, video, audio) by its header.
 
@@ -81,9 +81,9 @@ def inspect(
     """
     if len(data) > limits.item_bytes:
         raise TooLarge(f"A media item has {len(data)} bytes; at most {limits.item_bytes} are accepted.", param=param)
-    mime = sniff(data)
+    mime = sniff_mime(data)
     _check_kind(mime, modality, declared, param)
-    extent = _header(data, mime, modality, param)
+    extent = _read_header(data, mime, modality, param)
     _check_extent(extent, modality, limits, param)
     digest = hashlib.sha256(data).hexdigest()
     return MediaInfo(modality, mime, digest, len(data), extent.width, extent.height, extent.seconds)
@@ -106,7 +106,7 @@ def estimate_tokens(info: MediaInfo) -> int:
     return max(1, ceil(25 * seconds))
 
 
-async def load(refs: Sequence[MediaRef], fetcher: Fetcher, limits: Limits) -> list[Media]:
+async def load_media(refs: Sequence[MediaRef], fetcher: Fetcher, limits: MediaLimits) -> list[InspectedMedia]:
     """Fetch or decode every item of a request, and inspect it. Same order as ``refs``.
 
     Remote items are fetched side by side. The first error cancels the rest and is raised as it is.
@@ -115,10 +115,10 @@ async def load(refs: Sequence[MediaRef], fetcher: Fetcher, limits: Limits) -> li
         raise TooLarge(f"The request has {len(refs)} media items; at most {limits.items} are accepted.")
     budget = _Budget(limits.request_bytes)
     if all(ref.data or ref.url[:5].lower() == "data:" for ref in refs):
-        return [await _load(ref, fetcher, limits, budget) for ref in refs]
+        return [await _load_item(ref, fetcher, limits, budget) for ref in refs]
     try:
         async with asyncio.TaskGroup() as side_by_side:
-            tasks = [side_by_side.create_task(_load(ref, fetcher, limits, budget)) for ref in refs]
+            tasks = [side_by_side.create_task(_load_item(ref, fetcher, limits, budget)) for ref in refs]
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -131,23 +131,25 @@ class _Budget:
         self._total = total
         self._left = total
 
-    def take(self, nbytes: int, param: str) -> None:
+    def take_bytes(self, nbytes: int, param: str) -> None:
         self._left -= nbytes
         if self._left < 0:
             raise TooLarge(f"The request's media have more than {self._total} bytes, the most accepted.", param=param)
 
 
-async def _load(ref: MediaRef, fetcher: Fetcher, limits: Limits, budget: _Budget) -> Media:
+async def _load_item(ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget) -> InspectedMedia:
     if ref.data:
         data, declared = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
     else:
         found = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
         data, declared = found.data, found.declared
-    budget.take(len(data), ref.param)
-    return await _inspected(data, ref.modality, declared, limits, ref.param)
+    budget.take_bytes(len(data), ref.param)
+    return await _inspect_item(data, ref.modality, declared, limits, ref.param)
 
 
-async def received(files: Sequence[tuple[bytes, str]], modality: str, limits: Limits, param: str) -> list[Media]:
+async def inspect_files(
+    files: Sequence[tuple[bytes, str]], modality: str, limits: MediaLimits, param: str
+) -> list[InspectedMedia]:
     """Inspect files of ``modality`` that came with the request: bytes, and the MIME type that was declared or "".
 
     Raises as ``inspect``, and ``TooLarge`` for too many bytes together.
@@ -155,16 +157,16 @@ async def received(files: Sequence[tuple[bytes, str]], modality: str, limits: Li
     budget = _Budget(limits.request_bytes)
     found = []
     for data, declared in files:
-        budget.take(len(data), param)
-        found.append(await _inspected(data, modality, declared, limits, param))
+        budget.take_bytes(len(data), param)
+        found.append(await _inspect_item(data, modality, declared, limits, param))
     return found
 
 
-async def _inspected(data: bytes, modality: str, declared: str, limits: Limits, param: str) -> Media:
+async def _inspect_item(data: bytes, modality: str, declared: str, limits: MediaLimits, param: str) -> InspectedMedia:
     if len(data) < _THREAD_FROM:
-        return Media(data, inspect(data, modality, declared, limits=limits, param=param))
-    info = await asyncio.to_thread(inspect, data, modality, declared, limits=limits, param=param)
-    return Media(data, info)
+        return InspectedMedia(data, inspect_media(data, modality, declared, limits=limits, param=param))
+    info = await asyncio.to_thread(inspect_media, data, modality, declared, limits=limits, param=param)
+    return InspectedMedia(data, info)
 
 
 def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
@@ -182,14 +184,14 @@ def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
         raise BadMedia(f"The {modality} item is {mime}, not what its declared type says.", param=param)
 
 
-def _header(data: bytes, mime: str, modality: str, param: str) -> Extent:
+def _read_header(data: bytes, mime: str, modality: str, param: str) -> Extent:
     try:
         return READERS[mime](data)
     except (ValueError, struct.error, IndexError):
         raise BadMedia(f"The {modality} cannot be read: its header is damaged or cut short.", param=param) from None
 
 
-def _check_extent(extent: Extent, modality: str, limits: Limits, param: str) -> None:
+def _check_extent(extent: Extent, modality: str, limits: MediaLimits, param: str) -> None:
     if extent.width * extent.height > limits.pixels:
         raise TooLarge(f"The {modality} has more than {limits.pixels} pixels, the most accepted.", param=param)
     if modality != "audio" and not (extent.width and extent.height):
@@ -205,7 +207,7 @@ def _check_extent(extent: Extent, modality: str, limits: Limits, param: str) -> 
         raise BadMedia(f"The {modality} is empty.", param=param)
 
 
-def _check_frames(extent: Extent, limits: Limits, param: str) -> None:
+def _check_frames(extent: Extent, limits: MediaLimits, param: str) -> None:
     if extent.frames > limits.frames:
         raise TooLarge(f"The video has more than {limits.frames} frames, the most accepted.", param=param)
     if extent.frames * extent.width * extent.height > limits.video_pixels:

@@ -13,8 +13,8 @@ import msgspec
 
 from omnibus.encoding.audio import MIME, SoundFormat
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus.store import Said, Store
-from services.gateway.media.files import Files
+from omnibus.store import SpokenAnswer, Store
+from services.gateway.media.files import FileStore
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, Message
 from services.gateway.tenancy import tenant as tenants
 
@@ -24,50 +24,50 @@ log = logging.getLogger(__name__)
 PATIENCE = 0.5
 
 
-class Spoken:
+class SpokenAnswers:
     """Keeps spoken answers for ``seconds``."""
 
-    def __init__(self, store: Store, files: Files, seconds: float) -> None:
+    def __init__(self, store: Store, files: FileStore, seconds: float) -> None:
         self._store = store
         self._files = files
         self.seconds = seconds
         self._keeping: set[asyncio.Task[None]] = set()
 
-    async def keep(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
+    async def store_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
         """Keep an answer; waits no longer than ``PATIENCE``, and raises nothing."""
-        task = asyncio.get_running_loop().create_task(self._keep(id, transcript, sound, format))
+        task = asyncio.get_running_loop().create_task(self._write_answer(id, transcript, sound, format))
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
         await asyncio.wait({task}, timeout=PATIENCE)
 
-    async def _keep(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
+    async def _write_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
         try:
-            said = Said(transcript, time.time() + self.seconds, tenants.current().name)
-            await self._store.put_said(id, said, self.seconds)
-            if self._files.on:
+            said = SpokenAnswer(transcript, time.time() + self.seconds, tenants.current_tenant().name)
+            await self._store.put_spoken_answer(id, said, self.seconds)
+            if self._files.is_enabled:
                 await self._files.put(sound, MIME[format], id)
         except OmnibusError as error:
             log.warning("%s is not kept: %s", id, error)
 
-    async def recalled(self, request: ChatRequest) -> ChatRequest:
+    async def resolve_references(self, request: ChatRequest) -> ChatRequest:
         """``request`` with what was said in the place of ids of earlier answers.
 
         Raises ``BadRequest`` that names an id which is unknown or was forgotten, and ``StoreUnavailable``.
         """
-        wanted = dict(references(request))
+        wanted = dict(answer_references(request))
         if not wanted:
             return request
-        found = await self._store.said(list(dict.fromkeys(wanted.values())))
+        found = await self._store.spoken_answers(list(dict.fromkeys(wanted.values())))
         messages: list[Message] = list(request.messages)
-        who = tenants.current()
+        who = tenants.current_tenant()
         for index, id in wanted.items():
             if id not in found or found[id].expires <= time.time() or not who.owns(found[id].tenant):
-                raise forgotten(index)
+                raise unknown_audio_error(index)
             messages[index] = AssistantMessage(content=found[id].transcript)
         return msgspec.structs.replace(request, messages=messages)
 
 
-def references(request: ChatRequest) -> Iterator[tuple[int, str]]:
+def answer_references(request: ChatRequest) -> Iterator[tuple[int, str]]:
     """The messages that say nothing themselves but refer to an earlier answer, and the id of that."""
     for index, message in enumerate(request.messages):
         if not isinstance(message, AssistantMessage) or message.audio is None:
@@ -76,7 +76,7 @@ def references(request: ChatRequest) -> Iterator[tuple[int, str]]:
             yield index, message.audio.id
 
 
-def forgotten(index: int) -> BadRequest:
+def unknown_audio_error(index: int) -> BadRequest:
     """Nobody knows what was said in message ``index``."""
     return BadRequest(
         "Unknown or expired audio id: send the transcript of that answer as content.",

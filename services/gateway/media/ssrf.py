@@ -42,7 +42,7 @@ _LOCAL_NAMES = frozenset({"localhost", "metadata", "instance-data", "metadata.go
 _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".home.arpa")
 
 
-def allowed(address: Address, *, allow_private: bool = False) -> bool:
+def is_allowed(address: Address, *, allow_private: bool = False) -> bool:
     """Return whether a connection to ``address`` may be opened."""
     if any(address in block for block in _NEVER):
         return False
@@ -51,6 +51,6 @@ def allowed(address: Address, *, allow_private: bool = False) -> bool:
     return address.version == 4 or address in _PUBLIC_V6
 
 
-def local_name(host: str) -> bool:
+def is_local_name(host: str) -> bool:
     """Return whether ``host`` (lower case) names this machine, this cluster or a metadata service."""
     return host in _LOCAL_NAMES or host.endswith(_LOCAL_SUFFIXES)

@@ -34,7 +34,7 @@ class UrlRules(msgspec.Struct, frozen=True):
     ports: frozenset[int] | None = frozenset({80, 443})  # None: any port
 
 
-class Target(msgspec.Struct, frozen=True):
+class UrlTarget(msgspec.Struct, frozen=True):
     """One HTTP request target: lower-case ASCII ``host`` without brackets, ``path`` with its query."""
 
     scheme: str
@@ -57,20 +57,20 @@ class Target(msgspec.Struct, frozen=True):
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse(url: str, rules: UrlRules, param: str = "") -> Target:
+def parse_url(url: str, rules: UrlRules, param: str = "") -> UrlTarget:
     """Read ``url`` strictly. Raises ``BadRequest`` with fixed text; the URL is never echoed."""
     match = None if len(url) > MAX_URL or _FORBIDDEN.search(url) else _URL.fullmatch(url)
     if match is None:
-        raise BadRequest(_complaint(url), param=param)
+        raise BadRequest(_url_error(url), param=param)
     scheme = match["scheme"].lower()
     if scheme == "http" and not rules.allow_http:
         raise BadRequest("Plain http media URLs are disabled here: use https or a data URL.", param=param)
-    target = Target(scheme, _host(match, param), _port(match, rules, param), _path(match))
+    target = UrlTarget(scheme, _parse_host(match, param), _parse_port(match, rules, param), _parse_path(match))
     _check_host(target, rules, param)
     return target
 
 
-def _complaint(url: str) -> str:
+def _url_error(url: str) -> str:
     if len(url) > MAX_URL:
         return f"The media URL is longer than {MAX_URL} characters: use a shorter URL or a data URL."
     if not url[:8].lower().startswith(("http://", "https://")):
@@ -80,7 +80,7 @@ def _complaint(url: str) -> str:
     return "The media URL is malformed: spaces, backslashes and non-ASCII host names are not accepted."
 
 
-def _host(match: re.Match[str], param: str) -> str:
+def _parse_host(match: re.Match[str], param: str) -> str:
     host = (match["v6"] or match["host"]).lower().removesuffix(".")
     labels = host.split(".")
     bad_name = match["v6"] is None and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels))
@@ -93,22 +93,22 @@ def _host(match: re.Match[str], param: str) -> str:
     return host
 
 
-def _port(match: re.Match[str], rules: UrlRules, param: str) -> int:
+def _parse_port(match: re.Match[str], rules: UrlRules, param: str) -> int:
     port = int(match["port"] or _DEFAULT_PORTS[match["scheme"].lower()])
     if not 0 < port < 65536 or (rules.ports is not None and port not in rules.ports):
         raise BadRequest("The media URL's port is not allowed here.", param=param)
     return port
 
 
-def _path(match: re.Match[str]) -> str:
+def _parse_path(match: re.Match[str]) -> str:
     return quote((match["path"] or "/") + (match["query"] or ""), safe=_PRINTABLE)
 
 
-def _check_host(target: Target, rules: UrlRules, param: str) -> None:
+def _check_host(target: UrlTarget, rules: UrlRules, param: str) -> None:
     address = target.address
     if address is None:
-        refused = ssrf.local_name(target.host) and not rules.allow_private
+        refused = ssrf.is_local_name(target.host) and not rules.allow_private
     else:
-        refused = not ssrf.allowed(address, allow_private=rules.allow_private)
+        refused = not ssrf.is_allowed(address, allow_private=rules.allow_private)
     if refused:
         raise BadRequest("The media URL's host is not reachable from here.", param=param)

@@ -212,33 +212,33 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     user: str | None = None
 
     @property
-    def limit(self) -> int | None:
+    def token_limit(self) -> int | None:
         """Most tokens to generate."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def stops(self) -> tuple[str, ...]:
+    def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def writes(self) -> bool:
+    def wants_text(self) -> bool:
         """True if text is wanted."""
         return self.modalities is None or "text" in self.modalities
 
     @property
-    def speaks(self) -> bool:
+    def wants_audio(self) -> bool:
         """True if audio is wanted; ``audio`` is then set."""
         return self.modalities is not None and "audio" in self.modalities
 
     @property
-    def draws(self) -> bool:
+    def wants_images(self) -> bool:
         """True if pictures are wanted."""
         return self.modalities is not None and "image" in self.modalities
 
     @property
-    def voice(self) -> str:
+    def voice_name(self) -> str:
         """The voice's name or id, "" without audio output."""
-        if not self.speaks or self.audio is None:
+        if not self.wants_audio or self.audio is None:
             return ""
         return self.audio.voice if isinstance(self.audio.voice, str) else self.audio.voice.id
 

@@ -83,7 +83,7 @@ class ChatCompletion(Struct, frozen=True):
 _ENCODER = msgspec.json.Encoder()
 
 
-def usage(
+def build_usage(
     *,
     prompt_text: int = 0,
     prompt_image: int = 0,
@@ -107,7 +107,7 @@ def usage(
     )
 
 
-def completion(
+def encode_completion(
     *,
     id: str,
     model: str,
@@ -131,7 +131,9 @@ def completion(
     return _ENCODER.encode(answer)
 
 
-def drawn(*, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]) -> bytes:
+def encode_image_completion(
+    *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]
+) -> bytes:
     """A whole answer of pictures as JSON. ``text`` is None when no text was asked for."""
     choice = Choice(message=Message(content=text, images=images), finish_reason="stop")
     return _ENCODER.encode(ChatCompletion(id=id, created=created, model=model, choices=[choice], usage=usage))

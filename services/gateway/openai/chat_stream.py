@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from omnibus.errors import OmnibusError, Problem
+from omnibus.errors import OmnibusError, ProblemDetails
 from services.gateway.openai.chat_response import FinishReason, Picture, Usage
 from services.gateway.openai.errors import error_body
 
@@ -111,14 +111,14 @@ class ChatStream:
         sound = self._held + data
         ready = len(sound) - len(sound) % _GRAIN
         self._held = sound[ready:]
-        return self._sound(sound[:ready])
+        return self._audio_frame(sound[:ready])
 
     def transcript(self, delta: str) -> bytes:
         return b"".join((self._audio, b'"transcript":', _json(delta), self._end_audio))
 
     def audio_end(self, expires_at: int) -> bytes:
         """The bytes still held, if any, and the frame with only the expiry (Unix seconds)."""
-        rest, self._held = self._sound(self._held), b""
+        rest, self._held = self._audio_frame(self._held), b""
         return b"".join((rest, self._audio, b'"expires_at":%d' % expires_at, self._end_audio))
 
     def images(self, images: list[Picture]) -> bytes:
@@ -134,9 +134,9 @@ class ChatStream:
             return b""
         return b"".join((self._head, b'],"usage":', _json(usage), b"}\n\n"))
 
-    def error(self, error: OmnibusError | Problem, request_id: str = "") -> bytes:
+    def error(self, error: OmnibusError | ProblemDetails, request_id: str = "") -> bytes:
         """An error in the middle of the stream; ``DONE`` does not follow it."""
         return b"".join((b"data: ", error_body(error, request_id), b"\n\n"))
 
-    def _sound(self, data: bytes) -> bytes:
+    def _audio_frame(self, data: bytes) -> bytes:
         return b"".join((self._audio, b'"data":', _json(data), self._end_audio)) if data else b""

@@ -50,12 +50,12 @@ def _has_values(body: bytes) -> bool:
             count += sum(body.count(mark, at, end) for mark in _MARKS)
         if count > VALUES or quote < 0:
             return count > VALUES
-        inside = not inside or _escaped(body, at, quote)
+        inside = not inside or _is_escaped(body, at, quote)
         at = quote + 1
     return True
 
 
-def _escaped(body: bytes, start: int, quote: int) -> bool:
+def _is_escaped(body: bytes, start: int, quote: int) -> bool:
     """Return whether the quote is part of the string that has begun; ``start`` is behind the quote before."""
     if quote == start or body[quote - 1] != _BACKSLASH:
         return False

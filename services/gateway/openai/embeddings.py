@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.parse import decoded
+from services.gateway.openai.parse import decode_body
 
 PATH = "/v1/embeddings"
 
@@ -60,27 +60,27 @@ _DECODER = msgspec.json.Decoder(EmbeddingRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-def parse(body: bytes) -> EmbeddingRequest:
+def parse_embedding_request(body: bytes) -> EmbeddingRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``."""
-    return decoded(_DECODER, body)
+    return decode_body(_DECODER, body)
 
 
-def answer(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:
+def encode_embeddings(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:
     """The body of an answer to ``vectors`` [texts, width]. Raises ``BadRequest`` for more dimensions than there are."""
     if request.dimensions is not None:
-        vectors = _cut(vectors, request.dimensions)
-    data = [Embedding(index, _written(request, vector)) for index, vector in enumerate(vectors)]
+        vectors = _truncate_vectors(vectors, request.dimensions)
+    data = [Embedding(index, _encode_vector(request, vector)) for index, vector in enumerate(vectors)]
     return _encode(EmbeddingList(request.model, data, EmbeddingUsage(tokens, tokens)))
 
 
-def _cut(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+def _truncate_vectors(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     if count > vectors.shape[1]:
         raise BadRequest(f"vectors of this model have {vectors.shape[1]} dimensions, not {count}", param="dimensions")
     cut = vectors[:, :count]
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def _written(request: EmbeddingRequest, vector: NDArray[np.float32]) -> list[float] | str:
+def _encode_vector(request: EmbeddingRequest, vector: NDArray[np.float32]) -> list[float] | str:
     if request.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(value) for value in vector]

@@ -5,7 +5,7 @@ from math import ceil
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import OmnibusError, Problem, Unauthorized, from_problem
+from omnibus.errors import OmnibusError, ProblemDetails, Unauthorized, from_problem
 
 
 class ErrorDetail(Struct, frozen=True, omit_defaults=True):
@@ -28,14 +28,14 @@ class ErrorBody(Struct, frozen=True):
 _ENCODER = msgspec.json.Encoder()
 
 
-def status_of(error: OmnibusError | Problem) -> int:
+def status_of(error: OmnibusError | ProblemDetails) -> int:
     """The HTTP status."""
-    return _typed(error).status
+    return _typed_error(error).status
 
 
-def error_headers(error: OmnibusError | Problem) -> dict[str, str]:
+def error_headers(error: OmnibusError | ProblemDetails) -> dict[str, str]:
     """Extra response headers: Retry-After (whole seconds, at least 1) and WWW-Authenticate."""
-    typed = _typed(error)
+    typed = _typed_error(error)
     retry_after = getattr(typed, "retry_after", 0.0)
     headers = {"Retry-After": str(max(1, ceil(retry_after)))} if retry_after else {}
     if isinstance(typed, Unauthorized):
@@ -43,12 +43,12 @@ def error_headers(error: OmnibusError | Problem) -> dict[str, str]:
     return headers
 
 
-def error_body(error: OmnibusError | Problem, request_id: str = "") -> bytes:
+def error_body(error: OmnibusError | ProblemDetails, request_id: str = "") -> bytes:
     """``{"error": {message, type, param, code, request_id, stage, executor?, attempt?}}`` as JSON."""
-    problem = error.problem() if isinstance(error, OmnibusError) else error
+    problem = error.to_problem() if isinstance(error, OmnibusError) else error
     detail = ErrorDetail(
         message=problem.message,
-        type=_typed(error).kind,
+        type=_typed_error(error).kind,
         param=problem.param or None,
         code=problem.code or None,
         request_id=request_id or None,
@@ -59,5 +59,5 @@ def error_body(error: OmnibusError | Problem, request_id: str = "") -> bytes:
     return _ENCODER.encode(ErrorBody(detail))
 
 
-def _typed(error: OmnibusError | Problem) -> OmnibusError:
+def _typed_error(error: OmnibusError | ProblemDetails) -> OmnibusError:
     return error if isinstance(error, OmnibusError) else from_problem(error)

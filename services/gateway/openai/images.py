@@ -13,14 +13,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from omnibus.encoding.image import PictureFormat
 from omnibus.errors import BadRequest
 from services.gateway.openai.chat_request import Guidance, Size, Steps
-from services.gateway.openai.parse import decoded, invalid
+from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
-class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that generations and edits have in common. None means that the client did not say."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
@@ -77,7 +77,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = _SIZE.fullmatch(self.size or "auto")
         return (int(found[1]), int(found[2])) if found else None
 
-    def wish(self) -> dict[str, Any]:
+    def task_fields(self) -> dict[str, Any]:
         """Return the fields that the client set, by the names of ``omnibus.task.library.DrawInput``."""
         width, height = self.extent or (None, None)
         said = {
@@ -87,21 +87,21 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "height": height,
             "n": self.n,
             "steps": self.steps or self.num_inference_steps,
-            "guidance": next((each for each in self._guidances if each is not None), None),
+            "guidance": next((each for each in self._guidance_values if each is not None), None),
             "seed": self.seed,
         }
         return {name: value for name, value in said.items() if value is not None}
 
     @property
-    def _guidances(self) -> tuple[float | None, ...]:
+    def _guidance_values(self) -> tuple[float | None, ...]:
         return self.guidance, self.guidance_scale, self.true_cfg_scale
 
 
-class ImageRequest(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageRequest(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/images/generations``."""
 
 
-class EditForm(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EditForm(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of ``POST /v1/images/edits`` that are no files."""
 
     input_fidelity: str | None = None
@@ -174,7 +174,7 @@ _GENERATION = msgspec.json.Decoder(ImageRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-def usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
+def image_usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
     """Usage of a prompt of ``text`` and ``images`` tokens and pictures of all in all ``pixels``."""
     made = pixels // 256
     return ImageUsage(
@@ -182,12 +182,12 @@ def usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
     )
 
 
-def response(created: int, data: list[Image], format: PictureFormat, size: str, used: ImageUsage) -> bytes:
+def encode_response(created: int, data: list[Image], format: PictureFormat, size: str, used: ImageUsage) -> bytes:
     """The body of a whole answer."""
     return _encode(ImagesResponse(created, data, format, size, used))
 
 
-def event(said: PartialImage | CompletedImage) -> bytes:
+def encode_event(said: PartialImage | CompletedImage) -> bytes:
     """One server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (said.type.encode(), _encode(said))
 
@@ -197,8 +197,8 @@ def event(said: PartialImage | CompletedImage) -> bytes:
 
 def parse_generation(body: bytes) -> ImageRequest:
     """Decode and check the body of a generation. Raises ``BadRequest`` with ``param``."""
-    request = decoded(_GENERATION, body)
-    check(request)
+    request = decode_body(_GENERATION, body)
+    check_options(request)
     return request
 
 
@@ -207,22 +207,22 @@ def parse_edit(fields: Mapping[str, Any]) -> EditForm:
     try:
         form = msgspec.convert(fields, EditForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
-    check(form)
+        raise invalid_request(str(error)) from None
+    check_options(form)
     if form.input_fidelity is not None:
-        raise _unsupported("input_fidelity", "models say themselves how close they stay to a picture")
+        raise _unsupported_value("input_fidelity", "models say themselves how close they stay to a picture")
     return form
 
 
-def check(request: Options) -> None:
+def check_options(request: ImageOptions) -> None:
     """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
     if request.background == "transparent":
-        raise _unsupported("background", "pictures here are opaque")
+        raise _unsupported_value("background", "pictures here are opaque")
     if request.quality not in (None, "auto"):
-        raise _unsupported("quality", "say how many steps with `steps`")
+        raise _unsupported_value("quality", "say how many steps with `steps`")
     for name in ("style", "complexity", "frame_count", "frame_duration_ms", "svg"):
         if getattr(request, name) is not None:
-            raise _unsupported(name, "leave it out")
+            raise _unsupported_value(name, "leave it out")
     if request.output_compression is not None and request.format == "png":
         raise BadRequest("png files have no quality: ask for jpeg or webp.", param="output_compression")
     _check_once(request, "steps", "num_inference_steps")
@@ -230,13 +230,13 @@ def check(request: Options) -> None:
     _check_stream(request)
 
 
-def _check_once(request: Options, *names: str) -> None:
+def _check_once(request: ImageOptions, *names: str) -> None:
     said = [name for name in names if getattr(request, name) is not None]
     if len(said) > 1:
         raise BadRequest(f"'{said[0]}' and '{said[1]}' mean the same: send one of them.", param=said[1])
 
 
-def _check_stream(request: Options) -> None:
+def _check_stream(request: ImageOptions) -> None:
     if not request.stream:
         if request.partial_images:
             raise BadRequest("partial_images is only allowed when stream is true.", param="partial_images")
@@ -247,5 +247,5 @@ def _check_stream(request: Options) -> None:
         raise BadRequest("A stream holds pictures, no URLs: leave response_format out.", param="response_format")
 
 
-def _unsupported(param: str, instead: str) -> BadRequest:
+def _unsupported_value(param: str, instead: str) -> BadRequest:
     return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)

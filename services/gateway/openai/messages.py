@@ -32,27 +32,29 @@ class MediaRef(Struct, frozen=True):
     param: str = ""
 
 
-def conversation(request: ChatRequest) -> tuple[list[dict[str, Any]], list[MediaRef]]:
+def convert_messages(request: ChatRequest) -> tuple[list[dict[str, Any]], list[MediaRef]]:
     """The messages as ``Thinker.prompt`` takes them, and the media items in order of appearance.
 
     ``developer`` becomes ``system``. Raises ``BadRequest`` for parts that cannot be served.
     """
     items: list[MediaRef] = []
-    messages = [_message(message, f"messages[{index}]", items) for index, message in enumerate(request.messages)]
+    messages = [
+        _convert_message(message, f"messages[{index}]", items) for index, message in enumerate(request.messages)
+    ]
     return messages, items
 
 
-def _message(message: Message, param: str, items: list[MediaRef]) -> dict[str, Any]:
+def _convert_message(message: Message, param: str, items: list[MediaRef]) -> dict[str, Any]:
     role = "system" if isinstance(message, DeveloperMessage) else str(message.__struct_config__.tag)
     content = getattr(message, "content", None)
     if content is None:
         content = getattr(message, "refusal", None) or ""
     if isinstance(content, str):
         return {"role": role, "content": content}
-    return {"role": role, "content": _parts(content, param, items)}
+    return {"role": role, "content": _convert_parts(content, param, items)}
 
 
-def _parts(content: Sequence[Struct], param: str, items: list[MediaRef]) -> list[dict[str, str]]:
+def _convert_parts(content: Sequence[Struct], param: str, items: list[MediaRef]) -> list[dict[str, str]]:
     parts: list[dict[str, str]] = []
     for index, part in enumerate(content):
         if isinstance(part, TextPart):
@@ -60,13 +62,13 @@ def _parts(content: Sequence[Struct], param: str, items: list[MediaRef]) -> list
         elif isinstance(part, RefusalPart):
             parts.append({"type": "text", "text": part.refusal})
         else:
-            item = _media(part, f"{param}.content[{index}]")
+            item = _media_ref(part, f"{param}.content[{index}]")
             items.append(item)
             parts.append({"type": item.modality})
     return parts
 
 
-def _media(part: Struct, param: str) -> MediaRef:
+def _media_ref(part: Struct, param: str) -> MediaRef:
     match part:
         case ImagePart():
             return MediaRef("image", url=part.image_url.url, param=f"{param}.image_url.url")

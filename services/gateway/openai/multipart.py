@@ -16,7 +16,7 @@ _NAMED = re.compile(r"(?<![\w*])(?P<key>name|filename)=\"(?P<value>[^\"\r\n]{0,2
 _FORM_DATA = re.compile(r"form-data(\s*;.*)?", re.I | re.S)
 
 
-class Part(Struct, frozen=True):
+class FormPart(Struct, frozen=True):
     """One part: ``filename`` is None for a plain field, ``mime`` what the client says its file is, or ""."""
 
     name: str
@@ -28,14 +28,14 @@ class Part(Struct, frozen=True):
 class Form:
     """The parts of a form by name. ``name[]`` is ``name``, as clients write lists."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[FormPart]) -> None:
         self._parts = parts
 
-    def files(self, *names: str) -> list[Part]:
+    def files(self, *names: str) -> list[FormPart]:
         """The files of these names, in order."""
         return [part for part in self._parts if part.filename is not None and part.name in names]
 
-    def file(self, name: str) -> Part:
+    def file(self, name: str) -> FormPart:
         """The one file called ``name``. Raises ``BadRequest``."""
         found = self.files(name)
         if len(found) != 1:
@@ -49,7 +49,7 @@ class Form:
         for part in self._parts:
             if part.filename is not None:
                 continue
-            text = _text(part)
+            text = _decode_text(part)
             if part.name in lists:
                 found.setdefault(part.name, []).append(text)  # type: ignore[union-attr]
             elif part.name in found:
@@ -58,69 +58,71 @@ class Form:
                 found[part.name] = text
         return found
 
-    def only(self, *names: str) -> None:
+    def check_file_names(self, *names: str) -> None:
         """Raises ``BadRequest`` for a file that has none of these names."""
         for part in self._parts:
             if part.filename is not None and part.name not in names:
                 raise BadRequest(f"Unrecognized file supplied: {part.name}", param=part.name)
 
 
-def parse(body: bytes, kind: str) -> Form:
+def parse_form(body: bytes, kind: str) -> Form:
     """Read a form. ``kind`` is the request's content type. Raises ``BadRequest`` and ``TooLarge``."""
     found = _KIND.match(kind)
     boundary = (found[1] or found[2]) if found else ""
     if not _BOUNDARY.fullmatch(boundary):
         raise BadRequest("The request is no form: send multipart/form-data with a boundary.")
-    return Form([_part(each) for each in _split(body, b"--" + boundary.encode("ascii"))])
+    return Form([_parse_part(each) for each in _split_parts(body, b"--" + boundary.encode("ascii"))])
 
 
-def _split(body: bytes, mark: bytes) -> Iterator[bytes]:
+def _split_parts(body: bytes, mark: bytes) -> Iterator[bytes]:
     """Yield the bytes between each two marks."""
     at = body.find(mark, 0, len(mark) + 2)  # an empty line may come before the first
     if at < 0 or body[:at] not in (b"", b"\r\n"):
-        raise _broken()
+        raise _malformed_error()
     at += len(mark)
     for _ in range(PARTS + 1):
         if body[at : at + 2] == b"--":
             return
         end = body.find(b"\r\n" + mark, at)
         if body[at : at + 2] != b"\r\n" or end < 0:
-            raise _broken()
+            raise _malformed_error()
         yield body[at + 2 : end]
         at = end + 2 + len(mark)
     raise TooLarge(f"The form has more than {PARTS} parts, the most accepted.")
 
 
-def _part(data: bytes) -> Part:
+def _parse_part(data: bytes) -> FormPart:
     end = data.find(b"\r\n\r\n", 0, HEADERS + 4)
     if end < 0:
-        raise _broken()
-    headers = dict(_headers(data[:end]))
+        raise _malformed_error()
+    headers = dict(_parse_headers(data[:end]))
     told = headers.get("content-disposition", "")
-    named = {found["key"].lower(): _plain(found["value"]) for found in _NAMED.finditer(told)}
+    named = {found["key"].lower(): _unescape_name(found["value"]) for found in _NAMED.finditer(told)}
     if not _FORM_DATA.fullmatch(told) or not named.get("name"):
-        raise _broken()
+        raise _malformed_error()
     name = named["name"].removesuffix("[]")
-    return Part(name, data[end + 4 :], named.get("filename"), headers.get("content-type", "").partition(";")[0].strip())
+    return FormPart(
+        name, data[end + 4 :], named.get("filename"), headers.get("content-type", "").partition(";")[0].strip()
+    )
 
 
-def _headers(block: bytes) -> Iterator[tuple[str, str]]:
+def _parse_headers(block: bytes) -> Iterator[tuple[str, str]]:
     try:
         lines = block.decode().split("\r\n")
     except UnicodeDecodeError:
-        raise _broken() from None
+        raise _malformed_error() from None
     for line in lines:
         name, mark, value = line.partition(":")
         if not mark:
-            raise _broken()
+            raise _malformed_error()
         yield name.strip().lower(), value.strip()
 
 
-def _plain(value: str) -> str:
+def _unescape_name(value: str) -> str:
     return value.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
 
 
-def _text(part: Part) -> str:
+def _decode_text(part: FormPart) -> str:
     if len(part.data) > TEXT:
         raise TooLarge(f"The field '{part.name}' has more than {TEXT} bytes, the most accepted.", param=part.name)
     try:
@@ -129,5 +131,5 @@ def _text(part: Part) -> str:
         raise BadRequest(f"The field '{part.name}' is no text in UTF-8.", param=part.name) from None
 
 
-def _broken() -> BadRequest:
+def _malformed_error() -> BadRequest:
     return BadRequest("The form is malformed, or cut short.")

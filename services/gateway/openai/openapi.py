@@ -72,164 +72,178 @@ def openapi_components() -> dict[str, Any]:
 def openapi_paths() -> dict[str, Any]:
     """The path items of all routes."""
     return {
-        PATH: {"post": _chat()},
-        EVENTS: {"get": _rest_of_chat()},
-        images.PATH: {"post": _generation()},
-        images.EDITS: {"post": _edit()},
-        embeddings.PATH: {"post": _embeddings()},
-        speech.PATH: {"post": _speech()},
-        transcriptions.PATH: {"post": _transcription()},
-        **_models(),
-        **_files(),
-        **_videos(),
+        PATH: {"post": _chat_operation()},
+        EVENTS: {"get": _continue_chat_operation()},
+        images.PATH: {"post": _generation_operation()},
+        images.EDITS: {"post": _edit_operation()},
+        embeddings.PATH: {"post": _embeddings_operation()},
+        speech.PATH: {"post": _speech_operation()},
+        transcriptions.PATH: {"post": _transcription_operation()},
+        **_model_paths(),
+        **_file_paths(),
+        **_video_paths(),
     }
 
 
-def _chat() -> dict[str, Any]:
+def _chat_operation() -> dict[str, Any]:
     events = "The answer; with `stream`, server-sent events that each hold one chunk, then `[DONE]`."
-    return _post(
+    return _post_operation(
         "create_chat_completion",
         "Answer a conversation with text, sound or both.",
         "Chat",
-        _json("ChatRequest"),
-        {"description": events, "content": {**_json("ChatCompletion"), **_events("ChatCompletionChunk")}},
-    )
-
-
-def _rest_of_chat() -> dict[str, Any]:
-    """Continuing a streamed answer."""
-    last = "Id of the last event that came; without it the answer is sent from its beginning."
-    header = {"name": "Last-Event-ID", "in": "header", "description": last, "schema": {"type": "string"}}
-    rest = {"description": "The events after that one.", "content": _events("ChatCompletionChunk")}
-    failures = {status: _failure(text) for status, text in _FAILURES.items()}
-    failures |= {
-        "404": _failure("No streamed answer has this token, or it has expired."),
-        "409": _failure("The answer is continued on another connection."),
-        "502": _failure("The answer came out differently: send the request again."),
-    }
-    operation = _operation(
-        "continue_chat_completion", "The rest of a streamed answer.", "Chat", {"200": rest, **failures}
-    )
-    return {**operation, "parameters": [_id("token"), header]}
-
-
-def _generation() -> dict[str, Any]:
-    return _post("create_image", "Make pictures of a text.", "Images", _json("ImageRequest"), _pictures())
-
-
-def _edit() -> dict[str, Any]:
-    return _post("edit_image", "Make pictures of a text and pictures.", "Images", _form("EditForm"), _pictures())
-
-
-def _pictures() -> dict[str, Any]:
-    said = "The pictures; with `stream`, server-sent events: partial images, then the completed one."
-    return {
-        "description": said,
-        "content": {**_json("ImagesResponse"), **_events("PartialImage", "CompletedImage")},
-    }
-
-
-def _embeddings() -> dict[str, Any]:
-    made = {"description": "A vector of each text.", "content": _json("EmbeddingList")}
-    return _post("create_embedding", "Make vectors of texts.", "Embeddings", _json("EmbeddingRequest"), made)
-
-
-def _speech() -> dict[str, Any]:
-    sound = {mime: {"schema": _FILE} for mime in sorted(MIME.values())}
-    said = "The sound, while it is being made; with `stream_format` sse, events with pieces of it."
-    return _post(
-        "create_speech",
-        "Speak a text as it is.",
-        "Audio",
-        _json("SpeechRequest"),
-        {"description": said, "content": {**sound, **_events("SpeechDelta", "SpeechDone")}},
-    )
-
-
-def _transcription() -> dict[str, Any]:
-    either = {"application/json": {"schema": {"anyOf": [_ref("Transcription"), _ref("VerboseTranscription")]}}}
-    text = {"text/plain": {"schema": {"type": "string"}}}
-    return _post(
-        "create_transcription",
-        "Write what is said in a sound.",
-        "Audio",
-        _form("TranscriptionForm"),
+        _json_content("ChatRequest"),
         {
-            "description": "The text; with `stream`, server-sent events with pieces of it.",
-            "content": {**either, **text, **_events("TranscriptDelta", "TranscriptDone")},
+            "description": events,
+            "content": {**_json_content("ChatCompletion"), **_event_content("ChatCompletionChunk")},
         },
     )
 
 
-def _models() -> dict[str, Any]:
-    listed = {"description": "Models of the plan and of apps.", "content": _json("ModelList")}
-    about = {"description": "About the model.", "content": _json("ModelObject")}
-    gone = {"404": _failure("There is no such model.")}
+def _continue_chat_operation() -> dict[str, Any]:
+    """Continuing a streamed answer."""
+    last = "Id of the last event that came; without it the answer is sent from its beginning."
+    header = {"name": "Last-Event-ID", "in": "header", "description": last, "schema": {"type": "string"}}
+    rest = {"description": "The events after that one.", "content": _event_content("ChatCompletionChunk")}
+    failures = {status: _failure_response(text) for status, text in _FAILURES.items()}
+    failures |= {
+        "404": _failure_response("No streamed answer has this token, or it has expired."),
+        "409": _failure_response("The answer is continued on another connection."),
+        "502": _failure_response("The answer came out differently: send the request again."),
+    }
+    operation = _operation(
+        "continue_chat_completion", "The rest of a streamed answer.", "Chat", {"200": rest, **failures}
+    )
+    return {**operation, "parameters": [_id_parameter("token"), header]}
+
+
+def _generation_operation() -> dict[str, Any]:
+    return _post_operation(
+        "create_image", "Make pictures of a text.", "Images", _json_content("ImageRequest"), _images_response()
+    )
+
+
+def _edit_operation() -> dict[str, Any]:
+    return _post_operation(
+        "edit_image", "Make pictures of a text and pictures.", "Images", _form_content("EditForm"), _images_response()
+    )
+
+
+def _images_response() -> dict[str, Any]:
+    said = "The pictures; with `stream`, server-sent events: partial images, then the completed one."
+    return {
+        "description": said,
+        "content": {**_json_content("ImagesResponse"), **_event_content("PartialImage", "CompletedImage")},
+    }
+
+
+def _embeddings_operation() -> dict[str, Any]:
+    made = {"description": "A vector of each text.", "content": _json_content("EmbeddingList")}
+    return _post_operation(
+        "create_embedding", "Make vectors of texts.", "Embeddings", _json_content("EmbeddingRequest"), made
+    )
+
+
+def _speech_operation() -> dict[str, Any]:
+    sound = {mime: {"schema": _FILE} for mime in sorted(MIME.values())}
+    said = "The sound, while it is being made; with `stream_format` sse, events with pieces of it."
+    return _post_operation(
+        "create_speech",
+        "Speak a text as it is.",
+        "Audio",
+        _json_content("SpeechRequest"),
+        {"description": said, "content": {**sound, **_event_content("SpeechDelta", "SpeechDone")}},
+    )
+
+
+def _transcription_operation() -> dict[str, Any]:
+    either = {
+        "application/json": {"schema": {"anyOf": [_schema_ref("Transcription"), _schema_ref("VerboseTranscription")]}}
+    }
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return _post_operation(
+        "create_transcription",
+        "Write what is said in a sound.",
+        "Audio",
+        _form_content("TranscriptionForm"),
+        {
+            "description": "The text; with `stream`, server-sent events with pieces of it.",
+            "content": {**either, **text, **_event_content("TranscriptDelta", "TranscriptDone")},
+        },
+    )
+
+
+def _model_paths() -> dict[str, Any]:
+    listed = {"description": "Models of the plan and of apps.", "content": _json_content("ModelList")}
+    about = {"description": "About the model.", "content": _json_content("ModelObject")}
+    gone = {"404": _failure_response("There is no such model.")}
     return {
         models.PATH: {"get": _operation("list_models", "Models that this gateway serves.", "Models", {"200": listed})},
         models.MODEL: {
-            "parameters": [_id("model")],
+            "parameters": [_id_parameter("model")],
             "get": _operation("show_model", "One model.", "Models", {"200": about, **gone}),
         },
     }
 
 
-def _files() -> dict[str, Any]:
+def _file_paths() -> dict[str, Any]:
     bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
-    gone = {"404": _failure("The file was not found, or has expired.")}
-    about = {"description": "About the file.", "content": _json("FileObject")}
-    removed = {"description": "It is gone.", "content": _json("FileDeleted")}
+    gone = {"404": _failure_response("The file was not found, or has expired.")}
+    about = {"description": "About the file.", "content": _json_content("FileObject")}
+    removed = {"description": "It is gone.", "content": _json_content("FileDeleted")}
     return {
         files.FILE: {
-            "parameters": [_id("file_id")],
+            "parameters": [_id_parameter("file_id")],
             "get": _operation("show_file", "About a file that was made.", "Files", {"200": about, **gone}),
             "delete": _operation("remove_file", "Remove a file that was made.", "Files", {"200": removed, **gone}),
         },
         files.CONTENT: {
-            "parameters": [_id("file_id")],
+            "parameters": [_id_parameter("file_id")],
             "get": _operation("fetch_file", "The file itself.", "Files", {"200": bytes_, **gone}),
         },
     }
 
 
-def _videos() -> dict[str, Any]:
-    gone = {"404": _failure("The video was not found, or has expired.")}
-    job = {"description": "The video, and how far it is.", "content": _json("Video")}
-    page = {"description": "Videos in the order in which they were asked for.", "content": _json("VideoList")}
-    removed = {"description": "It is gone; if it was being made, that has stopped.", "content": _json("VideoDeleted")}
+def _video_paths() -> dict[str, Any]:
+    gone = {"404": _failure_response("The video was not found, or has expired.")}
+    job = {"description": "The video, and how far it is.", "content": _json_content("Video")}
+    page = {"description": "Videos in the order in which they were asked for.", "content": _json_content("VideoList")}
+    removed = {
+        "description": "It is gone; if it was being made, that has stopped.",
+        "content": _json_content("VideoDeleted"),
+    }
     file = {"video/mp4": {"schema": _FILE}, "image/webp": {"schema": _FILE}}
     fetched = {"description": "The file; with a `Range` header, 206 and that part of it.", "content": file}
-    early = {"400": _failure("The video is not completed."), **gone}
-    body = {**_json("VideoRequest"), **_form("VideoRequest")}
-    made = _post("create_video", "Have a video made of a text; the answer is its job.", "Videos", body, job)
-    wrong = {"400": _failure("The query cannot be used; `param` names the place.")}
+    early = {"400": _failure_response("The video is not completed."), **gone}
+    body = {**_json_content("VideoRequest"), **_form_content("VideoRequest")}
+    made = _post_operation("create_video", "Have a video made of a text; the answer is its job.", "Videos", body, job)
+    wrong = {"400": _failure_response("The query cannot be used; `param` names the place.")}
     listed = _operation("list_videos", "List videos.", "Videos", {"200": page, **wrong, **gone})
     return {
-        videos.PATH: {"post": made, "get": {**listed, "parameters": _query(videos.ListQuery)}},
+        videos.PATH: {"post": made, "get": {**listed, "parameters": _query_parameters(videos.ListQuery)}},
         videos.VIDEO: {
-            "parameters": [_id("video_id")],
+            "parameters": [_id_parameter("video_id")],
             "get": _operation("show_video", "How far a video is.", "Videos", {"200": job, **gone}),
             "delete": _operation("remove_video", "Remove a video, made or not.", "Videos", {"200": removed, **gone}),
         },
         videos.CONTENT: {
-            "parameters": [_id("video_id"), *_query(videos.ContentQuery)],
+            "parameters": [_id_parameter("video_id"), *_query_parameters(videos.ContentQuery)],
             "get": _operation("fetch_video", "The video itself.", "Videos", {"200": fetched, **early}),
         },
     }
 
 
-def _id(name: str) -> dict[str, Any]:
+def _id_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _query(kind: type) -> list[dict[str, Any]]:
+def _query_parameters(kind: type) -> list[dict[str, Any]]:
     """The parameters that the fields of ``kind`` are."""
     fields = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
     return [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
 
 
-def _post(id: str, summary: str, tag: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    responses = {"200": answer, **{status: _failure(text) for status, text in _FAILURES.items()}}
+def _post_operation(id: str, summary: str, tag: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    responses = {"200": answer, **{status: _failure_response(text) for status, text in _FAILURES.items()}}
     return {**_operation(id, summary, tag, responses), "requestBody": {"required": True, "content": body}}
 
 
@@ -237,24 +251,24 @@ def _operation(id: str, summary: str, tag: str, responses: dict[str, Any]) -> di
     return {"operationId": id, "summary": summary, "tags": [tag], "responses": responses}
 
 
-def _failure(description: str) -> dict[str, Any]:
-    return {"description": description, "content": _json("ErrorBody")}
+def _failure_response(description: str) -> dict[str, Any]:
+    return {"description": description, "content": _json_content("ErrorBody")}
 
 
-def _json(name: str) -> dict[str, Any]:
-    return {"application/json": {"schema": _ref(name)}}
+def _json_content(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": _schema_ref(name)}}
 
 
-def _form(name: str) -> dict[str, Any]:
-    return {"multipart/form-data": {"schema": _ref(name)}}
+def _form_content(name: str) -> dict[str, Any]:
+    return {"multipart/form-data": {"schema": _schema_ref(name)}}
 
 
-def _events(*names: str) -> dict[str, Any]:
-    schemas = [_ref(name) for name in names]
+def _event_content(*names: str) -> dict[str, Any]:
+    schemas = [_schema_ref(name) for name in names]
     return {"text/event-stream": {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": schemas}}}
 
 
-def _ref(name: str) -> dict[str, str]:
+def _schema_ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
 
 

@@ -60,22 +60,22 @@ async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | No
     ``declared`` is the Content-Length, if any: too large a body is refused before it is read.
     Raises ``TooLarge``, ``TooSlow``, and ``Overloaded`` when this gateway has no room for it now.
     """
-    upload = body_budget.current()
+    upload = body_budget.current_upload()
     _check_body(declared or 0, limit)
-    upload.expect(declared or 0)
+    upload.check_declared_size(declared or 0)
     if upload.whole:
-        return await _collected(chunks, limit, upload)
-    pace = upload.pace()
+        return await _collect_body(chunks, limit, upload)
+    pace = upload.start_clock()
     try:
-        async with asyncio.timeout_at(pace.until) as timer:
-            return await _collected(chunks, limit, upload, lambda received: pace.check(received, timer))
+        async with asyncio.timeout_at(pace.next_deadline) as timer:
+            return await _collect_body(chunks, limit, upload, lambda received: pace.check_rate(received, timer))
     except TimeoutError:
-        raise pace.slow() from None
+        raise pace.too_slow_error() from None
     finally:
-        upload.seconds = pace.seconds
+        upload.seconds = pace.elapsed_seconds
 
 
-async def _collected(
+async def _collect_body(
     chunks: AsyncIterable[bytes], limit: int, upload: Upload, on_more: Callable[[int], None] = lambda _: None
 ) -> bytes:
     """One piece as it is. More go into one buffer: a million of single bytes would take forty times as much."""
@@ -84,7 +84,7 @@ async def _collected(
     async for chunk in chunks:
         before, received = received, received + len(chunk)
         _check_body(received, limit)
-        upload.grow(before, received)
+        upload.count_bytes(before, received)
         if not before:
             first = chunk
             continue
@@ -93,13 +93,13 @@ async def _collected(
     return bytes(rest) if rest else first
 
 
-def decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     check_values(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
 
@@ -114,7 +114,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     try:
         request = (_OF_APP if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     except RecursionError:
@@ -125,17 +125,17 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
 
 def check_chat(request: ChatRequest) -> None:
     """Raises ``BadRequest`` that names the first field which cannot be obeyed, and ``TooLarge``."""
-    if sum(len(parts) for parts in map(_parts, request.messages)) > MAX_PARTS:
+    if sum(len(parts) for parts in map(_message_parts, request.messages)) > MAX_PARTS:
         raise TooLarge(f"The messages have more than {MAX_PARTS} parts, the most accepted.", param="messages")
     _check_supported(request)
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
     for index, message in enumerate(request.messages):
-        _check_message(message, f"messages[{index}]", request.draws)
+        _check_message(message, f"messages[{index}]", request.wants_images)
 
 
-def _parts(message: Message) -> Sequence[object]:
+def _message_parts(message: Message) -> Sequence[object]:
     content = None if isinstance(message, (ToolMessage, FunctionMessage)) else message.content
     return content if isinstance(content, list) else ()
 
@@ -145,7 +145,7 @@ def _check_body(nbytes: int, limit: int) -> None:
         raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
 
 
-def invalid(complaint: str) -> BadRequest:
+def invalid_request(complaint: str) -> BadRequest:
     """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place."""
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
@@ -163,20 +163,20 @@ def _check_supported(request: ChatRequest) -> None:
     for name, harmless in _HARMLESS.items():
         value = getattr(request, name)
         if value is not None and not harmless(value):
-            raise _unsupported(name)
+            raise _unsupported_value(name)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise BadRequest("Set max_completion_tokens or max_tokens, not both.", param="max_tokens")
 
 
 def _check_audio(request: ChatRequest) -> None:
-    if request.speaks and request.audio is None:
+    if request.wants_audio and request.audio is None:
         raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
 
 
 def _check_images(request: ChatRequest) -> None:
-    if request.draws and request.speaks:
+    if request.wants_images and request.wants_audio:
         raise BadRequest("An answer has pictures or sound, not both.", param="modalities")
-    if request.image_config is not None and not request.draws:
+    if request.image_config is not None and not request.wants_images:
         raise BadRequest("image_config is only allowed when modalities hold image.", param="image_config")
 
 
@@ -187,7 +187,7 @@ def _check_stream(request: ChatRequest) -> None:
 
 def _check_message(message: Message, param: str, draws: bool) -> None:
     if isinstance(message, (ToolMessage, FunctionMessage)):
-        raise _unsupported(f"{param}.role")
+        raise _unsupported_value(f"{param}.role")
     if isinstance(message, AssistantMessage):
         _check_assistant(message, param)
         if not draws and message.content is None and message.refusal is None and message.audio is None:
@@ -196,10 +196,10 @@ def _check_message(message: Message, param: str, draws: bool) -> None:
 
 def _check_assistant(message: AssistantMessage, param: str) -> None:
     if message.tool_calls:
-        raise _unsupported(f"{param}.tool_calls")
+        raise _unsupported_value(f"{param}.tool_calls")
     if message.function_call is not None:
-        raise _unsupported(f"{param}.function_call")
+        raise _unsupported_value(f"{param}.function_call")
 
 
-def _unsupported(param: str) -> BadRequest:
+def _unsupported_value(param: str) -> BadRequest:
     return BadRequest(f"The value of '{param}' is not supported here: leave it out.", param=param)

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from omnibus.encoding.audio import FASTEST, SLOWEST, SoundFormat
 from services.gateway.openai.chat_request import Count, VoiceId
-from services.gateway.openai.parse import decoded
+from services.gateway.openai.parse import decode_body
 
 PATH = "/v1/audio/speech"
 
@@ -38,7 +38,7 @@ class SpeechRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return "pcm16" if self.response_format == "pcm" else self.response_format or "mp3"
 
     @property
-    def called(self) -> str:
+    def voice_name(self) -> str:
         """The voice's name or id."""
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
@@ -65,11 +65,11 @@ _DECODER = msgspec.json.Decoder(SpeechRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-def parse(body: bytes) -> SpeechRequest:
+def parse_speech_request(body: bytes) -> SpeechRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``."""
-    return decoded(_DECODER, body)
+    return decode_body(_DECODER, body)
 
 
-def event(said: SpeechDelta | SpeechDone) -> bytes:
+def encode_event(said: SpeechDelta | SpeechDone) -> bytes:
     """One server-sent event."""
     return b"data: %b\n\n" % _encode(said)

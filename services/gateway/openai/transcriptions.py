@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from omnibus.errors import BadRequest
 from services.gateway.openai.chat_request import Count
 from services.gateway.openai.chat_response import Usage
-from services.gateway.openai.parse import invalid
+from services.gateway.openai.parse import invalid_request
 
 PATH = "/v1/audio/transcriptions"
 
@@ -93,45 +93,47 @@ class TranscriptDone(Struct, frozen=True, tag_field="type", tag="transcript.text
 _encode = msgspec.json.Encoder().encode
 
 
-def parse(fields: Mapping[str, Any]) -> TranscriptionForm:
+def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:
     """Check the fields of a form. Raises ``BadRequest`` with ``param``."""
     try:
         form = msgspec.convert(fields, TranscriptionForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
     if form.response_format in ("srt", "vtt", "diarized_json"):
-        raise _unsupported("response_format", "models here say no times and no speakers: json, text or verbose_json")
+        raise _unsupported_value(
+            "response_format", "models here say no times and no speakers: json, text or verbose_json"
+        )
     if form.chunking_strategy not in (None, "auto"):
-        raise _unsupported("chunking_strategy", "the sound is heard as a whole")
+        raise _unsupported_value("chunking_strategy", "the sound is heard as a whole")
     for name in LISTS:
         if getattr(form, name):
-            raise _unsupported(name, "leave it out")
+            raise _unsupported_value(name, "leave it out")
     if form.stream and form.response_format not in (None, "json"):
         raise BadRequest("A stream has events of its own: leave response_format out.", param="response_format")
     return form
 
 
-def transcription(text: str, used: Usage) -> bytes:
+def encode_transcription(text: str, used: Usage) -> bytes:
     """The body of a JSON answer."""
-    return _encode(Transcription(text, usage(used)))
+    return _encode(Transcription(text, convert_usage(used)))
 
 
-def verbose(text: str, language: str | None, seconds: float | None) -> bytes:
+def encode_verbose(text: str, language: str | None, seconds: float | None) -> bytes:
     """The body of a verbose JSON answer."""
     return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(seconds or 0.0)))
 
 
-def delta(text: str) -> bytes:
+def encode_delta(text: str) -> bytes:
     """One server-sent event: more of the text."""
     return b"data: %b\n\n" % _encode(TranscriptDelta(text))
 
 
-def done(text: str, used: Usage) -> bytes:
+def encode_done(text: str, used: Usage) -> bytes:
     """The last server-sent event."""
-    return b"data: %b\n\n" % _encode(TranscriptDone(text, usage(used)))
+    return b"data: %b\n\n" % _encode(TranscriptDone(text, convert_usage(used)))
 
 
-def usage(used: Usage) -> TranscriptionUsage:
+def convert_usage(used: Usage) -> TranscriptionUsage:
     """A chat's usage in the words of transcriptions."""
     sound = used.prompt_tokens_details.audio_tokens
     return TranscriptionUsage(
@@ -142,5 +144,5 @@ def usage(used: Usage) -> TranscriptionUsage:
     )
 
 
-def _unsupported(param: str, instead: str) -> BadRequest:
+def _unsupported_value(param: str, instead: str) -> BadRequest:
     return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)

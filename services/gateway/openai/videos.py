@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from omnibus.errors import BadRequest
 from services.gateway.openai import multipart
 from services.gateway.openai.chat_request import Guidance, Steps
-from services.gateway.openai.parse import decoded, invalid
+from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
 
@@ -48,7 +48,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # Accepted and ignored.
     user: str | None = None
 
-    def wish(self) -> dict[str, Any]:
+    def task_fields(self) -> dict[str, Any]:
         """Return the fields that the client set, by the names of ``omnibus.task.library.VideoInput``."""
         width, height = map(int, self.size.split("x")) if self.size else (None, None)
         said = {
@@ -128,46 +128,46 @@ class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _DECODER = msgspec.json.Decoder(VideoRequest)
 
 
-def parse(body: bytes, kind: str) -> VideoRequest:
+def parse_video_request(body: bytes, kind: str) -> VideoRequest:
     """Decode and check a request; ``kind`` is its content type, JSON unless it is that of a form.
 
     Raises ``BadRequest`` with ``param``.
     """
-    request = _form(body, kind) if kind.lower().startswith("multipart/") else decoded(_DECODER, body)
+    request = _parse_form(body, kind) if kind.lower().startswith("multipart/") else decode_body(_DECODER, body)
     if request.input_reference is not None:
-        raise _unsupported("input_reference", "videos are made of text alone, leave it out")
+        raise _unsupported_value("input_reference", "videos are made of text alone, leave it out")
     for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
         if getattr(request, first) is not None and getattr(request, second) is not None:
             raise BadRequest(f"'{first}' and '{second}' mean the same: send one of them.", param=second)
     return request
 
 
-def variant(query: dict[str, str]) -> Variant:
+def parse_variant(query: dict[str, str]) -> Variant:
     """Return the variant to fetch. Raises ``BadRequest`` with ``param``."""
-    asked = _convert(query, ContentQuery).variant
+    asked = _convert_fields(query, ContentQuery).variant
     if asked == "spritesheet":
-        raise _unsupported("variant", "there are 'video' and 'thumbnail'")
+        raise _unsupported_value("variant", "there are 'video' and 'thumbnail'")
     return asked
 
 
-def page(query: dict[str, str]) -> ListQuery:
+def parse_list_query(query: dict[str, str]) -> ListQuery:
     """Raises ``BadRequest`` with ``param``."""
-    return _convert(query, ListQuery)
+    return _convert_fields(query, ListQuery)
 
 
-def _form(body: bytes, kind: str) -> VideoRequest:
-    form = multipart.parse(body, kind)
-    form.only("input_reference")
+def _parse_form(body: bytes, kind: str) -> VideoRequest:
+    form = multipart.parse_form(body, kind)
+    form.check_file_names("input_reference")
     files: dict[str, Any] = {part.name: part.filename for part in form.files("input_reference")}
-    return _convert({**form.fields(), **files}, VideoRequest)
+    return _convert_fields({**form.fields(), **files}, VideoRequest)
 
 
-def _convert(fields: Any, kind: Any) -> Any:
+def _convert_fields(fields: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
 
 
-def _unsupported(param: str, instead: str) -> BadRequest:
+def _unsupported_value(param: str, instead: str) -> BadRequest:
     return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)

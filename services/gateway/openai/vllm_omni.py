@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.encoding.audio import wav
+from omnibus.encoding.audio import encode_wav
 from omnibus.errors import BadRequest
 from services.gateway.openai import chat_response
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_response import Audio, ChatCompletion, Choice, FinishReason, Picture, Usage
 from services.gateway.openai.chat_stream import ChatStream
 from services.gateway.openai.density import check_values
-from services.gateway.openai.parse import check_chat, invalid
+from services.gateway.openai.parse import check_chat, invalid_request
 
 HEADER, NAME = "x-omnibus-dialect", "vllm-omni"
 
@@ -54,31 +54,31 @@ class OmniRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=
 # Requests
 
 
-def translated(body: bytes, about: About) -> OmniRequest:
+def translate_request(body: bytes, about: About) -> OmniRequest:
     """Decode, translate and check a request. Raises ``BadRequest`` with ``param``, and what ``about`` raises."""
-    said = _flat(_object(body))
+    said = _merge_extra_body(_decode_object(body))
     model = said.get("model")
     said["model"], made = about(model if isinstance(model, str) else "")
     if said.get("modalities") is None:
         said["modalities"] = made
     wanted = said["modalities"] if isinstance(said["modalities"], list) else []
-    _sampling(said, "audio" in wanted)
+    _translate_sampling(said, "audio" in wanted)
     if "image" in wanted:
-        _pictures(said)
+        _translate_images(said)
     if "audio" in wanted:
-        _sound(said)
-    _media(said)
+        _translate_audio(said)
+    _check_processor_options(said)
     try:
         request = msgspec.convert(said, OmniRequest)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
     check_chat(request)
     if request.stream and request.audio is not None and request.audio.format != "wav":
         raise BadRequest("A stream of this dialect holds WAV files: leave audio.format out.", param="audio.format")
     return request
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _decode_object(body: bytes) -> dict[str, Any]:
     check_values(body)
     try:
         found = msgspec.json.decode(body)
@@ -89,7 +89,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _flat(said: dict[str, Any]) -> dict[str, Any]:
+def _merge_extra_body(said: dict[str, Any]) -> dict[str, Any]:
     """``said`` and its ``extra_body``, which the ``openai`` client puts in there by itself."""
     more = said.pop("extra_body", None) or {}
     if not isinstance(more, dict):
@@ -99,10 +99,10 @@ def _flat(said: dict[str, Any]) -> dict[str, Any]:
     return {**more, **said}
 
 
-def _pictures(said: dict[str, Any]) -> None:
+def _translate_images(said: dict[str, Any]) -> None:
     width, height = said.pop("width", None), said.pop("height", None)
     if width is not None or height is not None:
-        if said.get("size") is not None or not (_count(width) and _count(height)):
+        if said.get("size") is not None or not (_is_count(width) and _is_count(height)):
             raise BadRequest("Say a width and a height, or a size.", param="size")
         said["size"] = f"{width}x{height}"
     wish = said["image_config"] = said.get("image_config") or {}
@@ -114,18 +114,18 @@ def _pictures(said: dict[str, Any]) -> None:
             wish[called] = value
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _sound(said: dict[str, Any]) -> None:
+def _translate_audio(said: dict[str, Any]) -> None:
     speaker = said.pop("speaker", None)
     spoken = said.get("audio") or {}
     if isinstance(spoken, dict):
         said["audio"] = {"voice": "alloy" if speaker is None else speaker, "format": "wav", **spoken}
 
 
-def _sampling(said: dict[str, Any], speaks: bool) -> None:
+def _translate_sampling(said: dict[str, Any], speaks: bool) -> None:
     """Sampling of text is that of the request, that of sound goes to ``audio``; a vocoder samples nothing."""
     stages = said.pop("sampling_params_list", None)
     if stages is None:
@@ -134,15 +134,15 @@ def _sampling(said: dict[str, Any], speaks: bool) -> None:
         raise BadRequest("It is a list of objects, one for each stage.", param="sampling_params_list")
     for place, stage in enumerate(stages):
         _check_stage(stage, f"sampling_params_list[{place}]", place)
-    seeds = {stage["seed"] for stage in stages if _count(stage.get("seed")) or stage.get("seed") == 0}
+    seeds = {stage["seed"] for stage in stages if _is_count(stage.get("seed")) or stage.get("seed") == 0}
     if len(seeds) > 1:
         raise BadRequest("All stages sample from one seed: send the same.", param="sampling_params_list")
     first, second = [*stages, {}, {}][:2]
-    _add(said, {**_those(first), **({"seed": seeds.pop()} if seeds else {})})
-    if speaks and _those(second):
+    _merge_fields(said, {**_sampling_fields(first), **({"seed": seeds.pop()} if seeds else {})})
+    if speaks and _sampling_fields(second):
         spoken = said["audio"] = said.get("audio") or {}
         if isinstance(spoken, dict):
-            _add(spoken, _those(second))
+            _merge_fields(spoken, _sampling_fields(second))
 
 
 def _check_stage(stage: dict[str, Any], param: str, place: int) -> None:
@@ -153,17 +153,17 @@ def _check_stage(stage: dict[str, Any], param: str, place: int) -> None:
         raise BadRequest("Answers are text: leave it out.", param=f"{param}.detokenize")
 
 
-def _those(stage: dict[str, Any]) -> dict[str, Any]:
+def _sampling_fields(stage: dict[str, Any]) -> dict[str, Any]:
     return {name: stage[name] for name in _SAMPLED if stage.get(name) is not None}
 
 
-def _add(said: dict[str, Any], more: dict[str, Any]) -> None:
+def _merge_fields(said: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if said.setdefault(name, value) != value:
             raise BadRequest(f"'{name}' has two different values.", param="sampling_params_list")
 
 
-def _media(said: dict[str, Any]) -> None:
+def _check_processor_options(said: dict[str, Any]) -> None:
     wanted = said.pop("mm_processor_kwargs", None) or {}
     if not isinstance(wanted, dict) or any(value for value in wanted.values()):
         raise BadRequest("Models here read media as they usually do: leave it out.", param="mm_processor_kwargs")
@@ -172,13 +172,13 @@ def _media(said: dict[str, Any]) -> None:
 # Answers
 
 
-class Message(chat_response.Message, frozen=True):
+class OmniMessage(chat_response.Message, frozen=True):
     """Variant of ``answers.Message`` in which pictures are the content."""
 
     content: str | list[Picture] | None = None  # type: ignore[assignment]
 
 
-def completion(
+def encode_completion(
     *,
     id: str,
     model: str,
@@ -190,15 +190,17 @@ def completion(
     fingerprint: str = "",
 ) -> bytes:
     """Encode a whole answer, with the arguments of ``answers.completion``."""
-    choices = [] if text is None else [Choice(Message(text), finish_reason)]
+    choices = [] if text is None else [Choice(OmniMessage(text), finish_reason)]
     if audio is not None:
-        choices.append(Choice(Message(audio=audio), "stop"))
+        choices.append(Choice(OmniMessage(audio=audio), "stop"))
     return _encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint or None))
 
 
-def drawn(*, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]) -> bytes:
+def encode_image_completion(
+    *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]
+) -> bytes:
     """Encode pictures, with the arguments of ``answers.drawn``. ``text`` is left out: pictures take its place."""
-    return _encode(ChatCompletion(id, created, model, [Choice(Message(images), "stop")], usage))
+    return _encode(ChatCompletion(id, created, model, [Choice(OmniMessage(images), "stop")], usage))
 
 
 class OmniStream(ChatStream):
@@ -207,10 +209,10 @@ class OmniStream(ChatStream):
     _begun = b""
 
     def role(self, content: str | None = "") -> bytes:
-        return _marked(super().role("" if content is None else content), "text")
+        return _with_modality(super().role("" if content is None else content), "text")
 
     def text(self, delta: str) -> bytes:
-        return _marked(super().text(delta), "text")
+        return _with_modality(super().text(delta), "text")
 
     def transcript(self, delta: str) -> bytes:
         return b""
@@ -224,25 +226,25 @@ class OmniStream(ChatStream):
             self._begun, data = self._begun + data[:missing], data[missing:]
         if not data:
             return b""
-        file = wav(data, int.from_bytes(self._begun[_RATE], "little"))
-        return _marked(super().text(base64.b64encode(file).decode()), "audio")
+        file = encode_wav(data, int.from_bytes(self._begun[_RATE], "little"))
+        return _with_modality(super().text(base64.b64encode(file).decode()), "audio")
 
     def audio_end(self, expires_at: int) -> bytes:
         return b""
 
     def images(self, images: list[Picture]) -> bytes:
-        return _marked(b"".join((self._text, _encode(images), self._end_text)), "image")
+        return _with_modality(b"".join((self._text, _encode(images), self._end_text)), "image")
 
     def finish(self, reason: FinishReason) -> bytes:
-        return _marked(super().finish(reason), "text")
+        return _with_modality(super().finish(reason), "text")
 
 
-def _marked(frame: bytes, modality: str) -> bytes:
+def _with_modality(frame: bytes, modality: str) -> bytes:
     """``frame`` with its modality."""
     return b'%b,"modality":"%b"}\n\n' % (frame.removesuffix(b"}\n\n"), modality.encode())
 
 
-class Shapes(NamedTuple):
+class AnswerEncoders(NamedTuple):
     """Encoders of answers: of a whole one, of one of pictures, of a stream."""
 
     completion: Callable[..., bytes]
@@ -250,9 +252,12 @@ class Shapes(NamedTuple):
     stream: type[ChatStream]
 
 
-_OWN, _OMNI = Shapes(chat_response.completion, chat_response.drawn, ChatStream), Shapes(completion, drawn, OmniStream)
+_OWN, _OMNI = (
+    AnswerEncoders(chat_response.encode_completion, chat_response.encode_image_completion, ChatStream),
+    AnswerEncoders(encode_completion, encode_image_completion, OmniStream),
+)
 
 
-def shapes(request: ChatRequest) -> Shapes:
+def answer_encoders(request: ChatRequest) -> AnswerEncoders:
     """The shapes of the answer to ``request``."""
     return _OMNI if isinstance(request, OmniRequest) else _OWN

@@ -11,8 +11,8 @@ from omnibus.bus.subjects import INVOCATIONS
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
 from omnibus.recording import records, waterfall
-from omnibus.recording.records import Ended
-from omnibus.recording.waterfall import Page, Summary, Waterfall
+from omnibus.recording.records import EndRecord
+from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
 
 #: Records that are read at once, and those that one question may read in all.
 READ, READS = 256, 4096
@@ -38,31 +38,31 @@ class History:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def one(self, id: str) -> Waterfall:
+    async def get_waterfall(self, id: str) -> Waterfall:
         """Raises ``NotFound``."""
-        return waterfall.of(*await records.find(self._bus, id))
+        return waterfall.build_waterfall(*await records.find_record(self._bus, id))
 
-    async def page(self, query: Query) -> Page:
+    async def find_page(self, query: Query) -> SummaryPage:
         """The latest that match, newest first. ``next`` may follow a page that has fewer than asked for."""
         found: list[Summary] = []
-        ends: dict[str, Ended] = {}
+        ends: dict[str, EndRecord] = {}
         below, read = query.before, 0
         while True:
-            stored = await self._bus.latest(INVOCATIONS, READ, below)
+            stored = await self._bus.read_latest(INVOCATIONS, READ, below)
             for each in reversed(stored):
                 below = each.number
-                brief = await self._brief(each, ends, query)
+                brief = await self._summarize_match(each, ends, query)
                 if brief is not None:
                     found.append(brief)
                 if len(found) >= query.limit:
-                    return Page(tuple(found), below)
+                    return SummaryPage(tuple(found), below)
             read += len(stored)
             if not stored or below <= 1:
-                return Page(tuple(found))
+                return SummaryPage(tuple(found))
             if read >= READS:
-                return Page(tuple(found), below)
+                return SummaryPage(tuple(found), below)
 
-    async def _brief(self, stored: Stored, ends: dict[str, Ended], query: Query) -> Summary | None:
+    async def _summarize_match(self, stored: Stored, ends: dict[str, EndRecord], query: Query) -> Summary | None:
         """Return the summary of the invocation in ``stored`` if it matches ``query``, else None.
 
         Ends come first, because the stream is read backwards; they are put into ``ends``.
@@ -72,35 +72,35 @@ class History:
                 ended = records.decode_end(stored.data)
                 ends.setdefault(ended.inv, ended)
                 return None
-            invocation = graph.decode(stored.data)
+            invocation = graph.decode_invocation(stored.data)
         except OmnibusError:  # of another version
             return None
         over = ends.pop(invocation.id, None)
-        if not _wanted(invocation, query):
+        if not _matches_scope(invocation, query):
             return None
         if over is None and query.before:  # its end may lie behind where this page began
-            over = (await records.find(self._bus, invocation.id)).ended
-        return waterfall.summary(invocation, over) if _matches(invocation, over, query) else None
+            over = (await records.find_record(self._bus, invocation.id)).ended
+        return waterfall.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
 
 
-def _wanted(invocation: Invocation, query: Query) -> bool:
+def _matches_scope(invocation: Invocation, query: Query) -> bool:
     """Return whether it is of the model and app that are asked for, which its end does not change."""
     models = {invocation.model, *(node.model for node in invocation.nodes)}
     return (not query.model or query.model in models) and query.app in ("", invocation.app)
 
 
-def _matches(invocation: Invocation, ended: Ended | None, query: Query) -> bool:
-    brief = waterfall.summary(invocation, ended)
+def _matches_query(invocation: Invocation, ended: EndRecord | None, query: Query) -> bool:
+    brief = waterfall.build_summary(invocation, ended)
     if query.status not in ("", brief.status):
         return False
-    said = [*msgspec.to_builtins(brief).values(), *_route(invocation, ended), *_components(invocation)]
+    said = [*msgspec.to_builtins(brief).values(), *_final_route(invocation, ended), *_component_names(invocation)]
     text = " ".join(str(each) for each in said).lower()
     return all(word.lower() in text for word in query.words)
 
 
-def _route(invocation: Invocation, ended: Ended | None) -> Sequence[str]:
+def _final_route(invocation: Invocation, ended: EndRecord | None) -> Sequence[str]:
     return (ended.route if ended is not None else ()) or invocation.route
 
 
-def _components(invocation: Invocation) -> Sequence[str]:
+def _component_names(invocation: Invocation) -> Sequence[str]:
     return [node.component for node in invocation.nodes]

@@ -13,9 +13,9 @@ from functools import partial
 from typing import NamedTuple
 
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
-from omnibus.graph import Invocation, Node, addressable
-from omnibus.recording.records import Ended, Kept
-from services.gateway.routing.router import Route, Router, Ticket
+from omnibus.graph import GraphNode, Invocation, is_addressable
+from omnibus.recording.records import EndRecord, KeptOutput
+from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 
 #: Tokens that a node counts for: a record does not say how many it was expected to have.
 USUAL = 256
@@ -25,7 +25,7 @@ RECORDED = "recorded"
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
-class Wish(NamedTuple):
+class ReplayOptions(NamedTuple):
     """``start``: nodes before it do not run. ``executors``: by node, empty for any; empty as a whole for any."""
 
     start: int = 0
@@ -33,17 +33,17 @@ class Wish(NamedTuple):
     executors: tuple[str, ...] = ()
 
 
-def wish(headers: Mapping[str, str] | None, recorded: Invocation) -> Wish:
+def parse_replay_options(headers: Mapping[str, str] | None, recorded: Invocation) -> ReplayOptions:
     """Read the headers, whose names may be in any case. Raises ``BadRequest`` that names the header."""
     given = {name.lower(): value.strip() for name, value in (headers or {}).items()}
     unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE))
     if unknown:
         raise BadRequest(f"a replay knows no header {unknown[0][:40]}; it knows {FROM}, {PATH} and {ROUTE}")
-    start = _start(given.get(FROM, ""), recorded)
-    return Wish(start, given.get(PATH, ""), _executors(given.get(ROUTE, ""), recorded))
+    start = _parse_start(given.get(FROM, ""), recorded)
+    return ReplayOptions(start, given.get(PATH, ""), _parse_executors(given.get(ROUTE, ""), recorded))
 
 
-def _start(text: str, recorded: Invocation) -> int:
+def _parse_start(text: str, recorded: Invocation) -> int:
     components = [node.component for node in recorded.nodes]
     if text in components:
         return components.index(text)
@@ -55,13 +55,13 @@ def _start(text: str, recorded: Invocation) -> int:
     return int(text)
 
 
-def _executors(text: str, recorded: Invocation) -> tuple[str, ...]:
+def _parse_executors(text: str, recorded: Invocation) -> tuple[str, ...]:
     if not text:
         return ()
     if text == RECORDED:
         return recorded.route
     names = tuple(name.strip() for name in text.split(","))
-    if len(names) != len(recorded.nodes) or not all(not name or addressable(name) for name in names):
+    if len(names) != len(recorded.nodes) or not all(not name or is_addressable(name) for name in names):
         raise BadRequest(
             f"{ROUTE}: name an executor for each of {len(recorded.nodes)} nodes, empty for any, or say {RECORDED!r}",
             param=ROUTE,
@@ -69,7 +69,7 @@ def _executors(text: str, recorded: Invocation) -> tuple[str, ...]:
     return names
 
 
-def outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
+def requested_outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
     """Return the outputs that the client requested of the nodes that run. Raises ``BadRequest`` when there are none."""
     found = tuple(key for key in recorded.outputs if key[0] >= start)
     if not found:
@@ -77,7 +77,7 @@ def outputs(recorded: Invocation, start: int) -> tuple[tuple[int, str], ...]:
     return found
 
 
-def missing(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
+def missing_inputs(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]]:
     """Outputs of nodes before ``start``, and the nodes from there on that read them."""
     found: dict[tuple[int, str], list[int]] = {}
     for index in range(start, len(recorded.nodes)):
@@ -87,13 +87,13 @@ def missing(recorded: Invocation, start: int) -> dict[tuple[int, str], list[int]
     return found
 
 
-def kept(recorded: Invocation, ended: Ended | None, start: int) -> Iterator[Kept]:
+def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> Iterator[KeptOutput]:
     """Yield the kept outputs of ``missing``.
 
     Raises ``BadRequest`` that names one which was not kept, and the setting that keeps it.
     """
     there = {(one.node, one.output): one for one in (ended.kept if ended is not None else ())}
-    for node, output in missing(recorded, start):
+    for node, output in missing_inputs(recorded, start):
         one = there.get((node, output))
         if one is None:
             component = recorded.nodes[node].component
@@ -108,51 +108,56 @@ def kept(recorded: Invocation, ended: Ended | None, start: int) -> Iterator[Kept
 # Where it runs
 
 
-def router(
-    router: Router, recorded: Invocation, nodes: Sequence[Node], wish: Wish, ticket: Ticket, absent: str
-) -> Callable[[frozenset[str]], Route]:
+def make_route_finder(
+    router: Router,
+    recorded: Invocation,
+    nodes: Sequence[GraphNode],
+    wish: ReplayOptions,
+    ticket: InvocationTicket,
+    absent: str,
+) -> Callable[[frozenset[str]], ExecutorRoute]:
     """Return a function that finds the route of a replay, without the executors passed to it.
 
     ``absent`` stands for the executors of nodes that do not run, those before the start.
     """
-    return partial(_route, router, recorded, tuple(nodes), wish, ticket, absent)
+    return partial(_find_route, router, recorded, tuple(nodes), wish, ticket, absent)
 
 
-def _route(
+def _find_route(
     router: Router,
     recorded: Invocation,
-    nodes: tuple[Node, ...],
-    wish: Wish,
-    ticket: Ticket,
+    nodes: tuple[GraphNode, ...],
+    wish: ReplayOptions,
+    ticket: InvocationTicket,
     absent: str,
     exclude: frozenset[str] = frozenset(),
-) -> Route:
-    found = _found(router, recorded, nodes, wish, ticket, exclude)
+) -> ExecutorRoute:
+    found = _base_route(router, recorded, nodes, wish, ticket, exclude)
     start = wish.start
     executors = [absent] * start + list(found.executors[start:])
     for index in range(start, len(nodes)):
         pinned = wish.executors[index] if wish.executors else ""
         if pinned:
-            executors[index] = _pinned(router, nodes[index], pinned, exclude)
+            executors[index] = _require_executor(router, nodes[index], pinned, exclude)
     return found._replace(executors=tuple(executors), work=(0.0,) * start + tuple(found.work[start:]))
 
 
-def _found(
+def _base_route(
     router: Router,
     recorded: Invocation,
-    nodes: tuple[Node, ...],
-    wish: Wish,
-    ticket: Ticket,
+    nodes: tuple[GraphNode, ...],
+    wish: ReplayOptions,
+    ticket: InvocationTicket,
     exclude: frozenset[str],
-) -> Route:
+) -> ExecutorRoute:
     work = [USUAL] * len(nodes)
     if wish.path:
         several = any(node.model for node in nodes)
         assignment = router.assign(nodes, "" if several else recorded.model)
         return router.route(assignment, ticket, exclude, pinned=wish.path, work=work)
     start = wish.start
-    late = router.along(recorded.model, nodes[start:], recorded.options[start:], exclude, work[start:])
-    return Route(
+    late = router.route_by_options(recorded.model, nodes[start:], recorded.options[start:], exclude, work[start:])
+    return ExecutorRoute(
         recorded.path if start else late.path,
         recorded.options,
         ("",) * start + late.executors,
@@ -160,7 +165,7 @@ def _found(
     )
 
 
-def _pinned(router: Router, node: Node, executor: str, exclude: frozenset[str]) -> str:
+def _require_executor(router: Router, node: GraphNode, executor: str, exclude: frozenset[str]) -> str:
     """``executor`` if it is alive and has the node's unit task."""
     member = router.members.get(executor)
     if member is None or executor in exclude:

@@ -15,23 +15,23 @@ import numpy as np
 
 from omnibus import graph, tracing
 from omnibus.bus import Delivery
-from omnibus.encoding.audio import pcm16
+from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
-from omnibus.graph import DIGEST, HANDLE, Invocation, Node
-from omnibus.recording.records import Answer, Ended
+from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
+from omnibus.recording.records import EndRecord, RecordedAnswer
 from omnibus.tensors.client import TensorClient
-from services.gateway.dispatch.capture import unpack
+from services.gateway.dispatch.capture import unpack_chunks
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.inflight import Running
-from services.gateway.dispatch.playback import Player
-from services.gateway.dispatch.streams import ResultStream, merge
-from services.gateway.media.blob_store import MediaKeep
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.dispatch.playback import OutputPlayer
+from services.gateway.dispatch.streams import ResultStream, merge_streams
+from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay import options
-from services.gateway.replay.options import Wish
-from services.gateway.request.accumulator import Collected
-from services.gateway.request.arena_inputs import restore
-from services.gateway.request.record import SHOWN, Records, fingerprints
+from services.gateway.replay.options import ReplayOptions
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.arena_inputs import restore_input
+from services.gateway.request.record import SHOWN, Records, output_digests
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import APP
 
@@ -43,7 +43,7 @@ class Replayer:
     """Answers on ``omnibus.replay``."""
 
     def __init__(
-        self, router: Router, dispatcher: Dispatcher, tensors: TensorClient, records: Records, keep: MediaKeep
+        self, router: Router, dispatcher: Dispatcher, tensors: TensorClient, records: Records, keep: MediaStore
     ) -> None:
         self._router = router
         self._dispatcher = dispatcher
@@ -53,60 +53,64 @@ class Replayer:
 
     async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
         try:
-            recorded = graph.decode(delivery.data)
-            graph.verify(recorded.nodes)
-            wished = options.wish(delivery.headers, recorded)
-            async for part in self._run(recorded, wished, tracing.carried(delivery.headers)):
+            recorded = graph.decode_invocation(delivery.data)
+            graph.verify_uses(recorded.nodes)
+            wished = options.parse_replay_options(delivery.headers, recorded)
+            async for part in self._run_replay(recorded, wished, tracing.extract_context(delivery.headers)):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
-            yield msgspec.json.encode({"status": "failed", "problem": error.problem()})
+            yield msgspec.json.encode({"status": "failed", "problem": error.to_problem()})
 
-    async def _run(self, recorded: Invocation, wished: Wish, trace: tracing.Carrier) -> AsyncIterator[dict[str, Any]]:
-        running, player = await self._send(recorded, wished, trace)
+    async def _run_replay(
+        self, recorded: Invocation, wished: ReplayOptions, trace: tracing.Carrier
+    ) -> AsyncIterator[dict[str, Any]]:
+        running, player = await self._submit_replay(recorded, wished, trace)
         now = running.invocation
-        got = Collected(now.model, now.created)
+        got = AnswerAccumulator(now.model, now.created)
         try:
             begun = {"id": now.id, "replay_of": recorded.id, "path": now.path, "route": now.route}
             yield {"status": "running", **begun, **({"from": wished.start} if wished.start else {})}
             for stream in running.streams.values() if now.app != APP else ():
                 stream.fingerprint = Fingerprint()
-            await self._answered(running, got)
+            await self._collect_in_time(running, got)
         except BaseException as error:  # also when whoever asked has left
-            self._over(running, got, error)
+            self._end_failed(running, got, error)
             raise
         finally:
             player.stop()
-        self._dispatcher.complete(running, lambda: self._records.end(running, "done", got))
-        answer = got.answer()
+        self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got))
+        answer = got.to_answer()
         shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
-        yield {"status": "done", "id": now.id, "answer": shown, **await self._compare(recorded, running, got)}
+        yield {"status": "done", "id": now.id, "answer": shown, **await self._compare_answers(recorded, running, got)}
 
-    async def _answered(self, running: Running, got: Collected) -> None:
+    async def _collect_in_time(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
         try:
             async with asyncio.timeout(running.invocation.deadline - time.time()):
-                await self._collect(running, got)
+                await self._collect_outputs(running, got)
         except TimeoutError:
             raise DeadlineExceeded("the replay took longer than the recorded invocation was allowed to") from None
 
-    def _over(self, running: Running, got: Collected, error: BaseException) -> None:
+    def _end_failed(self, running: InflightInvocation, got: AnswerAccumulator, error: BaseException) -> None:
         late = isinstance(error, DeadlineExceeded) and running.failure is None
         status = "expired" if late else "failed" if isinstance(error, OmnibusError) else "cancelled"
         self._dispatcher.finish(running, status)
-        self._records.end(running, status, got)
+        self._records.write_end(running, status, got)
 
-    async def _send(self, recorded: Invocation, wished: Wish, trace: tracing.Carrier) -> tuple[Running, Player]:
-        ticket = self._router.ticket(recorded.model, recorded.type)
+    async def _submit_replay(
+        self, recorded: Invocation, wished: ReplayOptions, trace: tracing.Carrier
+    ) -> tuple[InflightInvocation, OutputPlayer]:
+        ticket = self._router.issue_ticket(recorded.model, recorded.type)
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
-        outputs = options.outputs(recorded, wished.start)
-        player = await self._player(recorded, wished.start)
+        outputs = options.requested_outputs(recorded, wished.start)
+        player = await self._create_player(recorded, wished.start)
         try:
-            late = [await self._restore(node, ticket.id, deadline) for node in recorded.nodes[wished.start :]]
+            late = [await self._restore_inputs(node, ticket.id, deadline) for node in recorded.nodes[wished.start :]]
             nodes = (*recorded.nodes[: wished.start], *late)
-            along = options.router(self._router, recorded, nodes, wished, ticket, player.name)
+            along = options.make_route_finder(self._router, recorded, nodes, wished, ticket, player.name)
             route = along(frozenset())
         except BaseException:
-            self._tensors.end(ticket.id)
+            self._tensors.end_invocation(ticket.id)
             raise
         invocation = msgspec.structs.replace(
             recorded,
@@ -125,54 +129,60 @@ class Replayer:
             parent="",
             step=0,
         )
-        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare)
-        self._records.begin(running)
+        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts)
+        self._records.write_begin(running)
         return running, player
 
-    async def _player(self, recorded: Invocation, start: int) -> Player:
+    async def _create_player(self, recorded: Invocation, start: int) -> OutputPlayer:
         """Plays what nodes before ``start`` gave. Raises ``BadRequest`` and ``NotFound`` when that is not kept."""
         ended = None
-        if options.missing(recorded, start):
+        if options.missing_inputs(recorded, start):
             ended = (await self._records.find(recorded.id)).ended
         tapes = {
-            (one.node, one.output): unpack(await self._keep.get(one.sha256))
-            for one in options.kept(recorded, ended, start)
+            (one.node, one.output): unpack_chunks(await self._keep.get(one.sha256))
+            for one in options.kept_outputs(recorded, ended, start)
         }
-        return self._dispatcher.player(f"record-of-{self._router.gateway}", start, tapes)
+        return self._dispatcher.create_player(f"record-of-{self._router.gateway}", start, tapes)
 
-    async def _restore(self, node: Node, id: str, deadline: float) -> Node:
+    async def _restore_inputs(self, node: GraphNode, id: str, deadline: float) -> GraphNode:
         """Bring inputs that travelled by handle back into the arena, from their content hash."""
         inputs = dict(node.inputs)
         for name, value in inputs.items():
             if isinstance(value, dict) and DIGEST in value:
                 raise BadRequest(f"input {name!r} was recorded as a digest: set OMNIBUS_GATEWAY_RECORD=full to replay")
-            inputs[name] = await self._bring(value, id, deadline)
+            inputs[name] = await self._restore_value(value, id, deadline)
         return graph.with_inputs(node, inputs)
 
-    async def _bring(self, value: Any, id: str, deadline: float) -> Any:
+    async def _restore_value(self, value: Any, id: str, deadline: float) -> Any:
         if isinstance(value, list):
-            return [await self._bring(element, id, deadline) for element in value]
+            return [await self._restore_value(element, id, deadline) for element in value]
         if isinstance(value, dict) and HANDLE in value:  # the gateway's own; a client's may have any other key
-            return await restore(self._tensors, self._keep, value, id, deadline)
+            return await restore_input(self._tensors, self._keep, value, id, deadline)
         if isinstance(value, dict):
-            return {key: await self._bring(each, id, deadline) for key, each in value.items()}
+            return {key: await self._restore_value(each, id, deadline) for key, each in value.items()}
         return value
 
-    async def _collect(self, running: Running, got: Collected) -> None:
+    async def _collect_outputs(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
         if running.invocation.app != APP:
-            async for _ in merge({f"{node}.{output}": stream for (node, output), stream in running.streams.items()}):
+            async for _ in merge_streams(
+                {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
+            ):
                 pass  # their fingerprints are all that is compared
             return
-        streams = {name: stream for name in ("text", "audio") for stream in _of(running, sound=name == "audio")}
-        async for batch in merge(streams):
+        streams = {
+            name: stream for name in ("text", "audio") for stream in _chat_streams(running, sound=name == "audio")
+        }
+        async for batch in merge_streams(streams):
             for name, item in batch:
-                got.take(name, item.data, item.array)
+                got.add_item(name, item.data, item.array)
                 if item.array is not None:
-                    got.heard(pcm16(item.array))
+                    got.add_pcm(to_pcm16(item.array))
 
-    async def _compare(self, recorded: Invocation, running: Running, got: Collected) -> dict[str, Any]:
+    async def _compare_answers(
+        self, recorded: Invocation, running: InflightInvocation, got: AnswerAccumulator
+    ) -> dict[str, Any]:
         """``identical`` is None when the recorded answer is unknown."""
-        answer = got.answer()
+        answer = got.to_answer()
         try:
             _, ended = await self._records.find(recorded.id)
         except NotFound:  # its retention has passed: the body came from somewhere else
@@ -180,13 +190,13 @@ class Replayer:
         if ended is None or ended.status != "done":
             return {"identical": None, "why": "the recorded invocation has no finished answer"}
         if recorded.app != APP:
-            return _same_outputs(ended, fingerprints(running))
-        if _of(running, sound=False) and ended.answer.text_sha256 != answer.text_sha256:
+            return _compare_outputs(ended, output_digests(running))
+        if _chat_streams(running, sound=False) and ended.answer.text_sha256 != answer.text_sha256:
             return {"identical": False, "why": "the text differs"}
-        same = not any(_of(running, sound=True)) or await self._same_sound(ended, answer, got.pcm)
+        same = not any(_chat_streams(running, sound=True)) or await self._is_same_audio(ended, answer, got.pcm)
         return {"identical": same} if same else {"identical": False, "why": "the sound differs"}
 
-    async def _same_sound(self, ended: Ended, answer: Answer, pcm: bytes) -> bool:
+    async def _is_same_audio(self, ended: EndRecord, answer: RecordedAnswer, pcm: bytes) -> bool:
         if ended.answer.audio_sha256 == answer.audio_sha256:
             return True
         try:
@@ -197,13 +207,13 @@ class Replayer:
         return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
 
 
-def _of(running: Running, *, sound: bool) -> list[ResultStream]:
+def _chat_streams(running: InflightInvocation, *, sound: bool) -> list[ResultStream]:
     """A chat's streams: those of a vocoder, or of whoever writes."""
     nodes = running.invocation.nodes
     return [stream for (node, _), stream in running.streams.items() if (nodes[node].component == "vocoder") is sound]
 
 
-def _same_outputs(ended: Ended, now: dict[str, str]) -> dict[str, Any]:
+def _compare_outputs(ended: EndRecord, now: dict[str, str]) -> dict[str, Any]:
     """Results that the recorded request read, against this time's."""
     known = {name: digest for name, digest in ended.outputs.items() if digest and name in now}
     if not known:

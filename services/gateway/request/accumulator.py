@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from omnibus.metrics import GATEWAY
-from omnibus.recording.records import Answer
+from omnibus.recording.records import RecordedAnswer
 from services.gateway.openai import chat_response
-from services.gateway.request.latency import Pace
+from services.gateway.request.latency import StreamLatency
 
 
-class Collected:
+class AnswerAccumulator:
     """Parts of one answer that have come so far: enough for the JSON body, the usage and the record."""
 
     def __init__(self, model: str, created: float) -> None:
@@ -26,9 +26,9 @@ class Collected:
         self._pcm: list[bytes] = []
         self._samples = 0
         self._usage: dict[str, int] = {}
-        self._pace = Pace(created)
+        self._pace = StreamLatency(created)
 
-    def take(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
+    def add_item(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
         if name not in self._begun:
             self._begun.add(name)
             now = time.time()
@@ -37,20 +37,20 @@ class Collected:
         if name == "text":
             if text := data.get("text"):
                 self._text.append(text)
-                self._pace.text()
+                self._pace.record_text()
             if "usage" in data:  # the closing chunk
                 self.finish = data.get("finish_reason", self.finish)
                 self._usage = data["usage"]
         elif array is not None:
             self.rate = data.get("rate", self.rate)
             self._samples += len(array)
-            self._pace.sound(len(array) / self.rate)
+            self._pace.record_audio(len(array) / self.rate)
 
-    def done(self) -> None:
+    def record_latency(self) -> None:
         """The client has all of it."""
-        self._pace.tell(self._model, self._usage.get("completion_tokens", 0))
+        self._pace.publish_metrics(self._model, self._usage.get("completion_tokens", 0))
 
-    def heard(self, pcm: bytes) -> None:
+    def add_pcm(self, pcm: bytes) -> None:
         """16-bit samples as they left."""
         self._pcm.append(pcm)
 
@@ -66,7 +66,7 @@ class Collected:
         counted = self._usage
         image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
         sound = counted.get("audio_tokens", 0)
-        return chat_response.usage(
+        return chat_response.build_usage(
             prompt_text=counted.get("prompt_tokens", 0) - image - sound,
             prompt_image=image,
             prompt_audio=sound,
@@ -74,9 +74,9 @@ class Collected:
             audio=self._samples * 50 // self.rate,
         )
 
-    def answer(self) -> Answer:
+    def to_answer(self) -> RecordedAnswer:
         text = self.text
-        return Answer(
+        return RecordedAnswer(
             text=text,
             text_sha256=hashlib.sha256(text.encode()).hexdigest(),
             audio_sha256=hashlib.sha256(self.pcm).hexdigest() if self._samples else "",

@@ -13,7 +13,7 @@ from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.dispatcher import ATTEMPTS
-from services.gateway.media.blob_store import MediaKeep
+from services.gateway.media.blob_store import MediaStore
 
 #: Seconds that inputs outlive the deadline.
 GRACE = 10.0
@@ -21,9 +21,9 @@ GRACE = 10.0
 MANY = 60_000
 
 
-async def place(
+async def place_input(
     tensors: TensorClient,
-    keep: MediaKeep | None,
+    keep: MediaStore | None,
     data: bytes,
     about: tuple[str, str, str],
     invocation: str,
@@ -40,17 +40,17 @@ async def place(
     handle = await tensors.put(
         np.frombuffer(data, np.uint8), invocation=invocation, deadline=deadline + GRACE, readers=readers
     )
-    TRANSFER.count("gateway", "media", len(data), time.perf_counter() - began)
+    TRANSFER.count_transfer("gateway", "media", len(data), time.perf_counter() - began)
     if keep is not None:
-        keep.put(digest, data)
+        keep.put_nowait(digest, data)
     literal = {"modality": modality, "mime": mime, "sha256": digest, "nbytes": len(data)}
     return {HANDLE: msgspec.to_builtins(handle), **literal, **({"salt": salt} if salt else {})}
 
 
-class Tensors:
+class TensorPlacer:
     """Puts tensors that earlier segments made into the arena again, for ``invocation``."""
 
-    def __init__(self, tensors: TensorClient, keep: MediaKeep | None, invocation: str, deadline: float) -> None:
+    def __init__(self, tensors: TensorClient, keep: MediaStore | None, invocation: str, deadline: float) -> None:
         self._tensors = tensors
         self._keep = keep
         self._invocation = invocation
@@ -68,13 +68,13 @@ class Tensors:
         body = array.tobytes()
         digest = sha256(body).hexdigest()
         if self._keep is not None:
-            self._keep.put(digest, body)
+            self._keep.put_nowait(digest, body)
         about = {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": digest, "nbytes": len(body)}
         return {**item.data, HANDLE: msgspec.to_builtins(handle), **about}
 
 
-async def restore(
-    tensors: TensorClient, keep: MediaKeep, value: dict[str, Any], invocation: str, deadline: float
+async def restore_input(
+    tensors: TensorClient, keep: MediaStore, value: dict[str, Any], invocation: str, deadline: float
 ) -> dict[str, Any]:
     """An input that was recorded by its content hash, at a new handle.
 

@@ -24,12 +24,12 @@ from omnibus.errors import BadRequest, Conflict, DeadlineExceeded, NotFound, Omn
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store, StreamRecord
 from services.gateway.dispatch.streams import MAX_RESUMED
-from services.gateway.media.files import new
+from services.gateway.media.files import new_secret_id
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import ChatStream
 from services.gateway.openai.vllm_omni import OmniRequest
 from services.gateway.request.event_ids import NumberedStream, Position, parse_event_id
-from services.gateway.request.request import Run
+from services.gateway.request.request import ClientRequest
 from services.gateway.tenancy import tenant as tenants
 
 log = logging.getLogger(__name__)
@@ -87,24 +87,24 @@ class ResumableStream:
         self._numbered = True
         self._on_claim: Callable[[], None] | None = None
 
-    async def save(self, run: Run) -> None:
+    async def save_record(self, run: ClientRequest) -> None:
         """Promise it: write down what another gateway needs. Without a store it is a stream as any other."""
         request, self.request = self.request, None
         if request is None:
             return
         record = StreamRecord(
             id=f"chatcmpl-{run.id}",
-            audio_id=new("audio_"),
+            audio_id=new_secret_id("audio_"),
             created=int(run.created),
             deadline=run.deadline,
             seed=run.seed,
             body=request.body,
             path=request.path,
-            tenant=tenants.current().name,
+            tenant=tenants.current_tenant().name,
         )
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._store.put_stream(self.token, record, self.owner, run.left + LATE_SECONDS)
+                await self._store.put_stream(self.token, record, self.owner, run.seconds_left + LATE_SECONDS)
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("%s cannot be continued elsewhere: %s", run.id, error or "the store is silent")
             return
@@ -115,11 +115,11 @@ class ResumableStream:
         """Deadline of the answer's first request, Unix seconds; 0: there is no record of it yet."""
         return self.record.deadline if self.record is not None else 0.0
 
-    def numbered(self, stream: ChatStream, format: str) -> ChatStream | NumberedStream:
+    def number_events(self, stream: ChatStream, format: str) -> ChatStream | NumberedStream:
         """``stream`` with ids, without what the client has."""
         return NumberedStream(stream, self.token, format, self.after) if self.record is not None else stream
 
-    def take(self, ids: Sequence[int]) -> None:
+    def add_token_ids(self, ids: Sequence[int]) -> None:
         """Keep the ids of tokens that have come. What has no such ids is made from its beginning elsewhere."""
         if not ids or self.record is None or self._claimed or not self._numbered or len(self.ids) >= MAX_RESUMED:
             return
@@ -129,13 +129,13 @@ class ResumableStream:
         else:
             self._numbered = False
 
-    def follow(self, on_claim: Callable[[], None]) -> None:
+    def set_claim_callback(self, on_claim: Callable[[], None]) -> None:
         """Call ``on_claim`` when another one sends the answer, at once if that is so already."""
         self._on_claim = on_claim
         if self._claimed:
             on_claim()
 
-    def claim(self) -> None:
+    def mark_claimed(self) -> None:
         """Another one sends the answer from now on."""
         self._claimed = True
         if self._on_claim is not None:
@@ -163,9 +163,9 @@ class Continuations:
 
     async def startup(self) -> None:
         """Listen to who takes streams over."""
-        await self._bus.subscribe(subjects.event(subjects.CLAIM), self._on_claim)
+        await self._bus.subscribe(subjects.event_subject(subjects.CLAIM), self._on_claim)
 
-    def begin(
+    def begin_stream(
         self, chat: ChatRequest, headers: Mapping[bytes, bytes], request: OriginalRequest
     ) -> ResumableStream | None:
         """Promise the answer to ``chat``; None for one that cannot be continued, or whose client does not ask."""
@@ -174,11 +174,11 @@ class Continuations:
         fits = len(request.body) <= self._settings.continue_bytes
         if not (requested and chat.stream and fits) or isinstance(chat, OmniRequest):
             return None
-        made = self._open(secrets.token_urlsafe(18))
+        made = self._open_stream(secrets.token_urlsafe(18))
         made.request = request
         return made
 
-    async def adopt(self, token: str, last_event_id: str) -> tuple[ResumableStream, StreamRecord]:
+    async def adopt_stream(self, token: str, last_event_id: str) -> tuple[ResumableStream, StreamRecord]:
         """Take the answer ``token`` over; returns it and its original request.
 
         Raises ``NotFound``, also for another tenant's, ``DeadlineExceeded``, ``BadRequest`` and ``StoreUnavailable``.
@@ -189,42 +189,42 @@ class Continuations:
             if named != token:
                 raise BadRequest("this is the id of an event of another answer", param="Last-Event-ID")
         record, known = await asyncio.gather(self._store.stream(token), self._store.stream_tokens(token))
-        if record is None or not tenants.current().owns(record.tenant):
+        if record is None or not tenants.current_tenant().owns(record.tenant):
             raise NotFound("no streamed answer has this name, or its time is over: send the request again")
         left = record.deadline - time.time()
         if left <= 0:
             raise DeadlineExceeded("the request took longer than its deadline")
-        continued = self._open(token)
+        continued = self._open_stream(token)
         continued.after, continued.record, continued.known = after, record, known
         try:
             before = await self._store.claim_stream(token, continued.owner, left + LATE_SECONDS)
         except BaseException:
             continued.close()
             raise
-        self._stop(before)
+        self._stop_former_sender(before)
         return continued, record
 
-    def _open(self, token: str) -> ResumableStream:
-        made = ResumableStream(self._store, token, self._close, self._on_grown)
+    def _open_stream(self, token: str) -> ResumableStream:
+        made = ResumableStream(self._store, token, self._close_stream, self._on_tokens_added)
         self._sent[made.owner] = made
         return made
 
-    def _close(self, continued: ResumableStream, whole: bool) -> None:
+    def _close_stream(self, continued: ResumableStream, whole: bool) -> None:
         self._sent.pop(continued.owner, None)
         self._unsaved.discard(continued)
         if whole and continued.record is not None:
-            self._begin(self._forget(continued.token))
+            self._start_task(self._forget_record(continued.token))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _on_grown(self, continued: ResumableStream) -> None:
+    def _on_tokens_added(self, continued: ResumableStream) -> None:
         self._unsaved.add(continued)
         if not self._saving:
             self._saving = True
-            self._begin(self._save_tokens())
+            self._start_task(self._save_tokens())
 
     async def _save_tokens(self) -> None:
         """Write the tokens of all answers that have grown, until none has."""
@@ -242,19 +242,19 @@ class Continuations:
         finally:
             self._saving = False
 
-    async def _forget(self, token: str) -> None:
+    async def _forget_record(self, token: str) -> None:
         try:
             await self._store.forget_stream(token, ENDED_SECONDS)
         except StoreUnavailable as error:  # it expires by itself, later
             log.warning("a stream that has ended is kept until its deadline: %s", error)
 
-    def _stop(self, owner: str) -> None:
+    def _stop_former_sender(self, owner: str) -> None:
         """Stop the former sender of an answer."""
         if owner in self._sent:
-            self._sent[owner].claim()
+            self._sent[owner].mark_claimed()
         elif owner:
             try:
-                self._bus.publish(subjects.event(subjects.CLAIM), msgspec.json.encode(Claim(owner)))
+                self._bus.publish(subjects.event_subject(subjects.CLAIM), msgspec.json.encode(Claim(owner)))
             except OmnibusError as error:  # it stops when it sees that its client is gone, or at the deadline
                 log.warning("the former gateway of a stream was not told: %s", error)
 
@@ -265,9 +265,9 @@ class Continuations:
             log.warning("a claim cannot be read: %s", error)
             return
         if owner in self._sent:
-            self._sent[owner].claim()
+            self._sent[owner].mark_claimed()
 
 
-def claimed() -> Conflict:
+def claimed_error() -> Conflict:
     """The error of an answer that another connection has by now."""
     return Conflict("the answer is continued on another connection")

@@ -9,7 +9,7 @@ from omnibus.bus import Bus, subjects
 from omnibus.graph import WIRE_VERSION, Invocation
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import LOST, DeadLetter
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.inflight import InflightInvocation
 
 #: Models and reasons whose dead letters are told apart.
 KINDS = 512
@@ -29,14 +29,16 @@ class DeadLetters:
         """Records and dead letters that the bus gave up."""
         return self._bus.records_lost
 
-    def write(self, running: Running, digested: Invocation) -> None:
+    def write(self, running: InflightInvocation, digested: Invocation) -> None:
         """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content."""
         invocation, failure = running.invocation, running.failure
-        why = dead_letters.reason(failure, running.failed, running.moves, invocation.attempt)
+        why = dead_letters.dead_letter_reason(failure, running.failed, running.moves, invocation.attempt)
         if not why or failure is None:
             return
         lost = tuple(move.executor for move in running.moves if move.reason in LOST and move.executor)
-        node = running.failed if running.failed >= 0 else _of(invocation, lost[-1] if lost else failure.executor)
+        node = (
+            running.failed if running.failed >= 0 else _first_node(invocation, lost[-1] if lost else failure.executor)
+        )
         letter = DeadLetter(
             v=WIRE_VERSION,
             inv=invocation.id,
@@ -47,7 +49,7 @@ class DeadLetters:
             model=invocation.model,
             type=invocation.type,
             path=invocation.path,
-            problem=failure.problem(),
+            problem=failure.to_problem(),
             attempts=invocation.attempt + 1,
             node=node,
             component=invocation.nodes[node].component if node >= 0 else failure.stage,
@@ -58,16 +60,18 @@ class DeadLetters:
             refused=tuple(sorted(running.culprit)),
         )
         small = msgspec.structs.replace(letter, invocation=digested)
-        self._count(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)
-        body = dead_letters.encode(letter, small, limit=self._limit)
-        self._bus.record(subjects.dead(invocation.app, invocation.id), body, f"{invocation.id}.dead")
+        self._count_letter(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)
+        body = dead_letters.encode_dead_letter(letter, small, limit=self._limit)
+        self._bus.publish_record(
+            subjects.dead_letter_subject(invocation.app, invocation.id), body, f"{invocation.id}.dead"
+        )
 
-    def _count(self, model: str, why: str) -> None:
+    def _count_letter(self, model: str, why: str) -> None:
         # Who replays by hand may write a record as he likes.
         known = (model, why) in self.counts or len(self.counts) < KINDS
         self.counts[model if known else "other", why] += 1
 
 
-def _of(invocation: Invocation, executor: str) -> int:
+def _first_node(invocation: Invocation, executor: str) -> int:
     """The first node that ``executor`` was to run."""
     return invocation.route.index(executor) if executor in invocation.route else -1

@@ -40,7 +40,7 @@ def parse_event_id(text: str) -> tuple[str, Position]:
     return token, Position(int(characters), text_digest, int(sound), sound_digest, int(closing))
 
 
-class _Counted:
+class _SentCounter:
     """One part of the answer: how much of it has been sent, and how much of it is still to be left out."""
 
     def __init__(self, skip: int, digest: str, exact: bool) -> None:
@@ -54,15 +54,15 @@ class _Counted:
     def digest(self) -> str:
         return self._hash.hexdigest()
 
-    def advance(self, length: int, data: bytes) -> None:
+    def count_sent(self, length: int, data: bytes) -> None:
         """Count ``length`` more as sent."""
         self.sent += length
         if self._exact:
             self._hash.update(data)
 
-    def leave_out(self, length: int, data: bytes) -> None:
+    def skip_sent(self, length: int, data: bytes) -> None:
         """The client has this already. Raises ``CannotContinue`` at its end when that was something else."""
-        self.advance(length, data)
+        self.count_sent(length, data)
         self.skip -= length
         if not self.skip and self.digest != self._expected:
             raise CannotContinue(_DIFFERS)
@@ -78,8 +78,10 @@ class NumberedStream:
         self._stream = stream
         self._token = token.encode()
         self._resumed = after is not None
-        self._text = _Counted(after.text if after else 0, after.text_digest if after else "", True)
-        self._sound = _Counted(after.sound if after else 0, after.sound_digest if after else "", format not in _COUNTED)
+        self._text = _SentCounter(after.text if after else 0, after.text_digest if after else "", True)
+        self._sound = _SentCounter(
+            after.sound if after else 0, after.sound_digest if after else "", format not in _COUNTED
+        )
         self._unsent = b""  # sound that the stream holds back
         self._closing = 0
         self._skip_closing = after.closing if after else 0
@@ -93,29 +95,29 @@ class NumberedStream:
         return b"" if self._resumed else self._stream.audio_start(audio_id)
 
     def text(self, delta: str) -> bytes:
-        fresh = self._fresh(delta)
-        return self._mark(self._stream.text(fresh)) if fresh else b""
+        fresh = self._skip_sent_text(delta)
+        return self._add_event_id(self._stream.text(fresh)) if fresh else b""
 
     def transcript(self, delta: str) -> bytes:
-        fresh = self._fresh(delta)
-        return self._mark(self._stream.transcript(fresh)) if fresh else b""
+        fresh = self._skip_sent_text(delta)
+        return self._add_event_id(self._stream.transcript(fresh)) if fresh else b""
 
     def audio(self, data: bytes) -> bytes:
         known = min(self._sound.skip, len(data))
         if known:
-            self._sound.leave_out(known, data[:known])
+            self._sound.skip_sent(known, data[:known])
         self._unsent += data[known:]
         frame = self._stream.audio(data[known:])
-        self._send_sound(len(self._unsent) - self._stream.held_bytes)
-        return self._mark(frame) if frame else b""
+        self._count_audio(len(self._unsent) - self._stream.held_bytes)
+        return self._add_event_id(frame) if frame else b""
 
     def audio_end(self, expires_at: int) -> bytes:
         frames = self._stream.audio_end(expires_at)
         if not self._unsent:
-            return self._close(frames)
+            return self._close_event(frames)
         rest, _, end = frames.partition(b"\n\n")
-        self._send_sound(len(self._unsent))
-        return self._mark(rest + b"\n\n") + self._close(end)
+        self._count_audio(len(self._unsent))
+        return self._add_event_id(rest + b"\n\n") + self._close_event(end)
 
     def complete(self) -> None:
         """The answer is whole. Raises ``CannotContinue`` when the client has more of it than there is."""
@@ -123,31 +125,31 @@ class NumberedStream:
             raise CannotContinue(_DIFFERS)
 
     def finish(self, reason: FinishReason) -> bytes:
-        return self._close(self._stream.finish(reason))
+        return self._close_event(self._stream.finish(reason))
 
     def usage(self, usage: Usage) -> bytes:
         frame = self._stream.usage(usage)
-        return self._close(frame) if frame else b""
+        return self._close_event(frame) if frame else b""
 
     # Ids
 
-    def _fresh(self, delta: str) -> str:
+    def _skip_sent_text(self, delta: str) -> str:
         known = min(self._text.skip, len(delta))
         if known:
-            self._text.leave_out(known, delta[:known].encode())
+            self._text.skip_sent(known, delta[:known].encode())
             delta = delta[known:]
-        self._text.advance(len(delta), delta.encode())
+        self._text.count_sent(len(delta), delta.encode())
         return delta
 
-    def _send_sound(self, length: int) -> None:
-        self._sound.advance(length, self._unsent[:length])
+    def _count_audio(self, length: int) -> None:
+        self._sound.count_sent(length, self._unsent[:length])
         self._unsent = self._unsent[length:]
 
-    def _close(self, frame: bytes) -> bytes:
+    def _close_event(self, frame: bytes) -> bytes:
         self._closing += 1
-        return b"" if self._closing <= self._skip_closing else self._mark(frame)
+        return b"" if self._closing <= self._skip_closing else self._add_event_id(frame)
 
-    def _mark(self, frame: bytes) -> bytes:
+    def _add_event_id(self, frame: bytes) -> bytes:
         text, sound = self._text, self._sound
         place = f".{text.sent}.{text.digest}.{sound.sent}.{sound.digest}.{self._closing}\n"
         return b"".join((b"id: ", self._token, place.encode(), frame))

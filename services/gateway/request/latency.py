@@ -6,7 +6,7 @@ from math import inf
 from omnibus.metrics import GATEWAY
 
 
-class Pace:
+class StreamLatency:
     """Notes when pieces of one answer leave; a client who plays its sound begins with the first piece.
 
     ``created`` is when the request came, Unix seconds.
@@ -26,7 +26,7 @@ class Pace:
         self._plays_until = inf
         self._pauses, self._silence = 0, 0.0
 
-    def text(self) -> None:
+    def record_text(self) -> None:
         """Some text leaves now."""
         now = time.monotonic()
         if self._pieces:
@@ -36,7 +36,7 @@ class Pace:
         self._last = now
         self._pieces += 1
 
-    def sound(self, seconds: float) -> None:
+    def record_audio(self, seconds: float) -> None:
         """Record ``seconds`` of sound that leave now."""
         now = self._heard = time.monotonic()
         late = now - self._plays_until
@@ -46,7 +46,7 @@ class Pace:
         self._plays_until = (now if late > 0 or not self._seconds else self._plays_until) + seconds
         self._seconds += seconds
 
-    def tell(self, model: str, tokens: int) -> None:
+    def publish_metrics(self, model: str, tokens: int) -> None:
         """All has left; its text has so many ``tokens``."""
         if self._pieces > 1:
             GATEWAY.tbt.labels(model).observe((self._last - self._said) / max(1, max(tokens, self._pieces) - 1))

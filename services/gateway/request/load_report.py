@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from omnibus.bus import Bus, messages, subjects
-from omnibus.bus.messages import Load, LoadEvent
+from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.errors import OmnibusError, Overloaded
 from omnibus.metrics import GATEWAY
 from omnibus.profile import QUANTITIES
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.routing.assignment import Assignment, Part
+from services.gateway.routing.assignment import Assignment, ModelPart
 from services.gateway.routing.router import Router
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _PLACES = {name: place for place, name in enumerate(QUANTITIES)}
 _SPEECH = _PLACES["speech_seconds"]
 
 
-class Slot:
+class LoadCounters:
     """Counters of one model and request type since the last event."""
 
     __slots__ = ("came", "done", "failed", "first", "quantities", "refused", "total")
@@ -45,23 +45,23 @@ class Slot:
         self.quantities = [0.0] * len(QUANTITIES)
 
     @property
-    def silent(self) -> bool:
+    def is_empty(self) -> bool:
         """True if there is nothing to tell."""
         return not (self.came or self.done or self.failed or self.refused)
 
-    def load(self) -> Load:
+    def to_load(self) -> LoadCounts:
         sums = {name: value for name, value in zip(QUANTITIES, self.quantities, strict=True) if value}
-        return Load(self.came, self.done, self.failed, self.refused, sums, self.first, self.total)
+        return LoadCounts(self.came, self.done, self.failed, self.refused, sums, self.first, self.total)
 
 
-class Counted(NamedTuple):
+class CountedInvocation(NamedTuple):
     """An invocation that was counted as come: for each of its parts where that is counted."""
 
-    slots: tuple[Slot, ...]
-    parts: tuple[Part, ...]
+    slots: tuple[LoadCounters, ...]
+    parts: tuple[ModelPart, ...]
 
 
-class Loads:
+class LoadReporter:
     """The counters of one gateway. A graph that several models run counts for each of them, its parts by type."""
 
     def __init__(self, router: Router, bus: Bus, limit: int) -> None:
@@ -69,26 +69,26 @@ class Loads:
         self._router = router
         self._bus = bus
         self._limit = limit
-        self._slots: dict[tuple[str, str], Slot] = {}
-        self._counted: dict[tuple[str, str], Counted] = {}  # by an assignment's model and kind
+        self._slots: dict[tuple[str, str], LoadCounters] = {}
+        self._counted: dict[tuple[str, str], CountedInvocation] = {}  # by an assignment's model and kind
         self._timer: asyncio.TimerHandle | None = None
         self._told = 0.0  # monotonic seconds
 
     # The hot path
 
-    def came(self, assignment: Assignment) -> Counted:
+    def count_arrival(self, assignment: Assignment) -> CountedInvocation:
         """One more invocation; give what is returned to ``ended``, or to ``lost``."""
-        counted = self._counts(assignment)
+        counted = self._find_counters(assignment)
         for slot in counted.slots:
             slot.came += 1
         self.inflight += 1
-        self._arm()
+        self._start_timer()
         return counted
 
-    def ended(self, counted: Counted, running: Running, done: bool, began: float) -> None:
+    def count_end(self, counted: CountedInvocation, running: InflightInvocation, done: bool, began: float) -> None:
         """It is over; it ``began`` at these Unix seconds. One that found every executor full was refused."""
         if not done:
-            self.lost(counted, running.failure)
+            self.count_failure(counted, running.failure)
             return
         self.inflight -= 1
         total, streams = time.time() - began, running.streams
@@ -100,30 +100,30 @@ class Loads:
             slot.first += first
             slot.total += total
             own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
-            _measure(slot.quantities, own)
+            _add_quantities(slot.quantities, own)
 
-    def lost(self, counted: Counted, error: BaseException | None) -> None:
+    def count_failure(self, counted: CountedInvocation, error: BaseException | None) -> None:
         """It ended with ``error``. One that had no room is taken back from what came: that was refused."""
         self.inflight -= 1
         for slot, part in zip(counted.slots, counted.parts, strict=True):
             if isinstance(error, Overloaded):
                 slot.came -= 1
                 slot.refused += 1
-                GATEWAY.refused(part.model, "executors").inc()
+                GATEWAY.rejection_counter(part.model, "executors").inc()
             else:
                 slot.failed += 1
 
-    def refused(self, model: str) -> None:
+    def count_limit_refusal(self, model: str) -> None:
         """There was no room for a request to ``model`` before its type was known."""
-        self._slot(model, "").refused += 1
-        GATEWAY.refused(model, "gateway").inc()
-        self._arm()
+        self._model_counters(model, "").refused += 1
+        GATEWAY.rejection_counter(model, "gateway").inc()
+        self._start_timer()
 
-    def turned_away(self, assignment: Assignment) -> None:
+    def count_rejection(self, assignment: Assignment) -> None:
         """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
-        for slot in self._counts(assignment).slots:
+        for slot in self._find_counters(assignment).slots:
             slot.refused += 1
-        self._arm()
+        self._start_timer()
 
     # Once a second
 
@@ -132,72 +132,72 @@ class Loads:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._tell()
+            self._flush_counters()
 
-    def _counts(self, assignment: Assignment) -> Counted:
+    def _find_counters(self, assignment: Assignment) -> CountedInvocation:
         counted = self._counted.get((assignment.model, assignment.kind))
         if counted is None:
-            slots = tuple(self._slot(part.model, part.kind) for part in assignment.parts)
-            counted = self._counted[assignment.model, assignment.kind] = Counted(slots, assignment.parts)
+            slots = tuple(self._model_counters(part.model, part.kind) for part in assignment.parts)
+            counted = self._counted[assignment.model, assignment.kind] = CountedInvocation(slots, assignment.parts)
         return counted
 
-    def _slot(self, model: str, kind: str) -> Slot:
+    def _model_counters(self, model: str, kind: str) -> LoadCounters:
         slot = self._slots.get((model, kind))
         if slot is None:
-            slot = self._slots[model, kind] = Slot()
+            slot = self._slots[model, kind] = LoadCounters()
         return slot
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
             self._told = time.monotonic()
-            self._later()
+            self._schedule_publish()
 
-    def _later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PERIOD, self._turn)
+    def _schedule_publish(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PERIOD, self._on_timer)
 
-    def _turn(self) -> None:
+    def _on_timer(self) -> None:
         # What is published while the bus is away arrives at once when it is back, as if all had come just then.
-        news = not self._bus.connected or self._tell()
+        news = not self._bus.connected or self._flush_counters()
         if news or self.inflight:
-            self._later()
+            self._schedule_publish()
             return
         self._timer = None
         self._slots.clear()  # models come and go; whoever is counted here is in flight no more
         self._counted.clear()
 
-    def _tell(self) -> bool:
+    def _flush_counters(self) -> bool:
         """Publish and begin to count anew; whether there was anything new."""
         loads = []
         for (model, kind), slot in self._slots.items():
-            if not slot.silent:
-                loads.append((model, kind, slot.load()))
+            if not slot.is_empty:
+                loads.append((model, kind, slot.to_load()))
                 slot.clear()
         now = time.monotonic()
         seconds, self._told = now - self._told, now
-        self._publish(seconds, loads)
+        self._publish_loads(seconds, loads)
         for each in loads:
-            _expose(*each)
+            _update_metrics(*each)
         return bool(loads)
 
-    def _publish(self, seconds: float, loads: list[tuple[str, str, Load]]) -> None:
+    def _publish_loads(self, seconds: float, loads: list[tuple[str, str, LoadCounts]]) -> None:
         plan = self._router.plan
-        models: dict[str, dict[str, Load]] = {}
+        models: dict[str, dict[str, LoadCounts]] = {}
         for model, kind, load in loads:
             models.setdefault(model, {})[kind] = load
         event = LoadEvent(self._router.gateway, plan.epoch if plan else 0, seconds, self.inflight, models)
         body = messages.encode(event)
         if len(body) > self._limit and len(loads) > 1:
             half = len(loads) // 2
-            self._publish(seconds, loads[:half])
-            self._publish(seconds, loads[half:])
+            self._publish_loads(seconds, loads[:half])
+            self._publish_loads(seconds, loads[half:])
             return
         try:
-            self._bus.publish(subjects.event(subjects.LOAD), body)
+            self._bus.publish(subjects.event_subject(subjects.LOAD), body)
         except OmnibusError as error:
             log.warning("load not told: %s", error)
 
 
-def _measure(sums: list[float], streams: Iterable[ResultStream]) -> None:
+def _add_quantities(sums: list[float], streams: Iterable[ResultStream]) -> None:
     """Add what ``streams`` tell of their request: tokens as its thinker counted them, seconds of sound."""
     for stream in streams:
         usage = stream.closing.get("usage")
@@ -207,15 +207,15 @@ def _measure(sums: list[float], streams: Iterable[ResultStream]) -> None:
                 if place is not None and type(value) is int and 0 < value < MOST:
                     sums[place] += value
         if stream.samples and stream.first is not None:
-            sums[_SPEECH] += _seconds(stream.samples, stream.first.data)
+            sums[_SPEECH] += _audio_seconds(stream.samples, stream.first.data)
 
 
-def _seconds(samples: int, about: Mapping[str, Any]) -> float:
+def _audio_seconds(samples: int, about: Mapping[str, Any]) -> float:
     rate = about.get("rate")  # what has none is no sound
     return samples / rate if isinstance(rate, int | float) and 1 <= rate < MOST else 0.0
 
 
-def _expose(model: str, kind: str, load: Load) -> None:
+def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:
     GATEWAY.arrivals.labels(model, kind).inc(load.came + load.refused)
     for outcome, count in (("done", load.done), ("failed", load.failed), ("refused", load.refused)):
         GATEWAY.ended.labels(model, kind, outcome).inc(count)

@@ -8,24 +8,24 @@ from omnibus.settings import GatewaySettings
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.request.dead_letters import DeadLetters
 from services.gateway.routing.assignment import Assignment
-from services.gateway.routing.executors import Members
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 
 
-def watch(
-    settings: GatewaySettings, router: Router, members: Members, dispatcher: Dispatcher, dead: DeadLetters
+def register_metrics(
+    settings: GatewaySettings, router: Router, members: ExecutorTable, dispatcher: Dispatcher, dead: DeadLetters
 ) -> None:
     """Let the metrics of this process be read from these."""
-    GATEWAY.inflight.one(lambda: dispatcher.inflight)
-    GATEWAY.limit.one(lambda: settings.max_inflight)
-    GATEWAY.retained.one(lambda: dispatcher.retention.nbytes)
-    GATEWAY.epoch.by(lambda: {(): router.plan.epoch} if router.plan is not None else {})
-    GATEWAY.created.by(lambda: {(): router.plan.created} if router.plan is not None else {})
-    GATEWAY.planned.by(router.shares)
-    GATEWAY.executors.by(lambda: _executors(members))
-    GATEWAY.outstanding.by(lambda: _outstanding(members))
-    GATEWAY.dead.by(lambda: _dead(router, dead))
-    GATEWAY.records_lost.one(lambda: dead.records_lost)
+    GATEWAY.inflight.set_value(lambda: dispatcher.inflight_count)
+    GATEWAY.limit.set_value(lambda: settings.max_inflight)
+    GATEWAY.retained.set_value(lambda: dispatcher.retention.nbytes)
+    GATEWAY.epoch.set_values(lambda: {(): router.plan.epoch} if router.plan is not None else {})
+    GATEWAY.created.set_values(lambda: {(): router.plan.created} if router.plan is not None else {})
+    GATEWAY.planned.set_values(router.path_shares)
+    GATEWAY.executors.set_values(lambda: _count_executors(members))
+    GATEWAY.outstanding.set_values(lambda: _outstanding_tokens(members))
+    GATEWAY.dead.set_values(lambda: _count_dead_letters(router, dead))
+    GATEWAY.records_lost.set_value(lambda: dead.records_lost)
 
 
 def count_paths(assignment: Assignment, path: str) -> None:
@@ -34,15 +34,15 @@ def count_paths(assignment: Assignment, path: str) -> None:
     names = path.split(",") if len(parts) > 1 else [path]
     if len(names) == len(parts):
         for part, name in zip(parts, names, strict=True):
-            GATEWAY.path(part.model, part.kind, name.removeprefix(f"{part.model}=")).inc()
+            GATEWAY.path_counter(part.model, part.kind, name.removeprefix(f"{part.model}=")).inc()
 
 
-def _executors(members: Members) -> Counter[tuple[str, ...]]:
+def _count_executors(members: ExecutorTable) -> Counter[tuple[str, ...]]:
     """Count the executors by model, option and state."""
-    return Counter((*named, state) for named, state in members.states())
+    return Counter((*named, state) for named, state in members.executor_states())
 
 
-def _outstanding(members: Members) -> dict[tuple[str, ...], float]:
+def _outstanding_tokens(members: ExecutorTable) -> dict[tuple[str, ...], float]:
     """Tokens by model and option."""
     found: dict[tuple[str, ...], float] = {}
     for status in members.statuses():
@@ -52,7 +52,7 @@ def _outstanding(members: Members) -> dict[tuple[str, ...], float]:
     return found
 
 
-def _dead(router: Router, dead: DeadLetters) -> dict[tuple[str, str], int]:
+def _count_dead_letters(router: Router, dead: DeadLetters) -> dict[tuple[str, str], int]:
     """Dead letters by model and reason, from 0 on: the first one is a rise as well."""
     models = router.plan.models if router.plan is not None else ()
     return {(model, reason): 0 for model in models for reason in REASONS} | dead.counts

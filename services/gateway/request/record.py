@@ -13,10 +13,10 @@ from omnibus.bus import Bus, messages, subjects
 from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
 from omnibus.recording import records
-from omnibus.recording.records import Answer, Ended, Kept, Record
-from services.gateway.dispatch.inflight import Running
-from services.gateway.media.blob_store import MediaKeep
-from services.gateway.request.accumulator import Collected
+from omnibus.recording.records import EndRecord, KeptOutput, Record, RecordedAnswer
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
@@ -30,25 +30,33 @@ SHOWN = 16_000
 class Records:
     """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
 
-    def __init__(self, bus: Bus, full: bool, keep: MediaKeep, dead: DeadLetters | None = None) -> None:
+    def __init__(self, bus: Bus, full: bool, keep: MediaStore, dead: DeadLetters | None = None) -> None:
         self.bus = bus
         self._dead = dead
         self._keep = keep
         self.full = full
 
-    def begin(self, running: Running) -> None:
+    def write_begin(self, running: InflightInvocation) -> None:
         invocation = running.invocation
-        whole = graph.encode(invocation) if running.tapes else running.body  # what is kept was asked for besides
-        body = whole if self.full else graph.encode(_digested(invocation))
-        self._publish(invocation, body, f"{invocation.id}.{invocation.attempt}")
+        whole = (
+            graph.encode_invocation(invocation) if running.tapes else running.body
+        )  # what is kept was asked for besides
+        body = whole if self.full else graph.encode_invocation(_digest_inputs(invocation))
+        self._publish_record(invocation, body, f"{invocation.id}.{invocation.attempt}")
 
-    def end(self, running: Running, status: str, got: Collected | None = None, segments: Sequence[str] = ()) -> None:
+    def write_end(
+        self,
+        running: InflightInvocation,
+        status: str,
+        got: AnswerAccumulator | None = None,
+        segments: Sequence[str] = (),
+    ) -> None:
         """Write the end of one invocation; ``got`` is what a chat's client received."""
-        invocation, answer = running.invocation, got.answer() if got is not None else Answer()
+        invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
         if got is not None and self.full and answer.audio_sha256:
-            self._keep.put(answer.audio_sha256, got.pcm)
+            self._keep.put_nowait(answer.audio_sha256, got.pcm)
         shown = answer.text[:SHOWN] if self.full else ""
-        ended = Ended(
+        ended = EndRecord(
             inv=invocation.id,
             status=status,
             created=invocation.created,
@@ -59,65 +67,65 @@ class Records:
             route=invocation.route,
             hops=tuple(running.hops[node] for node in sorted(running.hops)),
             answer=msgspec.structs.replace(answer, text=shown),
-            problem=running.failure.problem() if running.failure is not None else None,
-            outputs=fingerprints(running),
+            problem=running.failure.to_problem() if running.failure is not None else None,
+            outputs=output_digests(running),
             segments=tuple(segments),
             options=invocation.options,
             moves=tuple(running.moves),
             node=running.failed,
-            kept=tuple(self._kept(running)),
+            kept=tuple(self._store_captures(running)),
         )
-        self._publish(invocation, messages.encode(ended), f"{invocation.id}.end")
+        self._publish_record(invocation, messages.encode(ended), f"{invocation.id}.end")
         if status == "failed" and self._dead is not None:
-            self._bury(self._dead, running)
+            self._write_dead_letter(self._dead, running)
 
-    def _kept(self, running: Running) -> Iterator[Kept]:
+    def _store_captures(self, running: InflightInvocation) -> Iterator[KeptOutput]:
         for tape in running.tapes.values():
-            found = tape.kept()
+            found = tape.to_record()
             if found is not None:
                 about, body = found
-                self._keep.put(about.sha256, body)
+                self._keep.put_nowait(about.sha256, body)
                 yield about
 
-    def _bury(self, dead: DeadLetters, running: Running) -> None:
+    def _write_dead_letter(self, dead: DeadLetters, running: InflightInvocation) -> None:
         try:
-            dead.write(running, _digested(running.invocation))
+            dead.write(running, _digest_inputs(running.invocation))
         except OmnibusError as error:
             log.warning("the dead letter of %s was not kept: %s", running.id, error)
 
-    def _publish(self, invocation: Invocation, body: bytes, id: str) -> None:
+    def _publish_record(self, invocation: Invocation, body: bytes, id: str) -> None:
         try:
-            self.bus.record(subjects.record(invocation.app, invocation.id), body, id)
+            self.bus.publish_record(subjects.record_subject(invocation.app, invocation.id), body, id)
         except OmnibusError as error:  # serving goes on without its record
             log.warning("%s was not recorded: %s", id, error)
 
     async def find(self, id: str) -> Record:
         """A recorded invocation and its end. Raises ``NotFound``."""
-        return await records.find(self.bus, id)
+        return await records.find_record(self.bus, id)
 
 
-def fingerprints(running: Running) -> dict[str, str]:
+def output_digests(running: InflightInvocation) -> dict[str, str]:
     """Digests of the results that are watched, by ``<node>.<output>``."""
     return {
-        f"{node}.{output}": stream.fingerprint.hex()
+        f"{node}.{output}": stream.fingerprint.hexdigest()
         for (node, output), stream in running.streams.items()
         if stream.fingerprint is not None
     }
 
 
-def _digested(invocation: Invocation) -> Invocation:
+def _digest_inputs(invocation: Invocation) -> Invocation:
     """Without users' content: each literal input as its size and digest."""
     nodes = tuple(
-        graph.with_inputs(node, {name: _digest(value) for name, value in node.inputs.items()})
+        graph.with_inputs(node, {name: _digest_value(value) for name, value in node.inputs.items()})
         for node in invocation.nodes
     )
     return msgspec.structs.replace(invocation, nodes=nodes)
 
 
-def _digest(value: Any) -> Any:
+def _digest_value(value: Any) -> Any:
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
-    if any(graph.refs(value)) or not isinstance(value, str | list | dict) or not value:
+    if any(graph.find_refs(value)) or not isinstance(value, str | list | dict) or not value:
         return value
     if isinstance(value, dict) and HANDLE in value:
         return {DIGEST: value.get("sha256", ""), **{key: entry for key, entry in value.items() if key != HANDLE}}

@@ -16,34 +16,34 @@ from itertools import count
 
 from omnibus import tracing
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError
-from omnibus.graph import WIRE_VERSION, Invocation, Node
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.metrics import GATEWAY
-from omnibus.plan import spread
+from omnibus.plan import choice_point
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.inflight import Running, behind
+from services.gateway.dispatch.inflight import InflightInvocation, token_resume_states
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.media.blob_store import MediaKeep
+from services.gateway.media.blob_store import MediaStore
 from services.gateway.request import metrics
-from services.gateway.request.accumulator import Collected
-from services.gateway.request.arena_inputs import Tensors
-from services.gateway.request.load_report import Counted, Loads
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.arena_inputs import TensorPlacer
+from services.gateway.request.load_report import CountedInvocation, LoadReporter
 from services.gateway.request.record import Records
-from services.gateway.request.segment_inputs import Place, filled, marked
-from services.gateway.request.validate import check
+from services.gateway.request.segment_inputs import Place, fill_references, has_references
+from services.gateway.request.validate import validate_segment
 from services.gateway.routing.assignment import Assignment
-from services.gateway.routing.draining import check as check_room
-from services.gateway.routing.router import Route, Router, Ticket
+from services.gateway.routing.draining import check_queue_time as check_room
+from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy import tenant as tenants
 from services.gateway.tenancy.admission import FOR_WANT_OF_ROOM, Admission
-from services.gateway.tenancy.slot import Stay
+from services.gateway.tenancy.slot import AdmissionSlot
 
 
-class Runs:
+class RequestFactory:
     """Opens runs: what they all work with."""
 
     def __init__(
@@ -53,8 +53,8 @@ class Runs:
         dispatcher: Dispatcher,
         tensors: TensorClient,
         records: Records,
-        keep: MediaKeep,
-        loads: Loads,
+        keep: MediaStore,
+        loads: LoadReporter,
         admission: Admission | None = None,
     ) -> None:
         self.settings = settings
@@ -67,40 +67,40 @@ class Runs:
         self.admission = admission
         self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
-    def open(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "Run":
+    def open_request(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "ClientRequest":
         """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
-        if self.dispatcher.inflight >= self.settings.max_inflight:
+        if self.dispatcher.inflight_count >= self.settings.max_inflight:
             if model:
-                self.loads.refused(model)
+                self.loads.count_limit_refusal(model)
             else:
-                GATEWAY.refused("", "gateway").inc()
-            raise Overloaded(f"{self.dispatcher.inflight} requests are in flight here: try again later")
-        return Run(self, app, model, next(self._numbers[_name(app)]), seed, pinned)
+                GATEWAY.rejection_counter("", "gateway").inc()
+            raise Overloaded(f"{self.dispatcher.inflight_count} requests are in flight here: try again later")
+        return ClientRequest(self, app, model, next(self._numbers[_app_letters(app)]), seed, pinned)
 
 
-class Run:
+class ClientRequest:
     """A request under way. It is the ``Runtime`` of the tasks that its app calls."""
 
-    def __init__(self, runs: Runs, app: str, model: str, number: int, seed: int | None, pinned: str) -> None:
+    def __init__(self, runs: RequestFactory, app: str, model: str, number: int, seed: int | None, pinned: str) -> None:
         self._runs = runs
         self.app = app
         self.model = model
-        self.id = runs.router.new_id(_name(app))
+        self.id = runs.router.new_id(_app_letters(app))
         self.created = time.time()
-        self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.seconds())
-        self.segments: list[Running] = []
+        self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.upload_seconds())
+        self.segments: list[InflightInvocation] = []
         self.failure: OmnibusError | None = None
         self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
         self.over = False
-        self.trace = tracing.here()
+        self.trace = tracing.current_context()
         self._number = number
         self._seed = seed
         self._pinned = pinned
         self._holds = False
         self._patient = False
-        self._counted: list[Counted] = []  # of each segment
-        self.tenant = tenants.current()
-        self._stay = Stay(runs.admission, self.tenant) if runs.admission is not None else None
+        self._counted: list[CountedInvocation] = []  # of each segment
+        self.tenant = tenants.current_tenant()
+        self._stay = AdmissionSlot(runs.admission, self.tenant) if runs.admission is not None else None
 
     @property
     def seed(self) -> int:
@@ -110,12 +110,12 @@ class Run:
         return self._seed & (2**63 - 1)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the deadline."""
         return self.deadline - time.time()
 
     @property
-    def age(self) -> float:
+    def age_seconds(self) -> float:
         """Seconds since it came."""
         return time.time() - self.created
 
@@ -129,12 +129,12 @@ class Run:
     def epoch(self) -> int:
         return self.segments[0].invocation.epoch if self.segments else 0
 
-    def when_taken(self, notify: Callable[[], None]) -> bool:
+    def notify_when_accepted(self, notify: Callable[[], None]) -> bool:
         """Call ``notify`` once no executor can refuse what was sent last; False when nothing was sent."""
         if not self.segments:
             return False
         running = self.segments[-1]
-        if running.taken:
+        if running.is_accepted:
             notify()
         else:
             running.on_taken = notify
@@ -148,29 +148,31 @@ class Run:
         Raises ``Rejected`` for a graph that no plan runs, ``StageUnavailable`` without executors, and
         ``TooLarge`` for one over the limits.
         """
-        check(segment, step)
-        await self.admit(segment, step)
+        validate_segment(segment, step)
+        await self.wait_admission(segment, step)
         nodes = segment.nodes
-        if marked(nodes):
-            runs, name = self._runs, self._name(step)
+        if has_references(nodes):
+            runs, name = self._runs, self._invocation_id(step)
             try:
-                nodes = await filled(nodes, self._earlier, Tensors(runs.tensors, runs.kept, name, self.deadline))
+                nodes = await fill_references(
+                    nodes, self._find_earlier, TensorPlacer(runs.tensors, runs.kept, name, self.deadline)
+                )
             except BaseException:
-                runs.tensors.end(name)
+                runs.tensors.end_invocation(name)
                 raise
-        streams = self.send(segment, nodes, step).streams
+        streams = self.send_segment(segment, nodes, step).streams
         for stream in streams.values():
             stream.fingerprint = Fingerprint()
         return streams
 
-    def _earlier(self, place: Place) -> ResultStream | None:
+    def _find_earlier(self, place: Place) -> ResultStream | None:
         step, node, output = place
         running = next((each for each in self.segments if each.invocation.step == step), None)
         return running.streams.get((node, output)) if running is not None else None
 
-    def point(self, site: int) -> float:
+    def choice_point(self, site: int) -> float:
         salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
-        return spread(self._number, site, salt / 2**64)
+        return choice_point(self._number, site, salt / 2**64)
 
     # Segments
 
@@ -180,79 +182,81 @@ class Run:
         settings = self._runs.settings
         return self.tenant.salt(settings.salt, settings.isolate)
 
-    async def admit(self, segment: Segment, step: int = 0) -> None:
+    async def wait_admission(self, segment: Segment, step: int = 0) -> None:
         """Wait for this request's turn, once. Raises ``Overloaded``. Who then sends nothing has to ``withdraw``."""
         if self._stay is None:
             return
         assignment = self._runs.router.assign(segment.nodes, self.model)
         try:
-            await self._stay.enter(assignment, segment.work, step, self.left)
+            await self._stay.acquire(assignment, segment.work, step, self.seconds_left)
         except Overloaded as error:
             if error.reason in FOR_WANT_OF_ROOM:
-                self._runs.loads.turned_away(assignment)
+                self._runs.loads.count_rejection(assignment)
             raise
         if self.over:  # while it waited
-            self.withdraw()
-            raise self.failure or _over()
+            self.release_admission()
+            raise self.failure or _over_error()
 
-    def withdraw(self) -> None:
+    def release_admission(self) -> None:
         """Give the turn back: nothing is at work any more."""
         if self._stay is not None:
-            self._stay.leave(self.segments)
+            self._stay.release(self.segments)
 
-    def resume(self, deadline: float) -> None:
+    def resume_until(self, deadline: float) -> None:
         """Go on with a request that another gateway admitted: by its deadline, Unix seconds, however many wait."""
         self.deadline = deadline
-        self.wait_patiently()
+        self.disable_queue_limit()
 
-    def wait_patiently(self) -> None:
+    def disable_queue_limit(self) -> None:
         """It may take its turn as late as its deadline, however many wait: its client does not, or was let in."""
         self._patient = True
         if self._stay is not None:
             self._stay.patient = True
 
-    def ticket(self, segment: Segment) -> Ticket:
+    def take_ticket(self, segment: Segment) -> InvocationTicket:
         """Take the next number among requests of this kind; it is this request's name from now on."""
         assignment = self._runs.router.assign(segment.nodes, self.model)
-        ticket = self._runs.router.ticket(assignment.model, assignment.kind)
+        ticket = self._runs.router.issue_ticket(assignment.model, assignment.kind)
         self.id = ticket.id
         return ticket
 
-    def send(
-        self, segment: Segment, nodes: Sequence[Node] = (), step: int = 0, ticket: Ticket | None = None
-    ) -> Running:
+    def send_segment(
+        self, segment: Segment, nodes: Sequence[GraphNode] = (), step: int = 0, ticket: InvocationTicket | None = None
+    ) -> InflightInvocation:
         """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in."""
         if self.over:
-            raise self.failure or _over()
+            raise self.failure or _over_error()
         if any(running.invocation.step == step for running in self.segments):
             raise ProtocolError(f"segment {step} of {self.id} was sent already")
         runs = self._runs
         try:
             assignment = runs.router.assign(nodes or segment.nodes, self.model)
         except BaseException:
-            runs.tensors.end(self._name(step))
+            runs.tensors.end_invocation(self._invocation_id(step))
             raise
-        counted = runs.loads.came(assignment)
+        counted = runs.loads.count_arrival(assignment)
         try:
-            running = self._dispatch(segment, assignment, ticket, step)
+            running = self._dispatch_segment(segment, assignment, ticket, step)
         except BaseException as error:
-            runs.loads.lost(counted, error)
+            runs.loads.count_failure(counted, error)
             raise
         self.segments.append(running)
         self._counted.append(counted)
-        runs.records.begin(running)
+        runs.records.write_begin(running)
         metrics.count_paths(assignment, running.invocation.path)
         return running
 
-    def _dispatch(self, segment: Segment, assignment: Assignment, ticket: Ticket | None, step: int) -> Running:
+    def _dispatch_segment(
+        self, segment: Segment, assignment: Assignment, ticket: InvocationTicket | None, step: int
+    ) -> InflightInvocation:
         runs, plan = self._runs, self._runs.router.plan
         try:
-            ticket = ticket or runs.router.ticket(assignment.model, assignment.kind, self._name(step))
+            ticket = ticket or runs.router.issue_ticket(assignment.model, assignment.kind, self._invocation_id(step))
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
-            self._check_room(route)
+            self._check_queue_time(route)
         except BaseException:
-            runs.tensors.end(self._name(step))
+            runs.tensors.end_invocation(self._invocation_id(step))
             raise
         invocation = Invocation(
             v=WIRE_VERSION,
@@ -273,24 +277,24 @@ class Run:
             parent=self.id if self.segments else "",
             step=step,
             choices=segment.choices,
-            resumes=tuple(behind(assignment.nodes, segment.outputs, self.known)) if self.known else (),
+            resumes=tuple(token_resume_states(assignment.nodes, segment.outputs, self.known)) if self.known else (),
         )
         return runs.dispatcher.submit(invocation, route.work, again, self.trace)
 
-    def _check_room(self, route: Route) -> None:
+    def _check_queue_time(self, route: ExecutorRoute) -> None:
         """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes."""
         if self.segments or self._patient:
             return
         runs = self._runs
-        drains = runs.router.members.drains(dict.fromkeys(route.executors))
+        drains = runs.router.members.drain_rates(dict.fromkeys(route.executors))
         check_room(drains, self.deadline - time.time(), runs.settings.queue_seconds)
 
-    def _name(self, step: int) -> str:
+    def _invocation_id(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""
         return f"{self.id}_{step}" if self.segments else self.id
 
     @property
-    def inputs(self) -> str:
+    def inputs_name(self) -> str:
         """Name under which the arena holds the inputs that all segments may read."""
         self._holds = True
         return f"{self.id}_in"
@@ -306,43 +310,43 @@ class Run:
         for running in self.segments:
             running.fail(error)
 
-    def end(self, status: str, got: Collected | None = None) -> None:
+    def end(self, status: str, got: AnswerAccumulator | None = None) -> None:
         """The one end. Each segment is recorded once its times are in; ``got`` is what a chat's client received."""
         if self.over:
             return
         self.over = True
         if got is not None and status == "done":
-            got.done()
+            got.record_latency()
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
-            self._runs.loads.ended(counted, running, status == "done", self._began(running))
-            ended = partial(self._ended, running, status, got)
+            self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running))
+            ended = partial(self._record_end, running, status, got)
             if status == "done":
                 dispatcher.complete(running, ended)
             else:
                 dispatcher.finish(running, status)
                 ended()
-        self.withdraw()
+        self.release_admission()
         if self._holds:
-            self._runs.tensors.end(self.inputs)
+            self._runs.tensors.end_invocation(self.inputs_name)
 
-    def _began(self, running: Running) -> float:
+    def _begin_time(self, running: InflightInvocation) -> float:
         """Return the time at which the client began to wait for ``running``, Unix seconds."""
         return self.created if running is self.segments[0] else running.invocation.created
 
-    def _ended(self, running: Running, status: str, got: Collected | None) -> None:
+    def _record_end(self, running: InflightInvocation, status: str, got: AnswerAccumulator | None) -> None:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
-        self._runs.records.end(running, status, got if first else None, later)
+        self._runs.records.write_end(running, status, got if first else None, later)
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
-                stream.fail(self.failure or _over())
+                stream.fail(self.failure or _over_error())
 
 
-def _name(app: str) -> str:
+def _app_letters(app: str) -> str:
     """Ids are short: an app's own sequence is told apart by a few letters of it."""
     return sha256(app.encode()).hexdigest()[:4]
 
 
-def _over() -> Fatal:
+def _over_error() -> Fatal:
     return Fatal("the request is over: nothing of it runs any more")

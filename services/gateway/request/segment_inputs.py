@@ -7,82 +7,91 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import ProtocolError
-from omnibus.graph import HANDLE, REF, Node, digest
-from omnibus.task.item_codec import unwrapped
+from omnibus.graph import HANDLE, REF, GraphNode, call_digest
+from omnibus.task.item_codec import unwrap_value
 from omnibus.task.record import FROM
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.request.arena_inputs import Tensors
+from services.gateway.request.arena_inputs import TensorPlacer
 
 _MARKS = (REF, FROM, HANDLE)
 #: A result of an earlier segment: step, node, output.
 Place = tuple[int, int, str]
 
 
-def marked(nodes: Sequence[Node]) -> bool:
+def has_references(nodes: Sequence[GraphNode]) -> bool:
     """Return whether ``nodes`` may need something of an earlier segment."""
     return any(FROM in str(node.inputs) for node in nodes)
 
 
-async def filled(
-    nodes: Sequence[Node], earlier: Callable[[Place], ResultStream | None], tensors: Tensors
-) -> tuple[Node, ...]:
+async def fill_references(
+    nodes: Sequence[GraphNode], earlier: Callable[[Place], ResultStream | None], tensors: TensorPlacer
+) -> tuple[GraphNode, ...]:
     """``nodes`` with results in place of marks; each tensor is placed once, however many read it.
 
     Raises ``ProtocolError`` for a mark of what there is not, and what made an earlier result fail.
     """
-    counted = Counter(place for node in nodes for value in node.inputs.values() for place in _places(value))
+    counted = Counter(place for node in nodes for value in node.inputs.values() for place in _iterate_references(value))
     made = {}
     for place, readers in counted.items():
         stream = earlier(place)
         if stream is None:
             raise ProtocolError(f"a graph refers to {list(place)}, which no earlier segment of its request made")
-        item = await stream.value()
-        made[place] = _literal(item) if item.array is None else await tensors.put(item, readers)
-    return tuple([_renewed(node, {name: _fill(value, made) for name, value in node.inputs.items()}) for node in nodes])
+        item = await stream.wait_first()
+        made[place] = _to_literal(item) if item.array is None else await tensors.put(item, readers)
+    return tuple(
+        [
+            _replace_inputs(node, {name: _fill_value(value, made) for name, value in node.inputs.items()})
+            for node in nodes
+        ]
+    )
 
 
-def _literal(item: Item) -> Any:
+def _to_literal(item: Item) -> Any:
     """A value as an input. What a task made of a client's JSON must not become an edge, or open memory."""
-    value = unwrapped(item.data)
-    if _holds_mark(value):
+    value = unwrap_value(item.data)
+    if _has_reserved_key(value):
         raise ProtocolError(f"a result holds one of the keys {', '.join(_MARKS)}, so no task can be given it")
     return value
 
 
-def _holds_mark(value: Any) -> bool:
+def _has_reserved_key(value: Any) -> bool:
     if type(value) is dict:
-        return any(mark in value for mark in _MARKS) or any(map(_holds_mark, value.values()))
-    return type(value) is list and any(map(_holds_mark, value))
+        return any(mark in value for mark in _MARKS) or any(map(_has_reserved_key, value.values()))
+    return type(value) is list and any(map(_has_reserved_key, value))
 
 
-def _places(value: Any) -> Iterator[Place]:
+def _iterate_references(value: Any) -> Iterator[Place]:
     if type(value) is dict:
         if FROM in value:
-            yield _place(value[FROM])
+            yield _parse_reference(value[FROM])
             return
         value = list(value.values())
     if type(value) is list:
         for element in value:
-            yield from _places(element)
+            yield from _iterate_references(element)
 
 
-def _place(mark: Any) -> Place:
+def _parse_reference(mark: Any) -> Place:
     match mark:
         case [int(step), int(node), str(output)]:
             return step, node, output
     raise ProtocolError(f"a graph refers to {str(mark)[:80]}, which is no result: [step, node, output]")
 
 
-def _fill(value: Any, made: dict[Place, Any]) -> Any:
+def _fill_value(value: Any, made: dict[Place, Any]) -> Any:
     if type(value) is list:
-        return [_fill(element, made) for element in value]
+        return [_fill_value(element, made) for element in value]
     if type(value) is not dict:
         return value
-    return made[_place(value[FROM])] if FROM in value else {key: _fill(each, made) for key, each in value.items()}
+    return (
+        made[_parse_reference(value[FROM])]
+        if FROM in value
+        else {key: _fill_value(each, made) for key, each in value.items()}
+    )
 
 
-def _renewed(node: Node, inputs: dict[str, Any]) -> Node:
+def _replace_inputs(node: GraphNode, inputs: dict[str, Any]) -> GraphNode:
     if inputs == node.inputs:
         return node
-    return msgspec.structs.replace(node, inputs=inputs, digest=digest(node.task, inputs))
+    return msgspec.structs.replace(node, inputs=inputs, digest=call_digest(node.task, inputs))

@@ -1,7 +1,7 @@
 """Graphs come from apps: what is wrong with one would be found only by executors, or by no one."""
 
 from omnibus.errors import ProtocolError, TooLarge
-from omnibus.graph import verify
+from omnibus.graph import verify_uses
 from omnibus.task import Segment
 
 #: Segments that one request may have, and nodes of one segment.
@@ -9,7 +9,7 @@ SEGMENTS, NODES = 256, 512
 _MOST = 1 << 40  # tokens that a call may be expected to take
 
 
-def check(segment: Segment, step: int = 0) -> None:
+def validate_segment(segment: Segment, step: int = 0) -> None:
     """Refuse what record would not make of segment ``step``.
 
     Raises ``TooLarge`` over the limits, and ``ProtocolError``.
@@ -21,4 +21,4 @@ def check(segment: Segment, step: int = 0) -> None:
         raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
     if not all(0 <= work < _MOST for work in segment.work) or not all(0 <= node < count for node, _ in segment.outputs):
         raise ProtocolError("a graph's estimates are tokens, not negative, and its outputs belong to its own calls")
-    verify(segment.nodes)
+    verify_uses(segment.nodes)

@@ -24,57 +24,59 @@ KNOWN = 1 / 16
 REMEMBERED = 1 << 16
 
 
-class Item(NamedTuple):
+class AffinityItem(NamedTuple):
     """``key`` is equal for equal contents, empty when the content is not known; ``work`` is in tokens."""
 
     key: str
     work: float
 
 
-class Chosen(NamedTuple):
+class ChosenReplica(NamedTuple):
     """The replica and what the item counts for there, in tokens."""
 
     executor: str
     work: float
 
 
-def pick(loads: Mapping[str, float], item: Item, known: str = "") -> Chosen:
+def pick_replica(loads: Mapping[str, float], item: AffinityItem, known: str = "") -> ChosenReplica:
     """The replica for ``item``, of those with ``loads`` in tokens (at least one); ``known`` was sent an equal one."""
     least = min(loads.values())
     if known in loads and loads[known] <= least + FAR * item.work:
-        return Chosen(known, KNOWN * item.work)
+        return ChosenReplica(known, KNOWN * item.work)
     near = [id for id, load in loads.items() if load <= least + NEAR * item.work]
-    return Chosen(near[0] if len(near) == 1 else max(near, key=lambda id: _weight(item.key, id)), item.work)
+    return ChosenReplica(
+        near[0] if len(near) == 1 else max(near, key=lambda id: _rendezvous_weight(item.key, id)), item.work
+    )
 
 
-class Spread:
+class EncoderAffinity:
     """Remembers what was sent where; the least recently sent is forgotten first."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
         self._sent: OrderedDict[str, str] = OrderedDict()
 
-    def items(self, loads: dict[str, float], items: Sequence[Item]) -> list[Chosen]:
+    def assign_items(self, loads: dict[str, float], items: Sequence[AffinityItem]) -> list[ChosenReplica]:
         """A replica for each of ``items``; ``loads`` grow by what they are given. Without a key the first with the
         least gets it.
         """
         found = []
         for item in items:
             if item.key:
-                chosen = pick(loads, item, self._sent.get(item.key, ""))
-                self._note(item.key, chosen.executor)
+                chosen = pick_replica(loads, item, self._sent.get(item.key, ""))
+                self._remember_executor(item.key, chosen.executor)
             else:
-                chosen = Chosen(min(loads, key=loads.__getitem__), item.work)
+                chosen = ChosenReplica(min(loads, key=loads.__getitem__), item.work)
             loads[chosen.executor] += chosen.work
             found.append(chosen)
         return found
 
-    def _note(self, key: str, executor: str) -> None:
+    def _remember_executor(self, key: str, executor: str) -> None:
         self._sent[key] = executor
         self._sent.move_to_end(key)
         if len(self._sent) > self._remembered:
             self._sent.popitem(last=False)
 
 
-def _weight(key: str, executor: str) -> bytes:
+def _rendezvous_weight(key: str, executor: str) -> bytes:
     return blake2b(f"{key}/{executor}".encode(), digest_size=8).digest()

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from omnibus.errors import BadRequest, StageUnavailable
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.plan import Plan, request_type
 
 #: Shapes of graphs that are remembered per plan.
 REMEMBERED = 2048
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """The nodes of a graph that one plan model runs, and what its plan calls their components.
 
     ``kind`` is the request type, ``used`` the same as a set. ``salt`` names the sequence of path choices.
@@ -33,23 +33,23 @@ class Assignment(NamedTuple):
 
     model: str
     kind: str
-    parts: tuple[Part, ...]
-    nodes: tuple[Node, ...]
+    parts: tuple[ModelPart, ...]
+    nodes: tuple[GraphNode, ...]
 
 
-class Scope:
+class PlanScope:
     """The unit tasks that one plan binds."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._owners: dict[str, dict[str, str]] = {}
-        for task, bound in plan.owners().items():
+        for task, bound in plan.task_owners().items():
             owners = self._owners[task] = {}
             for model, component in sorted(bound):
                 owners.setdefault(model, component)
         self._known: dict[object, tuple[Assignment, tuple[tuple[str, str], ...]]] = {}
 
-    def assign(self, nodes: Sequence[Node], model: str = "") -> Assignment:
+    def assign(self, nodes: Sequence[GraphNode], model: str = "") -> Assignment:
         """Assign ``nodes``; whatever ``model`` binds is its own.
 
         A unit task that several models bind goes with its first consumer, else to the model that the node
@@ -61,16 +61,16 @@ class Scope:
         if known is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            known = self._known[key] = self._shape(nodes, model)
+            known = self._known[key] = self._assign_shape(nodes, model)
         shape, bound = known
-        written = tuple([_bound(node, *to) for node, to in zip(nodes, bound, strict=True)])
+        written = tuple([_bind_node(node, *to) for node, to in zip(nodes, bound, strict=True)])
         return Assignment(shape.model, shape.kind, shape.parts, written)
 
-    def _shape(self, nodes: Sequence[Node], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
+    def _assign_shape(self, nodes: Sequence[GraphNode], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
         """Return what all graphs of this shape have in common: parts, and (model, component) to write per node."""
         if not nodes:
             raise BadRequest("a graph needs at least one call of a unit task")
-        deciders = self._decide(nodes, model)
+        deciders = self._decide_models(nodes, model)
         components = [owners[name] for name, owners in deciders]
         models = sorted({name for name, _ in deciders})
         several = len(models) > 1
@@ -80,7 +80,7 @@ class Scope:
         kind = ",".join(f"{name}={kinds[name]}" for name in models) if several else kinds[models[0]]
         whole = "+".join(models)
         parts = tuple(
-            Part(
+            ModelPart(
                 name,
                 kinds[name],
                 used[name],
@@ -93,19 +93,19 @@ class Scope:
         bound = tuple((name if several else "", part) for (name, _), part in zip(deciders, components, strict=True))
         return Assignment(whole, kind, parts, ()), bound
 
-    def _decide(self, nodes: Sequence[Node], model: str) -> list[tuple[str, dict[str, str]]]:
+    def _decide_models(self, nodes: Sequence[GraphNode], model: str) -> list[tuple[str, dict[str, str]]]:
         """Per node the model that runs it and the component in each model that could."""
-        owners = [self._binding(node, model) for node in nodes]
+        owners = [self._find_bindings(node, model) for node in nodes]
         decided: dict[int, str] = {}
         for index, bound in enumerate(owners):
             if model in bound or len(bound) == 1:
                 decided[index] = model if model in bound else next(iter(bound))
         for index in reversed(range(len(nodes))):  # consumers come later, so they are decided first
             if index not in decided:
-                decided[index] = _shared(index, nodes, owners[index], decided)
+                decided[index] = _consumer_model(index, nodes, owners[index], decided)
         return [(decided[index], bound) for index, bound in enumerate(owners)]
 
-    def _binding(self, node: Node, model: str) -> dict[str, str]:
+    def _find_bindings(self, node: GraphNode, model: str) -> dict[str, str]:
         """The models that bind the task of ``node``, in the order of their names, and the component in each."""
         bound = self._owners.get(node.task)
         if bound is not None:
@@ -120,14 +120,14 @@ class Scope:
         )
 
 
-def _shared(index: int, nodes: Sequence[Node], bound: dict[str, str], decided: dict[int, str]) -> str:
+def _consumer_model(index: int, nodes: Sequence[GraphNode], bound: dict[str, str], decided: dict[int, str]) -> str:
     for later in range(index + 1, len(nodes)):
         if decided.get(later) in bound and any(source == index for source, _ in nodes[later].uses):
             return decided[later]
     return nodes[index].model if nodes[index].model in bound else next(iter(bound))
 
 
-def _bound(node: Node, model: str, component: str) -> Node:
+def _bind_node(node: GraphNode, model: str, component: str) -> GraphNode:
     if node.model == model and node.component == component:
         return node
-    return Node(node.task, component, node.inputs, node.digest, node.uses, model, node.salt)
+    return GraphNode(node.task, component, node.inputs, node.digest, node.uses, model, node.salt)

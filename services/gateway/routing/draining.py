@@ -65,22 +65,22 @@ class DrainRate:
         self._best = (0.0, 0.0)  # the highest throughput of late, and when it was
         self._lumps = 0.0  # the part that ends in the same moment as the one before
 
-    def begin(self, invocation: str) -> None:
+    def add_invocation(self, invocation: str) -> None:
         """An invocation was sent here."""
-        self._advance()
+        self._advance_clock()
         self._started[invocation] = self._at
 
-    def drop(self, invocation: str) -> None:
+    def drop_invocation(self, invocation: str) -> None:
         """An invocation left without being finished, so its time is no measure: nobody knows how much was missing."""
-        self._advance()
+        self._advance_clock()
         present = len(self._started)
         if self._started.pop(invocation, None) is not None:
             self._pending_busy *= (present - 1) / present
             self._pending_area *= (present - 1) / present
 
-    def finish(self, invocation: str, service: float) -> None:
+    def finish_invocation(self, invocation: str, service: float) -> None:
         """An invocation was finished; its engine computed for ``service`` seconds, 0 if that is not known."""
-        self._advance()
+        self._advance_clock()
         if self._started.pop(invocation, None) is None:
             return
         self._lumps += ((self._pending_busy < _MOMENT * service) - self._lumps) / _MEMORY
@@ -96,16 +96,16 @@ class DrainRate:
         if service > 0:
             self.service += (service - self.service) / _MEMORY if self.service else service
         self.residence = self._area / self._done
-        self.measured = self._done >= max(_ENOUGH, self._served())
-        if self.measured and self._busy > 0 and self._done / self._busy >= self._recent_best():
+        self.measured = self._done >= max(_ENOUGH, self._mean_served())
+        if self.measured and self._busy > 0 and self._done / self._busy >= self._recent_peak_rate():
             self._best = (self._done / self._busy, self._at)
 
-    def _recent_best(self) -> float:
+    def _recent_peak_rate(self) -> float:
         """The highest throughput of late; it counts for less the longer it was ago."""
         best, at = self._best
         return best * math.exp2(-(self._clock() - at) / _BEST_HALVES_SECONDS)
 
-    def _advance(self) -> None:
+    def _advance_clock(self) -> None:
         now = self._clock()
         if self._started:
             self._pending_busy += now - self._at
@@ -115,28 +115,28 @@ class DrainRate:
     @property
     def rate(self) -> float:
         """Completions in a second with work; infinite before anything was to be seen."""
-        self._advance()
+        self._advance_clock()
         busy = self._busy + max(0.0, self._pending_busy - _STALLED * self.residence)
         if not self.measured:  # as if all that is served ended now
-            return (self._done + self._served()) / busy if busy > 0 else math.inf
+            return (self._done + self._mean_served()) / busy if busy > 0 else math.inf
         if self._busy <= 0:
             return math.inf
-        return max(self._done / min(busy, _SLOWDOWN * self._busy), _DOUBT * self._recent_best())
+        return max(self._done / min(busy, _SLOWDOWN * self._busy), _DOUBT * self._recent_peak_rate())
 
     @property
     def total(self) -> float:
         """Seconds that one more invocation is predicted to take, those before it included."""
         rate, present = self.rate, len(self._started) + 1
-        return present / (rate * self._speedup(present)) if rate < math.inf else 0.0
+        return present / (rate * self._max_speedup(present)) if rate < math.inf else 0.0
 
-    def _speedup(self, present: int) -> float:
+    def _max_speedup(self, present: int) -> float:
         """The most by which it can be faster with ``present`` invocations than with those it was measured with.
 
         An engine that had one at a time has not shown what it does with many: it is slow once it was seen to be.
         """
-        return max(1.0, min(present, self.slots) / self._served())
+        return max(1.0, min(present, self.slots) / self._mean_served())
 
-    def _served(self) -> float:
+    def _mean_served(self) -> float:
         """Return the mean number of invocations served at once, one at least, while the throughput was measured."""
         busy, area = self._busy, self._area
         if not self.measured:
@@ -145,7 +145,7 @@ class DrainRate:
         return max(1.0, min(mean, self.slots))
 
     @property
-    def queued(self) -> float:
+    def queued_seconds(self) -> float:
         """Seconds that those before one more invocation would take, in the mean, the one that is served for half.
 
         Where more could be batched than is, some are free, for else there would never be more to batch: one, and where
@@ -154,9 +154,9 @@ class DrainRate:
         rate, present = self.rate, len(self._started)
         lacking = max(0.0, self.slots - rate * self.service) if self.slots else 1.0
         free = lacking if self._lumps > _BATCHED else min(1.0, lacking)
-        return max(0.0, present + 0.5 - free) / (rate * self._speedup(present + 1))
+        return max(0.0, present + 0.5 - free) / (rate * self._max_speedup(present + 1))
 
-    def next_end(self) -> float:
+    def seconds_to_next_end(self) -> float:
         """Seconds until the oldest invocation is predicted to be finished."""
         if not self._started:
             return 0.0
@@ -164,7 +164,7 @@ class DrainRate:
         return max(self.residence - age, 0.1 * self.residence)
 
 
-def check(executors: Iterable[DrainRate], left: float, queue_seconds: float) -> None:
+def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds: float) -> None:
     """Check that a request which has ``left`` seconds ends in time, and waits for others no longer than it may.
 
     It may wait as long as its engines compute for it, and at least ``queue_seconds``. All executors of a request get it
@@ -180,11 +180,12 @@ def check(executors: Iterable[DrainRate], left: float, queue_seconds: float) -> 
         return
     beyond = total - left / _MARGIN if total > service else 0.0
     if slowest.measured and served:
-        beyond = max(beyond, slowest.queued - service - max(service, queue_seconds))
+        beyond = max(beyond, slowest.queued_seconds - service - max(service, queue_seconds))
     if beyond <= 0:
         return
     raise Overloaded(
         "too many requests wait already: with those before it this one would take "
         f"{total:.1f} s, and it has {left:.1f} s",
-        retry_after=slowest.next_end() + max(0.0, beyond - 1.0 / slowest.rate),  # the one that is next, and what more
+        retry_after=slowest.seconds_to_next_end()
+        + max(0.0, beyond - 1.0 / slowest.rate),  # the one that is next, and what more
     )

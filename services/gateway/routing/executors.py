@@ -25,31 +25,31 @@ NOISE = 1.0
 SEEN = 1000
 
 
-class Pool:
+class ExecutorPool:
     """The executors of one option, and how much work this gateway's invocations bring to one of them."""
 
     __slots__ = ("members", "sent", "turn", "work")
 
     def __init__(self) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ExecutorEntry] = {}
         self.turn = 0
         self.work = 0.0
         self.sent = 0
 
     @property
-    def mean(self) -> float:
+    def mean_work(self) -> float:
         """Tokens of an invocation here, 1 before the first."""
         return self.work / self.sent if self.sent else 1.0
 
 
-class Member:
+class ExecutorEntry:
     """One executor. ``outstanding`` is what this gateway sent and has not seen finish, in tokens; ``own``
     counts the same in invocations, and ``foreign`` those of other gateways, from the heartbeats.
     """
 
     __slots__ = ("drain", "foreign", "outstanding", "own", "pool", "progressed", "seen", "status")
 
-    def __init__(self, status: ExecutorStatus, now: float, pool: Pool) -> None:
+    def __init__(self, status: ExecutorStatus, now: float, pool: ExecutorPool) -> None:
         self.status = status
         self.pool = pool
         self.drain = DrainRate(slots=status.slots)
@@ -59,7 +59,7 @@ class Member:
         self.seen = now
         self.progressed = now
 
-    def update(self, status: ExecutorStatus, now: float) -> None:
+    def update_status(self, status: ExecutorStatus, now: float) -> None:
         if status.steps != self.status.steps or not status.inflight:
             self.progressed = now
         self.foreign += TRUST * (max(0, status.inflight - self.own) - self.foreign)
@@ -68,7 +68,7 @@ class Member:
         self.status = status
         self.seen = now
 
-    def charge(self, work: float, first: bool = True) -> None:
+    def charge_work(self, work: float, first: bool = True) -> None:
         """A node of ``work`` tokens was sent; ``first`` of its invocation's nodes here."""
         self.outstanding += work
         pool = self.pool
@@ -79,36 +79,36 @@ class Member:
             if pool.sent >= SEEN:
                 pool.sent, pool.work = pool.sent // 2, pool.work / 2
 
-    def discharge(self, work: float, last: bool = True) -> None:
+    def discharge_work(self, work: float, last: bool = True) -> None:
         """A node is finished or needs no work any more; ``last`` of its invocation's nodes here."""
         self.outstanding -= work
         self.own -= last
 
     @property
-    def credit(self) -> float:
+    def available_credit(self) -> float:
         """Invocations that it can take before it is busy, as far as is known here."""
         return self.status.credits - self.own - self.foreign
 
-    def fit(self, now: float, within: float = SUSPECT) -> bool:
+    def is_fit(self, now: float, within: float = SUSPECT) -> bool:
         """Ready and heard of lately."""
         return self.status.state == "ready" and now - self.seen < within
 
-    def stuck(self, now: float) -> bool:
+    def is_stuck(self, now: float) -> bool:
         return self.status.inflight > 0 and now - self.progressed > STUCK
 
-    def state(self, now: float) -> str:
+    def health_state(self, now: float) -> str:
         """``ok``, ``stuck`` or ``silent``."""
-        return "stuck" if self.stuck(now) else "ok" if self.fit(now) else "silent"
+        return "stuck" if self.is_stuck(now) else "ok" if self.is_fit(now) else "silent"
 
 
-class Members:
+class ExecutorTable:
     """All executors by id."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
-        self._pools: dict[tuple[str, str], Pool] = {}
+        self._members: dict[str, ExecutorEntry] = {}
+        self._pools: dict[tuple[str, str], ExecutorPool] = {}
 
-    def heard(self, status: ExecutorStatus) -> bool:
+    def handle_status(self, status: ExecutorStatus) -> bool:
         """Take a status event; returns whether the executor just left."""
         member = self._members.get(status.id)
         if status.state == "gone":
@@ -116,11 +116,11 @@ class Members:
             return member is not None
         now = time.monotonic()
         if member is not None and (member.status.model, member.status.option) == (status.model, status.option):
-            member.update(status, now)
+            member.update_status(status, now)
             return False
         self.remove(status.id)
-        pool = self._pools.setdefault((status.model, status.option), Pool())
-        self._members[status.id] = pool.members[status.id] = Member(status, now, pool)
+        pool = self._pools.setdefault((status.model, status.option), ExecutorPool())
+        self._members[status.id] = pool.members[status.id] = ExecutorEntry(status, now, pool)
         return False
 
     def remove(self, executor: str) -> None:
@@ -131,41 +131,43 @@ class Members:
         if not member.pool.members:
             del self._pools[member.status.model, member.status.option]
 
-    def get(self, executor: str) -> Member | None:
+    def get(self, executor: str) -> ExecutorEntry | None:
         return self._members.get(executor)
 
-    def drains(self, executors: Iterable[str]) -> list[DrainRate]:
+    def drain_rates(self, executors: Iterable[str]) -> list[DrainRate]:
         """Return the drain rates of those ``executors`` that are known."""
         members = self._members
         return [members[id].drain for id in executors if id in members]
 
-    def larger(self, components: frozenset[str]) -> frozenset[str]:
+    def larger_executors(self, components: frozenset[str]) -> frozenset[str]:
         """Executors that run all of ``components`` and more. Of none there are none."""
         return frozenset(
             id for id, member in self._members.items() if components and components < set(member.status.components)
         )
 
-    def fit(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[Member]:
+    def fit_executors(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[ExecutorEntry]:
         """Executors of ``option`` that may get work now."""
         pool = self._pools.get((model, option))
         if pool is None:
             return []
         now = time.monotonic()
         others = [member for id, member in pool.members.items() if id not in exclude]
-        return [member for member in others if member.fit(now)] or [
-            member for member in others if member.fit(now, LAST_RESORT)
+        return [member for member in others if member.is_fit(now)] or [
+            member for member in others if member.is_fit(now, LAST_RESORT)
         ]
 
-    def serving(self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = "") -> list[Member]:
+    def serving_executors(
+        self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = ""
+    ) -> list[ExecutorEntry]:
         """Fit executors of ``option``. Those of another ``origin`` serve only while there is none of this one; those
         that name none are of any.
         """
-        fit = self.fit(model, option, exclude)
+        fit = self.fit_executors(model, option, exclude)
         if origin and len(fit) > 1:
             fit = [member for member in fit if member.status.origin in ("", origin)] or fit
         return fit
 
-    def loads(self, members: Sequence[Member], turn: int = 0) -> dict[str, float]:
+    def work_by_executor(self, members: Sequence[ExecutorEntry], turn: int = 0) -> dict[str, float]:
         """Work in tokens of ``members`` of one option, this gateway's and others', by id.
 
         Who is first takes turns; ``turn`` is where this gateway begins.
@@ -175,20 +177,20 @@ class Members:
         pool = members[0].pool
         first = (turn + pool.turn) % len(members)
         pool.turn += 1
-        mean, least = pool.mean, min(member.foreign for member in members) + NOISE
+        mean, least = pool.mean_work, min(member.foreign for member in members) + NOISE
         return {
             member.status.id: member.outstanding + max(0.0, member.foreign - least) * mean
             for member in (*members[first:], *members[:first])
         }
 
-    def least(
+    def least_loaded(
         self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0, origin: str = ""
-    ) -> Member | None:
+    ) -> ExecutorEntry | None:
         """The fit executor of ``option`` with the least work; None without any. Equals take turns."""
-        loads = self.loads(self.serving(model, option, exclude, origin), turn)
+        loads = self.work_by_executor(self.serving_executors(model, option, exclude, origin), turn)
         return self._members[min(loads, key=loads.__getitem__)] if loads else None
 
-    def silent(self, seconds: float = SUSPECT) -> Iterator[str]:
+    def silent_executors(self, seconds: float = SUSPECT) -> Iterator[str]:
         """Executors that have missed their heartbeats for so long."""
         now = time.monotonic()
         for member in list(self._members.values()):
@@ -198,12 +200,12 @@ class Members:
     def statuses(self) -> list[ExecutorStatus]:
         return [member.status for member in self._members.values()]
 
-    def states(self) -> list[tuple[tuple[str, str], str]]:
+    def executor_states(self) -> list[tuple[tuple[str, str], str]]:
         """Model and option, and the state, of each."""
         now = time.monotonic()
-        return [((one.status.model, one.status.option), one.state(now)) for one in self._members.values()]
+        return [((one.status.model, one.status.option), one.health_state(now)) for one in self._members.values()]
 
-    def stages(self, model: str) -> dict[str, str]:
+    def stage_states(self, model: str) -> dict[str, str]:
         """Components of ``model`` that some executor serves: ``ok`` or why it makes no progress."""
         now = time.monotonic()
         found: dict[str, str] = {}
@@ -212,12 +214,12 @@ class Members:
                 continue
             for component in member.status.components:
                 if found.get(component) != "ok":
-                    found[component] = member.state(now)
+                    found[component] = member.health_state(now)
         return found
 
-    def state(self, model: str, option: str) -> str:
+    def option_state(self, model: str, option: str) -> str:
         """Of the executors of ``option`` the best one's state, empty without any."""
         now = time.monotonic()
         pool = self._pools.get((model, option))
-        states = {member.state(now) for member in pool.members.values()} if pool is not None else set()
+        states = {member.health_state(now) for member in pool.members.values()} if pool is not None else set()
         return next((state for state in ("ok", "stuck", "silent") if state in states), "")

@@ -8,27 +8,29 @@ from collections.abc import Sequence
 
 from omnibus.errors import BadRequest
 from omnibus.plan import Path
-from services.gateway.routing.assignment import Part
+from services.gateway.routing.assignment import ModelPart
 
 APART, TOGETHER, PATH = "apart", "together", "path:"
 
 
-def named(paths: Sequence[Path], part: Part, pinned: str, several: bool) -> list[Path]:
+def find_named_paths(paths: Sequence[Path], part: ModelPart, pinned: str, several: bool) -> list[Path]:
     """The path that the client named: ``E>L``, or ``model=E>L,other=L`` when several models run the request.
 
     A model that it does not name is free. Raises ``BadRequest`` for a path that there is not.
     """
     if not several:
         found = [path for path in paths if path.name == pinned]
-        return found or _none(f"no path {pinned[:80]!r} for {part.kind}", paths, "x-omnibus-path")
+        return found or _raise_no_path(f"no path {pinned[:80]!r} for {part.kind}", paths, "x-omnibus-path")
     wanted = [name for name in pinned.split(",") if name.startswith(f"{part.model}=")]
     if not wanted:
         return list(paths)
     found = [path for path in paths if f"{part.model}={path.name}" in wanted]
-    return found or _none(f"no path {wanted[0][:80]!r} for {part.kind}", paths, "x-omnibus-path", f"{part.model}=")
+    return found or _raise_no_path(
+        f"no path {wanted[0][:80]!r} for {part.kind}", paths, "x-omnibus-path", f"{part.model}="
+    )
 
 
-def check_names(pinned: str, parts: Sequence[Part]) -> None:
+def check_names(pinned: str, parts: Sequence[ModelPart]) -> None:
     """Raise ``BadRequest`` when ``pinned`` names a model that runs nothing of the request."""
     for name in pinned.split(","):
         if not any(name.startswith(f"{part.model}=") for part in parts):
@@ -39,7 +41,7 @@ def check_names(pinned: str, parts: Sequence[Part]) -> None:
             )
 
 
-def kept(paths: Sequence[Path], part: Part, pins: Sequence[str], encoders: frozenset[str]) -> list[Path]:
+def filter_by_pins(paths: Sequence[Path], part: ModelPart, pins: Sequence[str], encoders: frozenset[str]) -> list[Path]:
     """The paths that keep the pins of all nodes of ``part``. Raises ``BadRequest`` when none does."""
     for node, component in zip(part.nodes, part.components, strict=True):
         pin = pins[node]
@@ -47,12 +49,12 @@ def kept(paths: Sequence[Path], part: Part, pins: Sequence[str], encoders: froze
             continue
         if pin not in (APART, TOGETHER) and not pin.startswith(PATH):
             raise BadRequest(f"unknown pin {pin[:80]!r} of {component}: it is {APART}, {TOGETHER} or {PATH}NAME")
-        found = [path for path in paths if _keeps(path, part, component, pin, encoders)]
-        paths = found or _none(f"no path for {part.kind} has {component} {pin[:80]!r}", paths)
+        found = [path for path in paths if _satisfies_pin(path, part, component, pin, encoders)]
+        paths = found or _raise_no_path(f"no path for {part.kind} has {component} {pin[:80]!r}", paths)
     return list(paths)
 
 
-def _keeps(path: Path, part: Part, component: str, pin: str, encoders: frozenset[str]) -> bool:
+def _satisfies_pin(path: Path, part: ModelPart, component: str, pin: str, encoders: frozenset[str]) -> bool:
     if pin.startswith(PATH):
         return path.name == pin.removeprefix(PATH)
     mine = path.options[component]
@@ -62,6 +64,6 @@ def _keeps(path: Path, part: Part, component: str, pin: str, encoders: frozenset
     return all(path.options[other] != mine for other in others)
 
 
-def _none(fault: str, paths: Sequence[Path], param: str = "", prefix: str = "") -> list[Path]:
+def _raise_no_path(fault: str, paths: Sequence[Path], param: str = "", prefix: str = "") -> list[Path]:
     names = ", ".join(prefix + path.name for path in paths)
     raise BadRequest(f"{fault}; there is {names}", param=param)

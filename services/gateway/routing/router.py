@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 from omnibus import plan as plans
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
 from services.gateway.routing import pins as pinning
-from services.gateway.routing.affinity import Chosen, Item, Spread
-from services.gateway.routing.assignment import Assignment, Part, Scope
-from services.gateway.routing.executors import Member, Members
+from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity
+from services.gateway.routing.assignment import Assignment, ModelPart, PlanScope
+from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
 
 
-class Route(NamedTuple):
+class ExecutorRoute(NamedTuple):
     """A path with its executors filled in, per node, and the tokens that each node counts for there.
 
     When several models run the graph, ``path`` is ``a=E>L,b=L`` and options are ``model/option``.
@@ -40,7 +40,7 @@ class Route(NamedTuple):
     work: tuple[float, ...]
 
 
-class Ticket(NamedTuple):
+class InvocationTicket(NamedTuple):
     """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route."""
 
     id: str
@@ -51,16 +51,16 @@ class Ticket(NamedTuple):
 class Router:
     """Holds the plan and the members; makes ids and routes."""
 
-    def __init__(self, gateway: str, members: Members) -> None:
+    def __init__(self, gateway: str, members: ExecutorTable) -> None:
         self.gateway = gateway
         self.members = members
         self._plan: Plan | None = None
-        self._scope: Scope | None = None
+        self._scope: PlanScope | None = None
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         self._origins: dict[tuple[str, str], str] = {}
         self._encode: frozenset[tuple[str, str]] = frozenset()
-        self._spread = Spread()
+        self._spread = EncoderAffinity()
         self._kinds: dict[str, tuple[int, count[int]]] = {}
         self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
 
@@ -72,11 +72,11 @@ class Router:
     @plan.setter
     def plan(self, plan: Plan | None) -> None:
         self._plan = plan
-        self._scope = Scope(plan) if plan is not None else None
+        self._scope = PlanScope(plan) if plan is not None else None
         self._paths = {}
         models = plan.models if plan is not None else {}
         self._origins = {
-            (name, option): model.origin(option)
+            (name, option): model.option_origin(option)
             for name, model in models.items()
             for option, spec in model.options.items()
             if not spec.of
@@ -88,13 +88,13 @@ class Router:
             if set(spec.components) <= set(model.encoders.values())
         )
         self._lent = {
-            (name, option): _split(spec.of)
+            (name, option): _split_option(spec.of)
             for name, model in models.items()
             for option, spec in model.options.items()
             if spec.of
         }
 
-    def shares(self) -> dict[tuple[str, str, str], float]:
+    def path_shares(self) -> dict[tuple[str, str, str], float]:
         """Return the share of its type's requests that the plan gives each path, by model, type and path.
 
         Only types that have come are in it.
@@ -105,29 +105,29 @@ class Router:
             found |= {(model, kind, path.name): path.rate / total for path in paths if total > 0}
         return found
 
-    def model(self, name: str) -> ModelPlan:
+    def get_model(self, name: str) -> ModelPlan:
         """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
-        models = self._planned().plan.models
+        models = self._require_scope().plan.models
         if name not in models:
             raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none'}", param="model")
         return models[name]
 
-    def _planned(self) -> Scope:
+    def _require_scope(self) -> PlanScope:
         if self._scope is None:
             raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
         return self._scope
 
-    def assign(self, nodes: Sequence[Node], model: str = "") -> Assignment:
+    def assign(self, nodes: Sequence[GraphNode], model: str = "") -> Assignment:
         """Assign each node to the model that runs it, by the plan in force; what ``model`` binds is its own.
 
         Its ``nodes`` are the ones to send. Raises as ``model`` does, ``StageUnavailable`` that names a unit
         task which no plan runs, and ``BadRequest`` for no nodes.
         """
         if model:
-            self.model(model)
-        return self._planned().assign(nodes, model)
+            self.get_model(model)
+        return self._require_scope().assign(nodes, model)
 
-    def ticket(self, model: str, kind: str, id: str = "") -> Ticket:
+    def issue_ticket(self, model: str, kind: str, id: str = "") -> InvocationTicket:
         """The next number among requests of ``kind`` to ``model`` (an assignment's, one or several).
 
         ``id`` is for who had to name the invocation before its kind was known; else the id is new.
@@ -137,27 +137,27 @@ class Router:
             self._kinds[key] = (len(self._kinds), count())
         index, numbers = self._kinds[key]
         number = next(numbers)
-        return Ticket(id or self.new_id(f"{index:x}"), kind, number)
+        return InvocationTicket(id or self.new_id(f"{index:x}"), kind, number)
 
     def new_id(self, of: str) -> str:
         """An id of this gateway; ``of`` tells apart what it is for. It does not count up, for that would tell each
         client how many requests all others send."""
         return f"{self.gateway}-{of}-{token_hex(8)}"
 
-    def path(self, part: Part, ticket: Ticket) -> Path:
+    def choose_path(self, part: ModelPart, ticket: InvocationTicket) -> Path:
         """The path of this part: the same for the same number and plan seed, whoever computes it."""
-        return plans.choose(self.paths(part), self._at(part, ticket))
+        return plans.choose_path(self.find_paths(part), self._choice_point(part, ticket))
 
-    def _at(self, part: Part, ticket: Ticket) -> float:
-        return plans.point(self.gateway, part.salt, ticket.number, self._planned().plan.seed)
+    def _choice_point(self, part: ModelPart, ticket: InvocationTicket) -> float:
+        return plans.request_point(self.gateway, part.salt, ticket.number, self._require_scope().plan.seed)
 
-    def paths(self, part: Part) -> tuple[Path, ...]:
+    def find_paths(self, part: ModelPart) -> tuple[Path, ...]:
         """All paths that run ``part``. Raises ``StageUnavailable`` when the plan has none."""
         key = (part.model, part.kind)
         found = self._paths.get(key)
         if found is None:
-            model = self.model(part.model)
-            found = model.paths(part.used) if part.used <= frozenset(model.components) else ()
+            model = self.get_model(part.model)
+            found = model.paths_for(part.used) if part.used <= frozenset(model.components) else ()
             if not found:
                 raise StageUnavailable(
                     f"no path of {part.model} runs {part.kind or '+'.join(sorted(part.used))}: declare one",
@@ -169,12 +169,12 @@ class Router:
     def route(
         self,
         assignment: Assignment,
-        ticket: Ticket,
+        ticket: InvocationTicket,
         exclude: frozenset[str] = NOBODY,
         pinned: str = "",
         pins: Sequence[str] = (),
         work: Sequence[int] = (),
-    ) -> Route:
+    ) -> ExecutorRoute:
         """For each part the planned path if all its stages live, else another path of the type that does.
 
         One executor runs all nodes of an option, but encoders by themselves share a request's items: each goes to
@@ -191,11 +191,11 @@ class Router:
         if pins and len(pins) != len(assignment.nodes):
             raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
         options = [""] * len(assignment.nodes)
-        chosen = [Chosen("", 0)] * len(options)
+        chosen = [ChosenReplica("", 0)] * len(options)
         names = []
         for part in parts:
-            candidates = self._candidates(part, ticket, pinned, pins, several)
-            path, serving = self._live(part, candidates, exclude)
+            candidates = self._candidate_paths(part, ticket, pinned, pins, several)
+            path, serving = self._first_live_path(part, candidates, exclude)
             names.append(f"{part.model}={path.name}" if several else path.name)
             own: dict[str, list[int]] = {}
             for node, component in zip(part.nodes, part.components, strict=True):
@@ -203,47 +203,49 @@ class Router:
                 options[node] = f"{part.model}/{option}" if several else option
                 own.setdefault(option, []).append(node)
             for option, found in own.items():
-                asked = [_item(assignment.nodes[node], work[node] if work else 1) for node in found]
-                given = self._share(serving[option], asked, (part.model, option) in self._encode)
+                asked = [_affinity_item(assignment.nodes[node], work[node] if work else 1) for node in found]
+                given = self._choose_executors(serving[option], asked, (part.model, option) in self._encode)
                 for node, one in zip(found, given, strict=True):
                     chosen[node] = one
         executors, counts = zip(*chosen, strict=True)
-        return Route(",".join(names), tuple(options), executors, counts)
+        return ExecutorRoute(",".join(names), tuple(options), executors, counts)
 
-    def _share(self, serving: Sequence[Member], items: Sequence[Item], encode: bool) -> list[Chosen]:
+    def _choose_executors(
+        self, serving: Sequence[ExecutorEntry], items: Sequence[AffinityItem], encode: bool
+    ) -> list[ChosenReplica]:
         """Choose one of ``serving`` (at least one) for each of ``items``."""
         if encode:
-            serving = [member for member in serving if member.credit > 0] or serving
-        loads = self.members.loads(serving, self._turn)
+            serving = [member for member in serving if member.available_credit > 0] or serving
+        loads = self.members.work_by_executor(serving, self._turn)
         if not encode:
             executor = min(loads, key=loads.__getitem__)
-            return [Chosen(executor, item.work) for item in items]
+            return [ChosenReplica(executor, item.work) for item in items]
         if not all(member.status.keeps for member in serving):
             items = [item._replace(key="") for item in items]
-        return self._spread.items(loads, items)
+        return self._spread.assign_items(loads, items)
 
-    def _candidates(
-        self, part: Part, ticket: Ticket, pinned: str, pins: Sequence[str], several: bool
+    def _candidate_paths(
+        self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool
     ) -> Sequence[Path]:
         """The planned path, then the others."""
-        paths: Sequence[Path] = self.paths(part)
+        paths: Sequence[Path] = self.find_paths(part)
         if pinned:
-            paths = pinning.named(paths, part, pinned, several)
+            paths = pinning.find_named_paths(paths, part, pinned, several)
         if any(pins):
-            paths = pinning.kept(paths, part, pins, frozenset(self.model(part.model).encoders.values()))
+            paths = pinning.filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
         if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
             return paths  # who asks for a path gets it, planned for others or not
-        planned = plans.choose(paths, self._at(part, ticket))
+        planned = plans.choose_path(paths, self._choice_point(part, ticket))
         return [planned, *[path for path in paths if path is not planned]]
 
-    def _live(
-        self, part: Part, candidates: Sequence[Path], exclude: frozenset[str]
-    ) -> tuple[Path, dict[str, list[Member]]]:
+    def _first_live_path(
+        self, part: ModelPart, candidates: Sequence[Path], exclude: frozenset[str]
+    ) -> tuple[Path, dict[str, list[ExecutorEntry]]]:
         """The first path whose options all have executors, and who they are."""
         missing: list[list[str]] = []
         for path in candidates:
             serving = {
-                option: self._serving(part.model, option, exclude)
+                option: self._serving_executors(part.model, option, exclude)
                 for option in dict.fromkeys(path.options[component] for component in part.used)
             }
             absent = [component for component in part.used if not serving[path.options[component]]]
@@ -254,14 +256,14 @@ class Router:
         stage = next((name for name in ordered if all(name in others for others in missing)), ordered[0])
         raise StageUnavailable(f"no live executor for stage {stage!r} of {part.model}: start one, or wait", stage=stage)
 
-    def along(
+    def route_by_options(
         self,
         model: str,
-        nodes: Sequence[Node],
+        nodes: Sequence[GraphNode],
         options: Sequence[str],
         exclude: frozenset[str] = NOBODY,
         work: Sequence[int] = (),
-    ) -> Route:
+    ) -> ExecutorRoute:
         """A route through the options that were recorded for ``nodes`` of an invocation of ``model``.
 
         Raises ``NotFound`` for a model that is gone and ``StageUnavailable`` for an option without executor.
@@ -269,54 +271,56 @@ class Router:
         own: dict[str, list[int]] = {}
         for index, option in enumerate(options):
             own.setdefault(option, []).append(index)
-        chosen = [Chosen("", 0)] * len(options)
+        chosen = [ChosenReplica("", 0)] * len(options)
         through: dict[str, list[str]] = {}
         for option, found in own.items():
             first = nodes[found[0]]
             name = first.model or model
             plain = option.removeprefix(f"{name}/") if first.model else option
-            self.model(name)
+            self.get_model(name)
             through.setdefault(name, []).append(plain)
-            serving = self._serving(name, plain, exclude)
+            serving = self._serving_executors(name, plain, exclude)
             if not serving:
                 raise StageUnavailable(
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
                 )
-            asked = [_item(nodes[node], work[node] if work else 1) for node in found]
-            for node, one in zip(found, self._share(serving, asked, (name, plain) in self._encode), strict=True):
+            asked = [_affinity_item(nodes[node], work[node] if work else 1) for node in found]
+            for node, one in zip(
+                found, self._choose_executors(serving, asked, (name, plain) in self._encode), strict=True
+            ):
                 chosen[node] = one
         several = len(through) > 1
         names = [f"{name}={'>'.join(taken)}" if several else ">".join(taken) for name, taken in sorted(through.items())]
         executors, counts = zip(*chosen, strict=True)
-        return Route(",".join(names), tuple(options), executors, counts)
+        return ExecutorRoute(",".join(names), tuple(options), executors, counts)
 
-    def _serving(self, model: str, option: str, exclude: frozenset[str]) -> list[Member]:
+    def _serving_executors(self, model: str, option: str, exclude: frozenset[str]) -> list[ExecutorEntry]:
         served = self._lent.get((model, option))
         if served is None:
             # The plan that lent it may be gone, the lender need not be.
-            known = "/" not in option or option in self.model(model).options
-            served = (model, option) if known else _split(option)
-        return self.members.serving(*served, exclude, self._origins.get(served, ""))
+            known = "/" not in option or option in self.get_model(model).options
+            served = (model, option) if known else _split_option(option)
+        return self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
 
-    def stages(self, model: str) -> dict[str, str]:
+    def stage_states(self, model: str) -> dict[str, str]:
         """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""
-        found = self.members.stages(model)
-        for option, spec in self.model(model).options.items():
+        found = self.members.stage_states(model)
+        for option, spec in self.get_model(model).options.items():
             lender = self._lent.get((model, option))
             if lender is not None:
-                state = self.members.state(*lender)
+                state = self.members.option_state(*lender)
                 for component in spec.components if state else ():
                     if found.get(component) != "ok":
                         found[component] = state
         return found
 
 
-def _item(node: Node, work: float) -> Item:
+def _affinity_item(node: GraphNode, work: float) -> AffinityItem:
     """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
-    return Item("" if node.uses else node.digest, work)
+    return AffinityItem("" if node.uses else node.digest, work)
 
 
-def _split(option: str) -> tuple[str, str]:
+def _split_option(option: str) -> tuple[str, str]:
     """``model/option`` in two; models may have slashes in their names."""
     model, _, own = option.rpartition("/")
     return model, own

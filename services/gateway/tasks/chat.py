@@ -22,14 +22,14 @@ from omnibus.task.runtime import run as run_task
 from services.gateway.dispatch.dispatcher import ATTEMPTS
 from services.gateway.media import inspect as openai_media
 from services.gateway.media.fetcher import Fetcher
-from services.gateway.media.inspect import Limits, Media
-from services.gateway.media.spoken_answers import Spoken, forgotten, references
+from services.gateway.media.inspect import InspectedMedia, MediaLimits
+from services.gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
 from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.messages import MediaRef, conversation
-from services.gateway.request.arena_inputs import MANY, place
+from services.gateway.openai.messages import MediaRef, convert_messages
+from services.gateway.request.arena_inputs import MANY, place_input
 from services.gateway.request.continuing import Continuations
-from services.gateway.request.request import Run, Runs
-from services.gateway.tasks.resolve import Known, composite
+from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.tasks.resolve import TaskCache, create_chat_task
 
 APP = "chat"
 #: Bytes of messages above which they travel by handle.
@@ -50,31 +50,36 @@ OPENAI_VOICES = (
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-class Asked:
+class PreparedChat:
     """A chat request as it was understood: what a composite task gets, and the media not yet placed.
 
     With ``say`` that is the answer, and only its sound is to be made.
     """
 
     def __init__(
-        self, request: ChatRequest, messages: list[dict[str, Any]], items: list[Media], voice: str = "", say: str = ""
+        self,
+        request: ChatRequest,
+        messages: list[dict[str, Any]],
+        items: list[InspectedMedia],
+        voice: str = "",
+        say: str = "",
     ) -> None:
         self.body = _encode(messages)
         self.items = items
-        speech = _speech(request)
+        speech = _speech_params(request)
         self.input = ChatInput.model_construct(
             messages=msgspec.Raw(self.body),
             media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
             modalities=tuple(item.info.modality for item in items),
-            params=_json(_params(request) | ({"say": say} if say else {})),
+            params=_encode_raw(_sampling_params(request) | ({"say": say} if say else {})),
             voice=voice,
-            speech=_json(speech) if speech is not None else None,
+            speech=_encode_raw(speech) if speech is not None else None,
             tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
-            answer=len(say) // 4 + 1 if say else request.limit or USUAL_ANSWER,
+            answer=len(say) // 4 + 1 if say else request.token_limit or USUAL_ANSWER,
         )
 
     @property
-    def bulky(self) -> bool:
+    def needs_arena(self) -> bool:
         """True if something has to be placed in the arena."""
         return bool(self.items) or len(self.body) > INLINE
 
@@ -83,109 +88,113 @@ class Chat:
     """Serves chat requests for every model of the plan."""
 
     def __init__(
-        self, runs: Runs, fetcher: Fetcher, spoken: Spoken | None = None, continuations: Continuations | None = None
+        self,
+        runs: RequestFactory,
+        fetcher: Fetcher,
+        spoken: SpokenAnswers | None = None,
+        continuations: Continuations | None = None,
     ) -> None:
         self._runs = runs
         self.spoken = spoken
         self.continuations = continuations
         self._router = runs.router
         self._fetcher = fetcher
-        self._limits = Limits(body_bytes=runs.settings.max_body)
-        self._tasks = Known(runs.router, composite)
+        self._limits = MediaLimits(body_bytes=runs.settings.max_body)
+        self._tasks = TaskCache(runs.router, create_chat_task)
 
-    def task(self, name: str) -> CompositeTask:
+    def get_task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, made once per plan epoch."""
-        return self._tasks.task(name)
+        return self._tasks.get_task(name)
 
-    async def start(
+    async def start_request(
         self, request: ChatRequest, pinned: str = "", deadline: float = 0.0, known: Sequence[int] = ()
-    ) -> tuple[Run, ChatOutput]:
+    ) -> tuple[ClientRequest, ChatOutput]:
         """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path, ``deadline`` (Unix
         seconds) is one that it has already, and so are the ``known`` tokens of its answer.
 
         Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
         ``StageUnavailable`` without executors.
         """
-        model = self._router.model(request.model)  # first: from here on its name is one of ours, not the client's
-        run = self._runs.open(APP, request.model, seed=request.seed, pinned=pinned)
+        model = self._router.get_model(request.model)  # first: from here on its name is one of ours, not the client's
+        run = self._runs.open_request(APP, request.model, seed=request.seed, pinned=pinned)
         if deadline:
-            run.resume(deadline)
-        task = self.task(request.model)
+            run.resume_until(deadline)
+        task = self.get_task(request.model)
         if not inspect.iscoroutinefunction(task.invoke):  # its one segment gives the answer
             run.known = tuple(known)
-        return run, await self.begin(run, await self.understand(request, model, task))
+        return run, await self.begin_answer(run, await self.prepare_chat(request, model, task))
 
-    def open(self, model: str, seed: int | None = None, pinned: str = "") -> Run:
+    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
         """A new request to ``model`` that is a chat in the end. Raises as ``start``."""
-        self._router.model(model)
-        return self._runs.open(APP, model, seed=seed, pinned=pinned)
+        self._router.get_model(model)
+        return self._runs.open_request(APP, model, seed=seed, pinned=pinned)
 
-    async def begin(self, run: Run, asked: Asked) -> ChatOutput:
+    async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
         """Send what was ``asked`` of the run's model on its way; returns the streams of the answer."""
-        task = self.task(run.model)
+        task = self.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
-            return await self._live(run, task, asked)
-        return await self._static(run, task, asked)
+            return await self._run_live(run, task, asked)
+        return await self._submit_static(run, task, asked)
 
-    async def understand(
+    async def prepare_chat(
         self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
-    ) -> Asked:
+    ) -> PreparedChat:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
-        voice = _voice(request, model)
-        messages, refs = conversation(await self._recalled(request))
+        voice = _requested_voice(request, model)
+        messages, refs = convert_messages(await self._resolve_spoken(request))
         if isinstance(task, MLLM):
             for ref in refs:
-                task.encoder(ref.modality)  # what no encoder takes is not fetched
-        return Asked(request, messages, await self.media(refs), voice)
+                task.encoder_for(ref.modality)  # what no encoder takes is not fetched
+        return PreparedChat(request, messages, await self.load_media(refs), voice)
 
-    async def _recalled(self, request: ChatRequest) -> ChatRequest:
+    async def _resolve_spoken(self, request: ChatRequest) -> ChatRequest:
         """``request`` with earlier spoken answers in the place of their ids."""
         if self.spoken is not None:
-            return await self.spoken.recalled(request)
-        for index, _ in references(request):
-            raise forgotten(index)
+            return await self.spoken.resolve_references(request)
+        for index, _ in answer_references(request):
+            raise unknown_audio_error(index)
         return request
 
-    def voice(self, name: str, model: str) -> str:
+    def resolve_voice(self, name: str, model: str) -> str:
         """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
-        return _chosen(name, self._router.model(model), model)
+        return _select_voice(name, self._router.get_model(model), model)
 
-    async def media(self, refs: Sequence[MediaRef]) -> list[Media]:
+    async def load_media(self, refs: Sequence[MediaRef]) -> list[InspectedMedia]:
         """The media items of a request, fetched and inspected."""
-        return await openai_media.load(refs, self._fetcher, self._limits) if refs else []
+        return await openai_media.load_media(refs, self._fetcher, self._limits) if refs else []
 
-    def require(self, model: str, modality: str) -> None:
+    def require_encoder(self, model: str, modality: str) -> None:
         """Raises ``BadRequest`` for a model without an encoder of ``modality``."""
-        takes = self._router.model(model).encoders
+        takes = self._router.get_model(model).encoders
         if modality not in takes:
             named = ", ".join(sorted(takes)) or "text only"
             raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
 
-    async def _static(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
+    async def _submit_static(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> ChatOutput:
         """A graph that follows from the request alone: one segment."""
         wanted = asked.input
-        segment = record(task.invoke, wanted, run.point)
-        await run.admit(segment)
+        segment = record(task.invoke, wanted, run.choice_point)
+        await run.wait_admission(segment)
         try:
-            ticket = run.ticket(segment)
-            if asked.bulky:
+            ticket = run.take_ticket(segment)
+            if asked.needs_arena:
                 try:
-                    wanted = await self.place(asked, run.id, run.deadline, ATTEMPTS + 1, run.salt)
-                    segment = record(task.invoke, wanted, run.point)
+                    wanted = await self.place_inputs(asked, run.id, run.deadline, ATTEMPTS + 1, run.salt)
+                    segment = record(task.invoke, wanted, run.choice_point)
                 except BaseException:
-                    self._runs.tensors.end(run.id)
+                    self._runs.tensors.end_invocation(run.id)
                     raise
-            running = run.send(segment, ticket=ticket)
+            running = run.send_segment(segment, ticket=ticket)
         except BaseException:
-            run.withdraw()
+            run.release_admission()
             raise
         return replay(task.invoke, wanted, segment, running.streams)
 
-    async def _live(self, run: Run, task: CompositeTask, asked: Asked) -> ChatOutput:
+    async def _run_live(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> ChatOutput:
         """A graph that grows with its results."""
         try:
-            async with asyncio.timeout(run.left):
-                wanted = await self.place(asked, run.inputs, run.deadline, MANY, run.salt)
+            async with asyncio.timeout(run.seconds_left):
+                wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MANY, run.salt)
                 with use(run):
                     return await run_task(task.invoke, wanted)
         except TimeoutError:
@@ -198,10 +207,12 @@ class Chat:
             run.end("failed")
             raise
 
-    async def place(self, asked: Asked, holder: str, deadline: float, readers: int, salt: str) -> ChatInput:
+    async def place_inputs(
+        self, asked: PreparedChat, holder: str, deadline: float, readers: int, salt: str
+    ) -> ChatInput:
         """Put media, and messages that are too long for the bus, into the arena once."""
         media = [
-            await self._put(
+            await self._place_input(
                 item.data, (item.info.modality, item.info.mime, item.info.sha256), holder, deadline, readers, salt
             )
             for item in asked.items
@@ -214,30 +225,32 @@ class Chat:
                     param="messages",
                 )
             found = sha256(asked.body).hexdigest()
-            messages = await self._put(asked.body, ("text", "application/json", found), holder, deadline, readers, salt)
+            messages = await self._place_input(
+                asked.body, ("text", "application/json", found), holder, deadline, readers, salt
+            )
         return asked.input.model_copy(update={"messages": messages, "media": tuple(media)})
 
-    async def _put(
+    async def _place_input(
         self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int, salt: str
     ) -> dict[str, Any]:
         runs = self._runs
-        return await place(runs.tensors, runs.kept, data, about, holder, deadline, readers, salt)
+        return await place_input(runs.tensors, runs.kept, data, about, holder, deadline, readers, salt)
 
 
-def _voice(request: ChatRequest, model: ModelPlan | None) -> str:
-    if not request.speaks or request.audio is None:
+def _requested_voice(request: ChatRequest, model: ModelPlan | None) -> str:
+    if not request.wants_audio or request.audio is None:
         return ""
     voice = request.audio.voice
     name = voice if isinstance(voice, str) else voice.id
     if model is None:
         return name
-    if not model.speaks:
+    if not model.has_talker:
         raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
-    return _chosen(name, model, request.model)
+    return _select_voice(name, model, request.model)
 
 
-def _chosen(name: str, model: ModelPlan, called: str) -> str:
-    if not model.speaks:
+def _select_voice(name: str, model: ModelPlan, called: str) -> str:
+    if not model.has_talker:
         raise BadRequest(f"{called} has no audio output", param="model")
     if name in model.voices or not model.voices:
         return name
@@ -246,26 +259,26 @@ def _chosen(name: str, model: ModelPlan, called: str) -> str:
     raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(model.voices)}", param="audio.voice")
 
 
-def _json(value: Any) -> msgspec.Raw:
+def _encode_raw(value: Any) -> msgspec.Raw:
     """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
     return msgspec.Raw(_encode(value))
 
 
-def _params(request: ChatRequest) -> dict[str, Any]:
+def _sampling_params(request: ChatRequest) -> dict[str, Any]:
     top_k = request.top_k if request.top_k is not None and request.top_k > 0 else 0
     return {
-        "max_tokens": request.limit,
+        "max_tokens": request.token_limit,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "top_k": top_k,
         "repetition_penalty": request.repetition_penalty or 1.0,
-        "stop": list(request.stops),
+        "stop": list(request.stop_strings),
         "ignore_eos": bool(request.ignore_eos),
     }
 
 
-def _speech(request: ChatRequest) -> dict[str, Any] | None:
-    if not request.speaks or request.audio is None:
+def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
+    if not request.wants_audio or request.audio is None:
         return None
     audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH

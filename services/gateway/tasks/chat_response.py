@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from omnibus.encoding.audio import SoundFormat, pcm16
+from omnibus.encoding.audio import SoundFormat, to_pcm16
 from omnibus.errors import OmnibusError
 from omnibus.task import ChatOutput
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import Incoming, merge
-from services.gateway.media.audio_encoder import Sounding, render
-from services.gateway.media.files import new
-from services.gateway.media.spoken_answers import Spoken
+from services.gateway.dispatch.streams import ItemStream, merge_streams
+from services.gateway.media.audio_encoder import AudioFileStream, encode_audio_file
+from services.gateway.media.files import new_secret_id
+from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.openai import chat_response, vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import DONE, ChatStream
-from services.gateway.request.accumulator import Collected
+from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.continuing import ResumableStream
 from services.gateway.request.event_ids import NumberedStream
-from services.gateway.request.request import Run
-from services.gateway.tasks.output_streams import arrivals
+from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.output_streams import open_output_streams
 
 #: Name of the stream that is none of the answer's.
 _ACCEPTED = "accepted"
@@ -29,36 +29,40 @@ _ACCEPTED = "accepted"
 AUDIO_KEPT = 3600.0
 
 
-async def collect(output: ChatOutput, got: Collected) -> np.ndarray:
+async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndarray:
     """Read all streams to their end; returns the samples, float32 [n]."""
     sound: list[np.ndarray] = []
-    async for batch in merge(arrivals(output)):
+    async for batch in merge_streams(open_output_streams(output)):
         for name, item in batch:
-            got.take(name, item.data, item.array)
+            got.add_item(name, item.data, item.array)
             if name == "audio" and item.array is not None:
                 sound.append(item.array)
     samples = np.concatenate(sound) if sound else np.zeros(0, np.float32)
     if output.audio is not None:
-        got.heard(pcm16(samples))
+        got.add_pcm(to_pcm16(samples))
     return samples
 
 
-async def whole(
-    run: Run, request: ChatRequest, output: ChatOutput, got: Collected, keeper: Spoken | None = None
+async def render_completion(
+    run: ClientRequest,
+    request: ChatRequest,
+    output: ChatOutput,
+    got: AnswerAccumulator,
+    keeper: SpokenAnswers | None = None,
 ) -> bytes:
     """The body of a ``chat.completion``; with a ``keeper`` its sound may be referred to."""
-    samples = await collect(output, got)
+    samples = await collect_samples(output, got)
     spoken = None
-    if request.audio is not None and request.speaks:
-        data = await render(samples, got.rate, request.audio.format)
-        id = new("audio_")
-        expires = await _keep(keeper, id, got.text, data, request.audio.format)
+    if request.audio is not None and request.wants_audio:
+        data = await encode_audio_file(samples, got.rate, request.audio.format)
+        id = new_secret_id("audio_")
+        expires = await _store_answer(keeper, id, got.text, data, request.audio.format)
         spoken = chat_response.Audio(id=id, data=data, expires_at=expires, transcript=got.text)
-    return vllm_omni.shapes(request).completion(
+    return vllm_omni.answer_encoders(request).completion(
         id=f"chatcmpl-{run.id}",
         model=run.model,
         created=int(run.created),
-        text=got.text if request.writes or spoken is None else None,
+        text=got.text if request.wants_text or spoken is None else None,
         finish_reason=got.finish,
         usage=got.usage(),
         audio=spoken,
@@ -66,13 +70,13 @@ async def whole(
     )
 
 
-async def events(
-    run: Run,
+async def stream_events(
+    run: ClientRequest,
     request: ChatRequest,
     output: ChatOutput,
-    got: Collected,
+    got: AnswerAccumulator,
     done: Callable[[str], None],
-    keeper: Spoken | None = None,
+    keeper: SpokenAnswers | None = None,
     continued: ResumableStream | None = None,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer: frames that are ready together leave together.
@@ -82,7 +86,7 @@ async def events(
     leaves; with a ``keeper`` its sound may be referred to. One that is ``continued`` leaves out what its client has.
     """
     record = continued.record if continued is not None else None
-    plain = vllm_omni.shapes(request).stream(
+    plain = vllm_omni.answer_encoders(request).stream(
         record.id if record is not None else f"chatcmpl-{run.id}",
         run.model,
         record.created if record is not None else int(run.created),
@@ -90,32 +94,34 @@ async def events(
         fingerprint=f"epoch-{run.epoch}",
     )
     format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
-    stream: ChatStream | NumberedStream = continued.numbered(plain, format) if continued is not None else plain
-    head = [stream.role("" if request.writes else None)]
-    sound = _Sound(format, keeper, record.audio_id if record is not None else new("audio_"))
+    stream: ChatStream | NumberedStream = continued.number_events(plain, format) if continued is not None else plain
+    head = [stream.role("" if request.wants_text else None)]
+    sound = _AudioOutput(format, keeper, record.audio_id if record is not None else new_secret_id("audio_"))
     if output.audio is not None:
         head.append(stream.audio_start(sound.id))
-    accepted, parts = _Acceptance(), arrivals(output)
-    if run.when_taken(accepted.arrive):
+    accepted, parts = _Acceptance(), open_output_streams(output)
+    if run.notify_when_accepted(accepted.mark_accepted):
         parts[_ACCEPTED] = accepted
-    say = stream.text if request.writes else stream.transcript
+    say = stream.text if request.wants_text else stream.transcript
     tail: list[bytes] = []
     begun = False
     try:
-        async for batch in merge(parts):
+        async for batch in merge_streams(parts):
             if not begun:
                 accepted.end()
                 batch = [each for each in batch if each[0] != _ACCEPTED]
-            frames = [say(text) for name, item in batch if (text := _text(got, name, item))]
+            frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
             if continued is not None:
-                continued.take([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
+                continued.add_token_ids(
+                    [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
+                )
             samples = [item.array for _, item in batch if item.array is not None]
             if samples:
-                frames.append(stream.audio(await sound.push(samples, got)))
+                frames.append(stream.audio(await sound.push_samples(samples, got)))
             yield b"".join(frames if begun else [*head, *frames])
             begun = True
         if output.audio is not None:
-            tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.keep(got.text))]
+            tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.store_answer(got.text))]
         stream.complete()
     except OmnibusError as error:
         run.fail(error)
@@ -128,52 +134,54 @@ async def events(
     yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
 
 
-class _Acceptance(Incoming):
+class _Acceptance(ItemStream):
     """One item as soon as all executors have taken the request, unless it ended before."""
 
-    def arrive(self) -> None:
+    def mark_accepted(self) -> None:
         if not self.ended:
-            self.add(Item({}))
+            self.add_item(Item({}))
             self.end()
 
 
-class _Sound:
+class _AudioOutput:
     """The sound of a streamed answer: its file as it is sent, and all of it where it is kept."""
 
-    def __init__(self, format: SoundFormat, keeper: Spoken | None, id: str) -> None:
+    def __init__(self, format: SoundFormat, keeper: SpokenAnswers | None, id: str) -> None:
         self.id = id
         self._format = format
         self._keeper = keeper
-        self._sounding = Sounding(format)
+        self._sounding = AudioFileStream(format)
         self._file: list[bytes] = []
 
-    async def push(self, samples: list[np.ndarray], got: Collected) -> bytes:
+    async def push_samples(self, samples: list[np.ndarray], got: AnswerAccumulator) -> bytes:
         """Take samples; returns what of the file is ready."""
         whole = samples[0] if len(samples) == 1 else np.concatenate(samples)
-        got.heard(pcm16(whole))
-        return self._sent(await self._sounding.push(whole, got.rate))
+        got.add_pcm(to_pcm16(whole))
+        return self._buffer_sent(await self._sounding.push(whole, got.rate))
 
-    async def close(self, got: Collected) -> bytes:
+    async def close(self, got: AnswerAccumulator) -> bytes:
         """The rest of the file."""
-        return self._sent(await self._sounding.close(got.rate))
+        return self._buffer_sent(await self._sounding.close(got.rate))
 
-    async def keep(self, transcript: str) -> int:
+    async def store_answer(self, transcript: str) -> int:
         """Keep it; returns the Unix seconds at which it is forgotten."""
-        return await _keep(self._keeper, self.id, transcript, b"".join(self._file), self._format)
+        return await _store_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format)
 
-    def _sent(self, data: bytes) -> bytes:
+    def _buffer_sent(self, data: bytes) -> bytes:
         if self._keeper is not None:
             self._file.append(data)
         return data
 
 
-async def _keep(keeper: Spoken | None, id: str, transcript: str, file: bytes, format: SoundFormat) -> int:
+async def _store_answer(
+    keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat
+) -> int:
     if keeper is None:
         return int(time.time() + AUDIO_KEPT)
-    await keeper.keep(id, transcript, file, format)
+    await keeper.store_answer(id, transcript, file, format)
     return int(time.time() + keeper.seconds)
 
 
-def _text(got: Collected, name: str, item: Any) -> str:
-    got.take(name, item.data, item.array)
+def _accumulate_text(got: AnswerAccumulator, name: str, item: Any) -> str:
+    got.add_item(name, item.data, item.array)
     return item.data.get("text", "") if name == "text" else ""

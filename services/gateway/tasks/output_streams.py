@@ -8,51 +8,51 @@ import numpy as np
 
 from omnibus.errors import Fatal, OmnibusError
 from omnibus.task import Audio, ChatOutput, Result, TextChunk
-from omnibus.task.item_codec import item
+from omnibus.task.item_codec import encode_item
 from omnibus.task.result import STREAM
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import Incoming
+from services.gateway.dispatch.streams import ItemStream
 
 _FIT = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
 #: What the parts of an answer's streams are.
 PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 
 
-def arrivals(output: ChatOutput) -> dict[str, Incoming]:
+def open_output_streams(output: ChatOutput) -> dict[str, ItemStream]:
     """The answer's streams by name, for ``merge``."""
     named = {"text": output.text, "audio": output.audio}
-    return {name: incoming(name, value) for name, value in named.items() if value is not None}
+    return {name: as_item_stream(name, value) for name, value in named.items() if value is not None}
 
 
-def incoming(name: str, value: Any) -> Incoming:
+def as_item_stream(name: str, value: Any) -> ItemStream:
     """``value`` as a stream: a result, a stream of parts (text or samples), or one part.
 
     Raises ``StreamConsumed`` for a result that its task has read already.
     """
-    if isinstance(value, Incoming):
+    if isinstance(value, ItemStream):
         return value
-    if type(value) is Result and not value.transformed and value.element is PARTS[name]:
-        source = value.claim()
-        if isinstance(source, Incoming):
+    if type(value) is Result and not value.is_transformed and value.element is PARTS[name]:
+        source = value.claim_source()
+        if isinstance(source, ItemStream):
             return source
-    return Pump(name, value)
+    return IteratorStream(name, value)
 
 
-class Pump(Incoming):
+class IteratorStream(ItemStream):
     """Reads an async iterator of a task's own making and passes on what it gives, as long as somebody reads."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__()
-        self._task = asyncio.get_running_loop().create_task(self._read(name, value))
+        self._task = asyncio.get_running_loop().create_task(self._read_value(name, value))
 
     def stop(self) -> None:
         self._task.cancel()
 
-    async def _read(self, name: str, value: Any) -> None:
+    async def _read_value(self, name: str, value: Any) -> None:
         try:
-            async for part in _parts(value):
-                self.add(_item(name, part))
-                self.wake()
+            async for part in _iterate_parts(value):
+                self.add_item(_to_item(name, part))
+                self.wake_reader()
             self.end()
         except OmnibusError as error:
             self.fail(error)
@@ -60,7 +60,7 @@ class Pump(Incoming):
             self.fail(Fatal(f"the answer's {name} failed ({type(error).__name__}) while it was made"))
 
 
-async def _parts(value: Any) -> AsyncIterator[Any]:
+async def _iterate_parts(value: Any) -> AsyncIterator[Any]:
     if type(value) is Result and value.kind != STREAM:
         value = await value
     if hasattr(value, "__aiter__"):
@@ -70,7 +70,7 @@ async def _parts(value: Any) -> AsyncIterator[Any]:
         yield value
 
 
-def _item(name: str, part: Any) -> Item:
+def _to_item(name: str, part: Any) -> Item:
     """A part of ``text`` (str or ``TextChunk``) or ``audio`` (samples or ``Audio``) as it travels."""
     if name == "text" and isinstance(part, str):
         return Item({"text": part})
@@ -80,4 +80,4 @@ def _item(name: str, part: Any) -> Item:
         return part
     if not isinstance(part, PARTS[name]):
         raise Fatal(f"the answer's {name} holds a {type(part).__name__}: it must be {_FIT[name]}")
-    return item(part)
+    return encode_item(part)

@@ -21,7 +21,7 @@ _LASTS = frozenset({"seconds", "fps", "seed"})
 MOST_IMAGES = 16
 
 
-class Known:
+class TaskCache:
     """The tasks that ``make`` gives for models of the plan in force, each made once per epoch."""
 
     def __init__(self, router: Router, make: Callable[[str, Plan], CompositeTask]) -> None:
@@ -29,96 +29,99 @@ class Known:
         self._make = make
         self._tasks: dict[tuple[int, str], CompositeTask] = {}
 
-    def task(self, name: str) -> CompositeTask:
+    def get_task(self, name: str) -> CompositeTask:
         """The task of model ``name``. Raises ``NotFound``, and what ``make`` raises."""
         plan = self._router.plan
         key = (plan.epoch if plan else 0, name)
         if key not in self._tasks:
-            self._router.model(name)
+            self._router.get_model(name)
             self._tasks = {known: task for known, task in self._tasks.items() if known[0] == key[0]}
             self._tasks[key] = self._make(name, plan)  # type: ignore[arg-type]
         return self._tasks[key]
 
 
-def composite(name: str, plan: Plan) -> CompositeTask:
+def create_chat_task(name: str, plan: Plan) -> CompositeTask:
     """The chat task of model ``name``: its family's own, or the library's that fits its components.
 
     Raises ``BadRequest`` for a model that is no chat model, and for a plugin that cannot be loaded.
     """
     model = plan.models[name]
-    made = _own(name, model)
-    if made is not None and not draws(made) and not films(made):
+    made = _family_task(name, model)
+    if made is not None and not makes_images(made) and not makes_videos(made):
         return made
-    owners = plan.owners()
+    owners = plan.task_owners()
     thinker: Think | PrefillDecode
     if {"prefill", "decode"} <= {*model.components}:
         thinker = PrefillDecode(
-            prefill=_bound(Prefill, name, "prefill", model, owners),
-            decode=_bound(Decode, name, "decode", model, owners),
+            prefill=_bind_task(Prefill, name, "prefill", model, owners),
+            decode=_bind_task(Decode, name, "decode", model, owners),
         )
     elif "thinker" in model.components:
-        thinker = _bound(Think, name, "thinker", model, owners)
+        thinker = _bind_task(Think, name, "thinker", model, owners)
     else:
         raise BadRequest(f"{name} is no chat model: it has {', '.join(model.components)}", param="model")
     encoders = {
-        modality: _bound(Encode, name, component, model, owners) for modality, component in model.encoders.items()
+        modality: _bind_task(Encode, name, component, model, owners) for modality, component in model.encoders.items()
     }
-    if not model.speaks:
+    if not model.has_talker:
         return MLLM(encoders=encoders, thinker=thinker)
     return Omni(
         encoders=encoders,
         thinker=thinker,
-        talker=_bound(Talk, name, "talker", model, owners),
-        vocoder=_bound(Vocode, name, "vocoder", model, owners),
+        talker=_bind_task(Talk, name, "talker", model, owners),
+        vocoder=_bind_task(Vocode, name, "vocoder", model, owners),
     )
 
 
-def painter(name: str, plan: Plan) -> CompositeTask:
+def create_image_task(name: str, plan: Plan) -> CompositeTask:
     """The task of model ``name`` that makes pictures: its family's own, or the library's that fits its components.
 
     Its request has the fields of ``DrawInput``; one that has ``image`` or ``images`` as well takes pictures to go by.
     Raises ``BadRequest`` for a model that makes none.
     """
     model = plan.models[name]
-    made = _own(name, model)
-    if made is not None and draws(made):
+    made = _family_task(name, model)
+    if made is not None and makes_images(made):
         return made
-    fitting = [(kind, parts) for kind in PAINTERS if (parts := _parts(kind, model)) is not None]
+    fitting = [(kind, parts) for kind in PAINTERS if (parts := _match_components(kind, model)) is not None]
     if not fitting:
         raise BadRequest(f"{name} makes no pictures: it has {', '.join(model.components)}", param="model")
     kind, parts = max(fitting, key=lambda each: len(each[1]))
-    owners = plan.owners()
-    return kind(**{field: _bound(task, name, part, model, owners) for field, (task, part) in parts.items()})
+    owners = plan.task_owners()
+    return kind(**{field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()})
 
 
-def filmer(name: str, plan: Plan) -> CompositeTask:
+def create_video_task(name: str, plan: Plan) -> CompositeTask:
     """The task of model ``name`` that makes films: its family's own, whose request has the fields of ``VideoInput``,
     or the library's.
 
     Raises ``BadRequest`` for a model that makes none.
     """
     model = plan.models[name]
-    made = _own(name, model)
-    if made is not None and films(made):
+    made = _family_task(name, model)
+    if made is not None and makes_videos(made):
         return made
-    parts = _parts(VideoGeneration, model)
+    parts = _match_components(VideoGeneration, model)
     if parts is None:
         raise BadRequest(f"{name} makes no videos: it has {', '.join(model.components)}", param="model")
-    owners = plan.owners()
-    return VideoGeneration(**{field: _bound(task, name, part, model, owners) for field, (task, part) in parts.items()})  # type: ignore[arg-type]
+    owners = plan.task_owners()
+    bound: dict[str, Any] = {
+        field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()
+    }
+    return VideoGeneration(**bound)
 
 
-def embedder(name: str, plan: Plan) -> CompositeTask:
+def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
     """The task of model ``name`` that makes vectors of texts. Raises ``BadRequest`` for a model that makes none."""
     model = plan.models[name]
-    parts = _parts(TextEmbedding, model)
+    parts = _match_components(TextEmbedding, model)
     if parts is None:
         raise BadRequest(f"{name} makes no embeddings: it has {', '.join(model.components)}", param="model")
-    task, part = parts["embedder"]
-    return TextEmbedding(embedder=_bound(task, name, part, model, plan.owners()))  # type: ignore[arg-type]
+    task, part = parts["create_embedding_task"]
+    return TextEmbedding(embedder=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
 
 
-def request_of(task: CompositeTask) -> Any:
+def request_class(task: CompositeTask) -> Any:
     """The type that ``task``'s ``invoke`` takes; ``ChatInput`` where its annotation does not say."""
     try:
         hints = get_type_hints(type(task).invoke)
@@ -129,58 +132,62 @@ def request_of(task: CompositeTask) -> Any:
     return found if hasattr(found, "model_fields") else ChatInput
 
 
-def draws(task: CompositeTask) -> bool:
+def makes_images(task: CompositeTask) -> bool:
     """Return whether ``task`` makes pictures."""
-    return request_of(task).model_fields.keys() >= _DRAWS and not films(task)
+    return request_class(task).model_fields.keys() >= _DRAWS and not makes_videos(task)
 
 
-def films(task: CompositeTask) -> bool:
+def makes_videos(task: CompositeTask) -> bool:
     """Return whether ``task`` makes films."""
-    return request_of(task).model_fields.keys() >= _DRAWS | _LASTS
+    return request_class(task).model_fields.keys() >= _DRAWS | _LASTS
 
 
-def pictures_taken(task: CompositeTask) -> int:
+def max_reference_images(task: CompositeTask) -> int:
     """Return the maximum number of reference pictures that a task which makes pictures takes."""
-    fields = request_of(task).model_fields
+    fields = request_class(task).model_fields
     return MOST_IMAGES if IMAGES in fields else int(IMAGE in fields)
 
 
-def _own(name: str, model: ModelPlan) -> CompositeTask | None:
+def _family_task(name: str, model: ModelPlan) -> CompositeTask | None:
     """Return the task that the model's family itself names; None if it names none."""
-    made = "" if model.family == catalog.PYTHON else catalog.family(model.family)["composite"]
-    return plugins.named(made, f"composite of family {model.family}")(name, model) if made else None
+    made = "" if model.family == catalog.PYTHON else catalog.find_family(model.family)["composite"]
+    return plugins.import_object(made, f"composite of family {model.family}")(name, model) if made else None
 
 
-def _parts(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[UnitTask], str]] | None:
+def _match_components(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[UnitTask], str]] | None:
     """The unit task and the component of ``model`` for each field of ``kind``; None when one is missing.
 
     A component fits by the kind of its unit task, and fits one field: the one that is called as it, else the only
     one of its kind.
     """
-    kinds = {} if model.family == catalog.PYTHON else catalog.family(model.family)["tasks"]
-    tasks = {name: task for name, field in kind.model_fields.items() if (task := _unit(field.annotation)) is not None}
-    found = {name: (task, name) for name, task in tasks.items() if _is(name, task, model, kinds)}
+    kinds = {} if model.family == catalog.PYTHON else catalog.find_family(model.family)["tasks"]
+    tasks = {
+        name: task
+        for name, field in kind.model_fields.items()
+        if (task := _unit_task_type(field.annotation)) is not None
+    }
+    found = {name: (task, name) for name, task in tasks.items() if _runs_task(name, task, model, kinds)}
     for name, task in tasks.items():
         used = {part for _, part in found.values()}
-        left = [part for part in model.components if part not in used and _is(part, task, model, kinds)]
+        left = [part for part in model.components if part not in used and _runs_task(part, task, model, kinds)]
         if name not in found and len(left) == 1:
             found[name] = (task, left[0])
     missing = [name for name, field in kind.model_fields.items() if field.is_required() and name not in found]
     return None if missing else found
 
 
-def _is(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
+def _runs_task(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
     """Return whether the component ``part`` of ``model`` runs unit tasks of this class."""
     return part in model.components and kinds.get(part) == task.kind
 
 
-def _unit(annotation: Any) -> type[UnitTask] | None:
+def _unit_task_type(annotation: Any) -> type[UnitTask] | None:
     """The unit task that a field takes, also where it may be left out."""
     kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
     return next((each for each in kinds if issubclass(each, UnitTask)), None)
 
 
-def _bound(
+def _bind_task(
     kind: type[Task], name: str, component: str, model: ModelPlan, owners: dict[str, tuple[tuple[str, str], ...]]
 ) -> Task:
     """The unit task that runs ``component``: another model's where it is shared."""

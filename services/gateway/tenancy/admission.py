@@ -14,10 +14,10 @@ from omnibus.settings import GatewaySettings
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import Router
 from services.gateway.tenancy import metrics
-from services.gateway.tenancy.cost_model import Cost, Costs
-from services.gateway.tenancy.fair_queue import WAITING, Fair, Turn
-from services.gateway.tenancy.metrics import Queue
-from services.gateway.tenancy.rate_limits import Limits
+from services.gateway.tenancy.cost_model import RequestCost, RequestCostModel
+from services.gateway.tenancy.fair_queue import WAITING, FairQueue, QueueEntry
+from services.gateway.tenancy.metrics import ModelQueue
+from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import Tenant
 
 #: Reasons of refusals that more executors would have made needless; others are limits of a key.
@@ -28,10 +28,10 @@ COUNTED = 0.25
 _KEPT = 1024
 
 
-class Grant:
+class AdmissionGrant:
     """A request's turn: give it back by ``close``."""
 
-    def __init__(self, admission: "Admission", fair: Fair, turn: Turn, tenant: Tenant) -> None:
+    def __init__(self, admission: "Admission", fair: FairQueue, turn: QueueEntry, tenant: Tenant) -> None:
         self._admission = admission
         self._fair = fair
         self._turn = turn
@@ -39,7 +39,7 @@ class Grant:
         self._expected = turn.cost
         self.used = 0.0  # GPU-seconds
 
-    def add(self, seconds: float) -> None:
+    def add_cost(self, seconds: float) -> None:
         """Another segment of the request is expected to cost so much; it does not wait."""
         self._expected += seconds
         self._admission.charge(self._tenant, seconds)
@@ -47,7 +47,7 @@ class Grant:
     def close(self, used: float) -> None:
         """The request is over and has used ``used`` GPU-seconds. Closing twice is harmless."""
         if self._expected >= 0:
-            self._admission.end(self._fair, self._turn, self._tenant, used, self._expected)
+            self._admission.end_request(self._fair, self._turn, self._tenant, used, self._expected)
             self._expected = -1.0
 
 
@@ -58,8 +58,8 @@ class Admission:
         self,
         settings: GatewaySettings,
         router: Router,
-        costs: Costs,
-        limits: Limits,
+        costs: RequestCostModel,
+        limits: RateLimits,
         gateways: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,33 +69,35 @@ class Admission:
         self._limits = limits
         self._gateways = gateways
         self._clock = clock
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, ModelQueue] = {}
         self._places: dict[tuple[str, frozenset[str]], tuple[float, int]] = {}
 
-    def queues(self) -> Iterable[Queue]:
+    def queues(self) -> Iterable[ModelQueue]:
         """Return the queues that requests have used."""
         return self._queues.values()
 
-    async def enter(
-        self, tenant: Tenant, assignment: Assignment, cost: Cost, left: float, patient: bool = False
-    ) -> Grant:
+    async def acquire_grant(
+        self, tenant: Tenant, assignment: Assignment, cost: RequestCost, left: float, patient: bool = False
+    ) -> AdmissionGrant:
         """Wait for the turn of a request that has ``left`` seconds; a ``patient`` one waits as long as that.
 
         Raises ``Overloaded`` when its tenant's queue is full, its key's GPU-seconds are used up, or its turn does not
         come in time.
         """
-        queue = self._queue(assignment)
+        queue = self._model_queue(assignment)
         try:
             if tenant.key is not None:
-                self._limits.of(tenant.key).check(self._clock())
-            turn = await self._turn(queue, tenant, self._slots(assignment), cost.seconds, left, patient)
+                self._limits.key_allowance(tenant.key).check_gpu_seconds(self._clock())
+            turn = await self._enqueue_and_wait(
+                queue, tenant, self._slot_limit(assignment), cost.seconds, left, patient
+            )
         except Overloaded as error:
-            metrics.refused(tenant.name, error.reason, *queue.models)
+            metrics.count_refused(tenant.name, error.reason, *queue.models)
             raise
         self.charge(tenant, cost.seconds)
-        return Grant(self, queue.fair, turn, tenant)
+        return AdmissionGrant(self, queue.fair, turn, tenant)
 
-    def _queue(self, assignment: Assignment) -> Queue:
+    def _model_queue(self, assignment: Assignment) -> ModelQueue:
         found = self._queues.get(assignment.model)
         if found is None:
             if len(self._queues) >= _KEPT:
@@ -103,76 +105,80 @@ class Admission:
                     name: each for name, each in self._queues.items() if each.fair.working or each.fair.waiting
                 }
             models = tuple(part.model for part in assignment.parts)
-            found = self._queues[assignment.model] = Queue(models, Fair(self._settings.admit_queue))
+            found = self._queues[assignment.model] = ModelQueue(models, FairQueue(self._settings.admit_queue))
         return found
 
-    async def _turn(self, queue: Queue, tenant: Tenant, slots: int, seconds: float, left: float, patient: bool) -> Turn:
+    async def _enqueue_and_wait(
+        self, queue: ModelQueue, tenant: Tenant, slots: int, seconds: float, left: float, patient: bool
+    ) -> QueueEntry:
         came, fair = self._clock(), queue.fair
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turn = fair.come(tenant.name, tenant.weight, seconds, slots, lambda: _wake(woken), patient)
-        self._go_on(fair)
+        turn = fair.enqueue(tenant.name, tenant.weight, seconds, slots, lambda: _wake_waiter(woken), patient)
+        self._start_ready(fair)
         try:
             if turn.state == WAITING:
-                await self._wait(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
+                await self._wait_in_queue(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
         finally:
             if not patient:
-                metrics.waited(self._clock() - came, queue.models)
+                metrics.observe_wait(self._clock() - came, queue.models)
         return turn
 
-    async def _wait(self, fair: Fair, turn: Turn, woken: "asyncio.Future[None]", seconds: float) -> None:
+    async def _wait_in_queue(
+        self, fair: FairQueue, turn: QueueEntry, woken: "asyncio.Future[None]", seconds: float
+    ) -> None:
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await woken
         except TimeoutError:
             if turn.state != WAITING:  # its turn came in the same moment
                 return
-            fair.leave(turn)
-            self._go_on(fair)  # it may have held up others, who need less room
+            fair.remove_waiting(turn)
+            self._start_ready(fair)  # it may have held up others, who need less room
             raise Overloaded(
                 f"it was not this request's turn within {seconds:g} s: its tenant has sent more than its share",
                 retry_after=turn.line.retry_after,
                 reason="turn",
             ) from None
         except BaseException:
-            fair.leave(turn)
-            fair.over(turn, 0.0)
-            self._go_on(fair)
+            fair.remove_waiting(turn)
+            fair.finish_entry(turn, 0.0)
+            self._start_ready(fair)
             raise
 
     def charge(self, tenant: Tenant, seconds: float) -> None:
         """GPU-seconds that are expected, or known, to be used; negative ones are given back."""
         if tenant.key is not None:
-            self._limits.of(tenant.key).use(seconds, self._clock())
+            self._limits.key_allowance(tenant.key).use_gpu_seconds(seconds, self._clock())
 
-    def end(self, fair: Fair, turn: Turn, tenant: Tenant, used: float, expected: float) -> None:
+    def end_request(self, fair: FairQueue, turn: QueueEntry, tenant: Tenant, used: float, expected: float) -> None:
         self.charge(tenant, used - expected)
-        fair.over(turn, used)
-        self._go_on(fair)
-        metrics.used(tenant.name, used)
+        fair.finish_entry(turn, used)
+        self._start_ready(fair)
+        metrics.count_gpu_seconds(tenant.name, used)
 
-    def _go_on(self, fair: Fair) -> None:
-        while (turn := fair.next(self._clock())) is not None:
+    def _start_ready(self, fair: FairQueue) -> None:
+        while (turn := fair.start_next(self._clock())) is not None:
             if turn.begin is not None:
                 turn.begin()
 
     # Room
 
-    def _slots(self, assignment: Assignment) -> int:
+    def _slot_limit(self, assignment: Assignment) -> int:
         """Requests that may be at work: what the scarcest of its stages batches, divided among the gateways."""
-        least = min(self._at_work(part.model, part.used) for part in assignment.parts)
+        least = min(self._stage_capacity(part.model, part.used) for part in assignment.parts)
         return max(1, -(-least // self._gateways()))
 
-    def _at_work(self, model: str, used: frozenset[str]) -> int:
+    def _stage_capacity(self, model: str, used: frozenset[str]) -> int:
         key, now = (model, used), self._clock()
         known = self._places.get(key)
         if known is None or now >= known[0]:
-            known = self._places[key] = (now + COUNTED, self._count(model, used))
+            known = self._places[key] = (now + COUNTED, self._count_capacity(model, used))
             if len(self._places) > 4096:
                 self._places.clear()
         return known[1]
 
-    def _count(self, model: str, used: frozenset[str]) -> int:
-        tasks = self._router.model(model).tasks
+    def _count_capacity(self, model: str, used: frozenset[str]) -> int:
+        tasks = self._router.get_model(model).tasks
         wanted = {component: tasks.get(component, "") for component in used}
         places = dict.fromkeys(used, 0)
         for status in self._router.members.statuses():
@@ -186,6 +192,6 @@ class Admission:
         return min(places.values(), default=1)
 
 
-def _wake(woken: "asyncio.Future[None]") -> None:
+def _wake_waiter(woken: "asyncio.Future[None]") -> None:
     if not woken.done():
         woken.set_result(None)

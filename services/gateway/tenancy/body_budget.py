@@ -27,12 +27,12 @@ class BodyBudget:
         self.used = 0
         self._used_by: dict[str, int] = {}
 
-    def check(self, tenant: Tenant, nbytes: int) -> None:
+    def check_capacity(self, tenant: Tenant, nbytes: int) -> None:
         """Raises ``Overloaded`` when there is no room for ``nbytes`` more of ``tenant``."""
         limit = self.settings.bodies
         share = limit if tenant.key is None else limit // 2
         if self.used + nbytes > limit or self._used_by.get(tenant.name, 0) + nbytes > share:
-            GATEWAY.refused("", "bodies").inc()
+            GATEWAY.rejection_counter("", "bodies").inc()
             raise Overloaded(
                 f"Request bodies of {self.used} bytes are here already, of {limit} (OMNIBUS_GATEWAY_BODIES): "
                 "try again later.",
@@ -40,7 +40,7 @@ class BodyBudget:
                 reason="bodies",
             )
 
-    def take(self, tenant: Tenant, nbytes: int) -> None:
+    def add_bytes(self, tenant: Tenant, nbytes: int) -> None:
         """Count ``nbytes`` for ``tenant``; a negative number gives them back."""
         self.used += nbytes
         self._used_by[tenant.name] = self._used_by.get(tenant.name, 0) + nbytes
@@ -57,33 +57,33 @@ class Upload:
         self.seconds = 0.0
         self._budget = budget
         self._counted = 0
-        self._tenant = tenants.current()
+        self._tenant = tenants.current_tenant()
 
-    def grow(self, before: int, now: int) -> None:
+    def count_bytes(self, before: int, now: int) -> None:
         """Count a body that has ``now`` bytes, and had ``before``. Raises ``Overloaded``."""
         more = max(0, now - FREE_BYTES) - max(0, before - FREE_BYTES)
         if more:
-            self._budget.check(self._tenant, more)
-            self._budget.take(self._tenant, more)
+            self._budget.check_capacity(self._tenant, more)
+            self._budget.add_bytes(self._tenant, more)
             self._counted += more
 
-    def expect(self, nbytes: int) -> None:
+    def check_declared_size(self, nbytes: int) -> None:
         """Refuse a body that will not fit before it is read. Raises ``Overloaded``."""
         if nbytes > FREE_BYTES:
-            self._budget.check(self._tenant, nbytes - FREE_BYTES)
+            self._budget.check_capacity(self._tenant, nbytes - FREE_BYTES)
 
     def release(self) -> None:
         """Give everything back: the request is over."""
         if self._counted:
-            self._budget.take(self._tenant, -self._counted)
+            self._budget.add_bytes(self._tenant, -self._counted)
             self._counted = 0
         self.seconds = 0.0
 
-    def pace(self) -> "Pace":
-        return Pace(self._budget.settings)
+    def start_clock(self) -> "UploadClock":
+        return UploadClock(self._budget.settings)
 
 
-class Pace:
+class UploadClock:
     """The clock of one body that comes in pieces: when it is too slow."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -94,26 +94,26 @@ class Pace:
         self._end = self._began + settings.deadline
 
     @property
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds since it began."""
         return self._clock() - self._began
 
     @property
-    def until(self) -> float:
+    def next_deadline(self) -> float:
         """The time of the event loop at which the next piece has to be there."""
         return min(self._clock() + self._pause, self._end)
 
-    def check(self, nbytes: int, timer: asyncio.Timeout) -> None:
+    def check_rate(self, nbytes: int, timer: asyncio.Timeout) -> None:
         """Let ``timer`` wait for the next piece; ``nbytes`` have come. Raises ``TooSlow`` when they are too few."""
-        seconds = self.seconds
+        seconds = self.elapsed_seconds
         if seconds > self._pause and nbytes < seconds * self._rate:
-            raise self.slow()
-        until, set_for = self.until, timer.when()
+            raise self.too_slow_error()
+        until, set_for = self.next_deadline, timer.when()
         # Not each time: pieces may be as small as a byte.
         if set_for is None or until - set_for > self._pause / 10:
             timer.reschedule(until)
 
-    def slow(self) -> TooSlow:
+    def too_slow_error(self) -> TooSlow:
         return TooSlow(
             "The request body came too slowly: it may neither pause for "
             f"{self._pause:g} s, nor bring less than {self._rate} bytes a second, nor outlast the deadline."
@@ -123,19 +123,19 @@ class Pace:
 _UPLOAD: ContextVar[Upload | None] = ContextVar("upload", default=None)
 
 
-def begin(budget: BodyBudget, whole: bool = False) -> Upload:
+def begin_upload(budget: BodyBudget, whole: bool = False) -> Upload:
     """Let the body that this task reads next be counted by ``budget``."""
     upload = Upload(budget, whole)
     _UPLOAD.set(upload)
     return upload
 
 
-def current() -> Upload:
+def current_upload() -> Upload:
     """The body of the request under way; outside of one, of nobody."""
     return _UPLOAD.get() or Upload(BodyBudget(GatewaySettings()))
 
 
-def seconds() -> float:
+def upload_seconds() -> float:
     """Seconds that the body of the request under way took to come: they are part of its deadline."""
     upload = _UPLOAD.get()
     return upload.seconds if upload is not None else 0.0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from omnibus.plan import ModelPlan, Plan
 from omnibus.profile import ModelProfile
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import Router
@@ -32,7 +32,7 @@ _SPEAKS = ("talker", "vocoder")
 _SPLIT = ("prefill", "decode")
 
 
-class Cost(NamedTuple):
+class RequestCost(NamedTuple):
     """Expected cost of one segment in GPU-seconds, and its tokens by node."""
 
     seconds: float
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
     nodes: tuple[float, ...]  # GPU-seconds of each, before the correction of its type
 
 
-class Costs:
+class RequestCostModel:
     """Costs as one gateway knows them."""
 
     def __init__(self, router: Router, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,43 +53,43 @@ class Costs:
         self._ratio: dict[tuple[str, str], float] = {}  # of what was to what was expected, by model and type
         self.profiles: Mapping[str, ModelProfile] = {}
 
-    def expect(self, assignment: Assignment, work: Sequence[float]) -> Cost:
+    def expected_cost(self, assignment: Assignment, work: Sequence[float]) -> RequestCost:
         """Return the expected cost of a graph; ``work`` is in tokens per node, as in ``Segment``."""
         if self._clock() >= self._looked + LOOK:
-            self._look()
+            self._read_heartbeats()
         tokens = tuple(float(each) for each in work) or (1.0,) * len(assignment.nodes)
-        known = [self._token(node.task) for node in assignment.nodes]
-        planned = self._planned(assignment) if None in known else 0.0
+        known = [self._token_seconds(node.task) for node in assignment.nodes]
+        planned = self._profiled_seconds(assignment) if None in known else 0.0
         if planned:
             whole = sum(tokens) or 1.0
             nodes = tuple(planned * each / whole for each in tokens)
         else:
             nodes = tuple(each * (UNKNOWN if one is None else one) for each, one in zip(tokens, known, strict=True))
         ratio = self._ratio.get((assignment.model, assignment.kind), 1.0)
-        return Cost(sum(nodes) * ratio, tokens, nodes)
+        return RequestCost(sum(nodes) * ratio, tokens, nodes)
 
-    def used(self, cost: Cost, running: Running) -> float:
+    def settle_cost(self, cost: RequestCost, running: InflightInvocation) -> float:
         """Return the cost of a finished segment, in GPU-seconds; the next ones like it are expected to cost as much."""
         invocation = running.invocation
         components = [node.component for node in invocation.nodes]
-        took = actual(components, cost.tokens, running.streams)
+        took = actual_tokens(components, cost.tokens, running.streams)
         for node, tokens in zip(invocation.nodes, took, strict=True):
-            self._tokens[node.task] = _mean(self._tokens.get(node.task), tokens)
+            self._tokens[node.task] = _moving_mean(self._tokens.get(node.task), tokens)
         seconds = sum(
             own * (now / was if was else 1.0) for own, was, now in zip(cost.nodes, cost.tokens, took, strict=True)
         )
         whole = sum(cost.nodes)
         if whole > 0:
             key = (invocation.model, invocation.type)
-            self._ratio[key] = _mean(self._ratio.get(key), seconds / whole)
+            self._ratio[key] = _moving_mean(self._ratio.get(key), seconds / whole)
         return seconds
 
-    def _token(self, task: str) -> float | None:
+    def _token_seconds(self, task: str) -> float | None:
         """GPU-seconds of a token in ``task``; None while that is not known."""
         seconds, tokens = self._jobs.get(task), self._tokens.get(task)
         return seconds / tokens if seconds is not None and tokens else None
 
-    def _look(self) -> None:
+    def _read_heartbeats(self) -> None:
         """Read what executors have computed since the last time."""
         self._looked = self._clock()
         plan = self._router.plan
@@ -100,7 +100,7 @@ class Costs:
             before = self._heard.get(status.id)
             if before is None or len(before[0]) != len(now[0]) or sum(now[1]) < sum(before[1]):
                 continue  # new, or begun anew
-            gpus = _gpus(plan, status.model, status.option)
+            gpus = _gpu_count(plan, status.model, status.option)
             for index, task in enumerate(status.tasks[: len(status.busy)]):
                 seen = computed.setdefault(task, [0.0, 0.0])
                 seen[0] += gpus * (status.busy[index] - before[0][index])
@@ -108,23 +108,23 @@ class Costs:
         self._heard = heard
         for task, (seconds, jobs) in computed.items():
             if jobs > 0 and seconds > 0:
-                self._jobs[task] = _mean(self._jobs.get(task), seconds / jobs)
+                self._jobs[task] = _moving_mean(self._jobs.get(task), seconds / jobs)
 
-    def _planned(self, assignment: Assignment) -> float:
+    def _profiled_seconds(self, assignment: Assignment) -> float:
         """GPU-seconds of such a request by the profiles of its models; 0 where one has none."""
         plan = self._router.plan
         whole = 0.0
         for part in assignment.parts:
             profile = self.profiles.get(part.model)
             model = plan.models.get(part.model) if plan is not None else None
-            seconds = planned(profile, model, part.kind) if profile is not None and model is not None else 0.0
+            seconds = profiled_seconds(profile, model, part.kind) if profile is not None and model is not None else 0.0
             if not seconds:
                 return 0.0
             whole += seconds
         return whole
 
 
-def actual(
+def actual_tokens(
     components: Sequence[str], tokens: Sequence[float], streams: Mapping[tuple[int, str], ResultStream]
 ) -> list[float]:
     """Tokens by node as the answer tells them; those of which it tells nothing are as expected."""
@@ -132,18 +132,18 @@ def actual(
     for (node, _), stream in streams.items():
         usage = stream.closing.get("usage")
         if type(usage) is dict:
-            count = sum(_number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+            count = sum(_token_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
             group = _SPLIT if components[node] in _SPLIT else (components[node],)
-            _scale(took, [index for index, name in enumerate(components) if name in group], count)
+            _scale_tokens(took, [index for index, name in enumerate(components) if name in group], count)
         rate = stream.first.data.get("rate") if stream.samples and stream.first is not None else None
         if isinstance(rate, int | float) and rate >= 1:  # it comes from engines: what is divided by it stays finite
             for name in _SPEAKS:
                 own = [index for index, each in enumerate(components) if each == name]
-                _scale(took, own, _CODES * stream.samples / rate)
+                _scale_tokens(took, own, _CODES * stream.samples / rate)
     return took
 
 
-def planned(profile: ModelProfile, model: ModelPlan, kind: str) -> float:
+def profiled_seconds(profile: ModelProfile, model: ModelPlan, kind: str) -> float:
     """GPU-seconds of a request of type ``kind`` along the path that most of them go; 0: the profile does not say."""
     paths = model.types.get(kind, ())
     if not paths:
@@ -162,7 +162,7 @@ def planned(profile: ModelProfile, model: ModelPlan, kind: str) -> float:
     return whole
 
 
-def _scale(took: list[float], nodes: Iterable[int], count: float) -> None:
+def _scale_tokens(took: list[float], nodes: Iterable[int], count: float) -> None:
     """Make the tokens of ``nodes`` ``count`` in all."""
     own = list(nodes)
     whole = sum(took[node] for node in own)
@@ -170,15 +170,15 @@ def _scale(took: list[float], nodes: Iterable[int], count: float) -> None:
         took[node] = count * took[node] / whole if whole else count / len(own)
 
 
-def _number(value: object) -> float:
+def _token_count(value: object) -> float:
     return float(value) if type(value) is int and 0 < value < 1 << 32 else 0.0
 
 
-def _mean(before: float | None, newest: float) -> float:
+def _moving_mean(before: float | None, newest: float) -> float:
     return newest if before is None else before + _NEWEST * (newest - before)
 
 
-def _gpus(plan: Plan | None, model: str, option: str) -> int:
+def _gpu_count(plan: Plan | None, model: str, option: str) -> int:
     known = plan.models.get(model) if plan is not None else None
     spec = known.options.get(option) if known is not None else None
     return max(1, spec.gpus) if spec is not None else 1

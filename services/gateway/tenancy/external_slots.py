@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 _SHARE = 1 / 4
 
 
-class Slots:
+class TenantSlots:
     """``count`` slots; a tenant with a name holds at most a quarter of them, and who holds fewest is next."""
 
     def __init__(self, count: int) -> None:
@@ -21,32 +21,32 @@ class Slots:
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
         """A slot for as long as the block takes."""
-        await self._enter(tenant)
+        await self._acquire_slot(tenant)
         try:
             yield
         finally:
-            self._leave(tenant)
+            self._release_slot(tenant)
 
-    async def _enter(self, tenant: str) -> None:
+    async def _acquire_slot(self, tenant: str) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
-        self._admit()
+        self._admit_waiting()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # its turn came, and so did the end of its patience
-                self._leave(tenant)
+                self._release_slot(tenant)
             raise
 
-    def _leave(self, tenant: str) -> None:
+    def _release_slot(self, tenant: str) -> None:
         self._free += 1
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
-        self._admit()
+        self._admit_waiting()
 
-    def _admit(self) -> None:
-        while self._free and (ready := [name for name in self._waiting if self._held[name] < self._limit(name)]):
+    def _admit_waiting(self) -> None:
+        while self._free and (ready := [name for name in self._waiting if self._held[name] < self._tenant_limit(name)]):
             name = min(ready, key=self._held.__getitem__)
             turns = self._waiting[name]
             turn = turns.popleft()
@@ -57,5 +57,5 @@ class Slots:
                 self._held[name] += 1
                 turn.set_result(None)
 
-    def _limit(self, tenant: str) -> int:
+    def _tenant_limit(self, tenant: str) -> int:
         return max(1, int(self._count * _SHARE)) if tenant else self._count

@@ -25,12 +25,14 @@ _NEWEST = 0.2
 _REMEMBERED = 1024
 
 
-class Turn:
+class QueueEntry:
     """One request: waiting for its turn, at work, or over. ``begin`` is called when its turn comes."""
 
     __slots__ = ("begin", "cost", "line", "slots", "state", "weight")
 
-    def __init__(self, line: "Line", weight: float, cost: float, slots: int, begin: Callable[[], None] | None) -> None:
+    def __init__(
+        self, line: "TenantQueue", weight: float, cost: float, slots: int, begin: Callable[[], None] | None
+    ) -> None:
         self.line = line
         self.weight = weight
         self.cost = cost
@@ -39,7 +41,7 @@ class Turn:
         self.begin = begin
 
 
-class Line:
+class TenantQueue:
     """One tenant. ``mark`` and ``ahead`` are in GPU-seconds per weight, ``pace`` in seconds between two turns."""
 
     __slots__ = ("ahead", "last", "mark", "pace", "tenant", "turns", "waiting", "working")
@@ -48,7 +50,7 @@ class Line:
         self.tenant = tenant
         self.mark = 0.0
         self.ahead = 0.0
-        self.turns: deque[Turn] = deque()  # those that left are taken out when they are met
+        self.turns: deque[QueueEntry] = deque()  # those that left are taken out when they are met
         self.waiting = 0
         self.working = 0
         self.pace = 0.0
@@ -59,40 +61,40 @@ class Line:
         """Seconds in which about half of the queue has had its turn."""
         return min(LATEST, max(SOONEST, self.pace * self.waiting / 2))
 
-    def first(self) -> Turn:
+    def first_waiting(self) -> QueueEntry:
         """The next one that still waits; there must be one."""
         while self.turns[0].state != WAITING:
             self.turns.popleft()
         return self.turns[0]
 
 
-class Fair:
+class FairQueue:
     """The tenants of one model. ``queue`` requests of each may wait."""
 
     def __init__(self, queue: int) -> None:
         self.working = 0
         self._queue = queue
-        self._lines: dict[str, Line] = {}
-        self._waiting: dict[str, Line] = {}  # lines in which somebody waits
-        self._last: Line | None = None  # whose turn was the last one
+        self._lines: dict[str, TenantQueue] = {}
+        self._waiting: dict[str, TenantQueue] = {}  # lines in which somebody waits
+        self._last: TenantQueue | None = None  # whose turn was the last one
 
     @property
     def waiting(self) -> int:
         return sum(line.waiting for line in self._waiting.values())
 
-    def served(self, tenant: str) -> float:
+    def tenant_mark(self, tenant: str) -> float:
         """The mark of ``tenant``: what it has used, in GPU-seconds per weight."""
         line = self._lines.get(tenant)
-        return line.mark if line is not None else self._level
+        return line.mark if line is not None else self._lowest_mark
 
     @property
-    def _level(self) -> float:
+    def _lowest_mark(self) -> float:
         """Mark of a tenant that comes now: the lowest of the waiting tenants, else that of the last one served."""
         if self._waiting:
-            return min(map(_mark, self._waiting.values()))
+            return min(map(_queue_mark, self._waiting.values()))
         return self._last.mark if self._last is not None else 0.0
 
-    def come(
+    def enqueue(
         self,
         tenant: str,
         weight: float,
@@ -100,14 +102,14 @@ class Fair:
         slots: int,
         begin: Callable[[], None] | None = None,
         patient: bool = False,
-    ) -> Turn:
+    ) -> QueueEntry:
         """A request of ``cost`` GPU-seconds, to be begun while fewer than ``slots`` are at work.
 
         Raises ``Overloaded`` when as many wait as may, unless it is ``patient``. Call ``next`` afterwards.
         """
         line = self._lines.get(tenant)
         if line is None:
-            line = self._lines[tenant] = Line(tenant)
+            line = self._lines[tenant] = TenantQueue(tenant)
         if line.waiting >= self._queue and not patient:
             raise Overloaded(
                 f"{line.waiting} requests of this tenant wait for their turn: try again later",
@@ -115,27 +117,27 @@ class Fair:
                 reason="queue",
             )
         if not line.waiting:
-            line.mark = max(line.mark, self._level)
+            line.mark = max(line.mark, self._lowest_mark)
             line.turns.clear()
             self._waiting[tenant] = line
-        turn = Turn(line, weight, cost, max(1, slots), begin)
+        turn = QueueEntry(line, weight, cost, max(1, slots), begin)
         line.turns.append(turn)
         line.waiting += 1
         return turn
 
-    def next(self, now: float) -> Turn | None:
+    def start_next(self, now: float) -> QueueEntry | None:
         """Begin the next request, if one waits and there is room; ``now`` is in seconds of any clock.
 
         There is no overtaking: when the next one needs more room than there is, all wait.
         """
         if not self._waiting:
             return None
-        line = min(self._waiting.values(), key=_far)
-        turn = line.first()
+        line = min(self._waiting.values(), key=_expected_mark)
+        turn = line.first_waiting()
         if self.working >= turn.slots:
             return None
         line.turns.popleft()
-        self._gone(line)
+        self._decrement_waiting(line)
         turn.state = WORKING
         self.working += 1
         line.working += 1
@@ -147,13 +149,13 @@ class Fair:
         line.last = now
         return turn
 
-    def leave(self, turn: Turn) -> None:
+    def remove_waiting(self, turn: QueueEntry) -> None:
         """Remove a request from its queue, if it still waits."""
         if turn.state == WAITING:
             turn.state = OVER
-            self._gone(turn.line)
+            self._decrement_waiting(turn.line)
 
-    def over(self, turn: Turn, used: float) -> None:
+    def finish_entry(self, turn: QueueEntry, used: float) -> None:
         """A request is over that ``used`` so many GPU-seconds. Call ``next`` afterwards."""
         if turn.state != WORKING:
             return
@@ -164,24 +166,24 @@ class Fair:
         line.mark += used / turn.weight
         line.ahead = line.ahead - turn.cost / turn.weight if line.working else 0.0
         if len(self._lines) > _REMEMBERED:
-            self._forget()
+            self._forget_idle_tenants()
 
-    def _gone(self, line: Line) -> None:
+    def _decrement_waiting(self, line: TenantQueue) -> None:
         line.waiting -= 1
         if not line.waiting:
             self._waiting.pop(line.tenant, None)
 
-    def _forget(self) -> None:
+    def _forget_idle_tenants(self) -> None:
         """Forget tenants that have no requests here and no advance: they are like new ones."""
-        level = self._level
+        level = self._lowest_mark
         for tenant, line in list(self._lines.items()):
             if not line.waiting and not line.working and line.mark <= level:
                 del self._lines[tenant]
 
 
-def _mark(line: Line) -> float:
+def _queue_mark(line: TenantQueue) -> float:
     return line.mark
 
 
-def _far(line: Line) -> float:
+def _expected_mark(line: TenantQueue) -> float:
     return line.mark + line.ahead

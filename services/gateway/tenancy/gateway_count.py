@@ -16,7 +16,7 @@ from omnibus.errors import ProtocolError
 BEAT, SILENT = 2.0, 7.0
 
 
-class Peers:
+class GatewayPeers:
     """The gateways, this one included; give events of ``subjects.GATEWAY`` to ``heard``."""
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +24,7 @@ class Peers:
         self._clock = clock
         self._seen: dict[str, float] = {}
 
-    def heard(self, delivery: Delivery) -> None:
+    def handle_status(self, delivery: Delivery) -> None:
         try:
             status = messages.decode_gateway(delivery.data)
         except ProtocolError:  # of another build, which is counted when it says something that is understood

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 LOOK = 5.0
 
 
-class Book:
+class KeyStore:
     """Follows both sources. A store or a file that cannot be read leaves what was known in force."""
 
     def __init__(self, settings: GatewaySettings, store: Store, changed: Callable[[set[str]], None]) -> None:
@@ -29,14 +29,14 @@ class Book:
         self._seen: tuple[int, int] | None = None
         self.records: dict[str, KeyRecord] = {}
 
-    def open(self) -> None:
+    def load_file(self) -> None:
         """Read the file. Raises ``BadRequest``: who names one means it."""
         if self._file is not None:
-            self._of_file = api_key.read(self._file)
-            self._seen = _mark(self._file)
-            self._merge()
+            self._of_file = api_key.read_key_file(self._file)
+            self._seen = _file_version(self._file)
+            self._merge_records()
 
-    async def follow(self) -> None:
+    async def follow_sources(self) -> None:
         """For ever."""
         async with asyncio.TaskGroup() as group:
             if self._file is not None:
@@ -45,39 +45,39 @@ class Book:
                 group.create_task(self._follow_store(self._store))
 
     def find(self, key: str) -> KeyRecord | None:
-        return api_key.find(self.records, key)
+        return api_key.find_key_record(self.records, key)
 
     async def _follow_store(self, store: Store) -> None:
         async for found in store.key_changes():
             self._of_store = found
-            self._merge()
+            self._merge_records()
 
     async def _follow_file(self, path: Path) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            self.look(path)
+            self.reload_file(path)
 
-    def look(self, path: Path) -> None:
+    def reload_file(self, path: Path) -> None:
         """Read the file again if it is another one."""
-        mark = _mark(path)
+        mark = _file_version(path)
         if mark is None or mark == self._seen:
             return
         self._seen = mark
         try:
-            self._of_file = api_key.read(path)
+            self._of_file = api_key.read_key_file(path)
         except BadRequest as error:
             log.error("%s; the keys that it had stay in force", error)
             return
-        self._merge()
+        self._merge_records()
 
-    def _merge(self) -> None:
+    def _merge_records(self) -> None:
         """Merge the records of both sources; for a key in both, the file's record holds."""
         self.records = {**self._of_store, **self._of_file}
         self._changed(set(self.records))
         log.info("%d API keys of %d tenants", len(self.records), len({each.tenant for each in self.records.values()}))
 
 
-def _mark(path: Path) -> tuple[int, int] | None:
+def _file_version(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:

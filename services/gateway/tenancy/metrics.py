@@ -5,36 +5,36 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from omnibus.metrics import GATEWAY, TENANTS
-from services.gateway.tenancy.fair_queue import Fair
+from services.gateway.tenancy.fair_queue import FairQueue
 
 
-class Queue(NamedTuple):
+class ModelQueue(NamedTuple):
     """Queue of requests to a model, or to ``models`` that serve them together."""
 
     models: tuple[str, ...]
-    fair: Fair
+    fair: FairQueue
 
 
-def watch(queues: Callable[[], Iterable[Queue]]) -> None:
+def watch_queues(queues: Callable[[], Iterable[ModelQueue]]) -> None:
     """Let who waits and who works be read from these."""
-    TENANTS.waiting.by(lambda: _by_model((queue.models, queue.fair.waiting) for queue in queues()))
-    TENANTS.working.by(lambda: _by_model((queue.models, queue.fair.working) for queue in queues()))
+    TENANTS.waiting.set_values(lambda: _by_model((queue.models, queue.fair.waiting) for queue in queues()))
+    TENANTS.working.set_values(lambda: _by_model((queue.models, queue.fair.working) for queue in queues()))
 
 
-def refused(tenant: str, reason: str, *models: str) -> None:
+def count_refused(tenant: str, reason: str, *models: str) -> None:
     """Count a request of ``tenant`` to ``models`` that was refused."""
-    TENANTS.refusals(tenant, reason).inc()
+    TENANTS.refusal_counter(tenant, reason).inc()
     for model in models:
-        GATEWAY.refused(model, reason).inc()
+        GATEWAY.rejection_counter(model, reason).inc()
 
 
-def waited(seconds: float, models: Iterable[str]) -> None:
+def observe_wait(seconds: float, models: Iterable[str]) -> None:
     """Count how long a request to ``models`` waited."""
     for model in models:
-        TENANTS.waits(model).observe(seconds)
+        TENANTS.wait_histogram(model).observe(seconds)
 
 
-def used(tenant: str, seconds: float) -> None:
+def count_gpu_seconds(tenant: str, seconds: float) -> None:
     """Count the GPU-seconds of a request of ``tenant`` that is over."""
     TENANTS.gpu_seconds(tenant).inc(seconds)
 

@@ -34,13 +34,13 @@ NOBODY = Tenant()
 _current: ContextVar[Tenant] = ContextVar("tenant", default=NOBODY)
 
 
-def current() -> Tenant:
+def current_tenant() -> Tenant:
     """The tenant of the request that is being handled."""
     return _current.get()
 
 
 @contextmanager
-def acting(tenant: Tenant) -> Iterator[None]:
+def acting_as(tenant: Tenant) -> Iterator[None]:
     """Handle all work inside the ``with`` block for ``tenant``, tasks that are begun there included."""
     token = _current.set(tenant)
     try:

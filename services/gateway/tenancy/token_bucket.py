@@ -1,7 +1,7 @@
 """A bucket that fills at a steady rate: how limits of a rate are kept. Pure state: the clock is given."""
 
 
-class Bucket:
+class TokenBucket:
     """Fills by ``rate`` a second up to ``most``. It may be overdrawn by one ``take`` and must then fill up first."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
@@ -18,12 +18,12 @@ class Bucket:
         self._rate, self._most = rate, most
         self._level = min(self._level, most)
 
-    def wait(self, need: float, now: float) -> float:
+    def wait_seconds(self, need: float, now: float) -> float:
         """Seconds until ``need`` is there; 0: now."""
         self._fill(now)
         return max(0.0, (min(need, self._most) - self._level) / self._rate)
 
-    def take(self, amount: float, now: float) -> None:
+    def take_tokens(self, amount: float, now: float) -> None:
         """Take ``amount``, or give back a negative one."""
         self._fill(now)
         self._level = min(self._most, self._level - amount)

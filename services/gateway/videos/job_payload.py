@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import NotFound, Problem, ProtocolError, from_problem
+from omnibus.errors import NotFound, ProblemDetails, ProtocolError, from_problem
 from omnibus.graph import UNREADABLE
 from omnibus.store import JobRecord
 from services.gateway.openai.videos import Video, VideoFault
@@ -19,7 +19,7 @@ _VERSION = 1
 _ID = re.compile(r"video_[0-9a-f]{48}")
 
 
-class Work(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A video to be made by ``model``, along ``path`` if the client said one. ``wish`` is its task's whole request.
 
     ``tenant`` asked for it, whose ``weight`` it waits with; empty where nobody is asked for keys.
@@ -33,20 +33,20 @@ class Work(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     v: int = _VERSION
 
 
-class Sent(Struct, frozen=True):
+class ActiveInvocation(Struct, frozen=True):
     """An invocation that is under way for a job, and who works on it."""
 
     id: str
     executors: tuple[str, ...]
 
 
-_work = msgspec.json.Decoder(Work).decode
-_sent = msgspec.json.Decoder(list[Sent]).decode
-_problem = msgspec.json.Decoder(Problem).decode
+_work = msgspec.json.Decoder(VideoJobSpec).decode
+_sent = msgspec.json.Decoder(list[ActiveInvocation]).decode
+_problem = msgspec.json.Decoder(ProblemDetails).decode
 encode = msgspec.json.Encoder().encode
 
 
-def decode(job: JobRecord) -> Work:
+def decode_job(job: JobRecord) -> VideoJobSpec:
     """Raises ``ProtocolError`` for what another build wrote down."""
     try:
         work = _work(job.request)
@@ -57,7 +57,7 @@ def decode(job: JobRecord) -> Work:
     return work
 
 
-def traced(job: JobRecord) -> list[Sent]:
+def decode_trace(job: JobRecord) -> list[ActiveInvocation]:
     """Return the invocations that are under way for a job, as far as this build can read them."""
     try:
         return _sent(job.trace) if job.trace else []
@@ -65,9 +65,9 @@ def traced(job: JobRecord) -> list[Sent]:
         return []
 
 
-def shown(job: JobRecord) -> Video:
+def video_view(job: JobRecord) -> Video:
     """A job as clients see it. Raises ``ProtocolError``."""
-    work = decode(job)
+    work = decode_job(job)
     wish = work.wish
     return Video(
         id=job.id,
@@ -76,28 +76,28 @@ def shown(job: JobRecord) -> Video:
         progress=job.progress,
         created_at=int(job.created),
         completed_at=int(job.ended) if job.status == "completed" else None,
-        expires_at=int(job.expires) if job.over else None,
+        expires_at=int(job.expires) if job.is_over else None,
         prompt=wish["prompt"],
         seconds=f"{wish['seconds']:g}",
         size=f"{wish['width']}x{wish['height']}",
         seed=wish["seed"],
         fps=wish["fps"],
-        error=_fault(job.outcome) if job.status == "failed" else None,
+        error=_decode_fault(job.outcome) if job.status == "failed" else None,
     )
 
 
-def check(id: str) -> str:
+def check_video_id(id: str) -> str:
     """``id``, if it may be that of a video. Raises ``NotFound``."""
     if not _ID.fullmatch(id):
-        raise gone()
+        raise video_not_found()
     return id
 
 
-def gone() -> NotFound:
+def video_not_found() -> NotFound:
     return NotFound("video not found: unknown or expired id", param="video_id")
 
 
-def _fault(outcome: bytes) -> VideoFault:
+def _decode_fault(outcome: bytes) -> VideoFault:
     try:
         problem = _problem(outcome)
     except UNREADABLE:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _EVERY = 1.0
 
 
-class Lease:
+class JobLease:
     """A job that ``owner`` has held since ``since`` (of the loop's clock) for ``seconds`` at a time."""
 
     def __init__(self, store: Store, kind: str, job: JobRecord, owner: str, seconds: float, since: float) -> None:
@@ -33,20 +33,20 @@ class Lease:
         self._told: tuple[int, bytes] | None = (0, b"")
 
     @property
-    def begun(self) -> bool:
+    def has_trace(self) -> bool:
         """True if anything was under way for the job."""
         return self._trace is not bytes
 
-    def begin(self, trace: Callable[[], bytes]) -> None:
+    def set_trace(self, trace: Callable[[], bytes]) -> None:
         """From now on ``trace`` says what is under way for the job, for who may have to clear it away."""
         self._trace = trace
         self._news.set()
 
-    def tell(self, percent: int) -> None:
+    def report_progress(self, percent: int) -> None:
         """Record the progress in percent. It never decreases: a lower value than before changes nothing."""
         self._progress = max(self._progress, percent)
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Somebody says that the job is held by another one, or gone."""
         self._lost = True
         self._news.set()
@@ -60,17 +60,17 @@ class Lease:
         """Check with the store that the job is still held here. Raises ``Retryable`` when it is not."""
         try:
             async with asyncio.timeout_at(self._said + self._seconds):
-                held = not self._lost and await self._hold(asyncio.get_running_loop().time())
+                held = not self._lost and await self._renew_in_store(asyncio.get_running_loop().time())
         except TimeoutError:
             held = False
         if not held:
             raise Retryable(f"{self._job[1]} is not held here any more")
 
-    async def keep(self) -> None:
+    async def hold_until_lost(self) -> None:
         """Hold the job; returns when it is lost, and before another one can have it."""
         tick = min(_EVERY, self._seconds / 3)
         while True:
-            await self._pause(tick)
+            await self._wait_for_change(tick)
             if self._lost:
                 return
             now = asyncio.get_running_loop().time()
@@ -78,17 +78,17 @@ class Lease:
                 continue
             try:
                 async with asyncio.timeout_at(self._said + self._seconds):
-                    if not await self._hold(now):
+                    if not await self._renew_in_store(now):
                         return
             except TimeoutError:
                 log.warning("%s %s: the store is silent, so another worker may go on with it", *self._job)
                 return
 
-    async def _hold(self, now: float) -> bool:
+    async def _renew_in_store(self, now: float) -> bool:
         progress, trace = self._progress, self._trace()
         try:
             held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
-            held = held or await self._claim(progress, trace)
+            held = held or await self._restore_in_store(progress, trace)
         except StoreUnavailable as error:
             log.warning("%s %s: %s", *self._job, error)
             return True  # until the time is over
@@ -96,12 +96,12 @@ class Lease:
             self._said, self._told = now, (progress, trace)
         return held
 
-    async def _claim(self, progress: int, trace: bytes) -> bool:
+    async def _restore_in_store(self, progress: int, trace: bytes) -> bool:
         """Hold a job again that the store has lost, unless it was removed or somebody else has it."""
         record = msgspec.structs.replace(self._record, progress=progress, trace=trace)
         return await self._store.restore_job(self._job[0], record, self._seconds, self.owner)
 
-    async def _pause(self, seconds: float) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         """Wait for so long, or until what begins or is lost."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -8,7 +8,7 @@ import msgspec
 
 from omnibus.store import JobRecord, Store
 from services.gateway.videos.job_payload import KIND
-from services.gateway.videos.storage import Films
+from services.gateway.videos.storage import VideoStorage
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class JobMirror:
     a video that is made stays completed.
     """
 
-    def __init__(self, store: Store, films: Films, capacity: int, lease_seconds: float) -> None:
+    def __init__(self, store: Store, films: VideoStorage, capacity: int, lease_seconds: float) -> None:
         self._store = store
         self._films = films
         self._capacity = capacity
@@ -38,7 +38,7 @@ class JobMirror:
     def put(self, job: JobRecord) -> None:
         """Remember a job, unless a later state of it is known."""
         known = self._jobs.get(job.id)
-        if known is None or (job.over, job.attempt) >= (known.over, known.attempt):
+        if known is None or (job.is_over, job.attempt) >= (known.is_over, known.attempt):
             self._jobs[job.id] = job
 
     def remove(self, id: str) -> None:
@@ -60,13 +60,15 @@ class JobMirror:
         self._life = review.life
         for id in review.removed:
             self._jobs.pop(id, None)
-        await self._restore([id for id in review.lost if id not in held])
-        changed = [id for id, state in review.states.items() if self._state(id) != state and id not in self._removed]
+        await self._restore_lost([id for id in review.lost if id not in held])
+        changed = [
+            id for id, state in review.states.items() if self._job_state(id) != state and id not in self._removed
+        ]
         for job in (await self._store.read_jobs(KIND, changed)).values():
             self.put(job)
-        self._trim(review.states)
+        self._trim_jobs(review.states)
 
-    def _state(self, id: str) -> object:
+    def _job_state(self, id: str) -> object:
         job = self._jobs.get(id)
         return job.state if job is not None else None
 
@@ -76,7 +78,7 @@ class JobMirror:
         for id in self._removed:
             await self._store.drop_job(KIND, id)
 
-    async def _restore(self, lost: list[str]) -> None:
+    async def _restore_lost(self, lost: list[str]) -> None:
         restored = 0
         for id in sorted(lost, key=lambda id: self._jobs[id].created):
             job = await self.as_made(self._jobs[id])
@@ -92,14 +94,14 @@ class JobMirror:
         """``job``, completed if its file is there; None for a completed one without a file: that was removed."""
         if job.status == "failed":
             return job
-        expires = await self._films.expiry(job.id)
+        expires = await self._films.expiry_time(job.id)
         if job.status == "completed":
             return job if expires else None
         if not expires:
             return job
         return msgspec.structs.replace(job, status="completed", progress=100, ended=time.time(), expires=expires)
 
-    def _trim(self, there: Collection[str]) -> None:
+    def _trim_jobs(self, there: Collection[str]) -> None:
         """Forget what has expired, and the oldest beyond the capacity."""
         now = time.time()
         gone = [id for id, job in self._jobs.items() if id not in there and job.expires <= now]

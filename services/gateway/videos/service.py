@@ -13,16 +13,16 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import JobRecord, JobRules, Store
-from services.gateway.media.files import new
+from services.gateway.media.files import new_secret_id
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
-from services.gateway.request.request import Runs
-from services.gateway.tenancy.tenant import current
+from services.gateway.request.request import RequestFactory
+from services.gateway.tenancy.tenant import current_tenant
 from services.gateway.videos import job_payload
-from services.gateway.videos.generate import Filming
-from services.gateway.videos.job_payload import KIND, Work
+from services.gateway.videos.generate import VideoGenerator
+from services.gateway.videos.job_payload import KIND, VideoJobSpec
 from services.gateway.videos.mirror import JobMirror
-from services.gateway.videos.storage import Films
-from services.gateway.videos.worker import Worker
+from services.gateway.videos.storage import VideoStorage
+from services.gateway.videos.worker import VideoWorker
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ _AGAIN = 0.5
 class Videos:
     """Jobs are in the store, what they make in the media directory; neither is this gateway's own."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, runs: Runs) -> None:
+    def __init__(self, settings: GatewaySettings, store: Store, runs: RequestFactory) -> None:
         self._settings = settings
         self._store = store
-        self._films = Films(settings)
-        self._filming = Filming(runs, self._films, settings.video_kept)
-        self._worker = Worker(settings, store, self._films, self._filming, self._ended)
+        self._films = VideoStorage(settings)
+        self._filming = VideoGenerator(runs, self._films, settings.video_kept)
+        self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)
         self._rules = JobRules(settings.videos_open, settings.videos_kept)
         shares = (max(1, int(each * settings.tenant_share)) for each in (settings.videos_open, settings.videos_kept))
         self._tenant_rules = JobRules(settings.videos_open, settings.videos_kept, *shares)
@@ -47,9 +47,9 @@ class Videos:
 
     def startup(self) -> None:
         """Work on jobs, and follow what becomes of them."""
-        GATEWAY.videos.one(lambda: len(self._worker.running))
+        GATEWAY.videos.set_value(lambda: len(self._worker.running_jobs))
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._worker.serve())]
+        self._tasks = [loop.create_task(self._follow_jobs()), loop.create_task(self._worker.serve())]
 
     async def shutdown(self) -> None:
         """Stop. What is being made here goes back, for another gateway to take up."""
@@ -60,16 +60,16 @@ class Videos:
 
     async def create(self, asked: VideoRequest, pinned: str) -> Video:
         """Write down what is asked for; it is made afterwards. Raises ``OmnibusError``."""
-        wish = {"seed": secrets.randbits(62), **asked.wish()}
-        request = self._filming.request(asked.model, wish)
-        self._check(request)
-        tenant = current().name
-        await self._films.check(self._mirror.ids_of(tenant) if tenant else None)
+        wish = {"seed": secrets.randbits(62), **asked.task_fields()}
+        request = self._filming.build_request(asked.model, wish)
+        self._check_limits(request)
+        tenant = current_tenant().name
+        await self._films.check_capacity(self._mirror.ids_of(tenant) if tenant else None)
         now = time.time()
         until = now + self._settings.video_deadline
         job = JobRecord(
-            id=new("video_"),
-            request=job_payload.encode(_work(asked.model, request.model_dump(), pinned)),
+            id=new_secret_id("video_"),
+            request=job_payload.encode(_build_job_spec(asked.model, request.model_dump(), pinned)),
             created=now,
             until=until,
             expires=until + self._settings.video_kept,
@@ -78,56 +78,56 @@ class Videos:
         await self._store.put_job(KIND, job, self._tenant_rules if tenant else self._rules)
         self._mirror.put(job)
         self._worker.wake()
-        return job_payload.shown(job)
+        return job_payload.video_view(job)
 
-    async def show(self, id: str) -> Video:
+    async def show_video(self, id: str) -> Video:
         """Raises ``NotFound``."""
-        return job_payload.shown(await self._job(id))
+        return job_payload.video_view(await self._find_job(id))
 
-    async def page(self, query: ListQuery) -> VideoList:
+    async def list_videos(self, query: ListQuery) -> VideoList:
         """Videos in the order in which they were asked for. Raises ``NotFound`` for an unknown ``after``."""
-        after = (await self._job(query.after)).id if query.after else ""
+        after = (await self._find_job(query.after)).id if query.after else ""
         shown: list[Video] = []
         more = True
         while more and len(shown) < query.limit:  # others' are passed over
             found = await self._store.jobs(KIND, query.limit - len(shown), after, query.order == "desc")
             if found is None:
-                raise job_payload.gone()
-            shown += _shown(found.jobs)
+                raise job_payload.video_not_found()
+            shown += _visible_videos(found.jobs)
             more = found.more and bool(found.jobs)
             after = found.jobs[-1].id if found.jobs else after
         first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
         return VideoList(data=shown, has_more=more, first_id=first, last_id=last)
 
-    async def remove(self, id: str) -> None:
+    async def remove_video(self, id: str) -> None:
         """Forget a video. If it is being made, that stops. Raises ``NotFound``."""
-        job = await self._job(id)
+        job = await self._find_job(id)
         if not await self._store.drop_job(KIND, id):
-            raise job_payload.gone()
-        self._filming.stop(job)
+            raise job_payload.video_not_found()
+        self._filming.stop_invocations(job)
         self._mirror.remove(id)
-        self._worker.lose(id)
-        await self._films.remove(id)
+        self._worker.lose_lease(id)
+        await self._films.remove_files(id)
 
-    async def content(self, id: str, variant: Variant) -> tuple[JobRecord, Path]:
+    async def find_content(self, id: str, variant: Variant) -> tuple[JobRecord, Path]:
         """A job that is completed, and its file. Raises ``NotFound``, ``BadRequest`` while it is none."""
-        job = await self._job(id)
+        job = await self._find_job(id)
         if job.status != "completed":
             said = "it failed: its error says why" if job.status == "failed" else "ask for its status until it is"
             raise BadRequest(f"the video is not completed; {said}", param="video_id")
-        return job, await self._films.find(id, variant)
+        return job, await self._films.find_file(id, variant)
 
-    async def _job(self, id: str) -> JobRecord:
-        job = await self._store.job(KIND, job_payload.check(id))
+    async def _find_job(self, id: str) -> JobRecord:
+        job = await self._store.job(KIND, job_payload.check_video_id(id))
         if job is None and id in self._mirror:  # the store has lost it, or somebody removed it just now
-            await self._look()
+            await self._synchronise_jobs()
             job = await self._store.job(KIND, id)
-        asking = current()
-        if job is None or (asking.name and not asking.owns(job_payload.decode(job).tenant)):
-            raise job_payload.gone()
+        asking = current_tenant()
+        if job is None or (asking.name and not asking.owns(job_payload.decode_job(job).tenant)):
+            raise job_payload.video_not_found()
         return job
 
-    def _check(self, request: Any) -> None:
+    def _check_limits(self, request: Any) -> None:
         """Raises ``TooLarge`` for what is more than one video may be here."""
         limits = self._settings
         frames = int(getattr(request, "frames", request.seconds * request.fps))
@@ -143,45 +143,45 @@ class Videos:
 
     # What becomes of jobs
 
-    async def _follow(self) -> None:
-        async for _ in self._store.job_news(KIND):
+    async def _follow_jobs(self) -> None:
+        async for _ in self._store.job_changes(KIND):
             self._worker.wake()
-            while not await self._looked():  # noqa: ASYNC110 - nothing announces that a store is back
+            while not await self._try_synchronise():  # noqa: ASYNC110 - nothing announces that a store is back
                 await asyncio.sleep(_AGAIN)
 
-    async def _looked(self) -> bool:
+    async def _try_synchronise(self) -> bool:
         try:
-            await self._look()
+            await self._synchronise_jobs()
         except StoreUnavailable as error:
             log.warning("videos: %s", error)
             return False
         return True
 
-    async def _look(self) -> None:
+    async def _synchronise_jobs(self) -> None:
         """Have leases look after what is not held here any more; write back what the store has lost."""
-        running = self._worker.running
+        running = self._worker.running_jobs
         for id in running.keys() - await self._store.held_jobs(KIND, running):
-            self._worker.renew(id)
+            self._worker.renew_lease(id)
         await self._mirror.synchronise(running)
 
-    async def _ended(self, job: JobRecord, ours: bool) -> None:
+    async def _on_job_ended(self, job: JobRecord, ours: bool) -> None:
         """A job ended here. If it was not ``ours`` any more and nobody knows it, neither is its film."""
         if ours:
             self._mirror.put(job)
         elif await self._store.job(KIND, job.id) is None:
-            await self._films.remove(job.id)
+            await self._films.remove_files(job.id)
 
 
-def _work(model: str, wish: dict[str, Any], path: str) -> Work:
-    asking = current()
-    return Work(model=model, wish=wish, path=path, tenant=asking.name, weight=asking.weight)
+def _build_job_spec(model: str, wish: dict[str, Any], path: str) -> VideoJobSpec:
+    asking = current_tenant()
+    return VideoJobSpec(model=model, wish=wish, path=path, tenant=asking.name, weight=asking.weight)
 
 
-def _shown(jobs: Iterable[JobRecord]) -> Iterator[Video]:
+def _visible_videos(jobs: Iterable[JobRecord]) -> Iterator[Video]:
     """Yield the videos of those ``jobs`` that belong to the calling tenant, as clients see them."""
     for job in jobs:
         try:
-            if current().owns(job_payload.decode(job).tenant):
-                yield job_payload.shown(job)
+            if current_tenant().owns(job_payload.decode_job(job).tenant):
+                yield job_payload.video_view(job)
         except ProtocolError as error:
             log.error("left out: %s", error)

@@ -12,7 +12,7 @@ from omnibus.encoding import video
 from omnibus.errors import Forbidden, Overloaded, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.openai.videos import Variant
-from services.gateway.videos.job_payload import gone
+from services.gateway.videos.job_payload import video_not_found
 
 #: Content types, and how the files' names end.
 MIME: dict[Variant, str] = {"video": video.MIME, "thumbnail": "image/webp"}
@@ -24,7 +24,7 @@ _GRACE, _UNTOUCHED = 60.0, 3600.0
 _AGAIN = 60.0
 
 
-class Films:
+class VideoStorage:
     """Keeps videos by their ids; without a media directory none. The time of a file is the end of its own."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -33,19 +33,19 @@ class Films:
         self._limit = settings.video_bytes
         self._tenant_limit = int(settings.video_bytes * settings.tenant_share)
 
-    async def check(self, own: Collection[str] | None = None) -> None:
+    async def check_capacity(self, own: Collection[str] | None = None) -> None:
         """Check that there is room for one more; ``own`` are the ids of its tenant's videos, if it has a share.
 
         Raises ``Forbidden`` when no videos are kept, ``Overloaded`` when there is no room for more.
         """
         if not self._on:
             raise Forbidden("this gateway makes no videos: it has nowhere to keep them, set OMNIBUS_GATEWAY_MEDIA_DIR")
-        if await asyncio.to_thread(self._measure) > self._limit:
+        if await asyncio.to_thread(self._used_bytes) > self._limit:
             raise Overloaded("the kept videos take all the room there is: delete some", retry_after=_AGAIN)
-        if own is not None and await asyncio.to_thread(self._size, own) > self._tenant_limit:
+        if own is not None and await asyncio.to_thread(self._video_bytes, own) > self._tenant_limit:
             raise Overloaded("your videos take the room that one tenant may have: delete some", retry_after=_AGAIN)
 
-    async def draft(self, id: str) -> Path:
+    async def new_draft(self, id: str) -> Path:
         """Return the path of a new draft file, for a video that is being made."""
         try:
             await asyncio.to_thread(self._root.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -53,40 +53,40 @@ class Films:
             raise storage_error("the media directory", error) from error
         return self._root / f"{id}.{token_hex(4)}{_DRAFT}"
 
-    async def keep(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
+    async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
         """Make a draft the video of ``id``, for ``seconds``."""
         try:
-            await asyncio.to_thread(self._keep, id, draft, thumbnail, time.time() + seconds + _GRACE)
+            await asyncio.to_thread(self._store_files, id, draft, thumbnail, time.time() + seconds + _GRACE)
         except OSError as error:
             raise storage_error("the media directory", error) from error
 
-    async def find(self, id: str, variant: Variant) -> Path:
+    async def find_file(self, id: str, variant: Variant) -> Path:
         """The file of a video that is made. Raises ``NotFound``."""
-        path = self._path(id, variant)
+        path = self._file_path(id, variant)
         if not self._on or not await asyncio.to_thread(path.is_file):
-            raise gone()
+            raise video_not_found()
         return path
 
-    async def expiry(self, id: str) -> float:
+    async def expiry_time(self, id: str) -> float:
         """Unix seconds until which the video of ``id`` is kept; 0 without one."""
         if not self._on:
             return 0.0
         try:
-            status = await asyncio.to_thread(self._path(id, "video").stat)
+            status = await asyncio.to_thread(self._file_path(id, "video").stat)
         except OSError:
             return 0.0
         return max(0.0, status.st_mtime - _GRACE)
 
-    async def remove(self, id: str) -> None:
+    async def remove_files(self, id: str) -> None:
         """Remove the files of ``id`` if there are any."""
         if self._on:
-            await asyncio.to_thread(self._remove, id)
+            await asyncio.to_thread(self._remove_files, id)
 
-    def _path(self, id: str, variant: Variant) -> Path:
+    def _file_path(self, id: str, variant: Variant) -> Path:
         return self._root / f"{id}{ENDING[variant]}"
 
-    def _keep(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
-        self._sweep()
+    def _store_files(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
+        self._remove_expired()
         picture = draft.with_suffix(f".picture{_DRAFT}")
         made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # with the video it is complete
         try:
@@ -98,30 +98,30 @@ class Films:
             picture.unlink(missing_ok=True)
             raise
         for variant, path in made.items():
-            path.rename(self._path(id, variant))
+            path.rename(self._file_path(id, variant))
 
-    def _remove(self, id: str) -> None:
+    def _remove_files(self, id: str) -> None:
         for variant in ENDING:
-            self._path(id, variant).unlink(missing_ok=True)
+            self._file_path(id, variant).unlink(missing_ok=True)
 
-    def _sweep(self) -> None:
+    def _remove_expired(self) -> None:
         """Remove what has expired, and drafts that nobody goes on with."""
         now = time.time()
-        for path, status in self._files():
+        for path, status in self._list_files():
             if status.st_mtime < (now - _UNTOUCHED if path.suffix == _DRAFT else now):
                 path.unlink(missing_ok=True)
 
-    def _size(self, ids: Collection[str]) -> int:
+    def _video_bytes(self, ids: Collection[str]) -> int:
         total = 0
         for id in ids:
             with suppress(FileNotFoundError):  # it is not made yet
-                total += self._path(id, "video").stat().st_size
+                total += self._file_path(id, "video").stat().st_size
         return total
 
-    def _measure(self) -> int:
-        return sum(status.st_size for _, status in self._files())
+    def _used_bytes(self) -> int:
+        return sum(status.st_size for _, status in self._list_files())
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+    def _list_files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self._root.glob("video_*"):
             with suppress(FileNotFoundError):  # another gateway has renamed or removed it meanwhile
                 yield path, path.stat()

@@ -25,10 +25,10 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD, JobRecord, Store
-from services.gateway.videos.generate import Filming
-from services.gateway.videos.job_payload import KIND, decode, encode
-from services.gateway.videos.lease import Lease
-from services.gateway.videos.storage import Films
+from services.gateway.videos.generate import VideoGenerator
+from services.gateway.videos.job_payload import KIND, decode_job, encode
+from services.gateway.videos.lease import JobLease
+from services.gateway.videos.storage import VideoStorage
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,12 @@ _LATER, _AGAIN = 5.0, 0.5
 Ended = Callable[[JobRecord, bool], Awaitable[None]]
 
 
-class Worker:
+class VideoWorker:
     """Takes jobs that are due and makes their videos by ``filming``."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, films: Films, filming: Filming, ended: Ended) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, films: VideoStorage, filming: VideoGenerator, ended: Ended
+    ) -> None:
         self._settings = settings
         self._store = store
         self._films = films
@@ -52,11 +54,11 @@ class Worker:
         self._ended = ended
         self._news = asyncio.Event()
         self._slots = asyncio.Semaphore(max(1, settings.videos))
-        self._running: dict[str, Lease] = {}
+        self._running: dict[str, JobLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def running(self) -> dict[str, str]:
+    def running_jobs(self) -> dict[str, str]:
         """The jobs that are held here, and by which word."""
         return {id: lease.owner for id, lease in self._running.items()}
 
@@ -64,12 +66,12 @@ class Worker:
         """Some job may be due."""
         self._news.set()
 
-    def lose(self, id: str) -> None:
+    def lose_lease(self, id: str) -> None:
         """``id`` is not held here any more: stop working on it."""
         if id in self._running:
-            self._running[id].lose()
+            self._running[id].mark_lost()
 
-    def renew(self, id: str) -> None:
+    def renew_lease(self, id: str) -> None:
         """The store says that ``id`` is not held here: it may have lost it, which the lease is to see to."""
         if id in self._running:
             self._running[id].renew()
@@ -80,38 +82,38 @@ class Worker:
         try:
             while True:
                 await self._slots.acquire()
-                job, lease = await self._next()
+                job, lease = await self._next_job()
                 self._running[job.id] = lease
-                task = loop.create_task(self._work(job, lease), name=job.id)
+                task = loop.create_task(self._run_job(job, lease), name=job.id)
                 self._tasks.add(task)
-                task.add_done_callback(self._done)
+                task.add_done_callback(self._on_task_done)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         self._running.pop(task.get_name(), None)
         self._slots.release()
         if not task.cancelled() and task.exception() is not None:
             log.error("%s: its worker failed", task.get_name(), exc_info=task.exception())
 
-    async def _next(self) -> tuple[JobRecord, Lease]:
+    async def _next_job(self) -> tuple[JobRecord, JobLease]:
         loop, seconds = asyncio.get_running_loop(), self._settings.video_lease
         while True:
             self._news.clear()
             since, owner, wait = loop.time(), token_hex(8), _AGAIN
-            if self._filming.ready:
-                found = await self._taken(owner)
+            if self._filming.is_ready:
+                found = await self._take_due_job(owner)
                 if isinstance(found, JobRecord):
-                    return found, Lease(self._store, KIND, found, owner, seconds, since)
+                    return found, JobLease(self._store, KIND, found, owner, seconds, since)
                 wait = min(max(found, 0.01), REREAD)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
 
-    async def _taken(self, owner: str) -> JobRecord | float:
+    async def _take_due_job(self, owner: str) -> JobRecord | float:
         """The job that is due, or the seconds until one may be."""
         try:
             return await self._store.take_job(KIND, owner, self._settings.video_lease)
@@ -123,35 +125,35 @@ class Worker:
 
     # One job
 
-    async def _work(self, job: JobRecord, lease: Lease) -> None:
+    async def _run_job(self, job: JobRecord, lease: JobLease) -> None:
         loop = asyncio.get_running_loop()
-        making = loop.create_task(self._made(job, lease), name=f"{job.id} made")
-        keeping = loop.create_task(lease.keep(), name=f"{job.id} kept")
+        making = loop.create_task(self._make_video(job, lease), name=f"{job.id} made")
+        keeping = loop.create_task(lease.hold_until_lost(), name=f"{job.id} kept")
         try:
             await asyncio.wait({making, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if making.done():
-                await self._settle(job, lease, making.result())
+                await self._settle_job(job, lease, making.result())
             else:
                 log.info("%s is not held here any more: it was removed, or another gateway goes on", job.id)
         except asyncio.CancelledError:
             await until_cancelled(making)
-            await self._free(job, lease.owner)
+            await self._release_job(job, lease.owner)
             raise
         finally:
             await until_cancelled(making)
             await until_cancelled(keeping)
 
-    async def _made(self, job: JobRecord, lease: Lease) -> OmnibusError | None:
+    async def _make_video(self, job: JobRecord, lease: JobLease) -> OmnibusError | None:
         """Make the video; returns what went wrong."""
-        self._filming.stop(job)
-        if await self._films.expiry(job.id):
+        self._filming.stop_invocations(job)
+        if await self._films.expiry_time(job.id):
             return None  # whoever made it did not live to say so
         try:
             if job.attempt > ATTEMPTS:
                 raise StageFailed(f"it was begun {ATTEMPTS} times, and each time what worked on it ended: ask for less")
             if job.until <= time.time():
                 raise DeadlineExceeded("the video's deadline passed while it waited: ask again when less is going on")
-            await self._filming.make(job, lease)
+            await self._filming.make_video(job, lease)
         except OmnibusError as error:
             return error
         except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
@@ -159,18 +161,18 @@ class Worker:
             return Fatal("internal error: the gateway's log has more under this id")
         return None
 
-    async def _settle(self, job: JobRecord, lease: Lease, error: OmnibusError | None) -> None:
+    async def _settle_job(self, job: JobRecord, lease: JobLease, error: OmnibusError | None) -> None:
         later = isinstance(error, Retryable | ProtocolError) and job.until > time.time()
         if error is not None and later:  # those of another build may read what this one cannot
             log.info("%s is tried again: %s", job.id, error)
-            counts = lease.begun and not isinstance(error, Overloaded | StorageFull)
-            await self._free(job, lease.owner, getattr(error, "retry_after", _LATER), counts)
+            counts = lease.has_trace and not isinstance(error, Overloaded | StorageFull)
+            await self._release_job(job, lease.owner, getattr(error, "retry_after", _LATER), counts)
             return
-        _count(job, error)
-        over = self._over(job, error)
+        _count_outcome(job, error)
+        over = self._ended_record(job, error)
         while True:
             try:
-                ours = await self._end(over, lease.owner)
+                ours = await self._write_end(over, lease.owner)
                 break
             except StoreUnavailable as away:
                 if time.time() > job.expires:  # nobody asks for it any more
@@ -179,14 +181,14 @@ class Worker:
                 await asyncio.sleep(_AGAIN)
         await self._ended(over, ours)
 
-    def _over(self, job: JobRecord, error: OmnibusError | None) -> JobRecord:
+    def _ended_record(self, job: JobRecord, error: OmnibusError | None) -> JobRecord:
         now = time.time()
         changes = {"ended": now, "expires": now + self._settings.video_kept}
         if error is None:
             return msgspec.structs.replace(job, status="completed", progress=100, **changes)
-        return msgspec.structs.replace(job, status="failed", outcome=encode(error.problem()), **changes)
+        return msgspec.structs.replace(job, status="failed", outcome=encode(error.to_problem()), **changes)
 
-    async def _end(self, over: JobRecord, owner: str) -> bool:
+    async def _write_end(self, over: JobRecord, owner: str) -> bool:
         """Write the end of a job down; False when ``owner`` had lost it. Raises ``StoreUnavailable``."""
         status: Literal["completed", "failed"] = "completed" if over.status == "completed" else "failed"
         kept = self._settings.video_kept
@@ -195,12 +197,12 @@ class Worker:
         lost = await self._store.job(KIND, over.id) is None  # by the store, or it was removed, which is remembered
         return lost and await self._store.restore_job(KIND, over, 0.0)
 
-    async def _free(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
+    async def _release_job(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
         """Give the job back. If that fails its lease runs out."""
         with suppress(StoreUnavailable):
             await self._store.free_job(KIND, job.id, owner, seconds, counts)
 
 
-def _count(job: JobRecord, error: OmnibusError | None) -> None:
+def _count_outcome(job: JobRecord, error: OmnibusError | None) -> None:
     with suppress(ProtocolError):
-        GATEWAY.outcome(decode(job).model, "ok" if error is None else error.code).inc()
+        GATEWAY.request_counter(decode_job(job).model, "ok" if error is None else error.code).inc()

@@ -10,63 +10,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibus.encoding import image
-from omnibus.encoding.video import Film
+from omnibus.encoding.video import VideoWriter
 from omnibus.errors import StageFailed
 
 #: Of the picture in percent.
 _QUALITY = 85
 
 
-class Reel:
+class VideoFileWriter:
     """Writes a film to ``path``; see ``Film``. It is left with ``leave``, whatever became of it."""
 
     def __init__(self, path: Path, fps: float, sound: bool) -> None:
         self._about = (path, fps, sound)
-        self._film: Film | None = None
+        self._film: VideoWriter | None = None
         self._first: NDArray[np.uint8] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="film")
         self.count = 0
 
-    async def frames(self, pixels: NDArray[np.uint8]) -> None:
-        await self._do(self._frames, pixels)
+    async def write_frames(self, pixels: NDArray[np.uint8]) -> None:
+        await self._run_in_thread(self._write_frames, pixels)
         self.count += len(pixels)
 
-    async def sound(self, samples: NDArray[np.float32], rate: int) -> None:
-        await self._do(self._sound, samples, rate)
+    async def write_audio(self, samples: NDArray[np.float32], rate: int) -> None:
+        await self._run_in_thread(self._write_audio, samples, rate)
 
     async def close(self) -> bytes:
         """Make it a whole file; returns its first frame as a picture."""
-        return await self._do(self._close)
+        return await self._run_in_thread(self._finish_file)
 
-    async def leave(self) -> None:
+    async def discard_unfinished(self) -> None:
         """Give up what is not whole."""
-        await self._do(self._leave)
+        await self._run_in_thread(self._discard_unfinished)
         self._thread.shutdown(wait=False)
 
-    async def _do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    def _opened(self) -> Film:
+    def _open_encoder(self) -> VideoWriter:
         if self._film is None:
-            self._film = Film(*self._about)
+            self._film = VideoWriter(*self._about)
         return self._film
 
-    def _frames(self, pixels: NDArray[np.uint8]) -> None:
-        self._opened().frames(pixels)
+    def _write_frames(self, pixels: NDArray[np.uint8]) -> None:
+        self._open_encoder().add_frames(pixels)
         if self._first is None and len(pixels):
             self._first = pixels[0].copy()
 
-    def _sound(self, samples: NDArray[np.float32], rate: int) -> None:
-        self._opened().sound(samples, rate)
+    def _write_audio(self, samples: NDArray[np.float32], rate: int) -> None:
+        self._open_encoder().add_audio(samples, rate)
 
-    def _close(self) -> bytes:
+    def _finish_file(self) -> bytes:
         if self._first is None:
             raise StageFailed("the model made no frames: ask again")
-        self._opened().close()
+        self._open_encoder().close()
         self._film = None
-        return image.encode(self._first, "webp", _QUALITY)
+        return image.encode_image(self._first, "webp", _QUALITY)
 
-    def _leave(self) -> None:
+    def _discard_unfinished(self) -> None:
         if self._film is not None:
-            self._film.drop()
+            self._film.abort()
         self._about[0].unlink(missing_ok=True)  # what is whole has another name by now

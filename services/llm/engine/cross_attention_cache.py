@@ -10,11 +10,11 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus_models.attention import Attention, Crossing, Mask
 from services.llm.engine import kv_codec
-from services.llm.engine.kv_codec import Layers, Layout
+from services.llm.engine.kv_codec import CacheLayout, Layers
 from services.llm.engine.slot_cache import SlotCache
 
 
-class _Aside(NamedTuple):
+class _CrossedLayer(NamedTuple):
     """Keys and values [B, heads, R, head_dim] of a layer in one step, as the library looks for them."""
 
     keys: Tensor | None = None
@@ -41,12 +41,12 @@ class CrossCache(SlotCache):
         self._most = 0
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CacheLayout:
         return super().layout._replace(aside=len(self._crossed))
 
-    def filled(self, cache: DynamicCache, attention: Attention | None) -> Layers:
+    def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
         """Layers that look back come first, those that look aside last."""
-        kept = None if attention is None else attention.kept
+        kept = None if attention is None else attention.answer_rows
         found = cache.layers
         nothing = found[self._back[0]].keys[0][:, :0]
         back = [(found[layer].keys[0], found[layer].values[0]) for layer in self._back]
@@ -55,13 +55,13 @@ class CrossCache(SlotCache):
         return [*back, *((found[layer].keys[0][:, kept], found[layer].values[0][:, kept]) for layer in self._crossed)]
 
     def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
-        return kv_codec.pack(filled, len(self._crossed))
+        return kv_codec.pack_cache(filled, len(self._crossed))
 
     def insert(self, filled: Layers) -> int:
         back, aside = filled[: len(self._back)], filled[len(self._back) :]
         given = [stored for pair in aside for stored in pair]
         rows = given[0].shape[1]
-        self._widen(given, rows)
+        self._widen_rows(given, rows)
         slot = len(self.rows)
         for stored, new in zip(self._stored, given, strict=False):
             stored[slot, :, :1] = 0
@@ -70,8 +70,8 @@ class CrossCache(SlotCache):
         self.rows.append(rows)
         return slot
 
-    def pretend(self, length: int) -> list[int]:
-        slots = super().pretend(length)
+    def occupy_all_slots(self, length: int) -> list[int]:
+        slots = super().occupy_all_slots(length)
         self.rows = [0] * len(slots)
         return slots
 
@@ -87,16 +87,16 @@ class CrossCache(SlotCache):
         self.rows.pop()
         super().remove(slot, wipe)
 
-    def begin(self, slots: Sequence[int]) -> None:
-        super().begin(slots)
+    def begin_pass(self, slots: Sequence[int]) -> None:
+        super().begin_pass(slots)
         counts = [self.rows[slot] for slot in slots]
         self._most = max(counts)
         if self._most:
             self._counts = torch.tensor(counts, device=self._ends.device)
-        self.layers = self._aside() if self._most else []
+        self.layers = self._crossed_layers() if self._most else []
 
-    def mask(self) -> Mask:
-        mask: Any = super().mask()
+    def attention_mask(self) -> Mask:
+        mask: Any = super().attention_mask()
         if not self._most:
             return mask
         rows = torch.arange(self._most, device=self._counts.device)
@@ -108,13 +108,13 @@ class CrossCache(SlotCache):
     ) -> tuple[Tensor, Tensor]:
         return super().update(key_states, value_states, self._place[layer_idx])
 
-    def _aside(self) -> list[Any]:
+    def _crossed_layers(self) -> list[Any]:
         """A layer of the cache for each of the model; those that look back are not asked for."""
         views = iter([stored[self._rows, :, : self._most] for stored in self._stored])
-        aside = {layer: _Aside(next(views), next(views), True) for layer in self._crossed}
-        return [aside.get(layer, _Aside()) for layer in range(len(self._back) + len(self._crossed))]
+        aside = {layer: _CrossedLayer(next(views), next(views), True) for layer in self._crossed}
+        return [aside.get(layer, _CrossedLayer()) for layer in range(len(self._back) + len(self._crossed))]
 
-    def _widen(self, given: Sequence[Tensor], rows: int) -> None:
+    def _widen_rows(self, given: Sequence[Tensor], rows: int) -> None:
         """Have room for ``rows``, of the shape of what is ``given``."""
         if rows and not self._stored:
             self._stored = [new.new_zeros(self.slots, new.shape[0], 0, new.shape[2]) for new in given]

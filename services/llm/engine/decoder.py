@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from omnibus_models.contract import Decoder
-from services.component import Hosted, Source, by_size
-from services.llm.engine.engine import Engine, Limits
-from services.llm.engine.sequence import Sequence
+from services.component import ComponentSource, Hosted, by_size
+from services.llm.engine.engine import BatchingEngine, EngineLimits
+from services.llm.engine.sequence import DecoderSequence
 from services.llm.engine.step import Feed
 
 D = TypeVar("D", bound=Decoder)
-S = TypeVar("S", bound=Sequence)
+S = TypeVar("S", bound=DecoderSequence)
 
 
 class HostedDecoder(Hosted[D], Generic[D, S]):
@@ -20,10 +20,16 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
     """
 
     def __init__(
-        self, source: Source, threads: int, limits: Limits, feed: Callable[[D], Feed[S]], *, beside: bool = False
+        self,
+        source: ComponentSource,
+        threads: int,
+        limits: EngineLimits,
+        feed: Callable[[D], Feed[S]],
+        *,
+        beside: bool = False,
     ) -> None:
         super().__init__(source, threads, beside=beside)
-        self.engine: Engine[S]
+        self.engine: BatchingEngine[S]
         self.context: int
         self._limits = limits
         self._feed = feed
@@ -40,9 +46,9 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
             "batches": by_size(engine.batches),
         }
 
-    async def _begin(self) -> None:
+    async def _set_up(self) -> None:
         self.context = min(self._limits.context or self.model.context, self.model.context)
         limits = self._limits._replace(context=self.context)
-        self.engine = Engine(self.model, self._feed(self.model), self._compute, limits, parallel=self._parallel)
+        self.engine = BatchingEngine(self.model, self._feed(self.model), self._compute, limits, parallel=self._parallel)
         await self.engine.start()
-        self._serve(self.engine.serve())
+        self._start_loop(self.engine.serve())

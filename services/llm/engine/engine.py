@@ -16,49 +16,49 @@ from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.scheduler import Budget, Schedule, Turn
-from omnibus.executor.step_budget import NONE, Goals, Sizes, found
+from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
+from omnibus.executor.step_budget import NONE, BudgetSizes, StepGoals, find_budget
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Decoder
-from services.llm.engine.sequence import Outcome, Packed, Sequence, Step
+from services.llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
 from services.llm.engine.step import Feed, Steps
 
-S = TypeVar("S", bound=Sequence)
+S = TypeVar("S", bound=DecoderSequence)
 Compute = Callable[..., Awaitable[Any]]
 
 _LEAST = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
 _TYPICAL = 1024  # positions of a sequence whose decode step is measured
 
 
-class Media(Protocol):
+class EngineMedia(Protocol):
     """A media item of an encoder that shares the engine's loop."""
 
-    async def settle(self, batch: Rows[Any]) -> None:
+    async def run_batch(self, batch: Rows[Any]) -> None:
         """Encode ``batch``, all of one kind, and tell those who wait; raises nothing."""
 
     def fail(self, error: Exception) -> None:
         """Tell who waits for it that it will not be encoded."""
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     """``slots``: sequences in a step. ``context``: positions of one. ``share``: prompt tokens in a step that no
     goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots."""
 
     slots: int
     context: int
     share: int
-    goals: Goals = NONE
+    goals: StepGoals = NONE
     decodes: bool = True
 
 
-class Engine(Generic[S]):
+class BatchingEngine(Generic[S]):
     """Runs sequences on one decoder. ``compute`` runs a function in the compute thread.
 
     With ``parallel`` media items are encoded beside the language model's step, not after it.
     """
 
     def __init__(
-        self, decoder: Decoder, feed: Feed[S], compute: Compute, limits: Limits, *, parallel: bool = False
+        self, decoder: Decoder, feed: Feed[S], compute: Compute, limits: EngineLimits, *, parallel: bool = False
     ) -> None:
         self._feed = feed
         self._compute = compute
@@ -70,8 +70,8 @@ class Engine(Generic[S]):
         self.limits = limits
         self.schedule: Schedule[Any] = Schedule(
             limits.slots,
-            Budget(limits.share, limits.share),
-            patience=limits.goals.first,
+            StepBudget(limits.share, limits.share),
+            patience=limits.goals.first_step_seconds,
             whole=limits.context,
             split=not parallel,
         )
@@ -95,17 +95,17 @@ class Engine(Generic[S]):
 
     async def start(self) -> None:
         """Take memory, pay for first passes, and find the budgets of the goals, if there are any."""
-        await self._compute(self._steps.warm, self.limits.decodes)
+        await self._compute(self._steps.warm_up, self.limits.decodes)
         if self.limits.goals:
-            await self._compute(self._measure)
+            await self._compute(self._measure_budgets)
 
-    def _measure(self) -> None:
+    def _measure_budgets(self) -> None:
         context = self.limits.context
         if self.limits.decodes:
             self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL, context // 2)))
-        sizes = Sizes(min(_LEAST, context), context, self.limits.share)
-        beside, alone = found(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
-        self.schedule.budget = Budget(beside, alone)
+        sizes = BudgetSizes(min(_LEAST, context), context, self.limits.share)
+        beside, alone = find_budget(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
+        self.schedule.budget = StepBudget(beside, alone)
 
     # For those who wait for tokens
 
@@ -115,45 +115,45 @@ class Engine(Generic[S]):
 
         One that was handed over in the meantime goes on.
         """
-        self.check()
-        self.schedule.prompt(sequence, sequence.length, time.monotonic(), sequence.spans)
-        with self._owned(sequence):
+        self.raise_if_failed()
+        self.schedule.add_prompt(sequence, sequence.length, time.monotonic(), sequence.spans)
+        with self._hold_ownership(sequence):
             yield sequence
 
     @contextmanager
-    def arrive(self, sequence: S) -> Iterator[S]:
+    def admit_prefilled(self, sequence: S) -> Iterator[S]:
         """Queue a sequence that was prefilled elsewhere, otherwise as ``admit``: ``room`` and ``insert`` come next."""
-        self.check()
-        self.schedule.arrive(sequence, time.monotonic())
-        with self._owned(sequence):
+        self.raise_if_failed()
+        self.schedule.add_prefilled(sequence, time.monotonic())
+        with self._hold_ownership(sequence):
             yield sequence
 
     @contextmanager
-    def adopt(self, sequence: S) -> Iterator[S]:
+    def adopt_paused(self, sequence: S) -> Iterator[S]:
         """Go on with a sequence that pauses in its slot; its owner until now has no part in it any more."""
-        self.check()
+        self.raise_if_failed()
         sequence.owner += 1
-        self.schedule.decode(sequence)
-        with self._owned(sequence):
+        self.schedule.start_decode(sequence)
+        with self._hold_ownership(sequence):
             yield sequence
 
-    async def room(self, sequence: S) -> None:
+    async def wait_for_slot(self, sequence: S) -> None:
         """Wait until a sequence that arrives has its slot: its cache is not asked for before."""
-        if not self.schedule.has(sequence):
-            await self._step(sequence)
+        if not self.schedule.has_slot(sequence):
+            await self._wait_step(sequence)
 
-    async def insert(self, sequence: S, came: Packed) -> None:
+    async def insert_cache(self, sequence: S, came: Packed) -> None:
         """Copy the cache into the slot and let the sequence take part; ``came`` can be let go of afterwards.
 
         Raises ``ProtocolError`` for the cache of another model.
         """
         sequence.came = came
         self._arrived.append(sequence)
-        await self._step(sequence)
+        await self._wait_step(sequence)
         sequence.broken = False
 
     @contextmanager
-    def _owned(self, sequence: S) -> Iterator[None]:
+    def _hold_ownership(self, sequence: S) -> Iterator[None]:
         owner = sequence.owner
         self._wake.set()
         try:
@@ -161,16 +161,16 @@ class Engine(Generic[S]):
         finally:
             if sequence.owner == owner:
                 sequence.gone = True
-                self.schedule.leave(sequence)
+                self.schedule.remove_key(sequence)
                 self._wake.set()
 
-    async def _step(self, sequence: S) -> None:
-        self.check()
+    async def _wait_step(self, sequence: S) -> None:
+        self.raise_if_failed()
         sequence.step = asyncio.get_running_loop().create_future()
         self._wake.set()
         await sequence.step
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise what ended the loop, if it has ended."""
         if self._failed is not None:
             raise self._failed
@@ -186,63 +186,63 @@ class Engine(Generic[S]):
         try:
             while True:
                 self._wake.clear()
-                if not await self._turn():
+                if not await self._run_turn():
                     await self._wake.wait()
         except Exception as error:  # the engine's own boundary: whoever waits for it must not wait for ever
-            self._abandon(error)
+            self._fail_all(error)
             raise
         finally:
-            self._abandon(StageUnavailable("the engine was closed; send the request again"))
+            self._fail_all(StageUnavailable("the engine was closed; send the request again"))
 
-    async def _turn(self) -> bool:
+    async def _run_turn(self) -> bool:
         # Others may leave meanwhile: nobody is admitted before the slots that the schedule counts as free are.
         while any(sequence.gone for sequence in self._steps.active):
             await self._compute(self._steps.evict)
-        for sequence in self.schedule.admit():
+        for sequence in self.schedule.admit_waiting():
             sequence.go_on()
         if self._arrived:
-            await self._insert()
-        turn = self.schedule.turn(self._feed.ready)
+            await self._insert_arrived()
+        turn = self.schedule.next_step(self._feed.is_ready)
         if turn.media and self._parallel:
-            await asyncio.gather(self._speak(turn), self._see(turn))
+            await asyncio.gather(self._step_language_model(turn), self._encode_media(turn))
         else:
-            await self._speak(turn)
-            await self._see(turn)
+            await self._step_language_model(turn)
+            await self._encode_media(turn)
         return bool(turn)
 
-    async def _insert(self) -> None:
+    async def _insert_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
         alive = [sequence for sequence in arrived if not sequence.gone]
         for sequence in alive:
-            sequence.began.now()
-        for sequence, error in await self._compute(self._steps.insert, alive):
+            sequence.began.set_now()
+        for sequence, error in await self._compute(self._steps.insert_sequences, alive):
             if error is not None:
                 sequence.fail(error)
             elif not sequence.gone:
-                self.schedule.decode(sequence)
+                self.schedule.start_decode(sequence)
                 sequence.go_on()
 
-    async def _speak(self, turn: Turn[Any]) -> None:
+    async def _step_language_model(self, turn: StepPlan[Any]) -> None:
         if turn.decode:
-            self._deliver(await self._compute(self.decoding, self._steps.decode, turn.decode))
+            self._deliver_outcomes(await self._compute(self.decoding, self._steps.decode, turn.decode))
         if turn.prefill:
             for sequence, _ in turn.prefill:
-                sequence.began.now()
+                sequence.began.set_now()
             begun = await self._compute(self._steps.prefill, turn.prefill)
             for sequence, result in begun:
-                if isinstance(result, Step) and not (sequence.gone or sequence.pauses or result.finish):
-                    self.schedule.decode(sequence)
-            self._deliver(begun)
+                if isinstance(result, TokenStep) and not (sequence.gone or sequence.pauses or result.finish):
+                    self.schedule.start_decode(sequence)
+            self._deliver_outcomes(begun)
 
-    async def _see(self, turn: Turn[Any]) -> None:
+    async def _encode_media(self, turn: StepPlan[Any]) -> None:
         if turn.media:
-            await turn.media[0].settle(turn.media)
+            await turn.media[0].run_batch(turn.media)
             for item in turn.media:
-                self.schedule.leave(item)
+                self.schedule.remove_key(item)
 
-    def _deliver(self, outcomes: list[Outcome]) -> None:
+    def _deliver_outcomes(self, outcomes: list[StepOutcome]) -> None:
         for sequence, result in outcomes:
-            if isinstance(result, Step):
+            if isinstance(result, TokenStep):
                 self.tokens += 1
                 for earlier in sequence.take_earlier() if sequence.prefix else ():
                     sequence.inbox.put(earlier)
@@ -252,9 +252,9 @@ class Engine(Generic[S]):
                 sequence.gone = sequence.broken = True
                 sequence.inbox.fail(result)
             if sequence.gone:
-                self.schedule.leave(sequence)
+                self.schedule.remove_key(sequence)
 
-    def _abandon(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         self._failed = self._failed or error
         for each in list(self.schedule):
             each.fail(self._failed)

@@ -17,7 +17,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Layout(NamedTuple):
+class CacheLayout(NamedTuple):
     """Layers of a cache: ``layers`` of self-attention, then ``aside`` of cross-attention to rows of their own."""
 
     layers: int
@@ -26,12 +26,12 @@ class Layout(NamedTuple):
     aside: int = 0
 
 
-def layers(cache: DynamicCache) -> Layers:
+def cache_layers(cache: DynamicCache) -> Layers:
     """The one sequence of ``cache``, without a copy."""
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 
-def pack(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
+def pack_cache(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
     """``filled`` as an array [layers, 2, heads, T, head_dim] and what it holds: ``dtype``.
 
     When the last layers look ``aside``, at R rows, it is flat, theirs last, and ``rows`` says R. numpy has no
@@ -40,7 +40,7 @@ def pack(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
     parts = [filled[: len(filled) - aside], filled[len(filled) - aside :]]
     shapes = [(len(part), 2, *part[0][0].shape) for part in parts if part]
     packed = torch.empty(sum(map(math.prod, shapes)), dtype=filled[0][0].dtype)
-    for place, part in zip(_places(packed, shapes), parts, strict=False):
+    for place, part in zip(_split_views(packed, shapes), parts, strict=False):
         for index, pair in enumerate(part):
             for half, stored in enumerate(pair):
                 place[index, half].copy_(stored)
@@ -53,7 +53,7 @@ def pack(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarray]:
     return about, words.numpy()
 
 
-def unpack(about: Mapping[str, Any], packed: np.ndarray | None, length: int, layout: Layout) -> Layers:
+def unpack_cache(about: Mapping[str, Any], packed: np.ndarray | None, length: int, layout: CacheLayout) -> Layers:
     """The sequence of ``length`` positions that ``pack`` made ``packed`` of, without a copy.
 
     ``layout`` is that of the model that is to go on with it. Raises ``ProtocolError`` for keys and values of
@@ -61,7 +61,7 @@ def unpack(about: Mapping[str, Any], packed: np.ndarray | None, length: int, lay
     """
     dtype = _DTYPES.get(str(about.get("dtype")))
     rows = about.get("rows") if layout.aside else 0
-    shapes = _shapes(layout, length, rows) if isinstance(rows, int) and rows >= 0 else []
+    shapes = _array_shapes(layout, length, rows) if isinstance(rows, int) and rows >= 0 else []
     wanted = (sum(map(math.prod, shapes)),) if layout.aside else tuple(*shapes)
     if dtype is None or packed is None or packed.shape != wanted or packed.dtype.itemsize != dtype.itemsize:
         found = "nothing" if packed is None else f"{packed.dtype} {packed.shape}"
@@ -69,15 +69,15 @@ def unpack(about: Mapping[str, Any], packed: np.ndarray | None, length: int, lay
             f"the cache is {found} of {about.get('dtype')}, not {wanted}: prefill and decode must run one model"
         )
     whole = torch.from_numpy(packed).view(dtype).flatten()
-    return [(pair[0], pair[1]) for place in _places(whole, shapes) for pair in place]
+    return [(pair[0], pair[1]) for place in _split_views(whole, shapes) for pair in place]
 
 
-def _shapes(layout: Layout, length: int, rows: int) -> list[tuple[int, ...]]:
+def _array_shapes(layout: CacheLayout, length: int, rows: int) -> list[tuple[int, ...]]:
     each = [(layout.layers, length), *([(layout.aside, rows)] if layout.aside else [])]
     return [(count, 2, layout.heads, size, layout.width) for count, size in each]
 
 
-def _places(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+def _split_views(whole: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """``whole`` [n] cut into one tensor for each of ``shapes``, without a copy."""
     pieces = whole.split([math.prod(shape) for shape in shapes])
     return [piece.view(*shape) for piece, shape in zip(pieces, shapes, strict=True)]

@@ -17,12 +17,12 @@ from torch import Tensor
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
-from omnibus.executor.step_budget import NONE, Goals
-from omnibus_models.contract import Encoded, Prefill, Prompt, Thinker
-from services.component import Source
+from omnibus.executor.step_budget import NONE, StepGoals
+from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
+from services.component import ComponentSource
 from services.llm.engine.decoder import HostedDecoder
-from services.llm.engine.engine import Limits
-from services.llm.engine.params import ThinkParams, room
+from services.llm.engine.engine import EngineLimits
+from services.llm.engine.params import TextGenerationParams, max_answer_tokens
 from services.llm.engine.thinker_feed import ThinkFeed, Thinking
 
 
@@ -40,12 +40,12 @@ class ThinkSettings:
     context: int = 0
     share: int = 512
     threads: int = 1
-    goals: Goals = NONE
+    goals: StepGoals = NONE
     beside: bool = False
     decodes: bool = True
 
 
-class Paused(NamedTuple):
+class PausedSequence(NamedTuple):
     """A sequence that was prefilled and waits in its slot, until it is ``taken``."""
 
     number: int
@@ -54,18 +54,18 @@ class Paused(NamedTuple):
     taken: asyncio.Event
 
 
-class Core(HostedDecoder[Thinker, Thinking]):
+class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     """The model, its compute thread and its engine. Each user calls ``load`` and ``close`` once."""
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: ThinkSettings) -> None:
-        limits = Limits(settings.slots, settings.context, settings.share, settings.goals, settings.decodes)
-        source = Source("thinker", family, checkpoint, device, dtype)
+        limits = EngineLimits(settings.slots, settings.context, settings.share, settings.goals, settings.decodes)
+        source = ComponentSource("thinker", family, checkpoint, device, dtype)
         super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
         # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
         self._words = ThreadPoolExecutor(1, "words")
         self._users = 0
         self._numbers = count()
-        self._paused: dict[int, Paused] = {}
+        self._paused: dict[int, PausedSequence] = {}
 
     async def load(self) -> None:
         self._users += 1
@@ -77,7 +77,7 @@ class Core(HostedDecoder[Thinker, Thinking]):
         if self._users <= 0:
             await super().close()
 
-    async def _end(self) -> None:
+    async def _tear_down(self) -> None:
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
@@ -97,30 +97,30 @@ class Core(HostedDecoder[Thinker, Thinking]):
     def decode_seconds(self) -> float:
         return self.engine.decode_seconds
 
-    def check(self) -> None:
-        self.engine.check()
+    def raise_if_failed(self) -> None:
+        self.engine.raise_if_failed()
 
     def wake(self) -> None:
         self.engine.wake()
 
     # Prompts
 
-    async def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
+    async def tokenize_prompt(self, messages: list[dict[str, Any]]) -> TokenizedPrompt:
         """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._words, self.thinker.prompt, messages, self.context)
 
-    async def script(self, params: ThinkParams, length: int) -> tuple[int, ...]:
+    async def tokenize_script(self, params: TextGenerationParams, length: int) -> tuple[int, ...]:
         """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
 
         ``length`` is the prompt's. Raises ``BadRequest`` for a text that cannot be said, and ``ContextTooLong``.
         """
         if params.say is None:
             return ()
-        left = self.limit(length, None)
+        left = self.answer_limit(length, None)
         loop = asyncio.get_running_loop()
         try:
-            words = await loop.run_in_executor(self._words, self.thinker.words, params.say, False, left)
+            words = await loop.run_in_executor(self._words, self.thinker.encode_text, params.say, False, left)
         except ContextTooLong as error:
             raise ContextTooLong(error.message, param="say") from None
         script = (*words, min(self.thinker.eos))
@@ -131,16 +131,16 @@ class Core(HostedDecoder[Thinker, Thinking]):
             )
         return script
 
-    async def assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
+    async def assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
         """Return the ``Prefill`` of a prompt, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
-        return await self._compute(self._assemble, prompt, items)
+        return await self._compute(self._assemble_prefill, prompt, items)
 
-    def _assemble(self, prompt: Prompt, items: Rows[Item]) -> tuple[Prefill, np.ndarray]:
-        media = [Encoded(self._embeds(item), item.data) for item in items]
-        prefill = self.thinker.assemble(prompt, media)
+    def _assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
+        media = [Encoded(self._item_embeds(item), item.data) for item in items]
+        prefill = self.thinker.assemble_prefill(prompt, media)
         return prefill, prefill.layout.cpu().numpy()
 
-    def _embeds(self, item: Item) -> Tensor:
+    def _item_embeds(self, item: Item) -> Tensor:
         if item.array is None or item.array.ndim != 2:
             raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
         return torch.from_numpy(item.array).to(self.thinker.device, self.thinker.dtype)
@@ -150,30 +150,30 @@ class Core(HostedDecoder[Thinker, Thinking]):
 
         A prompt that looks aside is answered from its beginning: what it looks at comes with its own positions.
         """
-        aside = sequence.attention is not None and sequence.attention.kept is not None
+        aside = sequence.attention is not None and sequence.attention.answer_rows is not None
         if tokens and not aside and len(tokens) < sequence.limit:
-            sequence.begin_after(tokens, await self._compute(self._embedded, tokens))
+            sequence.begin_after(tokens, await self._compute(self._embed_tokens, tokens))
 
-    def _embedded(self, tokens: Rows[int]) -> Tensor:
+    def _embed_tokens(self, tokens: Rows[int]) -> Tensor:
         return self.thinker.embed(torch.tensor(tokens, device=self.thinker.device))
 
-    def limit(self, length: int, wanted: int | None) -> int:
+    def answer_limit(self, length: int, wanted: int | None) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
-        return room(self.context, length, wanted)
+        return max_answer_tokens(self.context, length, wanted)
 
     # From a prefill to a decode in this process, without moving anything
 
     @contextmanager
-    def paused(self, invocation: str, sequence: Thinking) -> Iterator[Paused]:
+    def hold_paused(self, invocation: str, sequence: Thinking) -> Iterator[PausedSequence]:
         """Keep ``sequence`` for the decode of the same ``invocation`` that names its number, inside of the block."""
         number = next(self._numbers)
-        paused = self._paused[number] = Paused(number, invocation, sequence, asyncio.Event())
+        paused = self._paused[number] = PausedSequence(number, invocation, sequence, asyncio.Event())
         try:
             yield paused
         finally:
             self._paused.pop(number, None)
 
-    def resume(self, invocation: str, number: int) -> Thinking:
+    def resume_paused(self, invocation: str, number: int) -> Thinking:
         """The sequence that was kept: to be adopted at once, or it leaves. Raises ``StageUnavailable``."""
         paused = self._paused.get(number)
         if paused is None or paused.invocation != invocation:

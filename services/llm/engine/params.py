@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from omnibus.errors import BadRequest, ContextTooLong
-from omnibus_models.contract import Sampling
+from omnibus_models.contract import TokenSamplingParams
 
 P = TypeVar("P")
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
@@ -16,7 +16,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
-class ThinkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of text generation. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's.
 
     With ``say`` nothing is generated: it is the answer, word for word, and the model only processes its tokens.
@@ -33,7 +33,7 @@ class ThinkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     say: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)] | None = None
 
 
-class TalkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CodecGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of code generation. ``max_codes`` None means as many as the model allows."""
 
     max_codes: Count | None = None
@@ -44,7 +44,7 @@ class TalkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
 
 
-def read(params: Any, kind: type[P]) -> P:
+def read_params(params: Any, kind: type[P]) -> P:
     """``params`` as ``kind``. Raises ``BadRequest`` that names the field."""
     try:
         return msgspec.convert({} if params is None else params, kind)
@@ -54,7 +54,7 @@ def read(params: Any, kind: type[P]) -> P:
         raise BadRequest(f"{name} cannot be used: {error}", param=name) from None
 
 
-def room(context: int, length: int, wanted: int | None) -> int:
+def max_answer_tokens(context: int, length: int, wanted: int | None) -> int:
     """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
     left = context - length
     if left <= 0:
@@ -71,9 +71,9 @@ def room(context: int, length: int, wanted: int | None) -> int:
     return left if wanted is None else wanted
 
 
-def sampling(params: ThinkParams | TalkParams, limit: int, seed: int) -> Sampling:
+def build_sampling(params: TextGenerationParams | CodecGenerationParams, limit: int, seed: int) -> TokenSamplingParams:
     """The settings of one request; ``seed`` is the invocation's, for requests without their own."""
-    return Sampling(
+    return TokenSamplingParams(
         max_tokens=limit,
         temperature=params.temperature,
         top_p=params.top_p,

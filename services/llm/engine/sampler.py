@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from omnibus_models.contract import Sampling
+from omnibus_models.contract import TokenSamplingParams
 
 #: Below this, sampling chooses what is best, and dividing by it what is no number.
 COLD = 1e-5
@@ -19,7 +19,7 @@ class Picker:
     """
 
     def __init__(
-        self, settings: Sampling, vocabulary: int, history: Iterable[int] = (), script: Sequence[int] = ()
+        self, settings: TokenSamplingParams, vocabulary: int, history: Iterable[int] = (), script: Sequence[int] = ()
     ) -> None:
         self.settings = settings
         self._script = deque(script)
@@ -31,29 +31,29 @@ class Picker:
             self._seen[[token for token in history if token < vocabulary]] = True
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return self.settings.temperature < COLD or bool(self._script)
 
-    def told(self, token: int) -> int:
+    def apply_script(self, token: int) -> int:
         """The next token of the script, or ``token`` without one."""
         return self._script.popleft() if self._script else token
 
-    def draw(self) -> float:
+    def draw_number(self) -> float:
         """The next random number, uniform in [0, 1)."""
         return float(torch.rand((), generator=self._generator, dtype=torch.float64))
 
-    def resume(self, token: int) -> None:
+    def resume_after(self, token: int) -> None:
         """Stand as after the choice of ``token``, which was made elsewhere with the same settings."""
-        if not self.greedy:
-            self.draw()
-        self.note(self.told(token))
+        if not self.is_greedy:
+            self.draw_number()
+        self.record_token(self.apply_script(token))
 
-    def note(self, token: int) -> None:
+    def record_token(self, token: int) -> None:
         """Remember a chosen token for the repetition penalty."""
         if self._seen is not None:
             self._seen[token] = True
 
-    def penalise(self, logits: Tensor) -> Tensor:
+    def apply_penalty(self, logits: Tensor) -> Tensor:
         """Weaken tokens that were seen: [V] to [V] (Keskar et al. 2019, CTRL, section 4.1)."""
         if self._seen is None:
             return logits
@@ -62,47 +62,47 @@ class Picker:
         return torch.where(self._seen.to(logits.device), weaker, logits)
 
 
-def choose(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
+def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
     """One token for each row of ``logits`` (float32 [B, V])."""
     if any(picker.settings.repetition_penalty != 1.0 for picker in pickers):
-        logits = torch.stack([picker.penalise(row) for picker, row in zip(pickers, logits, strict=True)])
+        logits = torch.stack([picker.apply_penalty(row) for picker, row in zip(pickers, logits, strict=True)])
     tokens: list[int] = logits.argmax(-1).tolist()
-    for top_k, rows in _sampled(pickers).items():
-        drawn = _sample(logits[rows], top_k, [pickers[row] for row in rows])
+    for top_k, rows in _rows_by_top_k(pickers).items():
+        drawn = _sample_rows(logits[rows], top_k, [pickers[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
-    tokens = [picker.told(token) for picker, token in zip(pickers, tokens, strict=True)]
+    tokens = [picker.apply_script(token) for picker, token in zip(pickers, tokens, strict=True)]
     for picker, token in zip(pickers, tokens, strict=True):
-        picker.note(token)
+        picker.record_token(token)
     return tokens
 
 
-def _sampled(pickers: Sequence[Picker]) -> dict[int, list[int]]:
+def _rows_by_top_k(pickers: Sequence[Picker]) -> dict[int, list[int]]:
     # Rows are grouped by their own top_k alone: company never changes the way a row is computed.
     groups: dict[int, list[int]] = defaultdict(list)
     for row, picker in enumerate(pickers):
-        if not picker.greedy:
+        if not picker.is_greedy:
             groups[picker.settings.top_k].append(row)
     return groups
 
 
-def _sample(logits: Tensor, top_k: int, pickers: Sequence[Picker]) -> list[int]:
+def _sample_rows(logits: Tensor, top_k: int, pickers: Sequence[Picker]) -> list[int]:
     """Temperature, top-k, then nucleus (Holtzman et al. 2020), then the inverse of the cumulative distribution."""
-    temperatures = _column([picker.settings.temperature for picker in pickers], logits)
+    temperatures = _as_column([picker.settings.temperature for picker in pickers], logits)
     width = min(top_k, logits.shape[-1]) if top_k else logits.shape[-1]
     best, ids = torch.topk(logits / temperatures, width, dim=-1)
     chances = best.softmax(-1)
     before = chances.cumsum(-1) - chances
-    beyond = before >= _column([picker.settings.top_p for picker in pickers], logits)
+    beyond = before >= _as_column([picker.settings.top_p for picker in pickers], logits)
     beyond[:, 0] = False  # the best one is always left, however small a share is wanted
     chances = chances.masked_fill(beyond, 0.0)
     sums = chances.cumsum(-1)
-    targets = _column([picker.draw() for picker in pickers], logits) * sums[:, -1:]
+    targets = _as_column([picker.draw_number() for picker in pickers], logits) * sums[:, -1:]
     last = (chances > 0).sum(-1, keepdim=True) - 1
     places = torch.minimum(torch.searchsorted(sums, targets, right=True), last)
     drawn: list[int] = ids.gather(-1, places)[:, 0].tolist()
     return drawn
 
 
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
+def _as_column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus.executor.start_time import mine
+from omnibus.executor.start_time import current_moment
 from omnibus_models.attention import Attention
-from omnibus_models.contract import Prefill
+from omnibus_models.contract import PrefillInputs
 from services.llm.engine.sampler import Picker
 
 _NOTHING = torch.empty(0)
@@ -22,7 +22,7 @@ _NOTHING = torch.empty(0)
 Packed = tuple[dict[str, Any], np.ndarray | None]
 
 
-class Step(NamedTuple):
+class TokenStep(NamedTuple):
     """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` goes to a talker."""
 
     token: int
@@ -34,11 +34,11 @@ class Inbox:
     """Steps of one sequence, from the engine to whoever answers the request."""
 
     def __init__(self) -> None:
-        self._steps: list[Step] = []
+        self._steps: list[TokenStep] = []
         self._error: BaseException | None = None
         self._news = asyncio.Event()
 
-    def put(self, step: Step) -> None:
+    def put(self, step: TokenStep) -> None:
         self._steps.append(step)
         self._news.set()
 
@@ -47,7 +47,7 @@ class Inbox:
         self._error = self._error or error
         self._news.set()
 
-    async def take(self) -> list[Step]:
+    async def take_steps(self) -> list[TokenStep]:
         """Wait for at least one step and return all there are."""
         await self._news.wait()
         if self._error is not None and not self._steps:
@@ -58,7 +58,7 @@ class Inbox:
         return steps
 
 
-class Sequence:
+class DecoderSequence:
     """One request inside the engine: first waiting, then prefilling, then in a slot.
 
     ``limit`` is the most tokens to generate; ``ends`` are the tokens that end it. One that is split may
@@ -69,7 +69,7 @@ class Sequence:
     stays = True
     pauses = False
 
-    def __init__(self, prefill: Prefill, picker: Picker, limit: int, ends: frozenset[int]) -> None:
+    def __init__(self, prefill: PrefillInputs, picker: Picker, limit: int, ends: frozenset[int]) -> None:
         self.inputs = prefill.inputs
         self.positions = prefill.positions
         self.length = prefill.inputs.shape[0]
@@ -85,7 +85,7 @@ class Sequence:
         self.gone = False  # finished, failed or cancelled: its slot is to be freed
         self.broken = False  # its keys and values may hold NaN
         self.inbox = Inbox()
-        self.began = mine()  # when the first step that it is in began
+        self.began = current_moment()  # when the first step that it is in began
         self.goes: Packed = ({}, None)  # its cache, for another executor
         self.came: Packed = ({}, None)  # its cache, from another executor
         #: Tokens that an earlier attempt generated: they are prefilled behind the prompt, ``prompt`` positions long.
@@ -96,7 +96,7 @@ class Sequence:
         self.owner = 0  # changes when it is handed over
 
     @property
-    def prefilled(self) -> bool:
+    def is_prefilled(self) -> bool:
         return self.done == self.length
 
     @property
@@ -104,7 +104,7 @@ class Sequence:
         """Ranges [begin, end) of prompt positions that no share of the prompt may cut."""
         return () if self.attention is None else self.attention.spans
 
-    def accept(self, token: int) -> str | None:
+    def accept_token(self, token: int) -> str | None:
         """Take the next token and return the reason to end with it, if there is one."""
         self.token = token
         self.count += 1
@@ -119,17 +119,17 @@ class Sequence:
         self.positions = torch.cat([self.positions, more.expand(len(self.positions), -1)], dim=1)
         self.prefix, self.length = tuple(tokens), self.inputs.shape[0]
         for token in tokens:
-            self.picker.resume(token)
-            self.accept(token)
+            self.picker.resume_after(token)
+            self.accept_token(token)
 
-    def take_earlier(self) -> list[Step]:
+    def take_earlier(self) -> list[TokenStep]:
         """The steps of an earlier attempt, once: its tokens, and what goes with them."""
         sides = self.sides or [None] * len(self.prefix)
-        steps = [Step(token, None, side) for token, side in zip(self.prefix, sides, strict=True)]
+        steps = [TokenStep(token, None, side) for token, side in zip(self.prefix, sides, strict=True)]
         self.prefix, self.sides = (), []
         return steps
 
-    def release(self) -> None:
+    def release_prefill(self) -> None:
         """Let go of what only the prefill needs."""
         self.inputs = self.positions = _NOTHING
         self.attention = None
@@ -147,15 +147,15 @@ class Sequence:
             self.step.set_result(None)
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """Result of one turn of the engine for one sequence: a step, or the error that ends it."""
 
     sequence: Any
-    result: Step | Exception
+    result: TokenStep | Exception
 
 
 @contextmanager
-def relayed(inbox: Inbox) -> Iterator[None]:
+def relay_errors(inbox: Inbox) -> Iterator[None]:
     """Hand an error of a helper task over to the coroutine that answers the request."""
     try:
         yield

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from omnibus_models.attention import Attention, Mask
 from services.llm.engine import kv_codec
-from services.llm.engine.kv_codec import Layers, Layout
+from services.llm.engine.kv_codec import CacheLayout, Layers
 
 
 class SlotCache(Cache):
@@ -33,27 +33,27 @@ class SlotCache(Cache):
         self._high = 0
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CacheLayout:
         """Of what is stored; known from the first ``insert`` on."""
         _, heads, _, width = self._keys[0].shape
-        return Layout(len(self._keys), heads, width)
+        return CacheLayout(len(self._keys), heads, width)
 
-    def filled(self, cache: DynamicCache, attention: Attention | None) -> Layers:
+    def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
         """Return the layers to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
-        return kv_codec.layers(cache)
+        return kv_codec.cache_layers(cache)
 
     def pack(self, filled: Layers) -> tuple[dict[str, Any], np.ndarray]:
         """``filled`` as an array, to go elsewhere, and what is said of it."""
-        return kv_codec.pack(filled)
+        return kv_codec.pack_cache(filled)
 
     def unpack(self, about: Mapping[str, Any], packed: np.ndarray | None, length: int) -> Layers:
         """Restore a sequence of ``length`` positions from the output of ``pack``. Raises ``ProtocolError``."""
-        return kv_codec.unpack(about, packed, length, self.layout)
+        return kv_codec.unpack_cache(about, packed, length, self.layout)
 
     def insert(self, filled: Layers) -> int:
         """Copy one sequence, keys and values [heads, T, head_dim] per layer, into the next free slot: returns it."""
         if not self._keys:
-            self._allocate(filled)
+            self._allocate_slots(filled)
         slot, length = len(self.lengths), filled[0][0].shape[1]
         for index, (keys, values) in enumerate(filled):
             self._keys[index][slot, :, :length] = keys
@@ -61,7 +61,7 @@ class SlotCache(Cache):
         self.lengths.append(length)
         return slot
 
-    def pretend(self, length: int) -> list[int]:
+    def occupy_all_slots(self, length: int) -> list[int]:
         """Hold as many sequences of ``length`` positions as there are slots, whatever is in them; for measuring.
 
         Without a length all are forgotten. Returns the occupied slots.
@@ -84,7 +84,7 @@ class SlotCache(Cache):
         self.lengths[slot] = used
         self.lengths.pop()
 
-    def begin(self, slots: Sequence[int]) -> None:
+    def begin_pass(self, slots: Sequence[int]) -> None:
         """Choose the slots of the next forward pass, in ascending order: one new position for each."""
         device = self._keys[0].device
         whole = len(slots) == slots[-1] + 1
@@ -93,12 +93,12 @@ class SlotCache(Cache):
         self._rows = slice(0, len(slots)) if whole else self._index
         self._high = max(self.lengths[slot] for slot in slots) + 1
 
-    def advance(self, slots: Sequence[int]) -> None:
+    def advance_slots(self, slots: Sequence[int]) -> None:
         """Keep what the last forward pass wrote. Without this call the pass can be repeated."""
         for slot in slots:
             self.lengths[slot] += 1
 
-    def mask(self) -> Mask:
+    def attention_mask(self) -> Mask:
         """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may look."""
         positions = torch.arange(self._high, device=self._ends.device)
         return (positions[None] <= self._ends[:, None])[:, None, None]
@@ -118,7 +118,7 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._high, 0
 
-    def _allocate(self, filled: Layers) -> None:
+    def _allocate_slots(self, filled: Layers) -> None:
         for keys, _ in filled:
             heads, _, width = keys.shape
             shape = (self.slots, heads, self.context, width)

@@ -13,12 +13,12 @@ from transformers.cache_utils import DynamicCache
 from omnibus.errors import Fatal
 from omnibus_models.contract import Decoder
 from services.llm.engine.cross_attention_cache import CrossCache
-from services.llm.engine.sampler import choose
-from services.llm.engine.sequence import Outcome, Sequence, Step
+from services.llm.engine.sampler import choose_tokens
+from services.llm.engine.sequence import DecoderSequence, StepOutcome, TokenStep
 from services.llm.engine.slot_cache import SlotCache
 
-S = TypeVar("S", bound=Sequence)
-S_in = TypeVar("S_in", bound=Sequence, contravariant=True)
+S = TypeVar("S", bound=DecoderSequence)
+S_in = TypeVar("S_in", bound=DecoderSequence, contravariant=True)
 
 _REPEATS = 2  # the quicker of two: what disturbs a measurement makes it longer
 
@@ -26,22 +26,22 @@ _REPEATS = 2  # the quicker of two: what disturbs a measurement makes it longer
 class Feed(Protocol[S_in]):
     """Inputs of a step, and the data that goes with each token; differs between thinker and talker."""
 
-    def ready(self, sequence: S_in) -> bool:
+    def is_ready(self, sequence: S_in) -> bool:
         """Return whether ``sequence`` can take the next step now. Asked on the event loop."""
 
-    def inputs(self, batch: Rows[S_in]) -> Tensor:
+    def build_inputs(self, batch: Rows[S_in]) -> Tensor:
         """Inputs of the next step, [B, H]. May be called again for the same step."""
 
-    def prefilled(self, sequence: S_in, hidden: Tensor) -> None:
+    def observe_prefill(self, sequence: S_in, hidden: Tensor) -> None:
         """See ``hidden`` [t, H'] of the next share of the prompt."""
 
-    def begun(self, sequence: S_in) -> np.ndarray | None:
+    def first_side(self, sequence: S_in) -> np.ndarray | None:
         """Return the data that goes with the first token."""
 
-    def stepped(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+    def step_sides(self, batch: Rows[S_in], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         """Return the data that goes with each row's next token. May be called again for the same step."""
 
-    def chosen(
+    def token_sides(
         self, batch: Rows[S_in], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
         """Return the data for ``tokens``, which were chosen from ``hidden`` [B, H']: ``sides`` or other data."""
@@ -58,45 +58,45 @@ class Steps(Generic[S]):
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
 
-    def warm(self, decodes: bool) -> None:
+    def warm_up(self, decodes: bool) -> None:
         """Pay for whatever the first passes cost, and take the memory of all slots if anything ``decodes`` here."""
-        filled = self._filled(1)
+        filled = self._prefill_dummy(1)
         if decodes:
-            self._cache.insert(self._cache.filled(filled, None))
-            self._pass([0])
+            self._cache.insert(self._cache.filled_layers(filled, None))
+            self._decode_dummy([0])
             self._cache.remove(0)
 
     def decode_seconds(self, length: int) -> float:
         """Measure the seconds of a step of all slots, each with ``length`` positions. Only while all are free."""
-        slots = self._cache.pretend(length)
-        seconds = min(self._timed(self._pass, slots) for _ in range(_REPEATS))
-        self._cache.pretend(0)
+        slots = self._cache.occupy_all_slots(length)
+        seconds = min(self._measure_seconds(self._decode_dummy, slots) for _ in range(_REPEATS))
+        self._cache.occupy_all_slots(0)
         return seconds
 
     def prefill_seconds(self, tokens: int) -> float:
         """Measure the seconds that a prefill of the first ``tokens`` tokens of a prompt takes."""
-        return min(self._timed(self._filled, tokens) for _ in range(_REPEATS))
+        return min(self._measure_seconds(self._prefill_dummy, tokens) for _ in range(_REPEATS))
 
-    def _timed(self, function: object, argument: object) -> float:
+    def _measure_seconds(self, function: object, argument: object) -> float:
         begin = perf_counter()
         function(argument)  # type: ignore[operator]
         if self._decoder.device.type == "cuda":
             torch.cuda.synchronize(self._decoder.device)
         return perf_counter() - begin
 
-    def _filled(self, tokens: int) -> DynamicCache:
+    def _prefill_dummy(self, tokens: int) -> DynamicCache:
         decoder, filled = self._decoder, DynamicCache()
         inputs = decoder.embed(torch.zeros(tokens, dtype=torch.long, device=decoder.device))
         positions = torch.arange(tokens, device=decoder.device)[None, None].expand(decoder.axes, 1, tokens)
         decoder.logits(decoder.forward(inputs[None], positions, filled, None)[:, -1])
         return filled
 
-    def _pass(self, slots: list[int]) -> None:
+    def _decode_dummy(self, slots: list[int]) -> None:
         decoder = self._decoder
         inputs = decoder.embed(torch.zeros(len(slots), dtype=torch.long, device=decoder.device))
-        self._cache.begin(slots)
-        positions = self._places([self._cache.lengths[slot] for slot in slots])
-        decoder.logits(decoder.forward(inputs[:, None], positions, self._cache, self._cache.mask())[:, -1])
+        self._cache.begin_pass(slots)
+        positions = self._step_positions([self._cache.lengths[slot] for slot in slots])
+        decoder.logits(decoder.forward(inputs[:, None], positions, self._cache, self._cache.attention_mask())[:, -1])
 
     # Slots
 
@@ -108,11 +108,11 @@ class Steps(Generic[S]):
                 self.active[slot] = self.active[-1]
                 self.active.pop()
 
-    def insert(self, sequences: Rows[S]) -> list[tuple[S, Exception | None]]:
+    def insert_sequences(self, sequences: Rows[S]) -> list[tuple[S, Exception | None]]:
         """Copy the caches that came from elsewhere into slots; says which of them do not fit."""
-        return [(sequence, self._insert(sequence)) for sequence in sequences]
+        return [(sequence, self._insert_sequence(sequence)) for sequence in sequences]
 
-    def _insert(self, sequence: S) -> Exception | None:
+    def _insert_sequence(self, sequence: S) -> Exception | None:
         try:
             about, packed = sequence.came
             filled = self._cache.unpack(about, packed, sequence.length)
@@ -126,44 +126,44 @@ class Steps(Generic[S]):
 
     # Prompts
 
-    def prefill(self, shares: Rows[tuple[S, int]]) -> list[Outcome]:
+    def prefill(self, shares: Rows[tuple[S, int]]) -> list[StepOutcome]:
         """Compute the next tokens of each prompt; those that are complete get their first token."""
         outcomes = []
         for sequence, size in shares:
-            result: Step | Exception | None
+            result: TokenStep | Exception | None
             if sequence.gone:
                 continue
             try:
-                result = self._extend(sequence, size)
+                result = self._extend_prefill(sequence, size)
             except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it breaks, the others go on
                 result = error
             if result is not None:
-                outcomes.append(Outcome(sequence, result))
+                outcomes.append(StepOutcome(sequence, result))
         return outcomes
 
-    def _extend(self, sequence: S, size: int) -> Step | None:
+    def _extend_prefill(self, sequence: S, size: int) -> TokenStep | None:
         start, end = sequence.done, sequence.done + size
         inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
         mask = None if sequence.attention is None else sequence.attention.mask(start, end)
         hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
-        self._feed.prefilled(sequence, hidden[0])
+        self._feed.observe_prefill(sequence, hidden[0])
         sequence.done = end
-        return self._begin(sequence, hidden[:, -1]) if sequence.prefilled else None
+        return self._first_step(sequence, hidden[:, -1]) if sequence.is_prefilled else None
 
-    def _begin(self, sequence: S, hidden: Tensor) -> Step:
+    def _first_step(self, sequence: S, hidden: Tensor) -> TokenStep:
         logits = self._decoder.logits(hidden)
-        _check(logits)
-        side = self._feed.begun(sequence)
-        [token] = choose(logits, [sequence.picker])
-        [side] = self._feed.chosen([sequence], hidden, [token], [side])
-        finish = sequence.accept(token)
+        _check_logits(logits)
+        side = self._feed.first_side(sequence)
+        [token] = choose_tokens(logits, [sequence.picker])
+        [side] = self._feed.token_sides([sequence], hidden, [token], [side])
+        finish = sequence.accept_token(token)
         if finish is None:
-            self._keep(sequence)
-        sequence.release()
-        return Step(token, finish, side)
+            self._store_cache(sequence)
+        sequence.release_prefill()
+        return TokenStep(token, finish, side)
 
-    def _keep(self, sequence: S) -> None:
-        filled = self._cache.filled(sequence.cache, sequence.attention)
+    def _store_cache(self, sequence: S) -> None:
+        filled = self._cache.filled_layers(sequence.cache, sequence.attention)
         if sequence.stays:
             self._cache.insert(filled)
             self.active.append(sequence)
@@ -172,42 +172,42 @@ class Steps(Generic[S]):
 
     # Tokens
 
-    def decode(self, batch: Rows[S]) -> list[Outcome]:
+    def decode(self, batch: Rows[S]) -> list[StepOutcome]:
         """One token for each sequence of ``batch``."""
         chosen = set(batch)
-        return self._decode([slot for slot, sequence in enumerate(self.active) if sequence in chosen])
+        return self._decode_slots([slot for slot, sequence in enumerate(self.active) if sequence in chosen])
 
-    def _decode(self, slots: list[int]) -> list[Outcome]:
+    def _decode_slots(self, slots: list[int]) -> list[StepOutcome]:
         try:
-            return self._step(slots)
+            return self._decode_step(slots)
         except Exception as error:  # noqa: BLE001 - one of these rows is guilty: find it, and let the others go on
             if len(slots) == 1:
-                return [Outcome(self.active[slots[0]], error)]
-            return [outcome for slot in slots for outcome in self._decode([slot])]
+                return [StepOutcome(self.active[slots[0]], error)]
+            return [outcome for slot in slots for outcome in self._decode_slots([slot])]
 
-    def _step(self, slots: list[int]) -> list[Outcome]:
+    def _decode_step(self, slots: list[int]) -> list[StepOutcome]:
         batch = [self.active[slot] for slot in slots]
-        inputs = self._feed.inputs(batch)
-        self._cache.begin(slots)
-        positions = self._places([self._cache.lengths[slot] + self.active[slot].delta for slot in slots])
-        hidden = self._decoder.forward(inputs[:, None], positions, self._cache, self._cache.mask())[:, -1]
+        inputs = self._feed.build_inputs(batch)
+        self._cache.begin_pass(slots)
+        positions = self._step_positions([self._cache.lengths[slot] + self.active[slot].delta for slot in slots])
+        hidden = self._decoder.forward(inputs[:, None], positions, self._cache, self._cache.attention_mask())[:, -1]
         logits = self._decoder.logits(hidden)
-        _check(logits)
-        sides = self._feed.stepped(batch, inputs, hidden)
-        tokens = choose(logits, [sequence.picker for sequence in batch])
-        sides = self._feed.chosen(batch, hidden, tokens, sides)
-        self._cache.advance(slots)
+        _check_logits(logits)
+        sides = self._feed.step_sides(batch, inputs, hidden)
+        tokens = choose_tokens(logits, [sequence.picker for sequence in batch])
+        sides = self._feed.token_sides(batch, hidden, tokens, sides)
+        self._cache.advance_slots(slots)
         self.batches[len(slots)] += 1
         return [
-            Outcome(sequence, Step(token, sequence.accept(token), side))
+            StepOutcome(sequence, TokenStep(token, sequence.accept_token(token), side))
             for sequence, token, side in zip(batch, tokens, sides, strict=True)
         ]
 
-    def _places(self, rows: list[int]) -> Tensor:
+    def _step_positions(self, rows: list[int]) -> Tensor:
         positions = torch.tensor(rows, device=self._decoder.device)
         return positions[None, :, None].expand(self._decoder.axes, -1, 1)
 
 
-def _check(logits: Tensor) -> None:
+def _check_logits(logits: Tensor) -> None:
     if bool(torch.isnan(logits).any()):
         raise Fatal("the model computed values that are not numbers for this request; check its media and weights")

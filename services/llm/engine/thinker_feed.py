@@ -6,22 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus_models.contract import Prefill, Thinker
+from omnibus_models.contract import PrefillInputs, Thinker
 from services.llm.engine.sampler import Picker
-from services.llm.engine.sequence import Sequence
+from services.llm.engine.sequence import DecoderSequence
 
 
-class Thinking(Sequence):
+class Thinking(DecoderSequence):
     """One request of a thinker; ``voice`` is None unless a talker follows."""
 
-    def __init__(self, prefill: Prefill, picker: Picker, ends: frozenset[int], voice: str | None) -> None:
+    def __init__(self, prefill: PrefillInputs, picker: Picker, ends: frozenset[int], voice: str | None) -> None:
         super().__init__(prefill, picker, picker.settings.max_tokens, ends)
-        self.prefill: Prefill | None = prefill
+        self.prefill: PrefillInputs | None = prefill
         self.voice = voice
         self.hidden: list[Tensor] = []
 
-    def release(self) -> None:
-        super().release()
+    def release_prefill(self) -> None:
+        super().release_prefill()
         self.prefill = None
         self.hidden = []
 
@@ -32,40 +32,40 @@ class ThinkFeed:
     def __init__(self, thinker: Thinker) -> None:
         self._thinker = thinker
 
-    def ready(self, sequence: Thinking) -> bool:
+    def is_ready(self, sequence: Thinking) -> bool:
         return True
 
-    def inputs(self, batch: Rows[Thinking]) -> Tensor:
+    def build_inputs(self, batch: Rows[Thinking]) -> Tensor:
         return self._thinker.embed(torch.tensor([sequence.token for sequence in batch], device=self._thinker.device))
 
-    def prefilled(self, sequence: Thinking, hidden: Tensor) -> None:
+    def observe_prefill(self, sequence: Thinking, hidden: Tensor) -> None:
         if sequence.voice is not None:
             sequence.hidden.append(hidden)
 
-    def begun(self, sequence: Thinking) -> np.ndarray | None:
+    def first_side(self, sequence: Thinking) -> np.ndarray | None:
         if sequence.voice is None or sequence.prefill is None:
             return None
         hidden = torch.cat(sequence.hidden)
-        prompt = _numpy(self._thinker.talker_prompt(sequence.prefill, hidden[: sequence.prompt], sequence.voice))
+        prompt = _to_numpy(self._thinker.talker_prompt(sequence.prefill, hidden[: sequence.prompt], sequence.voice))
         if not sequence.prefix:
             return prompt
         inputs = sequence.inputs[sequence.prompt :]
-        rows = _numpy(self._thinker.talker_row(inputs, hidden[sequence.prompt :]))
+        rows = _to_numpy(self._thinker.talker_row(inputs, hidden[sequence.prompt :]))
         sequence.sides = [prompt, *rows[:-1]]
         side: np.ndarray = rows[-1]
         return side
 
-    def stepped(self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+    def step_sides(self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         if all(sequence.voice is None for sequence in batch):
             return [None] * len(batch)
-        rows = _numpy(self._thinker.talker_row(inputs, hidden))
+        rows = _to_numpy(self._thinker.talker_row(inputs, hidden))
         return [None if sequence.voice is None else row for sequence, row in zip(batch, rows, strict=True)]
 
-    def chosen(
+    def token_sides(
         self, batch: Rows[Thinking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
         return sides
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
+def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.float().cpu().numpy()

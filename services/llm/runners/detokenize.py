@@ -30,7 +30,7 @@ class Detokeniser:
         ready = whole.removesuffix(_UNFINISHED)[self._sent :]
         self._sent += len(ready)
         if not whole.endswith(_UNFINISHED):
-            self._cut(self._settled)
+            self._cut_window(self._settled)
         elif len(self._window) > _WINDOW:
             self._cut_inside(whole)
         return ready
@@ -39,7 +39,7 @@ class Detokeniser:
         """The rest, with a replacement character for bytes that never became one."""
         return self._decode(self._window)[self._sent :]
 
-    def _cut(self, head: int) -> None:
+    def _cut_window(self, head: int) -> None:
         self._window = self._window[head:]
         self._settled = len(self._window)
         self._sent = len(self._decode(self._window))
@@ -70,7 +70,7 @@ class StopGuard:
         if found:
             self.hit, self.held = True, ""
             return text[: min(found)]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((_overlap_length(text, stop) for stop in self._stops), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -108,7 +108,7 @@ class Reply:
         if not self._guard.held:
             self.spoken = self.tokens
 
-    def chunk(self) -> dict[str, object] | None:
+    def next_chunk(self) -> dict[str, object] | None:
         """Return the next chunk to send, or None while there is no new text. The last chunk holds every id left."""
         if not self._text and (self.finish is None or not self._ids):
             return None
@@ -117,7 +117,7 @@ class Reply:
         return chunk
 
 
-def _overlap(text: str, stop: str) -> int:
+def _overlap_length(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that is a beginning of ``stop``, but not all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

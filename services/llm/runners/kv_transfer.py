@@ -15,7 +15,7 @@ PATIENCE = 30.0
 TRANSFORMERS = "transformers"
 
 
-class Start(msgspec.Struct, frozen=True):
+class DecodeStart(msgspec.Struct, frozen=True):
     """Data of a prefill that decode needs, beside the cache.
 
     ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
@@ -48,17 +48,17 @@ class Start(msgspec.Struct, frozen=True):
         }
 
 
-async def put_start(job: Job, start: Start, ids: Any, penalty: float) -> None:
+async def put_start(job: Job, start: DecodeStart, ids: Any, penalty: float) -> None:
     """Send ``start``, and of the prompt's ``ids`` what a repetition ``penalty`` goes by."""
     seen = np.unique(np.array(ids, np.int32)) if penalty != 1.0 else None
     await job.put("start", msgspec.to_builtins(start), seen)
 
 
-def read_start(value: Any, layout: str) -> tuple[Start, np.ndarray | None]:
+def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None]:
     """Read what ``put_start`` has sent, for an engine whose caches have this ``layout``. Raises ``ProtocolError``."""
     about, seen = value if isinstance(value, Item) else (value, None)
     try:
-        start = msgspec.convert(about, Start)
+        start = msgspec.convert(about, DecodeStart)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"start is not what a prefill says: {error}") from None
     if start.layout != layout:

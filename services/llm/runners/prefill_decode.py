@@ -13,23 +13,23 @@ import numpy as np
 import torch
 
 from omnibus.executor.runner import Job
-from omnibus_models.contract import Prefill
-from services.llm.engine.model import Core
-from services.llm.engine.params import ThinkParams, read, sampling
+from omnibus_models.contract import PrefillInputs
+from services.llm.engine.model import ThinkerCore
+from services.llm.engine.params import TextGenerationParams, build_sampling, read_params
 from services.llm.engine.sampler import Picker
-from services.llm.engine.sequence import Step
+from services.llm.engine.sequence import TokenStep
 from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.kv_transfer import TRANSFORMERS, Start, put_cache, put_start, read_start
-from services.llm.runners.request import Asked, ask, ends, given
-from services.llm.runners.talker_inputs import Speech, begin
-from services.llm.runners.thinker import answer, say
+from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start
+from services.llm.runners.request import ThinkRequest, end_tokens, read_request, resumed_tokens
+from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
+from services.llm.runners.thinker import send_answer, send_tokens
 
 
-class _Half:
+class _HalfRunner:
     """Base class of both runners: one loaded model, whose other half may run in the same process."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ThinkerCore) -> None:
         self._core = core
 
     async def load(self) -> None:
@@ -42,7 +42,7 @@ class _Half:
         return self._core.stats()
 
 
-class PrefillRunner(_Half):
+class PrefillRunner(_HalfRunner):
     """A ``Runner`` for the first half.
 
     Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start``
@@ -55,14 +55,14 @@ class PrefillRunner(_Half):
 
     async def run(self, job: Job) -> None:
         # The rows of a talker come from decode, which has none of what was generated before.
-        asked = await ask(self._core, job, resumes=not job.wants("prompt"))
+        asked = await read_request(self._core, job, resumes=not job.has_consumer("prompt"))
         resumed = len(asked.sequence.prefix)
         sequence = asked.sequence
-        sequence.pauses, sequence.stays = True, job.here("cache")
+        sequence.pauses, sequence.stays = True, job.is_local("cache")
         with self._core.engine.admit(sequence):
-            *_, first = await sequence.inbox.take()
+            *_, first = await sequence.inbox.take_steps()
             if first.side is not None:
-                await begin(job, asked.layout, first.side)
+                await send_prompt(job, asked.layout, first.side)
             if first.finish is None and sequence.stays:
                 await self._hand_over(job, asked, first, resumed)
                 return
@@ -71,13 +71,13 @@ class PrefillRunner(_Half):
             await put_cache(job, *sequence.goes)
         await _send_start(job, asked, first, resumed, None)
 
-    async def _hand_over(self, job: Job, asked: Asked, first: Step, resumed: int) -> None:
-        with self._core.paused(job.invocation, asked.sequence) as paused:
+    async def _hand_over(self, job: Job, asked: ThinkRequest, first: TokenStep, resumed: int) -> None:
+        with self._core.hold_paused(job.invocation, asked.sequence) as paused:
             await _send_start(job, asked, first, resumed, paused.number)
             await paused.taken.wait()
 
 
-class DecodeRunner(_Half):
+class DecodeRunner(_HalfRunner):
     """A ``Runner`` for the second half.
 
     Inputs: ``cache``, ``start`` and ``params`` (``ThinkParams``). Outputs: streamed ``text``; for a talker
@@ -89,61 +89,63 @@ class DecodeRunner(_Half):
         return self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        params = read(job.inputs.get("params"), ThinkParams)
+        params = read_params(job.inputs.get("params"), TextGenerationParams)
         start, seen = read_start(await job.value("start"), TRANSFORMERS)
-        script = await self._core.script(params, start.length - start.resumed)
-        tokens = (*given(job, "text")[: start.resumed], start.first_token)
-        sequence, finish = self._sequence(start, tokens, seen, params, script, job.wants("rows"))
-        reply = Reply(self._core.thinker.text, params.stop)
-        await say(job, reply, tokens, start.finish or finish)
-        speech = Speech(job, sequence.limit - 1) if job.wants("rows") else None
-        await self._decode(job, start, sequence, reply, speech)
+        script = await self._core.tokenize_script(params, start.length - start.resumed)
+        tokens = (*resumed_tokens(job, "text")[: start.resumed], start.first_token)
+        sequence, finish = self._restore_sequence(start, tokens, seen, params, script, job.has_consumer("rows"))
+        reply = Reply(self._core.thinker.decode_ids, params.stop)
+        await send_tokens(job, reply, tokens, start.finish or finish)
+        speech = SpeechWriter(job, sequence.limit - 1) if job.has_consumer("rows") else None
+        await self._decode_answer(job, start, sequence, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
 
-    async def _decode(self, job: Job, start: Start, sequence: Thinking, reply: Reply, speech: Speech | None) -> None:
+    async def _decode_answer(
+        self, job: Job, start: DecodeStart, sequence: Thinking, reply: Reply, speech: SpeechWriter | None
+    ) -> None:
         engine = self._core.engine
         if start.here is not None:
-            paused = self._core.resume(job.invocation, start.here)
+            paused = self._core.resume_paused(job.invocation, start.here)
             if reply.finish is None:
-                with engine.adopt(paused):
-                    await answer(job, paused.inbox.take, reply, speech)
+                with engine.adopt_paused(paused):
+                    await send_answer(job, paused.inbox.take_steps, reply, speech)
         elif reply.finish is None:
-            with engine.arrive(sequence):
-                await engine.room(sequence)
+            with engine.admit_prefilled(sequence):
+                await engine.wait_for_slot(sequence)
                 cache = await job.value("cache")
-                await engine.insert(sequence, (cache.data, cache.array))
-                job.done("cache")
-                await answer(job, sequence.inbox.take, reply, speech)
+                await engine.insert_cache(sequence, (cache.data, cache.array))
+                job.release_input("cache")
+                await send_answer(job, sequence.inbox.take_steps, reply, speech)
 
-    def _sequence(
+    def _restore_sequence(
         self,
-        start: Start,
+        start: DecodeStart,
         tokens: Rows[int],
         seen: np.ndarray | None,
-        params: ThinkParams,
+        params: TextGenerationParams,
         script: Rows[int],
         speaks: bool,
     ) -> tuple[Thinking, str | None]:
         """The sequence as it is after its first ``tokens``, and why it ends there, if it does."""
         core = self._core
-        limit = len(script) or core.limit(start.length - start.resumed, params.max_tokens)
+        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
         ids = [] if seen is None else seen.tolist()
-        picker = Picker(sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script)
+        picker = Picker(build_sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script)
         nothing = torch.empty(start.length, 0)
-        prefill = Prefill(nothing, nothing, start.rope_delta, nothing)
-        sequence = Thinking(prefill, picker, ends(core, params), "" if speaks else None)
+        prefill = PrefillInputs(nothing, nothing, start.rope_delta, nothing)
+        sequence = Thinking(prefill, picker, end_tokens(core, params), "" if speaks else None)
         sequence.done = start.length
         finish = None
         for token in tokens:
-            picker.resume(token)
-            finish = sequence.accept(token)
-        sequence.release()
+            picker.resume_after(token)
+            finish = sequence.accept_token(token)
+        sequence.release_prefill()
         return sequence, finish
 
 
-async def _send_start(job: Job, asked: Asked, first: Step, resumed: int, here: int | None) -> None:
+async def _send_start(job: Job, asked: ThinkRequest, first: TokenStep, resumed: int, here: int | None) -> None:
     sequence = asked.sequence
-    start = Start(
+    start = DecodeStart(
         length=sequence.length,
         rope_delta=sequence.delta,
         first_token=first.token,

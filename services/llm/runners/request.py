@@ -9,56 +9,56 @@ import numpy as np
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
-from services.llm.engine.model import Core
-from services.llm.engine.params import ThinkParams, read, sampling
+from services.llm.engine.model import ThinkerCore
+from services.llm.engine.params import TextGenerationParams, build_sampling, read_params
 from services.llm.engine.sampler import Picker
 from services.llm.engine.thinker_feed import Thinking
 
 
-class Asked(NamedTuple):
+class ThinkRequest(NamedTuple):
     """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [k, S] says a
     talker where its rows are; ``counts`` are its tokens."""
 
-    params: ThinkParams
+    params: TextGenerationParams
     sequence: Thinking
     ids: tuple[int, ...]
     layout: np.ndarray
     counts: dict[str, int]
 
 
-async def ask(core: Core, job: Job, *, resumes: bool = True) -> Asked:
+async def read_request(core: ThinkerCore, job: Job, *, resumes: bool = True) -> ThinkRequest:
     """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``.
 
     One that ``resumes`` begins behind what an earlier attempt has generated.
     """
-    params = read(job.inputs.get("params"), ThinkParams)
-    voice = _voice(core, job)
-    prompt = await core.prompt(await read_messages(job))
+    params = read_params(job.inputs.get("params"), TextGenerationParams)
+    voice = _read_voice(core, job)
+    prompt = await core.tokenize_prompt(await read_messages(job))
     items = await read_items(job)
-    prefill, layout = await core.assemble(prompt, items)
+    prefill, layout = await core.assemble_prefill(prompt, items)
     length = prefill.inputs.shape[0]
-    script = await core.script(params, length)
-    limit = len(script) or core.limit(length, params.max_tokens)
-    picker = Picker(sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
-    sequence = Thinking(prefill, picker, ends(core, params), voice)
+    script = await core.tokenize_script(params, length)
+    limit = len(script) or core.answer_limit(length, params.max_tokens)
+    picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
+    sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
     if resumes:
-        await core.resume_after(sequence, given(job, "text"))
-    aside = prefill.attention is not None and prefill.attention.kept is not None
-    return Asked(params, sequence, prompt.ids, layout, counts(length, items, aside))
+        await core.resume_after(sequence, resumed_tokens(job, "text"))
+    aside = prefill.attention is not None and prefill.attention.answer_rows is not None
+    return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside))
 
 
-def given(job: Job, output: str) -> tuple[int, ...]:
+def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:
     """Tokens that an earlier attempt generated. The last one may have ended the answer, so it is chosen again."""
-    return tuple(job.resume(output).get("ids", ())[:-1])
+    return tuple(job.resume_state(output).get("ids", ())[:-1])
 
 
-def ends(core: Core, params: ThinkParams) -> frozenset[int]:
+def end_tokens(core: ThinkerCore, params: TextGenerationParams) -> frozenset[int]:
     """The tokens that end an answer."""
     return frozenset() if params.ignore_eos else core.thinker.eos
 
 
-def _voice(core: Core, job: Job) -> str | None:
-    if not job.wants("prompt"):
+def _read_voice(core: ThinkerCore, job: Job) -> str | None:
+    if not job.has_consumer("prompt"):
         return None
     if not core.thinker.speaks:
         raise BadRequest("this model has no voice; ask for text only", param="modalities")
@@ -86,7 +86,7 @@ async def read_items(job: Job) -> list[Item]:
     return items
 
 
-def counts(prompt: int, items: Rows[Item], aside: bool = False) -> dict[str, int]:
+def count_tokens(prompt: int, items: Rows[Item], aside: bool = False) -> dict[str, int]:
     """Tokens of the prompt, and of the media in it: one for each row, or one for an item that is looked at aside."""
     media: Counter[str] = Counter()
     for item in items:

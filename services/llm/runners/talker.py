@@ -15,13 +15,13 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
-from omnibus_models.contract import Code, Prefill, Talker
-from services.component import Source
+from omnibus_models.contract import Code, PrefillInputs, Talker
+from services.component import ComponentSource
 from services.llm.engine.decoder import HostedDecoder
-from services.llm.engine.engine import Limits
-from services.llm.engine.params import TalkParams, read, sampling
-from services.llm.engine.sampler import Picker, choose
-from services.llm.engine.sequence import Sequence, Step, relayed
+from services.llm.engine.engine import EngineLimits
+from services.llm.engine.params import CodecGenerationParams, build_sampling, read_params
+from services.llm.engine.sampler import Picker, choose_tokens
+from services.llm.engine.sequence import DecoderSequence, TokenStep, relay_errors
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class TalkSettings:
     chunk: int = 0
 
 
-class Talking(Sequence):
+class Talking(DecoderSequence):
     """One answer of a talker, and the thinker's rows that it has not used yet (each [H], on the CPU)."""
 
     def __init__(
-        self, prefill: Prefill, picker: Picker, ends: frozenset[int], tail: Tensor, inner: Picker | None
+        self, prefill: PrefillInputs, picker: Picker, ends: frozenset[int], tail: Tensor, inner: Picker | None
     ) -> None:
         super().__init__(prefill, picker, picker.settings.max_tokens, ends)
         self.inner = inner  # chooses the other codes of a frame
@@ -54,28 +54,28 @@ class Talking(Sequence):
         self._ended = False
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self._ended or bool(self._rows)
 
     @property
-    def row(self) -> Tensor:
+    def next_row(self) -> Tensor:
         """The row of the next step."""
         return self._rows[0] if self._rows else self._tail[1]
 
-    def extend(self, rows: Tensor) -> None:
+    def add_rows(self, rows: Tensor) -> None:
         """Take rows [k, H]."""
         self._rows.extend(rows)
 
-    def end(self) -> None:
+    def end_rows(self) -> None:
         """No row will follow."""
         self._rows.append(self._tail[0])
         self._ended = True
 
-    def accept(self, token: int) -> str | None:
+    def accept_token(self, token: int) -> str | None:
         """Take the next code; every code but the first used up a row."""
         if self.count and self._rows:
             self._rows.popleft()
-        return super().accept(token)
+        return super().accept_token(token)
 
 
 class TalkFeed:
@@ -84,25 +84,25 @@ class TalkFeed:
     def __init__(self, talker: Talker) -> None:
         self._talker = talker
 
-    def ready(self, sequence: Talking) -> bool:
-        return sequence.ready
+    def is_ready(self, sequence: Talking) -> bool:
+        return sequence.is_ready
 
-    def inputs(self, batch: Rows[Talking]) -> Tensor:
+    def build_inputs(self, batch: Rows[Talking]) -> Tensor:
         frames = [[sequence.token, *sequence.rest] if sequence.rest else sequence.token for sequence in batch]
         codes = torch.tensor(frames, device=self._talker.device)
-        rows = torch.stack([sequence.row for sequence in batch])
+        rows = torch.stack([sequence.next_row for sequence in batch])
         return self._talker.step_inputs(codes, rows.to(self._talker.device, self._talker.dtype))
 
-    def prefilled(self, sequence: Talking, hidden: Tensor) -> None:
+    def observe_prefill(self, sequence: Talking, hidden: Tensor) -> None:
         """Nobody follows a talker's hidden states."""
 
-    def begun(self, sequence: Talking) -> np.ndarray | None:
+    def first_side(self, sequence: Talking) -> np.ndarray | None:
         return None
 
-    def stepped(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+    def step_sides(self, batch: Rows[Talking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         return [None] * len(batch)
 
-    def chosen(
+    def token_sides(
         self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
         """The codes that follow ``tokens`` in their frames, if there are any."""
@@ -110,13 +110,13 @@ class TalkFeed:
         if predictor is None:
             return sides
         pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
-        greedy = all(picker.greedy for picker in pickers)
+        greedy = all(picker.is_greedy for picker in pickers)
 
-        def pick(logits: Tensor) -> Tensor:
+        def pick_codes(logits: Tensor) -> Tensor:
             # Without a draw nothing has to wait for a device.
-            return logits.argmax(-1) if greedy else torch.tensor(choose(logits, pickers), device=logits.device)
+            return logits.argmax(-1) if greedy else torch.tensor(choose_tokens(logits, pickers), device=logits.device)
 
-        rest = predictor.rest(hidden, torch.tensor(tokens, device=hidden.device), pick).cpu().numpy()
+        rest = predictor.predict_remaining(hidden, torch.tensor(tokens, device=hidden.device), pick_codes).cpu().numpy()
         for sequence, codes in zip(batch, rest, strict=True):
             sequence.rest = codes.tolist()
         return list(rest)
@@ -132,40 +132,42 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: TalkSettings
     ) -> None:
-        source = Source(component, family, checkpoint, device, dtype)
-        limits = Limits(settings.slots, settings.context, settings.share)
+        source = ComponentSource(component, family, checkpoint, device, dtype)
+        limits = EngineLimits(settings.slots, settings.context, settings.share)
         super().__init__(source, settings.threads, limits, TalkFeed)
         self._settings = settings
 
     async def run(self, job: Job) -> None:
-        params = read(job.inputs.get("params"), TalkParams)
+        params = read_params(job.inputs.get("params"), CodecGenerationParams)
         stream = job.stream("rows")
         first = await anext(stream, None)
         if first is None or first.array is None:
             job.close("codes", {"finish_reason": "stop"})
             return
         prompt, layout = await job.value("prompt"), await job.value("layout")
-        rows, prompt_rows = _rows(first), _rows(prompt)
+        rows, prompt_rows = _copy_rows(first), _copy_rows(prompt)
         voice = str(job.inputs.get("voice") or "")
-        prefill = await self._compute(self._start, prompt_rows, _array(layout), rows[0], voice)
-        sequence = self._sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
-        sequence.extend(rows[1:])
-        async with self._pumped(stream, sequence):
+        prefill = await self._compute(self._start_prefill, prompt_rows, _item_array(layout), rows[0], voice)
+        sequence = self._build_sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
+        sequence.add_rows(rows[1:])
+        async with self._pump_running(stream, sequence):
             with self.engine.admit(sequence):
-                finish = await _codes(job, sequence, *self._sizes)
+                finish = await _send_codes(job, sequence, *self._chunk_sizes)
         job.close("codes", {"finish_reason": finish})
 
     @property
-    def _sizes(self) -> tuple[int, int]:
+    def _chunk_sizes(self) -> tuple[int, int]:
         """Number of codes in the first message, and in every other message."""
         return self._settings.first or self.model.bunch, self._settings.chunk or self.model.bunch
 
-    def _start(self, prompt: Tensor, layout: np.ndarray, first: Tensor, voice: str) -> Prefill:
+    def _start_prefill(self, prompt: Tensor, layout: np.ndarray, first: Tensor, voice: str) -> PrefillInputs:
         device, dtype = self.model.device, self.model.dtype
         places = torch.tensor(layout, dtype=torch.long, device=device)
         return self.model.start(prompt.to(device, dtype), places, first.to(device, dtype), voice)
 
-    def _sequence(self, prefill: Prefill, tail: Tensor, params: TalkParams, seed: int) -> Talking:
+    def _build_sequence(
+        self, prefill: PrefillInputs, tail: Tensor, params: CodecGenerationParams, seed: int
+    ) -> Talking:
         length = prefill.inputs.shape[0]
         limit = min(params.max_codes or self.model.max_codes, self.model.max_codes, self.context - length)
         if limit <= 0:
@@ -173,45 +175,45 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
                 f"the prompt has {length} positions and the talker's context {self.context}; send a shorter prompt",
                 param="messages",
             )
-        picker = Picker(sampling(params, limit, seed), self.model.vocabulary)
-        return Talking(prefill, picker, self.model.eos, tail, self._inner(picker))
+        picker = Picker(build_sampling(params, limit, seed), self.model.vocabulary)
+        return Talking(prefill, picker, self.model.eos, tail, self._frame_picker(picker))
 
-    def _inner(self, picker: Picker) -> Picker | None:
+    def _frame_picker(self, picker: Picker) -> Picker | None:
         if self.model.predictor is None:
             return None
         # Other draws than those of the first codes.
         settings = replace(self.model.predictor.sampling, seed=picker.settings.seed + 1)
         return Picker(
-            replace(settings, temperature=0.0) if picker.greedy else settings, self.model.predictor.vocabulary
+            replace(settings, temperature=0.0) if picker.is_greedy else settings, self.model.predictor.vocabulary
         )
 
     @asynccontextmanager
-    async def _pumped(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
-        pump = asyncio.create_task(self._pump(stream, sequence))
+    async def _pump_running(self, stream: AsyncIterator[Item], sequence: Talking) -> AsyncIterator[None]:
+        pump = asyncio.create_task(self._pump_rows(stream, sequence))
         try:
             yield
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
-    async def _pump(self, stream: AsyncIterator[Item], sequence: Talking) -> None:
-        with relayed(sequence.inbox):
+    async def _pump_rows(self, stream: AsyncIterator[Item], sequence: Talking) -> None:
+        with relay_errors(sequence.inbox):
             async for item in stream:
                 if item.array is not None:  # what the thinker says at the end has no row
-                    sequence.extend(_rows(item))
+                    sequence.add_rows(_copy_rows(item))
                 self.engine.wake()
-            sequence.end()
+            sequence.end_rows()
             self.engine.wake()
 
 
-async def _codes(job: Job, sequence: Talking, first: int, every: int) -> str:
+async def _send_codes(job: Job, sequence: Talking, first: int, every: int) -> str:
     codes: list[Code] = []
     size = first
     while True:
         finish = None
-        for step in await sequence.inbox.take():
+        for step in await sequence.inbox.take_steps():
             finish = step.finish
-            codes += [] if finish == "stop" else [_code(step)]
+            codes += [] if finish == "stop" else [_step_code(step)]
         if codes and (finish or len(codes) >= size):
             await job.send("codes", {"codes": codes})
             codes, size = [], every
@@ -219,16 +221,16 @@ async def _codes(job: Job, sequence: Talking, first: int, every: int) -> str:
             return finish
 
 
-def _code(step: Step) -> Code:
+def _step_code(step: TokenStep) -> Code:
     return step.token if step.side is None else [step.token, *step.side.tolist()]
 
 
-def _rows(item: Any) -> Tensor:
+def _copy_rows(item: Any) -> Tensor:
     # A copy: the view of the arena ends with the job, a step in progress may end one moment later.
-    return torch.tensor(_array(item))
+    return torch.tensor(_item_array(item))
 
 
-def _array(item: Any) -> np.ndarray:
+def _item_array(item: Any) -> np.ndarray:
     if not isinstance(item, Item) or item.array is None:
         raise BadRequest("a talker's input came without its tensor", param="rows")
     return item.array

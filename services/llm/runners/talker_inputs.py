@@ -5,7 +5,7 @@ import numpy as np
 from omnibus.executor.runner import Job, RowWriter
 
 
-class Speech:
+class SpeechWriter:
     """The talker's inputs of one answer.
 
     ``most`` is the largest number of rows. ``layout`` int32 [k, S] says where the prompt's rows are; None
@@ -29,24 +29,24 @@ class Speech:
         """Send the prompt, once, and the rows of the first ``spoken`` tokens."""
         if self._layout is not None:
             layout, self._layout, prompt = self._layout, None, self._sides.pop(0)
-            await begin(self._job, layout, prompt)
-            await self._open(prompt.shape[1])
+            await send_prompt(self._job, layout, prompt)
+            await self._open_writer(prompt.shape[1])
         ready = spoken - self._written
         rows, self._sides = self._sides[:ready], self._sides[ready:]
         if rows:
-            writer = self._writer or await self._open(rows[0].shape[0])
+            writer = self._writer or await self._open_writer(rows[0].shape[0])
             writer.write(np.stack(rows))
             self._written += len(rows)
 
     def close(self, finish: str | None) -> None:
         self._job.close("rows", {"finish": finish})
 
-    async def _open(self, width: int) -> RowWriter:
-        self._writer = await self._job.rows("rows", max(1, self._most), width, "float32")
+    async def _open_writer(self, width: int) -> RowWriter:
+        self._writer = await self._job.open_rows("rows", max(1, self._most), width, "float32")
         return self._writer
 
 
-async def begin(job: Job, layout: np.ndarray, prompt: np.ndarray) -> None:
+async def send_prompt(job: Job, layout: np.ndarray, prompt: np.ndarray) -> None:
     """Send ``layout`` and the ``prompt``'s rows [S + 3, H]."""
     await job.put("layout", {}, layout)
     await job.put("prompt", {}, prompt)

@@ -4,17 +4,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from omnibus.executor.runner import Job
-from services.llm.engine.model import Core
-from services.llm.engine.sequence import Step
+from services.llm.engine.model import ThinkerCore
+from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.request import ask
-from services.llm.runners.talker_inputs import Speech
+from services.llm.runners.request import read_request
+from services.llm.runners.talker_inputs import SpeechWriter
 
 #: Most tokens in one message: those of an earlier attempt are there all at once.
 CHUNK = 256
 
 #: Waits for the next tokens of an answer.
-Take = Callable[[], Awaitable[Sequence[Step]]]
+Take = Callable[[], Awaitable[Sequence[TokenStep]]]
 
 
 class ThinkRunner:
@@ -25,7 +25,7 @@ class ThinkRunner:
     Outputs: streamed ``text``; for a talker ``prompt``, ``layout`` and streamed ``rows``.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ThinkerCore) -> None:
         self._core = core
 
     @property
@@ -36,11 +36,11 @@ class ThinkRunner:
         await self._core.load()
 
     async def run(self, job: Job) -> None:
-        asked = await ask(self._core, job)
-        sequence, reply = asked.sequence, Reply(self._core.thinker.text, asked.params.stop)
-        speech = None if sequence.voice is None else Speech(job, sequence.limit - 1, asked.layout)
+        asked = await read_request(self._core, job)
+        sequence, reply = asked.sequence, Reply(self._core.thinker.decode_ids, asked.params.stop)
+        speech = None if sequence.voice is None else SpeechWriter(job, sequence.limit - 1, asked.layout)
         with self._core.engine.admit(sequence):
-            await answer(job, sequence.inbox.take, reply, speech)
+            await send_answer(job, sequence.inbox.take_steps, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": asked.counts | {"completion_tokens": reply.tokens}})
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class ThinkRunner:
         return self._core.stats()
 
 
-async def answer(job: Job, take: Take, reply: Reply, speech: Speech | None) -> None:
+async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter | None) -> None:
     """Send text, and rows, as they come, until ``reply`` is finished."""
     while reply.finish is None:
         for number, step in enumerate(await take(), 1):
@@ -59,24 +59,24 @@ async def answer(job: Job, take: Take, reply: Reply, speech: Speech | None) -> N
                 if speech is not None:
                     speech.add(step.side)
             if not number % CHUNK:
-                await tell(job, reply, speech)
-        await tell(job, reply, speech)
+                await send_pending(job, reply, speech)
+        await send_pending(job, reply, speech)
     if speech is not None:
         speech.close(reply.finish)
 
 
-async def say(job: Job, reply: Reply, tokens: Sequence[int], finish: str | None) -> None:
+async def send_tokens(job: Job, reply: Reply, tokens: Sequence[int], finish: str | None) -> None:
     """Send the text of ``tokens``, the last of which may ``finish`` the answer."""
     for number, token in enumerate(tokens, 1):
         reply.add(token, finish if number == len(tokens) else None)
         if not number % CHUNK or number == len(tokens):
-            await tell(job, reply, None)
+            await send_pending(job, reply, None)
 
 
-async def tell(job: Job, reply: Reply, speech: Speech | None) -> None:
+async def send_pending(job: Job, reply: Reply, speech: SpeechWriter | None) -> None:
     """Send what is new."""
     if speech is not None:
         await speech.send(reply.spoken)
-    chunk = reply.chunk()
+    chunk = reply.next_chunk()
     if chunk is not None:
         await job.send("text", chunk)

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Job
-from omnibus_models.contract import Prompt, Reader, Sampling
-from omnibus_models.families import family as find
+from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
+from omnibus_models.families import load_family as find
 from services.component import Compute
-from services.llm.engine.params import ThinkParams, read, room, sampling
-from services.llm.engine.sequence import Step
-from services.llm.runners.request import counts, read_items, read_messages
+from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, read_params
+from services.llm.engine.sequence import TokenStep
+from services.llm.runners.request import count_tokens, read_items, read_messages
 from services.llm.runners.thinker import Take
-from services.llm.vllm.protocol import Engine, Generation, Launch, Tokens
-from services.llm.vllm.request import Order, Rest
-from services.llm.vllm.supervisor import Keeper
+from services.llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
+from services.llm.vllm.request import TalkerRows, VllmRequest
+from services.llm.vllm.supervisor import EngineSupervisor
 
 
-class Inside:
+class BusyTimer:
     """Counts ``seconds`` in which somebody is inside."""
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class Inside:
                 self._seconds += time.monotonic() - self._since
 
 
-class Asked(NamedTuple):
+class PreparedVllmRequest(NamedTuple):
     """One request, ready for the engine. ``order`` is to be closed."""
 
-    params: ThinkParams
-    order: Order
+    params: TextGenerationParams
+    order: VllmRequest
     limit: int
     counts: dict[str, int]
 
 
-class Going(NamedTuple):
+class PausedDecode(NamedTuple):
     """An answer whose first token was made, until somebody goes on with it: then it is ``taken``.
 
     ``steps`` were made already; ``held`` are what it needs until its end.
@@ -66,7 +66,7 @@ class Going(NamedTuple):
     number: int
     invocation: str
     take: Take
-    steps: Sequence[Step]
+    steps: Sequence[TokenStep]
     held: AsyncExitStack
     taken: asyncio.Event
 
@@ -78,11 +78,11 @@ class VllmCore:
     is the model's own.
     """
 
-    def __init__(self, family: str, launch: Launch, make: Callable[[Launch], Engine]) -> None:
+    def __init__(self, family: str, launch: Launch, make: Callable[[Launch], VllmEngine]) -> None:
         self._family = family
         self._launch = launch
         self._make = make
-        self._keeper = Keeper(launch.component, self._engine)
+        self._keeper = EngineSupervisor(launch.component, self._make_engine)
         #: Calls functions in the thread in which embeddings are copied.
         self.hands = Compute(launch.component, max(1, launch.threads))
         # Tokenising must not wait for embeddings, and a tokeniser is not made for two threads at once.
@@ -90,7 +90,7 @@ class VllmCore:
         self._users = 0
         self._ids = count(1)
         self._numbers = count()
-        self._going: dict[int, Going] = {}
+        self._going: dict[int, PausedDecode] = {}
         self.reader: Reader
 
     @property
@@ -98,7 +98,7 @@ class VllmCore:
         return self._keeper.serving
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> VllmEngine:
         """The engine. Raises ``StageUnavailable`` while there is none."""
         return self._keeper.engine
 
@@ -128,44 +128,44 @@ class VllmCore:
         state = {"serving": self.serving, "restarts": self._keeper.restarts, "slots": self._launch.slots}
         return {**state, **self.engine.stats()} if self.serving else state
 
-    def _engine(self) -> Engine:
+    def _make_engine(self) -> VllmEngine:
         return self._make(self._launch)
 
     # Requests
 
-    async def ask(self, job: Job) -> Asked:
+    async def read_request(self, job: Job) -> PreparedVllmRequest:
         """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
-        params = read(job.inputs.get("params"), ThinkParams)
+        params = read_params(job.inputs.get("params"), TextGenerationParams)
         if params.say is not None:
             raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
-        voice = self._voice(job)
-        prompt = await self._prompt(job)
+        voice = self._read_voice(job)
+        prompt = await self._tokenize_prompt(job)
         items = await read_items(job)
-        order = await self.hands(Order, self.reader, prompt, items, voice)
+        order = await self.hands(VllmRequest, self.reader, prompt, items, voice)
         try:
-            limit = self.limit(len(order.ids), params)
+            limit = self.answer_limit(len(order.ids), params)
         except BaseException:
             order.close()
             raise
-        return Asked(params, order, limit, counts(len(order.ids), items))
+        return PreparedVllmRequest(params, order, limit, count_tokens(len(order.ids), items))
 
-    def limit(self, length: int, params: ThinkParams) -> int:
+    def answer_limit(self, length: int, params: TextGenerationParams) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
-        return room(self._launch.context, length, params.max_tokens)
+        return max_answer_tokens(self._launch.context, length, params.max_tokens)
 
-    async def _prompt(self, job: Job) -> Prompt:
+    async def _tokenize_prompt(self, job: Job) -> TokenizedPrompt:
         messages = await read_messages(job)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._words, self.reader.prompt, messages, self._launch.context)
 
-    def _voice(self, job: Job) -> str | None:
-        if not job.wants("prompt"):
+    def _read_voice(self, job: Job) -> str | None:
+        if not job.has_consumer("prompt"):
             return None
         if not self.reader.speaks:
             raise BadRequest("this model has no voice; ask for text only", param="modalities")
         return str(job.inputs.get("voice") or "")
 
-    def generation(self, asked: Asked, seed: int, **more: Any) -> Generation:
+    def build_generation(self, asked: PreparedVllmRequest, seed: int, **more: Any) -> Generation:
         """Build the engine's request; ``seed`` is the invocation's, ``more`` are fields of ``Generation``."""
         order, params = asked.order, asked.params
         usual = {
@@ -174,45 +174,47 @@ class VllmCore:
             "positions": order.positions,
             "parcel": None if order.parcel is None else order.parcel.place,
             "rows": None if order.voice is None else order.voice.rows.place,
-            "sampling": self.sampling(params, asked.limit, seed),
+            "sampling": self.build_sampling(params, asked.limit, seed),
         }
-        return self.order(params, **{**usual, **more})
+        return self.new_generation(params, **{**usual, **more})
 
-    def order(self, params: ThinkParams, **fields: Any) -> Generation:
+    def new_generation(self, params: TextGenerationParams, **fields: Any) -> Generation:
         """A ``Generation`` with a number of its own."""
-        return Generation(id=str(next(self._ids)), ends=self.ends(params), **fields)
+        return Generation(id=str(next(self._ids)), ends=self.end_tokens(params), **fields)
 
-    def sampling(self, params: ThinkParams, limit: int, seed: int) -> Sampling:
-        return replace(sampling(params, limit, seed), ignore_eos=params.ignore_eos)
+    def build_sampling(self, params: TextGenerationParams, limit: int, seed: int) -> TokenSamplingParams:
+        return replace(build_sampling(params, limit, seed), ignore_eos=params.ignore_eos)
 
-    def ends(self, params: ThinkParams) -> frozenset[int]:
+    def end_tokens(self, params: TextGenerationParams) -> frozenset[int]:
         """The tokens that end an answer."""
         return frozenset() if params.ignore_eos else self.reader.eos
 
-    def take(self, stream: Any, voice: Rest | None) -> Take:
+    def token_reader(self, stream: Any, voice: TalkerRows | None) -> Take:
         """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them."""
 
-        async def take() -> Sequence[Step]:
+        async def next_steps() -> Sequence[TokenStep]:
             tokens: Tokens = await anext(stream)
-            sides = [None] * len(tokens.ids) if voice is None else await self.hands(voice.sides, tokens.ids)
-            steps = [Step(token, None, side) for token, side in zip(tokens.ids, sides, strict=True)]
+            sides = [None] * len(tokens.ids) if voice is None else await self.hands(voice.next_sides, tokens.ids)
+            steps = [TokenStep(token, None, side) for token, side in zip(tokens.ids, sides, strict=True)]
             return [*steps[:-1], steps[-1]._replace(finish=tokens.finish)]
 
-        return take
+        return next_steps
 
     # From a prefill to a decode in this process, without moving anything
 
     @contextmanager
-    def going(self, invocation: str, take: Take, steps: Sequence[Step], held: AsyncExitStack) -> Iterator[Going]:
+    def hold_paused(
+        self, invocation: str, take: Take, steps: Sequence[TokenStep], held: AsyncExitStack
+    ) -> Iterator[PausedDecode]:
         """Offer an answer to the decode of the same ``invocation`` that names its number, inside of the block."""
         number = next(self._numbers)
-        going = self._going[number] = Going(number, invocation, take, steps, held, asyncio.Event())
+        going = self._going[number] = PausedDecode(number, invocation, take, steps, held, asyncio.Event())
         try:
             yield going
         finally:
             self._going.pop(number, None)
 
-    def resume(self, invocation: str, number: int) -> tuple[Take, Sequence[Step], AsyncExitStack]:
+    def resume_paused(self, invocation: str, number: int) -> tuple[Take, Sequence[TokenStep], AsyncExitStack]:
         """Take over an offered answer: return its ``Take``, the steps already made, and what to close at its end.
 
         Raises ``StageUnavailable``.

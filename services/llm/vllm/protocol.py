@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from omnibus_models.contract import Sampling
+from omnibus_models.contract import TokenSamplingParams
 from services.llm.vllm.shared_memory import Place
 
 
@@ -60,7 +60,7 @@ class Positions(NamedTuple):
     delta: int
 
 
-class Layout(NamedTuple):
+class CacheBlockLayout(NamedTuple):
     """Memory layout of an engine's caches: uint8 [layers, blocks, ``nbytes``] with ``tokens`` tokens in a block.
 
     Engines with the same ``name`` read each other's. ``blocks`` are all that this one has for its sequences.
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
         return -(-length // self.tokens)
 
 
-class Taken(NamedTuple):
+class ExternalCache(NamedTuple):
     """A cache that was made elsewhere: of the first ``length`` ids, which need not be the true ones.
 
     ``delta`` is added to rotary positions behind it; ``draws`` is how many random numbers the sequence has used.
@@ -103,10 +103,10 @@ class Generation:
     positions: Positions | None
     parcel: Place | None
     rows: Place | None
-    sampling: Sampling
+    sampling: TokenSamplingParams
     ends: frozenset[int]
     gives: Place | None = None
-    takes: Taken | None = None
+    takes: ExternalCache | None = None
 
 
 class Tokens(NamedTuple):
@@ -116,11 +116,11 @@ class Tokens(NamedTuple):
     finish: str | None
 
 
-class Engine(Protocol):
+class VllmEngine(Protocol):
     """One engine, started once. All of it is called on the event loop."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CacheBlockLayout:
         """Memory layout of the engine's caches; known once a launch with ``halves`` was started."""
 
     async def start(self) -> None:
@@ -134,7 +134,7 @@ class Engine(Protocol):
         ``StageFailed``, and ``StageUnavailable`` once the engine is dead.
         """
 
-    async def ended(self) -> None:
+    async def wait_for_exit(self) -> None:
         """Wait until the engine is dead."""
 
     async def stop(self) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.runner import Item
-from omnibus_models.contract import Encoded, Prefill, Prompt, Reader
+from omnibus_models.contract import Encoded, PrefillInputs, Reader, TokenizedPrompt
 from services.llm.vllm.protocol import Medium, Positions
-from services.llm.vllm.shared_memory import Memory
+from services.llm.vllm.shared_memory import SharedBuffer
 
 #: Offsets of embeddings are multiples of this, so that any dtype can be read in place.
 _ALIGNED = 64
@@ -21,26 +21,28 @@ _FLOATS = (np.float16, np.float32)
 _ROW = np.dtype(np.float32)
 
 
-class Order:
+class VllmRequest:
     """One request; everything here runs in a thread, and nothing invalid comes out of it.
 
     Raises ``BadRequest`` for items that are not those of the prompt, and ``ContextTooLong``.
     """
 
-    def __init__(self, reader: Reader, prompt: Prompt, items: Sequence[Item], voice: str | None) -> None:
-        media = [Encoded(_embedding(item), item.data) for item in items]
+    def __init__(self, reader: Reader, prompt: TokenizedPrompt, items: Sequence[Item], voice: str | None) -> None:
+        media = [Encoded(_read_embedding(item), item.data) for item in items]
         layout = reader.layout(prompt, media)
         self.ids = layout.ids
         self.positions: Positions | None = None
-        self.parcel = Memory() if media else None
+        self.parcel = SharedBuffer() if media else None
         self.media: list[Medium] = []
         if self.parcel is not None:
             # An item with text between its rows is as many items for an engine.
-            for run in layout.runs(media):
+            for run in layout.media_runs(media):
                 rows = media[run.item].embeds[run.rows].to(reader.dtype)
-                self.media.append(_packed(self.parcel, items[run.item], rows, run.start))
+                self.media.append(_pack_medium(self.parcel, items[run.item], rows, run.start))
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
-        self.voice: Voice | None = None if voice is None else Voice(reader, reader.assemble(prompt, media), voice)
+        self.voice: TalkerInputs | None = (
+            None if voice is None else TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
+        )
 
     def close(self) -> None:
         """Let go of the memory. The engine has its own descriptor as soon as it reads."""
@@ -50,14 +52,14 @@ class Order:
             self.voice.close()
 
 
-class Rest:
+class TalkerRows:
     """Talker inputs of one request after its ``first`` token, a row with each other; ``length`` is the prompt's.
 
     The rows of the prompt are not looked at.
     """
 
     def __init__(self, reader: Reader, length: int, first: Sequence[int]) -> None:
-        self.rows = Memory()
+        self.rows = SharedBuffer()
         self._reader = reader
         self._length = length
         self._last = list(first)  # the last token, none before the first
@@ -67,7 +69,7 @@ class Rest:
         """Let go of the memory."""
         self.rows.close()
 
-    def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
+    def next_sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
         """Return the talker's input for each of the next ``tokens``.
 
         Runs in a thread; raises ``StageFailed`` without hidden rows.
@@ -76,13 +78,13 @@ class Rest:
         # The row of a token is made of the one before it.
         eaten = [*self._last, *tokens][:-1]
         if eaten:
-            hidden = self._hidden(self._length + self._count, len(eaten))
-            found.extend(_numpy(self._reader.talker_row(self._reader.embed(torch.tensor(eaten)), hidden)))
+            hidden = self._read_hidden(self._length + self._count, len(eaten))
+            found.extend(_to_numpy(self._reader.talker_row(self._reader.embed(torch.tensor(eaten)), hidden)))
             self._count += len(eaten)
         self._last = list(tokens[-1:]) or self._last
         return found
 
-    def _hidden(self, first: int, count: int) -> Tensor:
+    def _read_hidden(self, first: int, count: int) -> Tensor:
         width = self._reader.width * _ROW.itemsize
         found = self.rows.read(first * width, count * width)
         if found is None:
@@ -91,10 +93,10 @@ class Rest:
         return torch.from_numpy(rows).to(self._reader.dtype)
 
 
-class Voice(Rest):
+class TalkerInputs(TalkerRows):
     """Talker inputs of one request: the prompt's rows with the first token, a row with each other."""
 
-    def __init__(self, reader: Reader, prefill: Prefill, voice: str) -> None:
+    def __init__(self, reader: Reader, prefill: PrefillInputs, voice: str) -> None:
         super().__init__(reader, prefill.inputs.shape[0], [])
         self.layout = prefill.layout.numpy()
         self._prefill = prefill
@@ -102,15 +104,15 @@ class Voice(Rest):
         # An unknown voice is the client's fault, and better found before the engine works.
         reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
 
-    def sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
+    def next_sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
         if self._last or not tokens:
-            return super().sides(tokens)
-        hidden = self._hidden(0, self._length)
-        prompt = _numpy(self._reader.talker_prompt(self._prefill, hidden, self._voice))
-        return [prompt, *super().sides(tokens)]
+            return super().next_sides(tokens)
+        hidden = self._read_hidden(0, self._length)
+        prompt = _to_numpy(self._reader.talker_prompt(self._prefill, hidden, self._voice))
+        return [prompt, *super().next_sides(tokens)]
 
 
-def _embedding(item: Item) -> Tensor:
+def _read_embedding(item: Item) -> Tensor:
     array = item.array
     if array is None or array.ndim != 2 or array.dtype not in _FLOATS:
         raise BadRequest("a media item has no embedding of float numbers and shape [tokens, width]", param="items")
@@ -119,19 +121,21 @@ def _embedding(item: Item) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _packed(parcel: Memory, item: Item, embeds: Tensor, start: int) -> Medium:
+def _pack_medium(parcel: SharedBuffer, item: Item, embeds: Tensor, start: int) -> Medium:
     words = embeds.contiguous().view(torch.uint8).numpy()
     offset = parcel.append(words)
     parcel.append(np.zeros(-words.size % _ALIGNED, np.uint8))
-    return Medium(_key(words, item.data), item.data["modality"], start, (embeds.shape[0], embeds.shape[1]), offset)
+    return Medium(
+        _medium_key(words, item.data), item.data["modality"], start, (embeds.shape[0], embeds.shape[1]), offset
+    )
 
 
-def _key(words: np.ndarray, meta: Mapping[str, Any]) -> str:
+def _medium_key(words: np.ndarray, meta: Mapping[str, Any]) -> str:
     # Equal rows on another grid are another item: the model looks at them from other positions.
     digest = blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
     digest.update(words.data)
     return digest.hexdigest()
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
+def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.float().numpy()

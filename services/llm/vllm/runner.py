@@ -5,9 +5,9 @@ from typing import Any
 
 from omnibus.executor.runner import Job
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.talker_inputs import Speech
-from services.llm.runners.thinker import answer
-from services.llm.vllm.model import Inside, VllmCore
+from services.llm.runners.talker_inputs import SpeechWriter
+from services.llm.runners.thinker import send_answer
+from services.llm.vllm.model import BusyTimer, VllmCore
 
 
 class VllmPart:
@@ -15,7 +15,7 @@ class VllmPart:
 
     def __init__(self, core: VllmCore) -> None:
         self._core = core
-        self._inside = Inside()
+        self._inside = BusyTimer()
 
     @property
     def serving(self) -> bool:
@@ -42,11 +42,11 @@ class VllmRunner(VllmPart):
 
     async def run(self, job: Job) -> None:
         core, engine = self._core, self._core.engine
-        asked = await core.ask(job)
-        reply = Reply(core.reader.text, asked.params.stop)
+        asked = await core.read_request(job)
+        reply = Reply(core.reader.decode_ids, asked.params.stop)
         with closing(asked.order) as order:
-            speech = None if order.voice is None else Speech(job, asked.limit - 1, order.voice.layout)
-            async with aclosing(engine.generate(core.generation(asked, job.seed))) as tokens:
+            speech = None if order.voice is None else SpeechWriter(job, asked.limit - 1, order.voice.layout)
+            async with aclosing(engine.generate(core.build_generation(asked, job.seed))) as tokens:
                 with self._inside():
-                    await answer(job, core.take(tokens, order.voice), reply, speech)
+                    await send_answer(job, core.token_reader(tokens, order.voice), reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": asked.counts | {"completion_tokens": reply.tokens}})

@@ -14,7 +14,7 @@ import torch
 Place = dict[str, Any]
 
 
-class Memory:
+class SharedBuffer:
     """Bytes that grow as they are written; free it with ``close``, or by dropping the last reference."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Memory:
         return bytes(found)
 
 
-def opened(place: Place, flags: int = os.O_RDONLY) -> int:
+def open_memory(place: Place, flags: int = os.O_RDONLY) -> int:
     """A descriptor of somebody's memory. Raises ``FileNotFoundError`` when its owner has let go of it."""
     fd = os.open(place["path"], flags | os.O_CLOEXEC)
     if os.fstat(fd).st_ino != place["inode"]:
@@ -57,13 +57,13 @@ def opened(place: Place, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def mapped(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.Tensor:
+def map_memory(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.Tensor:
     """All numbers that were written when ``place`` was made, of one dimension and without a copy.
 
     ``shared``: what is written into the tensor is there for all. The tensor keeps no descriptor. Raises as
     ``opened``, and ``RuntimeError``.
     """
-    fd = opened(place, os.O_RDWR if shared else os.O_RDONLY)
+    fd = open_memory(place, os.O_RDWR if shared else os.O_RDONLY)
     try:
         count = place["nbytes"] // dtype.itemsize
         # Python's own mmap would keep a copy of the descriptor as long as the tensor lives.
@@ -72,6 +72,6 @@ def mapped(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.Tens
         os.close(fd)
 
 
-def moved(place: Place, fd: int) -> Place:
+def relocate_place(place: Place, fd: int) -> Place:
     """``place`` as others find it by this process's own descriptor of it."""
     return {**place, "path": f"/proc/{os.getpid()}/fd/{fd}"}

@@ -8,15 +8,15 @@ windows.loads()                                         # {"qwen": ModelLoad(rat
 import time
 from collections.abc import Callable, Iterable
 
-from omnibus.bus.messages import Load, LoadEvent
-from omnibus.cluster.load_window import Recent
+from omnibus.bus.messages import LoadCounts, LoadEvent
+from omnibus.cluster.load_window import LoadWindow
 from services.planner.optimize.load import ModelLoad
 
 #: Seconds after which a model that nobody asks for is forgotten, with its means.
 FORGET = 3600.0
 
 
-class _Type:
+class _TypeWindow:
     """Sums over the window of one request type, and the last known means."""
 
     __slots__ = ("arrivals", "done", "means", "sums")
@@ -27,16 +27,16 @@ class _Type:
         self.sums: dict[str, float] = {}
         self.means: dict[str, float] = {}
 
-    def add(self, load: Load) -> None:
-        self.arrivals += arrivals(load)
+    def add(self, load: LoadCounts) -> None:
+        self.arrivals += arrival_count(load)
         if load.done > 0:
             self.done += load.done
             for name, value in load.quantities.items():
                 self.sums[name] = self.sums.get(name, 0.0) + value
             self.means = {name: value / self.done for name, value in self.sums.items()}
 
-    def remove(self, load: Load) -> None:
-        self.arrivals -= arrivals(load)
+    def remove(self, load: LoadCounts) -> None:
+        self.arrivals -= arrival_count(load)
         if load.done <= 0:
             return
         self.done -= load.done
@@ -48,24 +48,24 @@ class _Type:
         self.means = {name: max(0.0, value) / self.done for name, value in self.sums.items()}
 
 
-class _Model:
+class _ModelWindow:
     __slots__ = ("shares", "since", "types", "wanted")
 
     def __init__(self, since: float) -> None:
         self.since = since  # first heard of
         self.wanted = since  # last asked for
-        self.types: dict[str, _Type] = {}
+        self.types: dict[str, _TypeWindow] = {}
         self.shares: dict[str, float] = {}
 
-    def share(self) -> None:
+    def update_shares(self) -> None:
         """Take the shares of what came in the window, if anything did. Some are refused before their type is known."""
         came = {kind: each.arrivals for kind, each in self.types.items() if kind and each.arrivals > 0}
         total = sum(came.values())
         if total:
             self.shares = {kind: count / total for kind, count in came.items()}
 
-    def load(self, rate: float) -> ModelLoad:
-        self.share()
+    def measured_load(self, rate: float) -> ModelLoad:
+        self.update_shares()
         means = {kind: dict(each.means) for kind, each in self.types.items() if each.means}
         return ModelLoad(rate, dict(self.shares), means)
 
@@ -76,58 +76,58 @@ class LoadWindows:
     def __init__(self, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
-        self._recent = Recent(seconds, clock)
-        self._models: dict[str, _Model] = {}
+        self._recent = LoadWindow(seconds, clock)
+        self._models: dict[str, _ModelWindow] = {}
 
-    def heard(self, event: LoadEvent) -> None:
+    def add_event(self, event: LoadEvent) -> None:
         """Take one gateway's word."""
-        self._age()
-        begun = self._recent.take(event)
+        self._expire_events()
+        begun = self._recent.add_event(event)
         for name, types in event.models.items():
             model = self._models.get(name)
             if model is None:
-                model = self._models[name] = _Model(begun)
+                model = self._models[name] = _ModelWindow(begun)
             model.wanted = self._clock()
             for kind, load in types.items():
-                model.types.setdefault(kind, _Type()).add(load)
-            model.share()
+                model.types.setdefault(kind, _TypeWindow()).add(load)
+            model.update_shares()
 
     def clear(self) -> None:
         """Begin again: events were missed, and the gap must not look like silence. Means and shares stay known."""
-        self._remove(self._recent.clear())
+        self._remove_events(self._recent.clear())
         now = self._clock()
         for model in self._models.values():
             model.since = now
 
-    def observed(self, model: str) -> float:
+    def observed_seconds(self, model: str) -> float:
         """Seconds since ``model`` was first heard of; 0 for one that was not."""
         found = self._models.get(model)
         return max(0.0, self._clock() - found.since) if found is not None else 0.0
 
-    def loads(self) -> dict[str, ModelLoad]:
+    def current_loads(self) -> dict[str, ModelLoad]:
         """Per model the load over the window: arrivals per second, those that were refused among them, and per type
         its share and mean quantities. What did not come in the window keeps its last known shares and means.
         """
-        self._age()
+        self._expire_events()
         rates = dict.fromkeys(self._models, 0.0)
-        for event, per_second in self._recent.rates():
+        for event, per_second in self._recent.event_rates():
             for name, types in event.models.items():
-                rates[name] += per_second * sum(map(arrivals, types.values()))
-        return {name: model.load(max(0.0, rates[name])) for name, model in self._models.items()}
+                rates[name] += per_second * sum(map(arrival_count, types.values()))
+        return {name: model.measured_load(max(0.0, rates[name])) for name, model in self._models.items()}
 
-    def _age(self) -> None:
-        self._remove(self._recent.aged())
+    def _expire_events(self) -> None:
+        self._remove_events(self._recent.drop_expired())
         oldest = self._clock() - max(FORGET, 2 * self.seconds)
         for name in [name for name, model in self._models.items() if model.wanted < oldest]:
             del self._models[name]
 
-    def _remove(self, events: Iterable[LoadEvent]) -> None:
+    def _remove_events(self, events: Iterable[LoadEvent]) -> None:
         for event in events:
             for name, types in event.models.items():
                 for kind, load in types.items():
                     self._models[name].types[kind].remove(load)
 
 
-def arrivals(load: Load) -> int:
+def arrival_count(load: LoadCounts) -> int:
     """Requests that came, whether there was room for them or not."""
     return load.came + load.refused

@@ -35,7 +35,7 @@ STARTS = 5.0
 _MUCH = 100.0
 
 
-class Rules(NamedTuple):
+class ScalingRules(NamedTuple):
     """``margin`` is a part of the capacity; fewer than ``least`` requests in a ``window`` say nothing. In seconds."""
 
     window: float = 15.0
@@ -45,7 +45,7 @@ class Rules(NamedTuple):
     least: int = 30
 
 
-class Goal(NamedTuple):
+class ScalingGoal(NamedTuple):
     """Planning goal of a model: the fewest ``gpus`` for its rate and ``headroom``, or most requests.
 
     ``rate`` in req/s is what it was planned for before anything was measured.
@@ -56,7 +56,7 @@ class Goal(NamedTuple):
     rate: float = 0.0
 
 
-class Deployment(NamedTuple):
+class DeploymentCapacity(NamedTuple):
     """Capacity of a deployment for the requests that come, in req/s by model.
 
     ``gpus`` are those of its executors; ``starts`` the GPU-seconds until those serve that do not run yet.
@@ -67,13 +67,13 @@ class Deployment(NamedTuple):
     starts: float = 0.0
 
 
-class Scene(NamedTuple):
+class ScalingSnapshot(NamedTuple):
     """The measured load, and for it what runs, the same replicas with the best path rates, and the best of all."""
 
     load: Loads
-    now: Deployment
-    rerouted: Deployment
-    best: Deployment
+    now: DeploymentCapacity
+    rerouted: DeploymentCapacity
+    best: DeploymentCapacity
 
 
 class Verdict(Enum):
@@ -84,7 +84,7 @@ class Verdict(Enum):
     REPLAN = "replan"
 
 
-class Adapt:
+class ScalingPolicy:
     """Judges the load of models that are planned together, of which ``goals`` says what they are planned for.
 
     ``start`` is how many seconds an executor takes to be ready. ``clock`` tells seconds.
@@ -92,8 +92,8 @@ class Adapt:
 
     def __init__(
         self,
-        goals: Mapping[str, Goal],
-        rules: Rules = Rules(),  # noqa: B008 a constant
+        goals: Mapping[str, ScalingGoal],
+        rules: ScalingRules = ScalingRules(),  # noqa: B008 a constant
         start: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,22 +105,22 @@ class Adapt:
         self._changed = -math.inf
         self._true: dict[str, float] = {}  # what is true, since when
         self._mixes: deque[tuple[float, dict[str, dict[str, float]]]] = deque()
-        self._highest = {name: _Highest(self._patience, self._began, goal.rate) for name, goal in goals.items()}
+        self._highest = {name: _SlidingMaximum(self._patience, self._began, goal.rate) for name, goal in goals.items()}
 
-    def changed(self) -> None:
+    def note_plan_change(self) -> None:
         """There is another plan, or one is on its way: what was held against the old one says nothing any more."""
         self._changed = self._clock()
         self._true.clear()
 
-    def lost(self) -> None:
+    def reset_measurements(self) -> None:
         """Start again after the loss of what was measured: nothing is known for one window. Rates may be as before."""
         self._began = self._clock()
         self._highest = {
-            name: _Highest(self._patience, self._began, highest.value) for name, highest in self._highest.items()
+            name: _SlidingMaximum(self._patience, self._began, highest.value) for name, highest in self._highest.items()
         }
         self._true.clear()
 
-    def expected(self, loads: Loads) -> dict[str, ModelLoad] | None:
+    def expected_load(self, loads: Loads) -> dict[str, ModelLoad] | None:
         """The load to plan for, by what was measured; None when that is too little to go by.
 
         With goal "gpus" the rate is the highest of a long time.
@@ -130,7 +130,7 @@ class Adapt:
         highest = {name: self._highest[name].add(now, load.rate) for name, load in found.items()}
         if now - self._began < self._rules.window:
             return None
-        if not any(self._goals[name].gpus or self._enough(load) for name, load in found.items()):
+        if not any(self._goals[name].gpus or self._has_enough_requests(load) for name, load in found.items()):
             self._true.clear()
             return None
         return {
@@ -138,38 +138,38 @@ class Adapt:
             for name, load in found.items()
         }
 
-    def judge(self, scene: Scene) -> Verdict:
+    def decide(self, scene: ScalingSnapshot) -> Verdict:
         """Decide what to do now; ``changed`` is to be called once it is under way."""
         margin, hold = self._rules.margin, self._rules.hold
-        gain = self._gain(scene, scene.best, scene.rerouted)
+        gain = self._relative_gain(scene, scene.best, scene.rerouted)
         # A mix that still changes is on its way somewhere, unless it never arrives.
-        waited = self._held("better", gain, margin, hold if self._steady(scene.load) else 2 * hold)
-        better = waited and self._worth(min(gain, _MUCH) * scene.now.gpus, scene)
-        routes = self._held("routes", self._gain(scene, scene.rerouted, scene.now), margin, hold)
+        waited = self._is_sustained("better", gain, margin, hold if self._is_mix_steady(scene.load) else 2 * hold)
+        better = waited and self._pays_for_starts(min(gain, _MUCH) * scene.now.gpus, scene)
+        routes = self._is_sustained("routes", self._relative_gain(scene, scene.rerouted, scene.now), margin, hold)
         spared = scene.now.gpus - scene.best.gpus if any(goal.gpus for goal in self._goals.values()) else 0.0
-        fewer = self._held("fewer", spared, 0.0, self._patience) and self._worth(spared, scene)
+        fewer = self._is_sustained("fewer", spared, 0.0, self._patience) and self._pays_for_starts(spared, scene)
         if self._clock() - self._changed < self._rules.cooldown:
             return Verdict.KEEP
-        if any(self._short(name, scene) for name in self._counted(scene.load, gpus=True)):
-            return self._up(scene)
+        if any(self._lacks_capacity(name, scene) for name in self._models_with_load(scene.load, gpus=True)):
+            return self._decide_scale_up(scene)
         if better or fewer:
             return Verdict.REPLAN
         return Verdict.REROUTE if routes and "better" not in self._true else Verdict.KEEP
 
     # What is known
 
-    def _enough(self, load: ModelLoad) -> bool:
+    def _has_enough_requests(self, load: ModelLoad) -> bool:
         return load.rate * self._rules.window >= self._rules.least
 
-    def _counted(self, loads: Loads, gpus: bool) -> list[str]:
+    def _models_with_load(self, loads: Loads, gpus: bool) -> list[str]:
         """Models of a goal whose load says something."""
         return [
             name
             for name, goal in self._goals.items()
-            if goal.gpus == gpus and name in loads and self._enough(loads[name])
+            if goal.gpus == gpus and name in loads and self._has_enough_requests(loads[name])
         ]
 
-    def _held(self, what: str, value: float, above: float, seconds: float) -> bool:
+    def _is_sustained(self, what: str, value: float, above: float, seconds: float) -> bool:
         """Return whether ``value`` has been ``above`` for so long. Below half of it, it begins again."""
         now = self._clock()
         if value > above:
@@ -179,7 +179,7 @@ class Adapt:
             self._true.pop(what, None)
         return False
 
-    def _steady(self, load: Loads) -> bool:
+    def _is_mix_steady(self, load: Loads) -> bool:
         """Return whether requests of each model are of the types that they were of half a window ago."""
         now, before = self._clock(), {name: each.shares for name, each in load.items()}
         while len(self._mixes) > 1 and self._mixes[1][0] <= now - self._rules.window / 2:
@@ -187,41 +187,45 @@ class Adapt:
         self._mixes.append((now, before))
         then, shares = self._mixes[0]
         return then <= now - self._rules.window / 2 and all(
-            _moved(shares.get(name, {}), mix) <= STEADY for name, mix in before.items()
+            _mix_shift(shares.get(name, {}), mix) <= STEADY for name, mix in before.items()
         )
 
-    def _worth(self, gpus: float, scene: Scene) -> bool:
+    def _pays_for_starts(self, gpus: float, scene: ScalingSnapshot) -> bool:
         """Return whether so many GPUs, as long as the load lasts, are more than what the starts take."""
         lasts = max(self._rules.cooldown, self._clock() - max(self._changed, self._began))
         return gpus * lasts > scene.best.starts
 
     # Most requests within the GPUs
 
-    def _gain(self, scene: Scene, one: Deployment, other: Deployment) -> float:
+    def _relative_gain(self, scene: ScalingSnapshot, one: DeploymentCapacity, other: DeploymentCapacity) -> float:
         """The part that ``one`` serves more of what comes than ``other``."""
-        names = self._counted(scene.load, gpus=False)
-        served, before = _scale(names, scene, one), _scale(names, scene, other)
+        names = self._models_with_load(scene.load, gpus=False)
+        served, before = _load_factor(names, scene, one), _load_factor(names, scene, other)
         if before <= 0:
             return math.inf if served > 0 else 0.0
         return served / before - 1
 
     # Fewest GPUs for the rate
 
-    def _short(self, name: str, scene: Scene) -> bool:
+    def _lacks_capacity(self, name: str, scene: ScalingSnapshot) -> bool:
         return scene.load[name].rate * (1 + self._goals[name].headroom / 2) > scene.now.capacity.get(name, 0.0)
 
-    def _up(self, scene: Scene) -> Verdict:
+    def _decide_scale_up(self, scene: ScalingSnapshot) -> Verdict:
         """Something lacks: other path rates if they are enough, else more executors if there are any to have."""
-        short = [name for name in self._counted(scene.load, gpus=True) if self._short(name, scene)]
+        short = [name for name in self._models_with_load(scene.load, gpus=True) if self._lacks_capacity(name, scene)]
         again = scene._replace(now=scene.rerouted)
-        if not any(self._short(name, again) for name in short):
+        if not any(self._lacks_capacity(name, again) for name in short):
             return Verdict.REROUTE
-        if any(_more(name, scene.best, scene.rerouted) for name in short):
+        if any(_has_more_capacity(name, scene.best, scene.rerouted) for name in short):
             return Verdict.REPLAN
-        return Verdict.REROUTE if any(_more(name, scene.rerouted, scene.now) for name in short) else Verdict.KEEP
+        return (
+            Verdict.REROUTE
+            if any(_has_more_capacity(name, scene.rerouted, scene.now) for name in short)
+            else Verdict.KEEP
+        )
 
 
-class _Highest:
+class _SlidingMaximum:
     """The highest value of the last ``seconds``."""
 
     def __init__(self, seconds: float, at: float, value: float) -> None:
@@ -243,15 +247,15 @@ class _Highest:
         return self.value
 
 
-def _scale(names: Iterable[str], scene: Scene, deployment: Deployment) -> float:
+def _load_factor(names: Iterable[str], scene: ScalingSnapshot, deployment: DeploymentCapacity) -> float:
     """Return the factor by which the rates of ``names`` can grow together within the capacity of ``deployment``."""
     return min((deployment.capacity.get(name, 0.0) / scene.load[name].rate for name in names), default=0.0)
 
 
-def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+def _mix_shift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """The part of requests that are of another type."""
     return sum(max(0.0, share - before.get(kind, 0.0)) for kind, share in after.items())
 
 
-def _more(name: str, one: Deployment, other: Deployment) -> bool:
+def _has_more_capacity(name: str, one: DeploymentCapacity, other: DeploymentCapacity) -> bool:
     return one.capacity.get(name, 0.0) > other.capacity.get(name, 0.0) * (1 + SAME)

@@ -9,35 +9,35 @@ RATE, QUANTITY, SHARE = 0.1, 0.2, 0.03
 _NOTHING = ModelLoad(0.0)
 
 
-def because(load: Loads, before: Loads) -> str:
+def describe_load_change(load: Loads, before: Loads) -> str:
     """Describe what has changed since the load ``before``; the rate of each model is always included."""
     return "load: " + "; ".join(
-        f"{name} {', '.join(_changes(load[name], before.get(name, _NOTHING)))}" for name in sorted(load)
+        f"{name} {', '.join(_describe_model_change(load[name], before.get(name, _NOTHING)))}" for name in sorted(load)
     )
 
 
-def _changes(load: ModelLoad, before: ModelLoad) -> Iterator[str]:
+def _describe_model_change(load: ModelLoad, before: ModelLoad) -> Iterator[str]:
     changed = before.rate > 0 and abs(load.rate / before.rate - 1) > RATE
     yield f"{load.rate:.3g} req/s" + (f" (was {before.rate:.3g})" if changed else "")
-    shares, were = _parts(load), _parts(before)
+    shares, were = _normalized_shares(load), _normalized_shares(before)
     shifts = {kind: abs(share - were.get(kind, 0.0)) for kind, share in shares.items()}
     name = max(shifts, key=lambda kind: (round(shifts[kind], 3), kind.count("+")), default="")  # the more telling one
     if name and were and shifts[name] > SHARE:
         yield f"{100 * shares[name]:.0f} % {name} (was {100 * were.get(name, 0.0):.0f} %)"
     known = {kind: share for kind, share in shares.items() if kind in load.quantities and kind in before.quantities}
-    quantities, had = _means(load, known), _means(before, known)
+    quantities, had = _mean_quantities(load, known), _mean_quantities(before, known)
     moved = {name: abs(mean / had[name] - 1) for name, mean in quantities.items() if had.get(name, 0.0) > 0}
     name = max(moved, key=lambda each: moved[each], default="")
     if name and moved[name] > QUANTITY:
         yield f"{quantities[name]:.0f} {name} (were {had[name]:.0f})"
 
 
-def _parts(load: ModelLoad) -> dict[str, float]:
+def _normalized_shares(load: ModelLoad) -> dict[str, float]:
     total = sum(load.shares.values())
     return {kind: share / total for kind, share in load.shares.items()} if total > 0 else {}
 
 
-def _means(load: ModelLoad, shares: Mapping[str, float]) -> dict[str, float]:
+def _mean_quantities(load: ModelLoad, shares: Mapping[str, float]) -> dict[str, float]:
     """Of each quantity the mean over requests of these types, at these shares: what differs is not the mix alone."""
     found: dict[str, float] = {}
     for kind, share in shares.items():

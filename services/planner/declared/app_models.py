@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from omnibus.app_record import AppRecord, TaskRecord, plainly
-from omnibus.bus.subjects import token
+from omnibus.app_record import AppRecord, TaskRecord, base_app_name
+from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from omnibus.families.catalog import PYTHON
-from omnibus.plan import ModelPlan, Option, Path, request_type
-from services.planner.declared.bus_names import Names
+from omnibus.plan import DeploymentOption, ModelPlan, Path, request_type
+from services.planner.declared.bus_names import BusNames
 from services.planner.declared.model import SERVICES
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass
-class _Own:
+class _AppTask:
     """A unit task of apps: who brought it first, and all that use it."""
 
     record: TaskRecord
@@ -34,23 +34,23 @@ class _Own:
     apps: set[str] = field(default_factory=set)
 
     @property
-    def part(self) -> str:
+    def component_name(self) -> str:
         return self.record.component or self.record.kind
 
 
-def models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
+def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
     """Models for the own unit tasks of ``apps``, beside those that were ``declared``.
 
     A task that cannot be served is logged and left out: one app's fault must not stop the others.
     """
     found: dict[str, ModelPlan] = {}
-    names = Names()
+    names = BusNames()
     for name, model in declared.items():
-        names.take(name, model, _shares(model))
-    for name, tasks in _grouped(_tasks(apps), declared).items():
-        plan = _plan(tasks)
+        names.claim_names(name, model, _shared_components(model))
+    for name, tasks in _group_by_model(_collect_tasks(apps), declared).items():
+        plan = _build_model_plan(tasks)
         try:
-            names.take(name, plan, {})
+            names.claim_names(name, plan, {})
         except BadRequest as error:
             log.error("no executor for the tasks of %s: %s", ", ".join(plan.apps), error.message)
             continue
@@ -58,7 +58,7 @@ def models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> 
     return found
 
 
-def _shares(model: ModelPlan) -> dict[str, str]:
+def _shared_components(model: ModelPlan) -> dict[str, str]:
     """Component to the model whose it is, as the options of a plan tell it."""
     return {
         part: option.of.rpartition("/")[0]
@@ -68,76 +68,80 @@ def _shares(model: ModelPlan) -> dict[str, str]:
     }
 
 
-def _tasks(apps: Mapping[str, AppRecord]) -> list[_Own]:
+def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
     """The own unit tasks by name, those of the older app first: what runs stays as it is when an app comes.
 
     The same task with other code is the newest one's: executors of the old code go on until its are ready.
     """
-    found: dict[str, _Own] = {}
+    found: dict[str, _AppTask] = {}
     newest: dict[str, float] = {}
     for app in sorted(apps.values(), key=lambda app: (app.created, app.name)):
         for record in app.tasks:
             if not record.own:
                 continue
-            fault = _fault(app, record)
+            fault = _find_fault(app, record)
             own = found.get(record.name)
             if own is not None and not own.record.equals(record):
-                if own.by == plainly(
+                if own.by == base_app_name(
                     app.name
                 ):  # its next version: the task is another one once that is the current one
                     continue
                 fault = (
                     f"{', '.join(sorted(own.apps))} brings another unit task of that name "
-                    f"({_where(own.record)}, not {_where(record)}): give one of them another `kind`"
+                    f"({_describe_source(own.record)}, not {_describe_source(record)}): give one of them another `kind`"
                 )
             if fault:
                 log.error("unit task %r of app %r is not served: %s", record.name, app.name, fault)
                 continue
-            name = plainly(app.name)
-            own = found.setdefault(record.name, _Own(record, name))
+            name = base_app_name(app.name)
+            own = found.setdefault(record.name, _AppTask(record, name))
             own.apps.add(name)
             if app.updated >= newest.get(record.name, 0.0):
                 newest[record.name], own.record = app.updated, record
     return list(found.values())
 
 
-def _where(record: TaskRecord) -> str:
+def _describe_source(record: TaskRecord) -> str:
     return f"{record.cls} in {record.root}" if record.root else record.cls
 
 
-def _fault(app: AppRecord, record: TaskRecord) -> str:
+def _find_fault(app: AppRecord, record: TaskRecord) -> str:
     """Return the reason why the task cannot be served; empty if it can."""
     part = record.component or record.kind
     if app.source.kind == "upload":
         return "an uploaded app may not bring code for executors: mount its directory or install it"
     if record.service not in SERVICES:
         return f"there is no service {record.service!r}; there is {', '.join(SERVICES)}"
-    if token(record.name) != record.name or token(part) != part:
+    if subject_token(record.name) != record.name or subject_token(part) != part:
         return f"its name and its component {part!r} may have letters, digits, - and _"
     module, _, name = record.cls.partition(":")
     return "" if module and name else f"{record.cls!r} names no module:Class"
 
 
-def _grouped(tasks: list[_Own], declared: Mapping[str, ModelPlan]) -> dict[str, dict[str, _Own]]:
+def _group_by_model(tasks: list[_AppTask], declared: Mapping[str, ModelPlan]) -> dict[str, dict[str, _AppTask]]:
     """Tasks of one model by component. One whose place is taken becomes a model of its own."""
-    found: dict[str, dict[str, _Own]] = {}
+    found: dict[str, dict[str, _AppTask]] = {}
 
-    def free(model: str, own: _Own) -> bool:
+    def is_free(model: str, own: _AppTask) -> bool:
         # Executors restart when their model changes: what another app runs is left as it is.
         others = found.get(model, {})
-        return model not in declared and own.part not in others and all(other.by == own.by for other in others.values())
+        return (
+            model not in declared
+            and own.component_name not in others
+            and all(other.by == own.by for other in others.values())
+        )
 
     for own in tasks:
         names = [own.record.model or own.record.name, own.record.name]
-        model = next((name for name in names if free(name, own)), None)
+        model = next((name for name in names if is_free(name, own)), None)
         if model is None:
             log.error("unit task %r of %s is not served: a model has its name", own.record.name, ", ".join(own.apps))
             continue
-        found.setdefault(model, {})[own.part] = own
+        found.setdefault(model, {})[own.component_name] = own
     return found
 
 
-def _plan(tasks: Mapping[str, _Own]) -> ModelPlan:
+def _build_model_plan(tasks: Mapping[str, _AppTask]) -> ModelPlan:
     components = tuple(sorted(tasks))
     path = Path(">".join(components), {part: part for part in components}, 1.0)
     return ModelPlan(
@@ -145,13 +149,13 @@ def _plan(tasks: Mapping[str, _Own]) -> ModelPlan:
         checkpoint=_encode([tasks[part].record for part in components]).decode(),
         components=components,
         encoders={},
-        options={part: Option((part,), tasks[part].record.service, engine=ENGINE) for part in components},
+        options={part: DeploymentOption((part,), tasks[part].record.service, engine=ENGINE) for part in components},
         types={request_type(components, frozenset(components)): (path,)},
         tasks={part: tasks[part].record.name for part in components},
-        apps=tuple(sorted(_users(tasks))),
+        apps=tuple(sorted(_app_names(tasks))),
     )
 
 
-def _users(tasks: Mapping[str, _Own]) -> Iterator[str]:
+def _app_names(tasks: Mapping[str, _AppTask]) -> Iterator[str]:
     for own in tasks.values():
         yield from own.apps

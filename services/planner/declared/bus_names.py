@@ -5,47 +5,47 @@ Subjects know letters, digits, ``-`` and ``_`` alone, so ``a.b`` and ``a_b`` are
 
 from collections.abc import Mapping
 
-from omnibus.bus.subjects import token
+from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
 
 
-class Names:
+class BusNames:
     """The names that are taken, and by which part of which model."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def take(self, model: str, plan: ModelPlan, shares: Mapping[str, str]) -> None:
+    def claim_names(self, model: str, plan: ModelPlan, shares: Mapping[str, str]) -> None:
         """Take the names of ``model``'s unit tasks and executors; ``shares`` says which are another model's.
 
         Raises ``BadRequest`` that names both when another has one of them already; then none is taken.
         """
         wanted: dict[tuple[str, str], tuple[str, str]] = {}
         for component, task in plan.tasks.items():
-            _claim(wanted, ("unit task", task), (shares.get(component, model), component))
+            _claim_name(wanted, ("unit task", task), (shares.get(component, model), component))
         for option, spec in plan.options.items():
             if not spec.of:
-                _claim(wanted, ("executor", token(f"{model}-{option}")), (model, option))
+                _claim_name(wanted, ("executor", subject_token(f"{model}-{option}")), (model, option))
         for name, owner in wanted.items():
-            _claim(self._taken, name, owner, keep=False)
+            _claim_name(self._taken, name, owner, keep=False)
         self._taken.update(wanted)
 
 
-def _claim(
+def _claim_name(
     taken: dict[tuple[str, str], tuple[str, str]], name: tuple[str, str], owner: tuple[str, str], keep: bool = True
 ) -> None:
     other = taken.get(name, owner)
     if other != owner:
         kind, called = name
         raise BadRequest(
-            f"{_said(other)} and {_said(owner)} cannot be told apart on the bus: the {kind} of both is called "
-            f"{called!r}; rename one"
+            f"{_describe_owner(other)} and {_describe_owner(owner)} have the same name on the bus: the {kind} of both is "
+            f"called {called!r}; rename one"
         )
     if keep:
         taken[name] = owner
 
 
-def _said(owner: tuple[str, str]) -> str:
+def _describe_owner(owner: tuple[str, str]) -> str:
     model, part = owner
     return f"{part} of model {model}"

@@ -24,27 +24,27 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE
-from omnibus.plan import ModelPlan, Option, Path, cut, request_type
+from omnibus.plan import DeploymentOption, ModelPlan, Path, cut_paths, request_type
 from services.planner.declared import shared_components
-from services.planner.declared.bus_names import Names
-from services.planner.declared.model import Declared, Model, Share, require
-from services.planner.declared.planned_spec import GpuType, Machine, check_gpus
+from services.planner.declared.bus_names import BusNames
+from services.planner.declared.model import DeclaredModel, DeclaredPath, Model, require_valid_model
+from services.planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
 
-__all__ = ["Declarations", "Declared", "declarations", "planned", "plans", "read"]
+__all__ = ["Declarations", "DeclaredModel", "build_static_plans", "planned_models", "read_declarations", "read_models"]
 
 
 class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    models: dict[str, Declared]
+    models: dict[str, DeclaredModel]
     gpus: dict[str, GpuType] = {}
-    nodes: dict[str, Machine] = {}
+    nodes: dict[str, DeclaredNode] = {}
 
 
-def read(path: str) -> dict[str, Declared]:
+def read_models(path: str) -> dict[str, DeclaredModel]:
     """The models of a declarations file. Raises as ``declarations`` does."""
-    return declarations(path).models
+    return read_declarations(path).models
 
 
-def declarations(path: str) -> Declarations:
+def read_declarations(path: str) -> Declarations:
     """Read a declarations file; an empty ``path`` declares nothing. Raises ``BadRequest`` that names file and fault."""
     if not path:
         return Declarations({})
@@ -60,48 +60,54 @@ def declarations(path: str) -> Declarations:
         raise BadRequest(f"{path}: {error}") from error
 
 
-def plans(models: Mapping[str, Declared]) -> dict[str, ModelPlan]:
+def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPlan]:
     """The plan of each model: for each request type every declared path that can serve it.
 
     Models that are to be planned are checked and left out: ``planned`` has them. Raises ``BadRequest`` that names
     the model and its fault.
     """
     whole = {name: Model(name, declared) for name, declared in models.items()}
-    found, names = {}, Names()
+    found, names = {}, BusNames()
     for name, model in whole.items():
         for owner in model.shares.values():
             both = owner in whole and (whole[owner].planned is None) == (model.planned is None)
-            require(both or owner not in whole, name, f"shares with {owner}: plan both of them, or none")
+            require_valid_model(both or owner not in whole, name, f"shares with {owner}: plan both of them, or none")
         if model.planned is not None:
             continue
-        found[name] = _plan(model, whole)
-        names.take(name, found[name], model.shares)
+        found[name] = _build_plan(model, whole)
+        names.claim_names(name, found[name], model.shares)
     return found
 
 
-def planned(models: Mapping[str, Declared]) -> dict[str, Model]:
+def planned_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
     """The models that are to be planned."""
     return {name: Model(name, declared) for name, declared in models.items() if declared.planned is not None}
 
 
-def _plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
+def _build_plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:
     options = {
-        **{name: _engine(model, option) for name, option in model.options.items()},
-        **shared_components.options(model, models),
+        **{name: _with_engine(model, option) for name, option in model.options.items()},
+        **shared_components.shared_options(model, models),
     }
-    paths = [Path("", dict(_runs(model, share, options)), share.share) for share in model.paths]
-    return model.plan(
-        options, {request_type(model.components, used): cut(paths, model.components, used) for used in model.types()}
+    paths = [Path("", dict(_assign_components(model, share, options)), share.share) for share in model.paths]
+    return model.build_plan(
+        options,
+        {
+            request_type(model.components, used): cut_paths(paths, model.components, used)
+            for used in model.request_types()
+        },
     )
 
 
-def _engine(model: Model, option: Option) -> Option:
+def _with_engine(model: Model, option: DeploymentOption) -> DeploymentOption:
     return msgspec.structs.replace(option, engine=option.engine or model.engine)
 
 
-def _runs(model: Model, share: Share, options: Mapping[str, Option]) -> Iterator[tuple[str, str]]:
+def _assign_components(
+    model: Model, share: DeclaredPath, options: Mapping[str, DeploymentOption]
+) -> Iterator[tuple[str, str]]:
     """Each component and the first option of ``share`` that runs it."""
     for component in model.components:
         runs = next((name for name in share.options if component in options[name].components), None)
-        require(runs is not None, model.name, f"path {share.options} runs no {component}")
+        require_valid_model(runs is not None, model.name, f"path {share.options} runs no {component}")
         yield component, str(runs)

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omnibus.bus.subjects import task_name, token
+from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import ModelPlan, Option, Path
+from omnibus.plan import DeploymentOption, ModelPlan, Path
 from services.planner.declared import planned_spec
 
 #: What runs executors.
@@ -20,14 +20,14 @@ SPEECH = ("talker", "vocoder", "audio_vae")
 T = TypeVar("T")
 
 
-class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeclaredPath(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options that together run the model, and their share of the requests."""
 
     options: tuple[str, ...]
     share: float = 1.0
 
 
-class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model: its components in the order in which data flows, its options and its paths.
 
     ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
@@ -39,8 +39,8 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     components: tuple[str, ...] | None = None
     encoders: dict[str, str] | None = None
     tasks: dict[str, str] | None = None
-    options: dict[str, Option] | None = None
-    paths: tuple[Share, ...] | None = None
+    options: dict[str, DeploymentOption] | None = None
+    paths: tuple[DeclaredPath, ...] | None = None
     voices: tuple[str, ...] | None = None
     context: int = 0
     shares: dict[str, str] = {}
@@ -50,42 +50,46 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Model:
     """A declared model, completed from its family and checked by itself."""
 
-    def __init__(self, name: str, declared: Declared) -> None:
+    def __init__(self, name: str, declared: DeclaredModel) -> None:
         self.name = name
         try:
-            family = catalog.family(declared.family)
+            family = catalog.find_family(declared.family)
         except BadRequest as error:
             raise BadRequest(f"model {name}: {error.message}") from error
         self.engine = str(family["engine"])
         self.declared = declared
-        self.components = _or(declared.components, tuple(family["components"]))
+        self.components = _value_or(declared.components, tuple(family["components"]))
         known = set(self.components)
-        self.encoders = _or(declared.encoders, {key: part for key, part in family["encoders"].items() if part in known})
+        self.encoders = _value_or(
+            declared.encoders, {key: part for key, part in family["encoders"].items() if part in known}
+        )
         self.kinds = {
             **{part: kind for part, kind in family["tasks"].items() if part in known},
             **(declared.tasks or {}),
         }
-        self.voices = _or(declared.voices, tuple(family["voices"]))
+        self.voices = _value_or(declared.voices, tuple(family["voices"]))
         self.shares = declared.shares
         self.planned = declared.planned
         #: The family's own options, of which a model that is planned takes the services.
-        self.usual = _usual(declared.family, family["options"], dict[str, Option])
-        self.paths: tuple[Share, ...] = ()
-        self.options: dict[str, Option] = {}
-        _check(self)
+        self.usual = _convert_family_field(declared.family, family["options"], dict[str, DeploymentOption])
+        self.paths: tuple[DeclaredPath, ...] = ()
+        self.options: dict[str, DeploymentOption] = {}
+        _check_components(self)
         if self.planned is None:
-            self.paths = _or(declared.paths, _usual(declared.family, family["paths"], tuple[Share, ...]))
-            self.options = _or(declared.options, self._usual_options())
+            self.paths = _value_or(
+                declared.paths, _convert_family_field(declared.family, family["paths"], tuple[DeclaredPath, ...])
+            )
+            self.options = _value_or(declared.options, self._family_options())
             _check_deployment(self)
         else:
             _check_planned(self, self.planned)
 
-    def _usual_options(self) -> dict[str, Option]:
+    def _family_options(self) -> dict[str, DeploymentOption]:
         """The family's options that a path goes through: others would run for nothing."""
         named = {option for path in self.paths for option in path.options}
         return {name: option for name, option in self.usual.items() if name in named}
 
-    def plan(self, options: dict[str, Option], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
+    def build_plan(self, options: dict[str, DeploymentOption], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
         """The model deployed as ``options``, with the paths of each request type."""
         return ModelPlan(
             family=self.declared.family,
@@ -96,21 +100,21 @@ class Model:
             types=types,
             voices=self.voices,
             context=self.declared.context,
-            tasks={component: self.task(component) for component in self.components},
+            tasks={component: self.unit_task_name(component) for component in self.components},
         )
 
-    def task(self, component: str) -> str:
+    def unit_task_name(self, component: str) -> str:
         """Name of the unit task that runs ``component``, which may be another model's."""
         return task_name(self.kinds[component], self.shares.get(component, self.name), component)
 
-    def types(self) -> Iterator[frozenset[str]]:
+    def request_types(self) -> Iterator[frozenset[str]]:
         """All sets of components that a request may use: any encoders, what is always used, with or without speech.
 
         Of a model that both chats and makes pictures a request uses one side alone.
         """
-        for way in catalog.ways(self.components, self.kinds):
+        for way in catalog.component_chains(self.components, self.kinds):
             encoders = sorted({*self.encoders.values()} & {*way})
-            always = [component for component in self.always() if component in way]
+            always = [component for component in self.required_components() if component in way]
             speech = [component for component in way if component in SPEECH]
             for count in range(len(encoders) + 1):
                 for chosen in combinations(encoders, count):
@@ -118,45 +122,57 @@ class Model:
                     if speech:
                         yield frozenset([*chosen, *always, *speech])
 
-    def always(self) -> list[str]:
+    def required_components(self) -> list[str]:
         """Components that every request uses, such as the thinker; see ``types``."""
         return [part for part in self.components if part not in SPEECH and part not in self.encoders.values()]
 
 
-def _or(told: T | None, usual: T) -> T:
+def _value_or(told: T | None, usual: T) -> T:
     return usual if told is None else told
 
 
-def _usual(family: str, value: Any, kind: type[T]) -> T:
+def _convert_family_field(family: str, value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise BadRequest(f"the family {family} says something wrong about its deployment: {error}") from error
 
 
-def _check(model: Model) -> None:
+def _check_components(model: Model) -> None:
     known = set(model.components)
-    require(len(known) == len(model.components), model.name, f"names a component twice: {', '.join(model.components)}")
+    require_valid_model(
+        len(known) == len(model.components), model.name, f"names a component twice: {', '.join(model.components)}"
+    )
     for component in model.components:
-        require(token(component) == component, model.name, f"component {component!r} may have letters, digits, - and _")
+        require_valid_model(
+            subject_token(component) == component,
+            model.name,
+            f"component {component!r} may have letters, digits, - and _",
+        )
         kind = model.kinds.get(component, "")
-        require(
-            token(kind) == kind,
+        require_valid_model(
+            subject_token(kind) == kind,
             model.name,
             f"component {component} has no kind of unit task of letters, digits, - and _: add it to 'tasks'",
         )
     for modality, component in model.encoders.items():
-        require(component in known, model.name, f"encoder of {modality} is {component!r}, which is no component")
+        require_valid_model(
+            component in known, model.name, f"encoder of {modality} is {component!r}, which is no component"
+        )
     strange = sorted(set(model.kinds) - known)
-    require(not strange, model.name, f"tasks name {strange}, which are no components")
-    require(bool(model.always()), model.name, "has nothing that every request uses, such as a thinker")
+    require_valid_model(not strange, model.name, f"tasks name {strange}, which are no components")
+    require_valid_model(
+        bool(model.required_components()), model.name, "has nothing that every request uses, such as a thinker"
+    )
 
 
 def _check_planned(model: Model, planned: planned_spec.PlannedModel) -> None:
     for field in ("options", "paths"):
         told = getattr(model.declared, field) is not None
-        require(not told, model.name, f"is planned, so it may not have {field!r} as well: leave one of both out")
-    planned_spec.check(model.name, planned)
+        require_valid_model(
+            not told, model.name, f"is planned, so it may not have {field!r} as well: leave one of both out"
+        )
+    planned_spec.check_planned_model(model.name, planned)
 
 
 def _check_deployment(model: Model) -> None:
@@ -165,28 +181,30 @@ def _check_deployment(model: Model) -> None:
     _check_paths(model)
 
 
-def _check_option(model: Model, name: str, option: Option) -> None:
-    def must(good: bool, fault: str) -> None:
-        require(good, model.name, f"option {name} {fault}")
+def _check_option(model: Model, name: str, option: DeploymentOption) -> None:
+    def require_valid(good: bool, fault: str) -> None:
+        require_valid_model(good, model.name, f"option {name} {fault}")
 
-    must(bool(name) and not {*"/>,"} & {*name}, "has a name with '/', '>' or ','")
-    must(set(option.components) <= set(model.components), f"has unknown components {option.components}")
-    must(bool(option.components), "has no component")
-    must(option.service in SERVICES, f"has service {option.service!r}; there is {', '.join(SERVICES)}")
-    must(option.replicas >= 0, f"has {option.replicas} replicas")
-    must(not option.of, "says 'of', which plans alone say: name the other model's option in a path")
-    must(not option.engine or ":" in option.engine, f"has engine {option.engine!r}: it must name module:function")
+    require_valid(bool(name) and not {*"/>,"} & {*name}, "has a name with '/', '>' or ','")
+    require_valid(set(option.components) <= set(model.components), f"has unknown components {option.components}")
+    require_valid(bool(option.components), "has no component")
+    require_valid(option.service in SERVICES, f"has service {option.service!r}; there is {', '.join(SERVICES)}")
+    require_valid(option.replicas >= 0, f"has {option.replicas} replicas")
+    require_valid(not option.of, "says 'of', which plans alone say: name the other model's option in a path")
+    require_valid(
+        not option.engine or ":" in option.engine, f"has engine {option.engine!r}: it must name module:function"
+    )
 
 
 def _check_paths(model: Model) -> None:
-    require(bool(model.paths), model.name, "declares no path")
+    require_valid_model(bool(model.paths), model.name, "declares no path")
     for path in model.paths:
-        require(path.share >= 0, model.name, f"path {path.options} has a negative share")
+        require_valid_model(path.share >= 0, model.name, f"path {path.options} has a negative share")
         unknown = [option for option in path.options if "/" not in option and option not in model.options]
-        require(not unknown, model.name, f"path {path.options} uses undeclared options {unknown}")
-    require(sum(path.share for path in model.paths) > 0, model.name, "all paths have share 0")
+        require_valid_model(not unknown, model.name, f"path {path.options} uses undeclared options {unknown}")
+    require_valid_model(sum(path.share for path in model.paths) > 0, model.name, "all paths have share 0")
 
 
-def require(good: bool, model: str, fault: str) -> None:
+def require_valid_model(good: bool, model: str, fault: str) -> None:
     if not good:
         raise BadRequest(f"model {model}: {fault}")

@@ -30,14 +30,14 @@ class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: float = 1.0
 
 
-class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeclaredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node with ``gpus`` of type ``gpu``; a replica does not span two."""
 
     gpus: int
     gpu: str = ""
 
 
-class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TailLatencyGoals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """99th percentiles to keep, in seconds; ``real_time`` is seconds needed per second of speech. 0: any."""
 
     first_token: float = 0.0
@@ -46,7 +46,7 @@ class Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     real_time: float = 0.0
     done: float = 0.0
 
-    def wanted(self) -> dict[str, float]:
+    def active_goals(self) -> dict[str, float]:
         """Return the goals that are not 0."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
@@ -67,55 +67,57 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float = 0.0
     mix: dict[str, float] | None = None
     mixes: tuple[dict[str, float], ...] = ()
-    goals: Goals = Goals()
+    goals: TailLatencyGoals = TailLatencyGoals()
     options: tuple[str, ...] | str | None = None
     cells: int = 0
     adapt: bool = True
     headroom: float = 0.2
 
 
-def check(model: str, asked: PlannedModel) -> None:
+def check_planned_model(model: str, asked: PlannedModel) -> None:
     """Raises ``BadRequest`` that names the model and the field at fault."""
 
-    def must(good: bool, fault: str) -> None:
+    def require_valid(good: bool, fault: str) -> None:
         if not good:
             raise BadRequest(f"model {model}: planned {fault}")
 
-    must(asked.goal in (THROUGHPUT, GPUS), f"goal is {asked.goal!r}; there is {THROUGHPUT} and {GPUS}")
-    for name, value in _numbers(asked):
-        must(math.isfinite(value) and value >= 0, f"{name} is {value}: it must be a finite number, 0 or more")
-    must(asked.goal != GPUS or asked.rate > 0, f"goal {GPUS!r} needs a rate in req/s above 0")
+    require_valid(asked.goal in (THROUGHPUT, GPUS), f"goal is {asked.goal!r}; there is {THROUGHPUT} and {GPUS}")
+    for name, value in _numeric_fields(asked):
+        require_valid(math.isfinite(value) and value >= 0, f"{name} is {value}: it must be a finite number, 0 or more")
+    require_valid(asked.goal != GPUS or asked.rate > 0, f"goal {GPUS!r} needs a rate in req/s above 0")
     for number, mix in enumerate([*([asked.mix] if asked.mix is not None else []), *asked.mixes]):
-        must(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
-    must(0 <= asked.cells <= LARGEST, f"cells is {asked.cells}: it must be 0 to {LARGEST} GPUs")
-    must(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
+        require_valid(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
+    require_valid(0 <= asked.cells <= LARGEST, f"cells is {asked.cells}: it must be 0 to {LARGEST} GPUs")
+    require_valid(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
     if isinstance(asked.options, str):
-        must(asked.options == ALL, f"options is {asked.options!r}: give a list of options, or {ALL!r}")
+        require_valid(asked.options == ALL, f"options is {asked.options!r}: give a list of options, or {ALL!r}")
     elif asked.options is not None:
-        must(bool(asked.options), "options is an empty list: leave it out to use all of the profile")
+        require_valid(bool(asked.options), "options is an empty list: leave it out to use all of the profile")
 
 
-def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, Machine]) -> None:
+def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> None:
     """Raises ``BadRequest`` that names the GPU type or node at fault."""
     for name, kind in gpus.items():
-        _must(kind.count >= 0, f"gpus: there are {kind.count} of type {name!r}")
+        _require_valid(kind.count >= 0, f"gpus: there are {kind.count} of type {name!r}")
         for field in ("memory_gb", "price"):
             value = getattr(kind, field)
-            _must(math.isfinite(value) and value >= 0, f"gpus: {field} of {name!r} is {value}: it must be 0 or more")
+            _require_valid(
+                math.isfinite(value) and value >= 0, f"gpus: {field} of {name!r} is {value}: it must be 0 or more"
+            )
     for name, node in nodes.items():
-        _must(node.gpus >= 0, f"nodes: {name} has {node.gpus} GPUs")
-        _must(
+        _require_valid(node.gpus >= 0, f"nodes: {name} has {node.gpus} GPUs")
+        _require_valid(
             not gpus or node.gpu in gpus or (not node.gpu and len(gpus) == 1),
             f"nodes: {name} has GPUs of type {node.gpu!r}; 'gpus' names {', '.join(gpus)}",
         )
 
 
-def _must(good: bool, fault: str) -> None:
+def _require_valid(good: bool, fault: str) -> None:
     if not good:
         raise BadRequest(fault)
 
 
-def _numbers(asked: PlannedModel) -> Iterator[tuple[str, float]]:
+def _numeric_fields(asked: PlannedModel) -> Iterator[tuple[str, float]]:
     yield "rate", asked.rate
     yield "headroom", asked.headroom
     yield from ((f"goals.{name}", value) for name, value in msgspec.structs.asdict(asked.goals).items())

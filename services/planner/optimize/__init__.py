@@ -14,6 +14,6 @@ load that planners of static models need not wait for: ``services.planner.optimi
 """
 
 from services.planner.optimize.load import Loads, ModelLoad
-from services.planner.optimize.result import Planned
+from services.planner.optimize.result import PlanningResult
 
-__all__ = ["Loads", "ModelLoad", "Planned"]
+__all__ = ["Loads", "ModelLoad", "PlanningResult"]

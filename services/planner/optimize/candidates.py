@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.bus.subjects import token
+from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
-from omnibus.families.plugins import listed
+from omnibus.families.plugins import join_names
 from omnibus.profile import ModelProfile, OptionProfile
-from services.planner.declared.model import Model, require
+from services.planner.declared.model import Model, require_valid_model
 from services.planner.declared.planned_spec import ALL, CPU, GpuType
-from services.planner.optimize.kv_memory import Memory
-from services.planner.solve.enumerate import GAMMA, Gpu, every
-from services.planner.solve.problem import Infeasible, Option
+from services.planner.optimize.kv_memory import KvMemory
+from services.planner.solve.enumerate import GAMMA, Gpu, enumerate_options
+from services.planner.solve.problem import Infeasible, SolverOption
 
 #: GB of a GPU of which nobody knows the memory: any weights fit.
 _ANY = 1e9
@@ -32,52 +32,52 @@ class Hardware(NamedTuple):
     tp: int
 
 
-class Offers(NamedTuple):
+class UsableOptions(NamedTuple):
     """Options by their names in plans, and why others of the profile were left out."""
 
     options: dict[str, OptionProfile]
     left: dict[str, str]
 
 
-def hardware(option: OptionProfile) -> Hardware:
+def option_hardware(option: OptionProfile) -> Hardware:
     return Hardware(option.gpu, option.gpus, option.tp or option.gpus)
 
 
-def offers(model: Model, profile: ModelProfile, gpus: Mapping[str, GpuType], memory: Memory) -> Offers:
+def usable_options(model: Model, profile: ModelProfile, gpus: Mapping[str, GpuType], memory: KvMemory) -> UsableOptions:
     """The options of ``profile`` that ``model`` may use on ``gpus`` (empty: on any).
 
     Raises ``BadRequest`` for names that cannot be told apart or are not there, and for a component that nothing
     measures; ``Infeasible`` for one whose options fit no GPU.
     """
-    named = _chosen(model, _named(model, profile))
-    found, left = Offers({}, {}), dict[str, str]()
+    named = _select_options(model, _options_by_name(model, profile))
+    found, left = UsableOptions({}, {}), dict[str, str]()
     for name, option in named.items():
         if strange := sorted(set(option.components) - set(model.components)):
-            left[name] = f"the model has no {listed(strange)}"
+            left[name] = f"the model has no {join_names(strange)}"
             continue
-        option = msgspec.structs.replace(option, gpu=_gpu(model, name, option.gpu, gpus))
-        fault = _misfit(option, gpus) or memory.misfit(option)
+        option = msgspec.structs.replace(option, gpu=_gpu_type(model, name, option.gpu, gpus))
+        fault = _find_misfit(option, gpus) or memory.find_misfit(option)
         if fault:
             left[name] = fault
         else:
             found.options[name] = option
     if model.planned is not None and model.planned.options == ALL:
-        others = dict(_others(model, found.options, gpus))
-        found.options.update({name: option for name, option in others.items() if not memory.misfit(option)})
-    _check_whole(model, profile, found.options, left)
-    return Offers(found.options, left)
+        others = dict(_estimated_options(model, found.options, gpus))
+        found.options.update({name: option for name, option in others.items() if not memory.find_misfit(option)})
+    _check_coverage(model, profile, found.options, left)
+    return UsableOptions(found.options, left)
 
 
-def solved(option: OptionProfile, gpus: Mapping[str, GpuType]) -> Option:
+def to_solver_option(option: OptionProfile, gpus: Mapping[str, GpuType]) -> SolverOption:
     """The option as the solver knows it; without a price of its own it costs what its GPUs do."""
     known = gpus.get(option.gpu)
     price = option.price if option.price is not None else known.price * option.gpus if known else None
-    return Option(
+    return SolverOption(
         option.components, option.gpus, option.gpu, option.tp, option.weights_gb, price, max(0.0, option.start_s)
     )
 
 
-def service(model: Model, option: OptionProfile) -> str:
+def option_service(model: Model, option: OptionProfile) -> str:
     """Return the service that runs the option.
 
     It is the measured one, else the family's for these components together, else the first of llm, generator and
@@ -97,50 +97,52 @@ def _by_kind(kind: str) -> str:
     return "llm" if kind in _LLM else "encoder" if kind in _ENCODER else "generator"
 
 
-def _named(model: Model, profile: ModelProfile) -> dict[str, OptionProfile]:
+def _options_by_name(model: Model, profile: ModelProfile) -> dict[str, OptionProfile]:
     found: dict[str, OptionProfile] = {}
     called: dict[str, str] = {}
     for name, option in profile.options.items():
-        legal = token(name)
-        require(
+        legal = subject_token(name)
+        require_valid_model(
             legal not in found,
             model.name,
             f"options {called.get(legal)!r} and {name!r} of its profile are both called {legal!r} in plans: rename one",
         )
         found[legal], called[legal] = option, name
-    require(bool(found), model.name, "has a profile without options: measure some with `omnibus profile`")
+    require_valid_model(bool(found), model.name, "has a profile without options: measure some with `omnibus profile`")
     return found
 
 
-def _chosen(model: Model, named: dict[str, OptionProfile]) -> dict[str, OptionProfile]:
+def _select_options(model: Model, named: dict[str, OptionProfile]) -> dict[str, OptionProfile]:
     wanted = model.planned.options if model.planned is not None else None
     if wanted is None or isinstance(wanted, str):
         return named
-    unknown = [name for name in wanted if token(name) not in named]
-    require(not unknown, model.name, f"planned options name {listed(unknown)}; the profile has {listed(named)}")
-    names = {token(name) for name in wanted}
+    unknown = [name for name in wanted if subject_token(name) not in named]
+    require_valid_model(
+        not unknown, model.name, f"planned options name {join_names(unknown)}; the profile has {join_names(named)}"
+    )
+    names = {subject_token(name) for name in wanted}
     return {name: option for name, option in named.items() if name in names}
 
 
-def _gpu(model: Model, name: str, gpu: str, gpus: Mapping[str, GpuType]) -> str:
+def _gpu_type(model: Model, name: str, gpu: str, gpus: Mapping[str, GpuType]) -> str:
     """The GPU type of an option; one that was measured without a name is of the only type there is."""
     if gpu or not gpus:
         return gpu
     real = [kind for kind in gpus if kind != CPU] or list(gpus)
-    require(
+    require_valid_model(
         len(real) == 1,
         model.name,
-        f"option {name} does not say its GPU type, and there is {listed(real)}: add 'gpu' to its profile",
+        f"option {name} does not say its GPU type, and there is {join_names(real)}: add 'gpu' to its profile",
     )
     return real[0]
 
 
-def _misfit(option: OptionProfile, gpus: Mapping[str, GpuType]) -> str:
+def _find_misfit(option: OptionProfile, gpus: Mapping[str, GpuType]) -> str:
     """Return the reason why the option cannot run on the GPUs there are; empty if it can."""
     if not gpus:
         return ""
     if option.gpu not in gpus:
-        return f"it takes GPUs of type {option.gpu}; there is {listed(gpus)}"
+        return f"it takes GPUs of type {option.gpu}; there is {join_names(gpus)}"
     has = gpus[option.gpu].memory_gb * option.gpus
     if not has:
         return ""
@@ -152,7 +154,7 @@ def _misfit(option: OptionProfile, gpus: Mapping[str, GpuType]) -> str:
     return ""
 
 
-def _check_whole(
+def _check_coverage(
     model: Model, profile: ModelProfile, found: Mapping[str, OptionProfile], left: Mapping[str, str]
 ) -> None:
     for part in model.components:
@@ -175,35 +177,37 @@ def _check_whole(
 
 def profile_of(profile: ModelProfile, name: str) -> tuple[str, ...]:
     """Components of the option that is called ``name`` in plans."""
-    return next((option.components for key, option in profile.options.items() if token(key) == name), ())
+    return next((option.components for key, option in profile.options.items() if subject_token(key) == name), ())
 
 
 # Options that nobody measured
 
 
-def _others(
+def _estimated_options(
     model: Model, known: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]
 ) -> Iterable[tuple[str, OptionProfile]]:
     """All further sets of components, on each hardware on which the components were measured one by one."""
     singles: dict[Hardware, dict[str, OptionProfile]] = {}
     for option in known.values():
-        if len(option.components) == 1 and option.measured:
-            singles.setdefault(hardware(option), {}).setdefault(option.components[0], option)
-    there = {(hardware(option), frozenset(option.components)) for option in known.values()}
+        if len(option.components) == 1 and option.is_measured:
+            singles.setdefault(option_hardware(option), {}).setdefault(option.components[0], option)
+    there = {(option_hardware(option), frozenset(option.components)) for option in known.values()}
     taken = set(known)
     for kind, alone in singles.items():
-        for made in _sets(kind, {part: alone[part] for part in model.components if part in alone}, gpus):
+        for made in _option_sets(kind, {part: alone[part] for part in model.components if part in alone}, gpus):
             if (kind, frozenset(made.components)) not in there:
-                name = _free(model, made, kind, len(singles) > 1, taken)
+                name = _free_name(model, made, kind, len(singles) > 1, taken)
                 taken.add(name)
                 yield name, made
 
 
-def _sets(kind: Hardware, alone: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]) -> Iterable[OptionProfile]:
+def _option_sets(
+    kind: Hardware, alone: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]
+) -> Iterable[OptionProfile]:
     memory = gpus[kind.gpu].memory_gb if kind.gpu in gpus else 0.0
     weights = {part: option.weights_gb for part, option in alone.items()}
     starts = {part: option.start_s for part, option in alone.items()}
-    for made in every(weights, {kind.gpu: Gpu(memory or _ANY)}, (kind.gpus,), start_s=starts).values():
+    for made in enumerate_options(weights, {kind.gpu: Gpu(memory or _ANY)}, (kind.gpus,), start_s=starts).values():
         parts = [alone[part] for part in made.components]
         prices = [part.price for part in parts if part.price is not None]
         takes = OptionProfile(
@@ -217,15 +221,15 @@ def _sets(kind: Hardware, alone: Mapping[str, OptionProfile], gpus: Mapping[str,
             memory_gb=sum(part.memory_gb for part in parts),
             weights_gb=made.weights_gb,
         )
-        if not _misfit(takes, gpus):
+        if not _find_misfit(takes, gpus):
             yield takes
 
 
-def _free(model: Model, made: OptionProfile, kind: Hardware, several: bool, taken: set[str]) -> str:
+def _free_name(model: Model, made: OptionProfile, kind: Hardware, several: bool, taken: set[str]) -> str:
     """A name that is not taken: the family's for these components, or one of the components'."""
     where = f"-tp{kind.gpus}" if kind.gpus > 1 else ""
     where += f"-{kind.gpu}" if several and kind.gpu else ""
     usual = [name for name, known in model.usual.items() if set(known.components) == set(made.components)]
-    names = [token(name + where) for name in [*usual, "-".join(made.components)]]
+    names = [subject_token(name + where) for name in [*usual, "-".join(made.components)]]
     names += [f"{names[-1]}-{number}" for number in range(2, 100)]
     return next(name for name in names if name not in taken)

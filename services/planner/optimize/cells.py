@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from services.planner.declared.planned_spec import GPUS, THROUGHPUT
-from services.planner.optimize.demand import Demand
-from services.planner.optimize.joint import Group, Outcome, Room
+from services.planner.optimize.demand import ModelDemand
+from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.solve import cells, mixture
 from services.planner.solve.constraints import Terms
 from services.planner.solve.mixture import Mixture
@@ -15,7 +15,7 @@ from services.planner.solve.solution import Flow, Solution
 from services.planner.solve.solver import Solver
 
 
-def solve(group: Group, demands: Mapping[str, Demand], room: Room) -> Outcome:
+def solve_cells(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget) -> PlanningOutcome:
     """Cells of 1, 2, 4, ... GPUs for the one model of ``group``, within ``room``.
 
     Raises ``Infeasible`` when no cell serves anything, and ``BadRequest`` for GPUs of several types.
@@ -24,50 +24,50 @@ def solve(group: Group, demands: Mapping[str, Demand], room: Room) -> Outcome:
     kinds = {option.gpu for option in ready.options.values()}
     require(len(kinds) == 1, f"model {name}: cells need options on GPUs of one type, the profile has {sorted(kinds)}")
     gpu, largest = next(iter(kinds)), ready.asked.cells
-    asked = group.asked(demands, {}, Room({gpu: largest}, {}))
+    asked = group.build_question(demands, {}, GpuBudget({gpu: largest}, {}))
     solver, terms = asked.solver, msgspec.structs.replace(asked.terms, running=None)
-    sizes = cells.powers(largest.bit_length() - 1)
-    best = _served(solver, sizes, terms, gpu)
+    sizes = cells.powers_of_two(largest.bit_length() - 1)
+    best = _useful_cells(solver, sizes, terms, gpu)
     if not best:
         terms = msgspec.structs.replace(terms, covers=())
-        best = _served(solver, sizes, terms, gpu)
+        best = _useful_cells(solver, sizes, terms, gpu)
     if not best:
         raise Infeasible(
             f"model {name}: no cell of up to {largest} GPUs holds an executor for each component: allow more"
         )
-    goal, chosen = _chosen(best, group.goal, demands[name], room, gpu, asked.weights[name])
-    solution = _merged(solver, terms, best, chosen, goal)
-    unserved = group.lacking(demands, solution)
-    return Outcome(
+    goal, chosen = _choose_mixture(best, group.goal, demands[name], room, gpu, asked.weights[name])
+    solution = _merge_cells(solver, terms, best, chosen, goal)
+    unserved = group.missing_components(demands, solution)
+    return PlanningOutcome(
         group.ready, demands, goal, solver, solution, terms, asked.weights, {}, unserved, asked.tails, chosen.cells
     )
 
 
-def _served(solver: Solver, sizes: list[int], terms: Terms, gpu: str) -> dict[int, Solution]:
+def _useful_cells(solver: Solver, sizes: list[int], terms: Terms, gpu: str) -> dict[int, Solution]:
     """The best cell of each size, where it serves anything."""
-    return {size: each for size, each in cells.planned(solver, sizes, terms, gpu).items() if each.rate > 0}
+    return {size: each for size, each in cells.solve_sizes(solver, sizes, terms, gpu).items() if each.rate > 0}
 
 
-def _chosen(
-    best: Mapping[int, Solution], goal: str, demand: Demand, room: Room, gpu: str, weight: float
+def _choose_mixture(
+    best: Mapping[int, Solution], goal: str, demand: ModelDemand, room: GpuBudget, gpu: str, weight: float
 ) -> tuple[str, Mixture]:
-    known = cells.of(dict(best))
+    known = cells.to_cells(dict(best))
     have = None if room.gpus is None else room.gpus.get(gpu, 0)
     if goal == GPUS:
-        found = mixture.fewest(known, 1.0)
+        found = mixture.fewest_gpus(known, 1.0)
         if have is None or found.gpus <= have:
             return GPUS, found
         if not demand.measured:
             raise Infeasible(
                 f"{have} GPUs{gpu and ' of type '}{gpu} cannot serve {weight:g} req/s in cells: it takes {found.gpus}"
             )
-    found = mixture.most(known, have or 0)
+    found = mixture.most_requests(known, have or 0)
     if not found.cells:
         raise Infeasible(f"{have or 0} GPUs hold no cell: the smallest that serves requests has {min(best)}")
     return THROUGHPUT, found
 
 
-def _merged(solver: Solver, terms: Terms, best: Mapping[int, Solution], chosen: Mixture, goal: str) -> Solution:
+def _merge_cells(solver: Solver, terms: Terms, best: Mapping[int, Solution], chosen: Mixture, goal: str) -> Solution:
     """All cells as one deployment: replicas and rates add up."""
     replicas: dict[str, int] = {}
     flows: list[Flow] = []
@@ -76,7 +76,7 @@ def _merged(solver: Solver, terms: Terms, best: Mapping[int, Solution], chosen: 
             replicas[option] = replicas.get(option, 0) + each * count
         flows += [msgspec.structs.replace(flow, rate=flow.rate * count) for flow in best[size].flows]
     cost = sum(best[size].cost * count for size, count in chosen.cells.items())
-    least = max(bound.each for bound in solver.bounds(solver.run(terms), solver.frame.gpus))
+    least = max(bound.each for bound in solver.mix_bounds(solver.create_run(terms), solver.frame.gpus))
     return Solution(
         goal="cost" if goal == GPUS else "rate",
         rate=chosen.rate,

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from omnibus.errors import BadRequest
-from omnibus.families.plugins import listed
+from omnibus.families.plugins import join_names
 from omnibus.plan import request_type
-from omnibus.profile import Line, ModelProfile, OptionProfile
-from services.planner.optimize.candidates import Hardware, hardware
-from services.planner.optimize.kv_memory import Memory
+from omnibus.profile import CostLine, ModelProfile, OptionProfile
+from services.planner.optimize.candidates import Hardware, option_hardware
+from services.planner.optimize.kv_memory import KvMemory
 from services.planner.solve import cost_fit as algorithm
 from services.planner.solve.cost_fit import Fit, Measured, Seconds
-from services.planner.solve.problem import Option, Problem, RequestType
+from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
 
 #: Means of ``QUANTITIES`` per request, by request type.
 Quantities = Mapping[str, Mapping[str, float]]
 #: Seconds of a component alone, in solve's words: nothing but what is told for each request type.
-_AS_TOLD = algorithm.Line(0.0, 1.0)
+_AS_TOLD = algorithm.SecondsLine(0.0, 1.0)
 
 
-class Kind(NamedTuple):
+class MeasuredType(NamedTuple):
     """A request type as it was measured."""
 
     components: frozenset[str]
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
     quantities: Mapping[str, float]
 
 
-class Costs:
+class OptionCosts:
     """Seconds and latencies of ``options`` (names as in plans) for any request type of ``components``.
 
     Raises ``BadRequest`` when an option was neither measured nor can be estimated, and names the component.
@@ -43,14 +43,14 @@ class Costs:
         components: tuple[str, ...],
         profile: ModelProfile,
         options: Mapping[str, OptionProfile],
-        lines: Mapping[str, Line],
-        memory: Memory,
+        lines: Mapping[str, CostLine],
+        memory: KvMemory,
     ) -> None:
         self.model = model
         self.components = components
         self.options = dict(options)
         self.lines = lines
-        self.kinds = kinds(model, components, profile)
+        self.kinds = measured_types(model, components, profile)
         self._memory = memory
         self._known: dict[tuple[str, str, Hardware], float | None] = {}
         called = {name: request_type(components, frozenset(kind.components)) for name, kind in profile.types.items()}
@@ -62,16 +62,18 @@ class Costs:
         unknown = sorted({kind for kind, _, _ in self._rows} - {*self.kinds, ""} - set(called))
         if unknown:
             raise BadRequest(
-                f"model {model}: its profile measures work of {listed(unknown)}, which are no request types"
+                f"model {model}: its profile measures work of {join_names(unknown)}, which are no request types"
             )
-        self._measured = algorithm.direct(
+        self._measured = algorithm.measured_seconds(
             Measured(option, work.components, work.seconds, kind) for (kind, option, _), work in self._rows.items()
         )
-        self._fits = {each: self._fit(each) for each in {hardware(option) for option in options.values()}}
+        self._fits = {
+            each: self._fit_hardware(each) for each in {option_hardware(option) for option in options.values()}
+        }
         for name, option in options.items():
-            self._check(name, option)
+            self._check_option(name, option)
 
-    def quantities(self, kind: str) -> Mapping[str, float]:
+    def type_quantities(self, kind: str) -> Mapping[str, float]:
         """Return the quantities of a measured type, else the means of all types with the same components or more."""
         if kind in self.kinds:
             return self.kinds[kind].quantities
@@ -80,49 +82,51 @@ class Costs:
         names = {name for each in wider for name in each.quantities}
         return {name: sum(each.quantities.get(name, 0.0) for each in wider) / len(wider) for name in names}
 
-    def seconds(self, now: Quantities | None = None) -> Seconds:
+    def seconds_per_request(self, now: Quantities | None = None) -> Seconds:
         """Seconds of one replica per request, for requests with the quantities ``now`` where they are told."""
         told = now or {}
 
-        def spent(kind: str, option: str, role: tuple[str, ...]) -> float | None:
-            found = self._plain(kind, option, role)
+        def spent_seconds(kind: str, option: str, role: tuple[str, ...]) -> float | None:
+            found = self._measured_seconds(kind, option, role)
             if found is None:
                 return None
-            found *= self._scale(kind, option, role, told.get(kind))
-            latency = self.latency(kind, option, role, now) or found
-            sizes = {**self.quantities(kind), **told.get(kind, {})}
-            return self._memory.bounded(self.options[option], role, sizes, found, latency)
+            found *= self._size_factor(kind, option, role, told.get(kind))
+            latency = self.unloaded_latency(kind, option, role, now) or found
+            sizes = {**self.type_quantities(kind), **told.get(kind, {})}
+            return self._memory.bound_seconds(self.options[option], role, sizes, found, latency)
 
-        return spent
+        return spent_seconds
 
-    def latency(self, kind: str, option: str, role: tuple[str, ...], now: Quantities | None = None) -> float:
+    def unloaded_latency(self, kind: str, option: str, role: tuple[str, ...], now: Quantities | None = None) -> float:
         """Seconds that a request takes when nothing else runs; 0 when that was not measured."""
         for name in (kind, ""):
             work = self._rows.get((name, option, frozenset(role)))
             if work is not None and work.latency:
-                return work.latency * self._scale(kind, option, role, (now or {}).get(kind))
+                return work.latency * self._size_factor(kind, option, role, (now or {}).get(kind))
         return 0.0
 
-    def _plain(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
+    def _measured_seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
         """Seconds for requests as they were measured."""
         found = self._measured(kind, option, role)
         if found is not None:
             return found
-        fit = self._fits[hardware(self.options[option])]
-        known = all(self._alone(kind, part, hardware(self.options[option])) is not None for part in role)
+        fit = self._fits[option_hardware(self.options[option])]
+        known = all(
+            self._component_seconds(kind, part, option_hardware(self.options[option])) is not None for part in role
+        )
         if not known or option not in fit.alpha:
             return None
         if kind in self.kinds:
-            return fit.seconds(kind, option, role)
-        here = hardware(self.options[option])
-        return fit.alpha[option] * sum(self._alone(kind, part, here) or 0.0 for part in role)
+            return fit.option_seconds(kind, option, role)
+        here = option_hardware(self.options[option])
+        return fit.alpha[option] * sum(self._component_seconds(kind, part, here) or 0.0 for part in role)
 
-    def _scale(self, kind: str, option: str, role: tuple[str, ...], now: Mapping[str, float] | None) -> float:
+    def _size_factor(self, kind: str, option: str, role: tuple[str, ...], now: Mapping[str, float] | None) -> float:
         if not now or not any(part in self.lines for part in role):
             return 1.0
-        before = self.quantities(kind)
-        here = hardware(self.options[option])
-        fixed = sum(self._alone(kind, part, here) or 0.0 for part in role if part not in self.lines)
+        before = self.type_quantities(kind)
+        here = option_hardware(self.options[option])
+        fixed = sum(self._component_seconds(kind, part, here) or 0.0 for part in role if part not in self.lines)
         was, is_now = (
             fixed + sum(self.lines[part].seconds(sizes) for part in role if part in self.lines)
             for sizes in (before, {**before, **now})
@@ -131,33 +135,33 @@ class Costs:
 
     # Components alone
 
-    def _alone(self, kind: str, part: str, where: Hardware) -> float | None:
+    def _component_seconds(self, kind: str, part: str, where: Hardware) -> float | None:
         """Seconds of ``part`` alone for a request of ``kind``: there, or else wherever it was measured."""
         key = kind, part, where
         if key not in self._known:
-            self._known[key] = self._look_up(*key)
+            self._known[key] = self._find_component_seconds(*key)
         return self._known[key]
 
-    def _look_up(self, kind: str, part: str, where: Hardware) -> float | None:
+    def _find_component_seconds(self, kind: str, part: str, where: Hardware) -> float | None:
         singles = [name for name, option in self.options.items() if option.components == (part,)]
-        singles.sort(key=lambda name: hardware(self.options[name]) != where)
+        singles.sort(key=lambda name: option_hardware(self.options[name]) != where)
         for name in singles:
             found = self._measured(kind, name, (part,))
             if found is not None:
                 return found
         if part in self.lines:
-            return self.lines[part].seconds(self.quantities(kind))
+            return self.lines[part].seconds(self.type_quantities(kind))
         rates = (self.options[name].rate for name in singles)
-        rate, using = next((rate for rate in rates if rate > 0), 0.0), self._using(part)
+        rate, using = next((rate for rate in rates if rate > 0), 0.0), self._using_share(part)
         if rate > 0 and using > 0:
             return 1.0 / rate / using
-        return self._mean(part, singles)
+        return self._mean_seconds(part, singles)
 
-    def _using(self, part: str) -> float:
+    def _using_share(self, part: str) -> float:
         """The share of the measured requests that use ``part``."""
         return sum(kind.share for kind in self.kinds.values() if part in kind.components)
 
-    def _mean(self, part: str, singles: Iterable[str]) -> float | None:
+    def _mean_seconds(self, part: str, singles: Iterable[str]) -> float | None:
         """The mean over the types for which ``part`` was measured alone."""
         for name in singles:
             found = [
@@ -171,34 +175,34 @@ class Costs:
 
     # Components together
 
-    def _fit(self, where: Hardware) -> Fit:
+    def _fit_hardware(self, where: Hardware) -> Fit:
         """Algorithm 3 over the options on one hardware; those with rows of work have alpha from them."""
-        here = {name: option for name, option in self.options.items() if hardware(option) == where}
+        here = {name: option for name, option in self.options.items() if option_hardware(option) == where}
         tau = {
             (kind, part): alone
             for kind in self.kinds
             for part in self.kinds[kind].components
-            if (alone := self._alone(kind, part, where)) is not None
+            if (alone := self._component_seconds(kind, part, where)) is not None
         }
-        alpha = {name: ratio for name in here if (ratio := self._ratio(name, tau)) is not None}
+        alpha = {name: ratio for name in here if (ratio := self._slowdown_factor(name, tau)) is not None}
         rates = {name: option.rate for name, option in here.items() if option.rate > 0 and name not in alpha}
         if rates:
             for name in rates:
                 self._check_alone(name, here[name], tau)
             types = {name: RequestType(tuple(kind.components), kind.share) for name, kind in self.kinds.items()}
-            options = {name: Option(here[name].components, where.gpus) for name in rates}
+            options = {name: SolverOption(here[name].components, where.gpus) for name in rates}
             tokens: dict[str, dict[str, float]] = {name: {} for name in types}
             for (kind, part), each in tau.items():
                 tokens[kind][part] = each
-            problem = Problem(self.components, options, types)
+            problem = PlanningProblem(self.components, options, types)
             told = dict.fromkeys(self.components, _AS_TOLD)
-            alpha |= algorithm.fit(problem, rates, told, tokens).alpha
+            alpha |= algorithm.fit_profile(problem, rates, told, tokens).alpha
         for name, option in here.items():
-            if name not in alpha and not option.measured:
-                alpha[name] = _guess(option, {other: alpha[other] for other in alpha}, here)
+            if name not in alpha and not option.is_measured:
+                alpha[name] = _estimate_slowdown(option, {other: alpha[other] for other in alpha}, here)
         return Fit(tau, alpha)
 
-    def _ratio(self, name: str, tau: Mapping[tuple[str, str], float]) -> float | None:
+    def _slowdown_factor(self, name: str, tau: Mapping[tuple[str, str], float]) -> float | None:
         """Return the time of the option relative to its components alone, over the types that were measured."""
         measured = alone = 0.0
         for kind, each in self.kinds.items():
@@ -212,24 +216,24 @@ class Costs:
 
     def _check_alone(self, name: str, option: OptionProfile, tau: Mapping[tuple[str, str], float]) -> None:
         for part in option.components:
-            if self._using(part) > 0 and not any(known == part for _, known in tau):
-                raise self._unmeasured(name, part)
+            if self._using_share(part) > 0 and not any(known == part for _, known in tau):
+                raise self._unmeasured_error(name, part)
 
-    def _check(self, name: str, option: OptionProfile) -> None:
-        if option.measured:
+    def _check_option(self, name: str, option: OptionProfile) -> None:
+        if option.is_measured:
             return
-        where = hardware(option)
+        where = option_hardware(option)
         for part in option.components:
             alone = [
                 other
                 for other in self.options.values()
-                if other.components == (part,) and hardware(other) == where and other.measured
+                if other.components == (part,) and option_hardware(other) == where and other.is_measured
             ]
             if not alone:
-                raise self._unmeasured(name, part)
+                raise self._unmeasured_error(name, part)
 
-    def _unmeasured(self, option: str, part: str) -> BadRequest:
-        where = hardware(self.options[option])
+    def _unmeasured_error(self, option: str, part: str) -> BadRequest:
+        where = option_hardware(self.options[option])
         on = f" on {where.gpus} x {where.gpu}" if where.gpu else ""
         return BadRequest(
             f"model {self.model}: option {option} cannot be estimated, because component {part} was not measured "
@@ -237,20 +241,20 @@ class Costs:
         )
 
 
-def kinds(model: str, components: tuple[str, ...], profile: ModelProfile) -> dict[str, Kind]:
+def measured_types(model: str, components: tuple[str, ...], profile: ModelProfile) -> dict[str, MeasuredType]:
     """The measured request types by their names in plans; those that use what the model lacks are left out."""
-    found: dict[str, Kind] = {}
+    found: dict[str, MeasuredType] = {}
     for each in profile.types.values():
         parts = frozenset(each.components)
         if parts <= set(components):
             name = request_type(components, parts)
             if name in found:
-                raise BadRequest(f"model {model}: its profile has two request types of {listed(parts)}")
-            found[name] = Kind(parts, each.share, each.quantities)
+                raise BadRequest(f"model {model}: its profile has two request types of {join_names(parts)}")
+            found[name] = MeasuredType(parts, each.share, each.quantities)
     return found
 
 
-def _guess(option: OptionProfile, alpha: Mapping[str, float], here: Mapping[str, OptionProfile]) -> float:
+def _estimate_slowdown(option: OptionProfile, alpha: Mapping[str, float], here: Mapping[str, OptionProfile]) -> float:
     """Estimate the slowdown of an option that was not measured: the largest of any known part of it, and at least 1.
 
     Without a slowdown, an option that nobody measured would always look best.

@@ -6,19 +6,19 @@ from typing import NamedTuple
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.families.plugins import listed
+from omnibus.families.plugins import join_names
 from omnibus.plan import request_type
 from omnibus.profile import ModelProfile
 from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import GPUS, PlannedModel
-from services.planner.optimize.cost_model import Kind, Quantities
+from services.planner.optimize.cost_model import MeasuredType, Quantities
 from services.planner.optimize.load import ModelLoad
 
 #: req/s that is planned for when nobody sends anything.
 IDLE = 0.01
 
 
-class Demand(NamedTuple):
+class ModelDemand(NamedTuple):
     """``rate`` in req/s that is expected, and with headroom in ``wanted``. ``mixes`` are shares by request type that
     add up to 1; the first is the usual one. ``measured``: whether it is not what was declared."""
 
@@ -29,24 +29,26 @@ class Demand(NamedTuple):
     measured: bool
 
     @property
-    def kinds(self) -> set[str]:
+    def request_types(self) -> set[str]:
         """Request types that have a share in some mix."""
         return {kind for mix in self.mixes for kind, share in mix.items() if share > 0}
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredDemand(msgspec.Struct, frozen=True):
     """Rate and mixes that the operator and the profile declare, as shares by request type."""
 
     rate: float
     mixes: tuple[dict[str, float], ...]
 
 
-def declared(model: Model, asked: PlannedModel, profile: ModelProfile, kinds: Mapping[str, Kind]) -> Declared:
+def declared_demand(
+    model: Model, asked: PlannedModel, profile: ModelProfile, kinds: Mapping[str, MeasuredType]
+) -> DeclaredDemand:
     """Raises ``BadRequest`` for a mix that names what is no request type, and for a workload without any request."""
     called = {name: frozenset(kind.components) for name, kind in profile.types.items()}
-    mixes = [_named(model, mix, called) for mix in asked.mixes]
+    mixes = [_normalize_type_names(model, mix, called) for mix in asked.mixes]
     if asked.mix is not None:
-        usual = _named(model, asked.mix, called)
+        usual = _normalize_type_names(model, asked.mix, called)
     elif mixes:
         usual = mixes[0]
     else:
@@ -56,54 +58,56 @@ def declared(model: Model, asked: PlannedModel, profile: ModelProfile, kinds: Ma
             f"model {model.name}: its profile gives no request type a share: measure with a workload, or declare "
             "a planned 'mix'"
         )
-    every = [_one(mix) for mix in (usual, *mixes)]
-    return Declared(asked.rate, (every[0], *[mix for mix in every[1:] if mix != every[0]]))
+    every = [_normalized_mix(mix) for mix in (usual, *mixes)]
+    return DeclaredDemand(asked.rate, (every[0], *[mix for mix in every[1:] if mix != every[0]]))
 
 
-def demand(model: Model, asked: PlannedModel, told: Declared, load: ModelLoad | None) -> Demand:
+def resolve_demand(model: Model, asked: PlannedModel, told: DeclaredDemand, load: ModelLoad | None) -> ModelDemand:
     """Return the demand to plan for: from ``load`` where it has data, else the declared one, ``told``.
 
     Request types that the model does not have are not counted.
     """
     spare = 1.0 + (asked.headroom if asked.goal == GPUS else 0.0)
     if load is None:
-        return Demand(told.rate, told.rate * spare, told.mixes, {}, measured=False)
+        return ModelDemand(told.rate, told.rate * spare, told.mixes, {}, measured=False)
     shares, sizes = dict[str, float](), dict[str, Mapping[str, float]]()
     for kind, share in load.shares.items():
-        parts = _parts(kind, model.components)
+        parts = _type_components(kind, model.components)
         if parts and share > 0:
             name = request_type(model.components, parts)
             shares[name] = shares.get(name, 0.0) + share
     for kind, quantities in load.quantities.items():
-        if parts := _parts(kind, model.components):
+        if parts := _type_components(kind, model.components):
             sizes[request_type(model.components, parts)] = quantities
-    usual = _one(shares) if shares else told.mixes[0]
+    usual = _normalized_mix(shares) if shares else told.mixes[0]
     robust = told.mixes if asked.mixes else ()
     rate = max(load.rate, IDLE)
-    return Demand(rate, rate * spare, (usual, *[mix for mix in robust if mix != usual]), sizes, measured=True)
+    return ModelDemand(rate, rate * spare, (usual, *[mix for mix in robust if mix != usual]), sizes, measured=True)
 
 
-def _named(model: Model, mix: Mapping[str, float], called: Mapping[str, frozenset[str]]) -> dict[str, float]:
+def _normalize_type_names(
+    model: Model, mix: Mapping[str, float], called: Mapping[str, frozenset[str]]
+) -> dict[str, float]:
     """Shares by the names that plans have for request types."""
     found: dict[str, float] = {}
     for kind, share in mix.items():
-        parts = called.get(kind) or _parts(kind, model.components)
+        parts = called.get(kind) or _type_components(kind, model.components)
         if not parts or not parts <= set(model.components):
             raise BadRequest(
                 f"model {model.name}: planned mix names {kind!r}, which is no request type: join components by '+'; "
-                f"there is {listed(model.components)}"
+                f"there is {join_names(model.components)}"
             )
         name = request_type(model.components, parts)
         found[name] = found.get(name, 0.0) + share
     return found
 
 
-def _parts(kind: str, components: Collection[str]) -> frozenset[str]:
+def _type_components(kind: str, components: Collection[str]) -> frozenset[str]:
     """The components of a request type by its name; none when it names others."""
     parts = frozenset(kind.split("+"))
     return parts if parts <= set(components) else frozenset()
 
 
-def _one(mix: Mapping[str, float]) -> dict[str, float]:
+def _normalized_mix(mix: Mapping[str, float]) -> dict[str, float]:
     total = sum(mix.values())
     return {kind: share / total for kind, share in mix.items()}

@@ -9,7 +9,7 @@ import msgspec
 from omnibus.errors import OmnibusError
 from services.planner.declared.planned_spec import GPUS, GpuType
 from services.planner.optimize import latency_goals
-from services.planner.optimize.joint import Outcome
+from services.planner.optimize.joint import PlanningOutcome
 from services.planner.solve import sensitivity as solved
 from services.planner.solve.sensitivity import Explanation
 from services.planner.solve.solution import Flow
@@ -20,7 +20,7 @@ WITHIN, ALTERNATIVES = 0.9, 3
 _FULL = 0.995
 
 
-def waiting(seconds: float, replicas: int, busy: float) -> float:
+def waiting_seconds(seconds: float, replicas: int, busy: float) -> float:
     """Seconds that a request waits for one of ``replicas`` that are ``busy`` for this part of their time.
 
     Sakasegawa's approximation for one queue, Poisson arrivals and service times with a coefficient of
@@ -31,79 +31,81 @@ def waiting(seconds: float, replicas: int, busy: float) -> float:
     return float(seconds * busy ** (math.sqrt(2 * (replicas + 1)) - 1) / (replicas * (1 - busy)))
 
 
-def explained(outcome: Outcome, have: Mapping[str, GpuType], *, alternatives: int = ALTERNATIVES) -> dict[str, Any]:
+def explain_outcome(
+    outcome: PlanningOutcome, have: Mapping[str, GpuType], *, alternatives: int = ALTERNATIVES
+) -> dict[str, Any]:
     """The models of ``outcome`` by name, and below ``deployment`` what they have in common."""
-    loads = _Loads(outcome)
-    why = _why(outcome, 0 if outcome.cells else alternatives)
-    models = {name: _model(outcome, name, loads, why) for name in outcome.ready}
-    return {"models": models, "deployment": _deployment(outcome, have, why)}
+    loads = _OptionLoads(outcome)
+    why = _solver_explanation(outcome, 0 if outcome.cells else alternatives)
+    models = {name: _explain_model(outcome, name, loads, why) for name in outcome.ready}
+    return {"models": models, "deployment": _explain_deployment(outcome, have, why)}
 
 
-class _Loads:
+class _OptionLoads:
     """Utilisation of each option at the expected rates, and the latency of requests."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: PlanningOutcome) -> None:
         self._outcome = outcome
-        self._rates = {name: _expected(outcome, name) for name in outcome.ready}
+        self._rates = {name: _expected_rate(outcome, name) for name in outcome.ready}
         work: dict[str, float] = {}
         passing: dict[str, float] = {}
         for flow in outcome.solution.flows:
-            rate = self.rate(flow)
+            rate = self.flow_rate(flow)
             for option, seconds in zip(flow.options, flow.seconds, strict=True):
                 work[option] = work.get(option, 0.0) + rate * seconds
                 passing[option] = passing.get(option, 0.0) + rate
         replicas = outcome.solution.replicas
         self.busy = {option: work.get(option, 0.0) / count for option, count in replicas.items()}
         self.waits = {
-            option: waiting(work.get(option, 0.0) / (passing.get(option) or 1.0), count, self.busy[option])
+            option: waiting_seconds(work.get(option, 0.0) / (passing.get(option) or 1.0), count, self.busy[option])
             for option, count in replicas.items()
         }
 
-    def rate(self, flow: Flow) -> float:
+    def flow_rate(self, flow: Flow) -> float:
         """Req/s of a flow at the expected rate of its model."""
         name = flow.type.rpartition("/")[0]
         planned = self._outcome.solution.rate * self._outcome.weights[name]
         return flow.rate * self._rates[name] / planned if planned > 0 else 0.0
 
-    def wait(self, flow: Flow) -> float:
+    def flow_wait_seconds(self, flow: Flow) -> float:
         """Seconds that a request waits on this path."""
         return sum(self.waits.get(option, 0.0) for option in flow.options)
 
-    def alone(self, flow: Flow) -> float:
+    def unloaded_seconds(self, flow: Flow) -> float:
         """Seconds of a request on this path when nothing else runs: its stops one after the other."""
         name, _, kind = flow.type.rpartition("/")
         ready, demand = self._outcome.ready[name], self._outcome.demands[name]
         total = 0.0
         for option, role, seconds in zip(flow.options, flow.components, flow.seconds, strict=True):
             own = option if option in ready.lent else option.removeprefix(f"{name}/")
-            total += ready.costs.latency(kind, own, role, demand.quantities) or seconds
+            total += ready.costs.unloaded_latency(kind, own, role, demand.quantities) or seconds
         return total
 
 
-def _expected(outcome: Outcome, name: str) -> float:
+def _expected_rate(outcome: PlanningOutcome, name: str) -> float:
     """Req/s that come, as far as they can be served; all that can be served when nobody says how many come."""
     most = outcome.solution.capacity * outcome.weights[name]
     return min(outcome.demands[name].rate or most, most)
 
 
-def _why(outcome: Outcome, count: int) -> Explanation | None:
+def _solver_explanation(outcome: PlanningOutcome, count: int) -> Explanation | None:
     """The solver's own explanation; None when it takes too long."""
     terms = msgspec.structs.replace(outcome.terms, within=WITHIN / ALTERNATIVES)
     try:
-        return solved.explain(outcome.solver, outcome.solution, terms, alternatives=count)
+        return solved.explain_solution(outcome.solver, outcome.solution, terms, alternatives=count)
     except OmnibusError:
         return None
 
 
-def _model(outcome: Outcome, name: str, loads: _Loads, why: Explanation | None) -> dict[str, Any]:
+def _explain_model(outcome: PlanningOutcome, name: str, loads: _OptionLoads, why: Explanation | None) -> dict[str, Any]:
     ready, demand, solution = outcome.ready[name], outcome.demands[name], outcome.solution
     names = {(each if each in ready.lent else f"{name}/{each}"): each for each in ready.options}
     binding = [names[each] for each in (why.bottlenecks if why else ()) if each in names]
-    goals = latency_goals.wanted(ready.asked.goals)
+    goals = latency_goals.describe_goals(ready.asked.goals)
     told: dict[str, Any] = {
-        "reason": _reason(outcome, name, binding),
+        "reason": _describe_reason(outcome, name, binding),
         "goal": outcome.goal,
-        "rate": _expected(outcome, name),
+        "rate": _expected_rate(outcome, name),
         "capacity": solution.capacity * outcome.weights[name],
         "measured": demand.measured,
         "bottlenecks": binding,
@@ -113,39 +115,39 @@ def _model(outcome: Outcome, name: str, loads: _Loads, why: Explanation | None) 
                 "gpus": count * outcome.solver.frame.network.options[option].gpus,
                 "gpu": outcome.solver.frame.network.options[option].gpu,
                 "utilisation": loads.busy[option],
-                "wait": _finite(loads.waits[option]),
+                "wait": _finite_or_none(loads.waits[option]),
             }
             for option, count in solution.replicas.items()
             if option in names
         },
-        "types": _types(outcome, name, loads),
+        "types": _explain_types(outcome, name, loads),
         "goals": goals,
         "cells": {str(size): count for size, count in sorted(outcome.cells.items())},
         "unserved": list(outcome.unserved.get(name, ())),
         "left": {**ready.left, **outcome.tails[name].never},
-        "estimated": [each for each, option in ready.options.items() if not option.measured],
+        "estimated": [each for each, option in ready.options.items() if not option.is_measured],
         "no_load_measured": list(outcome.tails[name].unmeasured),
     }
     return {key: value for key, value in told.items() if value not in ({}, [], "")}
 
 
-def _types(outcome: Outcome, name: str, loads: _Loads) -> dict[str, Any]:
+def _explain_types(outcome: PlanningOutcome, name: str, loads: _OptionLoads) -> dict[str, Any]:
     found: dict[str, list[Flow]] = {}
     for flow in outcome.solution.flows:
         model, _, kind = flow.type.rpartition("/")
         if model == name:
             found.setdefault(kind, []).append(flow)
-    return {kind: _kind(flows, loads) for kind, flows in found.items()}
+    return {kind: _explain_type(flows, loads) for kind, flows in found.items()}
 
 
-def _kind(flows: Iterable[Flow], loads: _Loads) -> dict[str, Any]:
-    rows = [(loads.rate(flow), loads.alone(flow), loads.wait(flow)) for flow in flows]
+def _explain_type(flows: Iterable[Flow], loads: _OptionLoads) -> dict[str, Any]:
+    rows = [(loads.flow_rate(flow), loads.unloaded_seconds(flow), loads.flow_wait_seconds(flow)) for flow in flows]
     rate = sum(row[0] for row in rows)
     alone, wait = (sum(row[0] * row[column] for row in rows) / rate if rate > 0 else math.inf for column in (1, 2))
-    return {"rate": rate, "alone": _finite(alone), "latency": _finite(alone + wait)}
+    return {"rate": rate, "alone": _finite_or_none(alone), "latency": _finite_or_none(alone + wait)}
 
 
-def _reason(outcome: Outcome, name: str, binding: list[str]) -> str:
+def _describe_reason(outcome: PlanningOutcome, name: str, binding: list[str]) -> str:
     ready, demand = outcome.ready[name], outcome.demands[name]
     together = [other for other in outcome.ready if other != name]
     beside = f", planned with {', '.join(together)}" if together else ""
@@ -162,7 +164,9 @@ def _reason(outcome: Outcome, name: str, binding: list[str]) -> str:
     return f"{said}{beside}{''.join(f'; more of {name} would serve more' for name in scarce)}"
 
 
-def _deployment(outcome: Outcome, have: Mapping[str, GpuType], why: Explanation | None) -> dict[str, Any]:
+def _explain_deployment(
+    outcome: PlanningOutcome, have: Mapping[str, GpuType], why: Explanation | None
+) -> dict[str, Any]:
     solution, options = outcome.solution, outcome.solver.frame.network.options
     used: dict[str, int] = {}
     for name, count in solution.replicas.items():
@@ -191,6 +195,6 @@ def _deployment(outcome: Outcome, have: Mapping[str, GpuType], why: Explanation 
     return {key: value for key, value in told.items() if value not in ({}, [], None)}
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     """None for what grows without end."""
     return value if math.isfinite(value) else None

@@ -17,11 +17,11 @@ from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile
 from omnibus.store import PlanProblem, Store
 from services.planner.declared import declarations_file
-from services.planner.declared.bus_names import Names
+from services.planner.declared.bus_names import BusNames
 from services.planner.declared.declarations_file import Declarations
 from services.planner.declared.model import Model
 from services.planner.optimize.load import Loads
-from services.planner.optimize.result import Planned
+from services.planner.optimize.result import PlanningResult
 
 if TYPE_CHECKING:  # the solver takes a second to load, which planners of static models need not wait for
     from services.planner.optimize.planner import Planner
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 ONE, ALL = "model {}", "planned models"
 
 
-class _Made(NamedTuple):
+class _PlanningRun(NamedTuple):
     """Result of a planning thread."""
 
     planner: "Planner | None"
-    planned: Planned | None
+    planned: PlanningResult | None
     faults: dict[str, str]
 
 
-class Planning:
+class PlanningJob:
     """The planned models of the declarations at ``path``. ``planner`` is None when none of them can be planned;
     ``planned`` is what is wanted of them."""
 
     def __init__(self, store: Store, path: str) -> None:
         self.planner: Planner | None = None
-        self.planned = _nothing()
+        self.planned = _empty_result()
         self._store = store
         self._path = path
         self._models: dict[str, Model] = {}
@@ -56,18 +56,18 @@ class Planning:
         self._told: set[str] | None = None
         self._turn = asyncio.Lock()
 
-    def declare(self, declared: Declarations, static: Mapping[str, ModelPlan]) -> None:
+    def set_declarations(self, declared: Declarations, static: Mapping[str, ModelPlan]) -> None:
         """From now on these are the declarations; ``static`` are the plans of the models that are not planned."""
-        self._models = declarations_file.planned(declared.models)
+        self._models = declarations_file.planned_models(declared.models)
         self._declared, self._static = declared, dict(static)
 
     @property
-    def adapting(self) -> set[str]:
+    def adaptive_models(self) -> set[str]:
         """Models that are planned again as their load changes."""
         return {name for name, model in self._models.items() if model.planned is not None and model.planned.adapt}
 
     @property
-    def gpus(self) -> dict[str, int]:
+    def gpu_counts(self) -> dict[str, int]:
         """Number of GPUs by type."""
         declared = self._declared
         if declared.gpus:
@@ -78,67 +78,67 @@ class Planning:
         return found
 
     @property
-    def files(self) -> list[str]:
+    def profile_files(self) -> list[str]:
         """Files of profiles."""
-        return sorted({self._file(model) for model in self._models.values()} - {""})
+        return sorted({self._profile_file(model) for model in self._models.values()} - {""})
 
-    def concerned(self, found: Mapping[str, ModelProfile]) -> str:
+    def replan_reason(self, found: Mapping[str, ModelProfile]) -> str:
         """Return the reason to plan again now that the store has these profiles; empty if they change nothing."""
         changed = [
             name
             for name, model in self._models.items()
-            if not self._file(model) and name in found and found[name] != self._seen.get(name)
+            if not self._profile_file(model) and name in found and found[name] != self._seen.get(name)
         ]
         return f"profile of {', '.join(changed)} changed" if changed else ""
 
-    async def plan(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> Planned:
+    async def plan(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> PlanningResult:
         """Plan again beside what is ``running``, for ``load`` or what was declared; what is wrong is said in the store.
 
         Raises ``StoreUnavailable`` when the store does not say its profiles.
         """
         async with self._turn:
             if not self._models:
-                self.planner, self.planned = None, _nothing()
-                await self._tell({})
+                self.planner, self.planned = None, _empty_result()
+                await self._report_faults({})
                 return self.planned
-            found, faults = await self._profiles()
+            found, faults = await self._read_profiles()
             began = time.monotonic()
-            made = await asyncio.to_thread(self._make, found, faults, running, load)
+            made = await asyncio.to_thread(self._run_planner, found, faults, running, load)
             self.planner = made.planner
-            self.planned = self._whole(made.planned or _nothing(), running, made.faults)
+            self.planned = self._complete_result(made.planned or _empty_result(), running, made.faults)
             PLANNER.solve.observe(time.monotonic() - began)
             log.info("planned %s in %.2f s", ", ".join(self.planned.models) or "nothing", time.monotonic() - began)
-            await self._tell(made.faults)
+            await self._report_faults(made.faults)
             return self.planned
 
-    def take(self, planned: Planned) -> None:
+    def accept_plan(self, planned: PlanningResult) -> None:
         """``planned`` is wanted from now on; models that could not be planned stay as they are."""
-        self.planned = self._whole(planned, {}, {})
+        self.planned = self._complete_result(planned, {}, {})
 
     # Profiles
 
-    def _file(self, model: Model) -> str:
+    def _profile_file(self, model: Model) -> str:
         """Path of the profile's file; empty when the store has it."""
         named = model.planned.profile if model.planned is not None else ""
         return str(File(self._path).parent / named) if named else ""
 
-    async def _profiles(self) -> tuple[dict[str, ModelProfile], dict[str, str]]:
+    async def _read_profiles(self) -> tuple[dict[str, ModelProfile], dict[str, str]]:
         """Return the readable profiles by model, and the faults of the others."""
         found: dict[str, ModelProfile] = {}
         faults: dict[str, str] = {}
         for name, model in self._models.items():
             try:
-                found[name] = await self._profile(name, model)
+                found[name] = await self._read_profile(name, model)
             except BadRequest as error:
                 faults[name] = f"model {name}: {error.message}"
         self._seen.update(found)
         return found, faults
 
-    async def _profile(self, name: str, model: Model) -> ModelProfile:
-        path = self._file(model)
+    async def _read_profile(self, name: str, model: Model) -> ModelProfile:
+        path = self._profile_file(model)
         if path:
             try:
-                return profiles.decode(await asyncio.to_thread(File(path).read_bytes), path)
+                return profiles.decode_profile(await asyncio.to_thread(File(path).read_bytes), path)
             except OSError as error:
                 raise BadRequest(f"its profile {path} cannot be read: {error.strerror}") from error
         found = await self._store.profile(name)
@@ -148,37 +148,39 @@ class Planning:
 
     # Plans
 
-    def _make(
+    def _run_planner(
         self,
         found: Mapping[str, ModelProfile],
         faults: Mapping[str, str],
         running: Mapping[str, ModelPlan],
         load: Loads | None,
-    ) -> _Made:
+    ) -> _PlanningRun:
         """Runs in a thread of its own."""
-        from services.planner.optimize.planner import Planner, usable
+        from services.planner.optimize.planner import Planner, usable_models
 
         readable = {name: model for name, model in self._models.items() if name in found}
-        good, wrong = usable(readable, found, self._declared.gpus)
+        good, wrong = usable_models(readable, found, self._declared.gpus)
         told = {ONE.format(name): fault for name, fault in {**faults, **wrong}.items()}
         if not good:
-            return _Made(None, None, told)
+            return _PlanningRun(None, None, told)
         try:
             planner = Planner(good, found, self._declared.gpus, self._declared.nodes)
             planned = planner.plan(load, running)
             self._check_names(planned.models)
         except OmnibusError as error:
-            return _Made(None, None, {**told, ALL: error.message})
-        return _Made(planner, planned, told)
+            return _PlanningRun(None, None, {**told, ALL: error.message})
+        return _PlanningRun(planner, planned, told)
 
     def _check_names(self, models: Mapping[str, ModelPlan]) -> None:
-        names = Names()
+        names = BusNames()
         for name, plan in self._static.items():
-            names.take(name, plan, self._declared.models[name].shares)
+            names.claim_names(name, plan, self._declared.models[name].shares)
         for name, plan in models.items():
-            names.take(name, plan, self._declared.models[name].shares)
+            names.claim_names(name, plan, self._declared.models[name].shares)
 
-    def _whole(self, planned: Planned, running: Mapping[str, ModelPlan], faults: Mapping[str, str]) -> Planned:
+    def _complete_result(
+        self, planned: PlanningResult, running: Mapping[str, ModelPlan], faults: Mapping[str, str]
+    ) -> PlanningResult:
         """``planned`` with what cannot be planned as it was, if it is the same model still."""
         models: dict[str, ModelPlan] = {}
         for name, model in self._models.items():
@@ -189,22 +191,22 @@ class Planning:
                 models[name] = before
         for fault in faults.values():
             log.error("%s", fault)
-        return Planned(models, planned.explain, planned.capacity, planned.rate)
+        return PlanningResult(models, planned.explain, planned.capacity, planned.rate)
 
-    async def _tell(self, faults: Mapping[str, str]) -> None:
+    async def _report_faults(self, faults: Mapping[str, str]) -> None:
         """Say in the store what is wrong, and take back what was, also by a planner before this one."""
         try:
             if self._told is None:
-                known = await self._store.problems()
+                known = await self._store.plan_problems()
                 self._told = {who for who in known if who == ALL or who.startswith(ONE.format(""))}
             for who in self._told - faults.keys():
-                await self._store.tell_problem(who, None)
+                await self._store.put_problem(who, None)
             for who, fault in faults.items():
-                await self._store.tell_problem(who, PlanProblem(time.time(), fault))
+                await self._store.put_problem(who, PlanProblem(time.time(), fault))
             self._told = set(faults)
         except StoreUnavailable as error:
             log.warning("%s", error)
 
 
-def _nothing() -> Planned:
-    return Planned({}, {}, {}, {})
+def _empty_result() -> PlanningResult:
+    return PlanningResult({}, {}, {}, {})

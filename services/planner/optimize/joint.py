@@ -7,16 +7,16 @@ import msgspec
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.declared.planned_spec import GPUS, THROUGHPUT
-from services.planner.optimize.demand import Demand
-from services.planner.optimize.latency_goals import Tails, tails
-from services.planner.optimize.model_inputs import Ready
+from services.planner.optimize.demand import ModelDemand
+from services.planner.optimize.latency_goals import TailLimits, tail_limits
+from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import placement
-from services.planner.solve.constraints import Node, Terms
-from services.planner.solve.multi_model import Part, joined
+from services.planner.solve.constraints import SolverNode, Terms
+from services.planner.solve.multi_model import JointModel, join_networks
 from services.planner.solve.placement import Places
 from services.planner.solve.problem import Infeasible
-from services.planner.solve.query import Answer
-from services.planner.solve.replan import replan
+from services.planner.solve.query import SolverAnswer
+from services.planner.solve.replan import replan_deployment
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
@@ -26,13 +26,15 @@ WITHIN = 10.0
 _MOST = 64
 
 
-class Room(NamedTuple):
+class GpuBudget(NamedTuple):
     """Available resources: GPUs by type (None: as many as it takes), and the nodes that they are in."""
 
     gpus: dict[str, int] | None
-    nodes: dict[str, Node]
+    nodes: dict[str, SolverNode]
 
-    def without(self, solution: Solution, places: Places, options: Mapping[str, tuple[str, int]]) -> "Room":
+    def subtract_solution(
+        self, solution: Solution, places: Places, options: Mapping[str, tuple[str, int]]
+    ) -> "GpuBudget":
         """Return the room that ``solution`` leaves; ``options`` are GPU type and GPUs of one replica."""
         gpus, nodes = self.gpus, dict(self.nodes)
         if gpus is not None:
@@ -44,10 +46,10 @@ class Room(NamedTuple):
             for node, count in there.items():
                 left = nodes[node].gpus - count * options[name][1]
                 nodes[node] = msgspec.structs.replace(nodes[node], gpus=left)
-        return Room(gpus, nodes)
+        return GpuBudget(gpus, nodes)
 
 
-class Outcome(NamedTuple):
+class PlanningOutcome(NamedTuple):
     """Result for models that were planned together. Options and request types are ``model/name``.
 
     ``weights`` are each model's req/s at a rate of 1. ``goal`` may be another one than was asked for, when the
@@ -55,8 +57,8 @@ class Outcome(NamedTuple):
     counts cells by size.
     """
 
-    ready: Mapping[str, Ready]
-    demands: Mapping[str, Demand]
+    ready: Mapping[str, ModelInputs]
+    demands: Mapping[str, ModelDemand]
     goal: str
     solver: Solver
     solution: Solution
@@ -64,78 +66,84 @@ class Outcome(NamedTuple):
     weights: dict[str, float]
     places: Places
     unserved: dict[str, tuple[str, ...]]
-    tails: dict[str, Tails]
+    tails: dict[str, TailLimits]
     cells: dict[int, int] = {}  # noqa: RUF012 nobody writes to it
 
 
-class Asked(NamedTuple):
+class SolverQuestion(NamedTuple):
     """A question to the solver."""
 
     solver: Solver
     terms: Terms
     weights: dict[str, float]
-    tails: dict[str, Tails]
+    tails: dict[str, TailLimits]
 
 
-class Group:
+class PlanningGroup:
     """Plans ``ready`` together. Keeps the last network: a new rate or mix needs no new one."""
 
-    def __init__(self, ready: Mapping[str, Ready]) -> None:
+    def __init__(self, ready: Mapping[str, ModelInputs]) -> None:
         self.ready = dict(ready)
         first = next(iter(ready.values())).asked
         self.goal, self.celled = first.goal, first.cells > 0
         self.same = {f"{name}/{lent}": lent for name, each in ready.items() for lent in each.lent}
         self._kept: tuple[object, Solver] | None = None
 
-    def solver(self, demands: Mapping[str, Demand]) -> Solver:
+    def get_solver(self, demands: Mapping[str, ModelDemand]) -> Solver:
         """The solver for these request types and sizes of requests."""
-        key = [(name, sorted(each.kinds), each.quantities) for name, each in sorted(demands.items())]
+        key = [(name, sorted(each.request_types), each.quantities) for name, each in sorted(demands.items())]
         kept = self._kept
         if kept is None or kept[0] != key:
             parts = {
-                name: Part(ready.network(demands[name].kinds, demands[name].quantities), 1.0)
+                name: JointModel(ready.build_network(demands[name].request_types, demands[name].quantities), 1.0)
                 for name, ready in self.ready.items()
             }
-            kept = self._kept = key, Solver(joined(parts, self.same))
+            kept = self._kept = key, Solver(join_networks(parts, self.same))
         return kept[1]
 
-    def solve(self, demands: Mapping[str, Demand], running: Mapping[str, int], room: Room) -> Outcome:
+    def solve(self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget) -> PlanningOutcome:
         """The best deployment within ``room``. Raises ``Infeasible`` and ``DeadlineExceeded``.
 
         Every component has an executor, also one that no request is planned for, if there are GPUs for it.
         """
-        asked = self.asked(demands, running, room)
+        asked = self.build_question(demands, running, room)
         measured = all(each.measured for each in demands.values())
         solver, terms = asked.solver, asked.terms
         unserved: dict[str, tuple[str, ...]] = {}
         try:
-            goal, solution, places = self._ask(solver, terms, measured)
+            goal, solution, places = self._solve_for_goal(solver, terms, measured)
         except Infeasible:
             if not terms.covers:
                 raise
             terms = msgspec.structs.replace(terms, covers=())
-            goal, solution, places = self._ask(solver, terms, measured)
-            unserved = self.lacking(demands, solution)
-        return Outcome(self.ready, demands, goal, solver, solution, terms, asked.weights, places, unserved, asked.tails)
+            goal, solution, places = self._solve_for_goal(solver, terms, measured)
+            unserved = self.missing_components(demands, solution)
+        return PlanningOutcome(
+            self.ready, demands, goal, solver, solution, terms, asked.weights, places, unserved, asked.tails
+        )
 
-    def routed(self, demands: Mapping[str, Demand], running: Mapping[str, int], room: Room) -> Outcome:
+    def route_running(
+        self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
+    ) -> PlanningOutcome:
         """The best paths over the replicas that are ``running``, and no others."""
-        solver, terms, weights, found = self.asked(demands, running, room)
-        levels = {option: _longer(each, running.get(option, 0)) for option, each in terms.admissible.items()}
+        solver, terms, weights, found = self.build_question(demands, running, room)
+        levels = {option: _extend_levels(each, running.get(option, 0)) for option, each in terms.admissible.items()}
         terms = msgspec.structs.replace(terms, admissible=levels, gpus=None, nodes={}, covers=())
-        run = solver.run(terms)
-        served = run.serve(run.running)
+        run = solver.create_run(terms)
+        served = run.served_flows(run.running)
         worst = min(each.rate for each in served)
-        answer = Answer(run.running, served, worst, worst, proven=True)
-        solution = solver.solution(run, answer, "rate", worst, 0.0, settled=True)
-        lacking = self.lacking(demands, solution)
-        return Outcome(self.ready, demands, THROUGHPUT, solver, solution, terms, weights, {}, lacking, found)
+        answer = SolverAnswer(run.running, served, worst, worst, proven=True)
+        solution = solver.build_solution(run, answer, "rate", worst, 0.0, settled=True)
+        lacking = self.missing_components(demands, solution)
+        return PlanningOutcome(self.ready, demands, THROUGHPUT, solver, solution, terms, weights, {}, lacking, found)
 
-    def asked(self, demands: Mapping[str, Demand], running: Mapping[str, int], room: Room) -> Asked:
+    def build_question(
+        self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
+    ) -> SolverQuestion:
         """The question, in the solver's words. Raises ``Infeasible`` for goals that nothing keeps."""
-        solver = self.solver(demands)
-        found_tails = {name: tails(ready, self._most(ready, room)) for name, ready in self.ready.items()}
-        weights = {name: self._weight(each) for name, each in demands.items()}
+        solver = self.get_solver(demands)
+        found_tails = {name: tail_limits(ready, self._max_replicas(ready, room)) for name, ready in self.ready.items()}
+        weights = {name: self._demand_weight(each) for name, each in demands.items()}
         terms = Terms(
             gpus=room.gpus,
             running=dict(running),
@@ -145,58 +153,58 @@ class Group:
                 for name, each in found_tails.items()
                 for option, levels in each.admissible.items()
             },
-            scenarios=tuple(_scenarios(demands, weights)),
+            scenarios=tuple(_rate_scenarios(demands, weights)),
             nodes=room.nodes,
-            covers=tuple(group for _, _, group in self._idle(demands)),
+            covers=tuple(group for _, _, group in self._idle_components(demands)),
             within=WITHIN,
         )
-        self._check_tails(demands, found_tails)
-        return Asked(solver, terms, weights, found_tails)
+        self._check_tail_limits(demands, found_tails)
+        return SolverQuestion(solver, terms, weights, found_tails)
 
-    def _ask(self, solver: Solver, terms: Terms, measured: bool) -> tuple[str, Solution, Places]:
+    def _solve_for_goal(self, solver: Solver, terms: Terms, measured: bool) -> tuple[str, Solution, Places]:
         if self.goal == GPUS:
             try:
-                return GPUS, *_least(solver, terms)
+                return GPUS, *_solve_least_gpus(solver, terms)
             except Infeasible:
                 if not measured or terms.gpus is None:
                     raise
-        solution, places = placement.most(solver, terms) if terms.nodes else (solver.most(terms), {})
+        solution, places = placement.most_within_nodes(solver, terms) if terms.nodes else (solver.solve_most(terms), {})
         if solution.rate <= 0:
-            raise Infeasible(f"{_said(terms)} cannot hold an executor for each component that requests use")
+            raise Infeasible(f"{_describe_gpus(terms)} cannot hold an executor for each component that requests use")
         return THROUGHPUT, solution, places
 
-    def _weight(self, each: Demand) -> float:
+    def _demand_weight(self, each: ModelDemand) -> float:
         """With goal "throughput" a model that does not say its rate counts as one with 1 req/s."""
         return each.wanted if self.goal == GPUS else each.wanted or 1.0
 
-    def _most(self, ready: Ready, room: Room) -> dict[str, int]:
+    def _max_replicas(self, ready: ModelInputs, room: GpuBudget) -> dict[str, int]:
         """Replicas of each option that there is room for."""
         if room.gpus is None:
             return dict.fromkeys(ready.options, _MOST)
         return {name: room.gpus.get(option.gpu, 0) // option.gpus for name, option in ready.options.items()}
 
-    def _idle(self, demands: Mapping[str, Demand]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    def _idle_components(self, demands: Mapping[str, ModelDemand]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Components that no request is planned for, and the options that run them."""
         for name, ready in self.ready.items():
-            used = {part for kind in demands[name].kinds for part in kind.split("+")}
+            used = {part for kind in demands[name].request_types for part in kind.split("+")}
             for part in ready.model.components:
                 if part not in used:
-                    names = (f"{name}/{option}" for option in ready.runs(part))
+                    names = (f"{name}/{option}" for option in ready.options_running(part))
                     yield name, part, tuple(self.same.get(each, each) for each in names)
 
-    def lacking(self, demands: Mapping[str, Demand], solution: Solution) -> dict[str, tuple[str, ...]]:
+    def missing_components(self, demands: Mapping[str, ModelDemand], solution: Solution) -> dict[str, tuple[str, ...]]:
         found: dict[str, tuple[str, ...]] = {}
-        for name, part, options in self._idle(demands):
+        for name, part, options in self._idle_components(demands):
             if not any(solution.replicas.get(option) for option in options):
                 found[name] = (*found.get(name, ()), part)
         return found
 
-    def _check_tails(self, demands: Mapping[str, Demand], found: Mapping[str, Tails]) -> None:
+    def _check_tail_limits(self, demands: Mapping[str, ModelDemand], found: Mapping[str, TailLimits]) -> None:
         """A component that no option runs within the goals is told with the reasons."""
         for name, ready in self.ready.items():
-            used = {part for kind in demands[name].kinds for part in kind.split("+")}
+            used = {part for kind in demands[name].request_types for part in kind.split("+")}
             for part in ready.model.components:
-                runs = ready.runs(part)
+                runs = ready.options_running(part)
                 never = found[name].never
                 if part in used and runs and all(option in never for option in runs):
                     reasons = "; ".join(f"{option}: {never[option]}" for option in runs)
@@ -206,23 +214,23 @@ class Group:
                     )
 
 
-def _least(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
+def _solve_least_gpus(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
     if terms.nodes:
-        return placement.least(solver, 1.0, terms)
+        return placement.least_within_nodes(solver, 1.0, terms)
     if not terms.running:
-        return solver.least(1.0, terms), {}
+        return solver.solve_least(1.0, terms), {}
     try:
-        return replan(solver, 1.0, dict(terms.running), terms), {}
+        return replan_deployment(solver, 1.0, dict(terms.running), terms), {}
     except DeadlineExceeded:
-        return solver.least(1.0, msgspec.structs.replace(terms, running=None)), {}
+        return solver.solve_least(1.0, msgspec.structs.replace(terms, running=None)), {}
 
 
-def _longer(levels: tuple[float, ...], count: int) -> tuple[float, ...]:
+def _extend_levels(levels: tuple[float, ...], count: int) -> tuple[float, ...]:
     """Admissible work for ``count`` replicas at least; those beyond what there is room for may do no more."""
     return levels + levels[-1:] * (count - len(levels))
 
 
-def _scenarios(demands: Mapping[str, Demand], weights: Mapping[str, float]) -> Iterator[dict[str, float]]:
+def _rate_scenarios(demands: Mapping[str, ModelDemand], weights: Mapping[str, float]) -> Iterator[dict[str, float]]:
     """Req/s by request type of all models; a model with fewer mixes has its usual one."""
     for number in range(max(len(each.mixes) for each in demands.values())):
         yield {
@@ -233,6 +241,6 @@ def _scenarios(demands: Mapping[str, Demand], weights: Mapping[str, float]) -> I
         }
 
 
-def _said(terms: Terms) -> str:
+def _describe_gpus(terms: Terms) -> str:
     have = terms.gpus if terms.gpus is not None else {}
     return " and ".join(f"{count} GPUs{kind and ' of type '}{kind}" for kind, count in have.items()) or "what there is"

@@ -4,39 +4,39 @@ from collections.abc import Mapping
 
 from omnibus.profile import KeyValues, OptionProfile
 from services.planner.declared.planned_spec import GpuType
-from services.planner.solve.enumerate import bounded, kv_rate
+from services.planner.solve.enumerate import bounded_seconds, kv_rate
 
 #: Quantities that are tokens, whose keys and values are held.
 _HELD = ("prompt_tokens", "completion_tokens")
 
 
-class Memory:
+class KvMemory:
     """Keys and values of one component, on GPUs of known memory."""
 
     def __init__(self, kv: KeyValues | None, gpus: Mapping[str, GpuType]) -> None:
         self._kv = kv
         self._gpus = gpus
 
-    def misfit(self, option: OptionProfile) -> str:
+    def find_misfit(self, option: OptionProfile) -> str:
         """Return the reason why ``option`` has no room for keys and values; empty if it has, or if that is unknown."""
         if self._kv is None or self._kv.component not in option.components:
             return ""
-        has = self._gb(option)
+        has = self._total_gb(option)
         if not has or option.weights_gb < has:
             return ""
         return f"its weights take {option.weights_gb:g} of {has:g} GB, and leave none for keys and values"
 
-    def bounded(
+    def bound_seconds(
         self, option: OptionProfile, role: tuple[str, ...], sizes: Mapping[str, float], seconds: float, latency: float
     ) -> float:
         """``seconds`` per request, or more where memory allows fewer: each holds its tokens for ``latency`` seconds."""
-        kv, has = self._kv, self._gb(option)
+        kv, has = self._kv, self._total_gb(option)
         if kv is None or kv.component not in role or not has:
             return seconds
         tokens = sum(sizes.get(name, 0.0) for name in _HELD)
-        return bounded(seconds, kv_rate(has - option.weights_gb, kv.gb_per_token, tokens, latency))
+        return bounded_seconds(seconds, kv_rate(has - option.weights_gb, kv.gb_per_token, tokens, latency))
 
-    def _gb(self, option: OptionProfile) -> float:
+    def _total_gb(self, option: OptionProfile) -> float:
         if self._kv is None:
             return 0.0
         known = self._gpus.get(option.gpu)

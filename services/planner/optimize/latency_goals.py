@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from omnibus.profile import OptionProfile, Point
-from services.planner.declared.planned_spec import Goals
-from services.planner.optimize.model_inputs import Ready
+from services.planner.declared.planned_spec import TailLatencyGoals
+from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import utilisation
 
 #: How replicas are chosen: by least outstanding work.
@@ -18,7 +18,7 @@ _CHOICE = "shortest-queue"
 _WHOLE = ("first_token", "first_audio", "done")
 
 
-class Tails(NamedTuple):
+class TailLimits(NamedTuple):
     """Work per second that 1, 2, ... replicas of each option may be given; options that keep the goals under no load,
     with the reason; and options without a measured load, for which the usual utilisation is taken."""
 
@@ -27,10 +27,10 @@ class Tails(NamedTuple):
     unmeasured: tuple[str, ...]
 
 
-def tails(ready: Ready, most: Mapping[str, int]) -> Tails:
+def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
     """``most`` replicas of each option that there may be."""
-    goals = ready.asked.goals.wanted()
-    found = Tails({}, {}, ())
+    goals = ready.asked.goals.active_goals()
+    found = TailLimits({}, {}, ())
     if not goals:
         return found
     for name, option in ready.options.items():
@@ -38,67 +38,67 @@ def tails(ready: Ready, most: Mapping[str, int]) -> Tails:
             continue
         count = max(1, most.get(name, 1))
         if not option.curve:
-            found.admissible[name] = utilisation.admissible(_CHOICE, count)
+            found.admissible[name] = utilisation.admissible_work(_CHOICE, count)
             found = found._replace(unmeasured=(*found.unmeasured, name))
             continue
-        part, fault = _utilisation(ready, option, goals)
+        part, fault = _max_utilisation(ready, option, goals)
         if fault:
             found.never[name] = fault
         else:
-            found.admissible[name] = utilisation.scaled(part, _CHOICE, count)
+            found.admissible[name] = utilisation.scaled_work(part, _CHOICE, count)
     return found
 
 
-def _utilisation(ready: Ready, option: OptionProfile, goals: Mapping[str, float]) -> tuple[float, str]:
+def _max_utilisation(ready: ModelInputs, option: OptionProfile, goals: Mapping[str, float]) -> tuple[float, str]:
     """The part of its time that one replica may be busy; or the goal that it keeps under no load."""
-    budgets = {goal: limit * _part(ready, option, goal) for goal, limit in goals.items()}
+    budgets = {goal: limit * _goal_fraction(ready, option, goal) for goal, limit in goals.items()}
     full = max([option.rate, *(point.rate for point in option.curve)])
     kept = [
         point.rate
         for point in option.curve
-        if all(_measured(ready, option, point, goal) <= limit for goal, limit in budgets.items())
+        if all(_measured_value(ready, option, point, goal) <= limit for goal, limit in budgets.items())
     ]
     if full > 0 and max(kept, default=0.0) > 0:
         return min(1.0, max(kept) / full), ""
     light = min(option.curve, key=lambda point: point.at_once)
     missed = [
-        f"{goal} is {_measured(ready, option, light, goal):.3g} s, {limit:.3g} s are left for it"
+        f"{goal} is {_measured_value(ready, option, light, goal):.3g} s, {limit:.3g} s are left for it"
         for goal, limit in budgets.items()
-        if _measured(ready, option, light, goal) > limit
+        if _measured_value(ready, option, light, goal) > limit
     ]
     return 0.0, f"with {light.at_once} request at a time {' and '.join(missed) or 'it serves nothing'}"
 
 
-def _encodes(ready: Ready, option: OptionProfile) -> bool:
+def _is_encoder(ready: ModelInputs, option: OptionProfile) -> bool:
     return set(option.components) <= set(ready.model.encoders.values())
 
 
-def _measured(ready: Ready, option: OptionProfile, point: Point, goal: str) -> float:
+def _measured_value(ready: ModelInputs, option: OptionProfile, point: Point, goal: str) -> float:
     """Return the value that counts for ``goal``; 0 if there was nothing to measure."""
-    if _encodes(ready, option):
+    if _is_encoder(ready, option):
         return point.done if goal in _WHOLE else 0.0
     return float(getattr(point, goal))
 
 
-def _part(ready: Ready, option: OptionProfile, goal: str) -> float:
+def _goal_fraction(ready: ModelInputs, option: OptionProfile, goal: str) -> float:
     """The part of ``goal`` that is for ``option`` when encoders run on their own."""
     if goal not in _WHOLE or (
-        not _encodes(ready, option) and set(option.components) & set(ready.model.encoders.values())
+        not _is_encoder(ready, option) and set(option.components) & set(ready.model.encoders.values())
     ):
         return 1.0
-    encoders = [each for each in ready.options.values() if _encodes(ready, each)]
+    encoders = [each for each in ready.options.values() if _is_encoder(ready, each)]
     others = [each for each in ready.options.values() if not set(each.components) & set(ready.model.encoders.values())]
-    before, after = (_lightest(ready, group, goal) for group in (encoders, others))
+    before, after = (_lightest_load(ready, group, goal) for group in (encoders, others))
     total = before + after
-    return (before if _encodes(ready, option) else after) / total if before > 0 and after > 0 else 1.0
+    return (before if _is_encoder(ready, option) else after) / total if before > 0 and after > 0 else 1.0
 
 
-def _lightest(ready: Ready, options: Iterable[OptionProfile], goal: str) -> float:
+def _lightest_load(ready: ModelInputs, options: Iterable[OptionProfile], goal: str) -> float:
     """The least of what any load of these options takes."""
-    values = [_measured(ready, option, point, goal) for option in options for point in option.curve]
+    values = [_measured_value(ready, option, point, goal) for option in options for point in option.curve]
     return min((value for value in values if value > 0), default=0.0)
 
 
-def wanted(goals: Goals) -> str:
+def describe_goals(goals: TailLatencyGoals) -> str:
     """The goals in words."""
-    return ", ".join(f"{name.replace('_', ' ')} within {value:g} s" for name, value in goals.wanted().items())
+    return ", ".join(f"{name.replace('_', ' ')} within {value:g} s" for name, value in goals.active_goals().items())

@@ -2,52 +2,56 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from omnibus.plan import ModelPlan, Option, Path, cut, request_type
+from omnibus.plan import DeploymentOption, ModelPlan, Path, cut_paths, request_type
 from services.planner.declared.planned_spec import CPU
-from services.planner.optimize.candidates import service
-from services.planner.optimize.joint import Outcome
-from services.planner.optimize.model_inputs import Ready
+from services.planner.optimize.candidates import option_service
+from services.planner.optimize.joint import PlanningOutcome
+from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.solution import Flow
 
 
-def plan(outcome: Outcome, name: str) -> ModelPlan:
+def build_plan(outcome: PlanningOutcome, name: str) -> ModelPlan:
     """The plan of model ``name``."""
     ready = outcome.ready[name]
-    names = _names(ready)
-    types = dict(_planned(outcome, name, names))
+    names = _plan_names(ready)
+    types = dict(_plan_paths(outcome, name, names))
     replicas = {names[at]: count for at, count in outcome.solution.replicas.items() if at in names}
     widest = frozenset(part for option in replicas for part in ready.options[option].components)
     kind = request_type(ready.model.components, widest)
-    if kind not in types and set(ready.model.always()) <= widest:
-        types[kind] = (_cheapest(ready, kind, replicas),)
+    if kind not in types and set(ready.model.required_components()) <= widest:
+        types[kind] = (_cheapest_path(ready, kind, replicas),)
     used = {option for paths in types.values() for path in paths for option in path.options.values()}
-    return ready.model.plan(dict(_options(ready, replicas, used)), types)
+    return ready.model.build_plan(dict(_plan_options(ready, replicas, used)), types)
 
 
-def shell(ready: Ready) -> ModelPlan:
+def reference_plan(ready: ModelInputs) -> ModelPlan:
     """The model with one replica of every option: tells which executors of another plan are the same."""
-    return ready.model.plan(dict(_options(ready, dict.fromkeys(ready.options, 1), set(ready.lent))), {})
+    return ready.model.build_plan(dict(_plan_options(ready, dict.fromkeys(ready.options, 1), set(ready.lent))), {})
 
 
-def _names(ready: Ready) -> dict[str, str]:
+def _plan_names(ready: ModelInputs) -> dict[str, str]:
     """Map the solver's names of the options to their names in the model's plan."""
     return {(name if name in ready.lent else f"{ready.name}/{name}"): name for name in ready.options}
 
 
-def _options(ready: Ready, replicas: Mapping[str, int], used: Iterable[str]) -> Iterator[tuple[str, Option]]:
+def _plan_options(
+    ready: ModelInputs, replicas: Mapping[str, int], used: Iterable[str]
+) -> Iterator[tuple[str, DeploymentOption]]:
     for name, option in ready.options.items():
-        runs = service(ready.model, option)
+        runs = option_service(ready.model, option)
         if name in ready.lent:
             if name in used:
-                yield name, Option(option.components, runs, replicas=0, of=name)
+                yield name, DeploymentOption(option.components, runs, replicas=0, of=name)
         elif replicas.get(name, 0):
             gpus = 0 if option.gpu == CPU else option.gpus
             engine = option.engine or ready.model.engine
-            yield name, Option(option.components, runs, replicas[name], gpus, engine=engine, gpu=option.gpu)
+            yield name, DeploymentOption(option.components, runs, replicas[name], gpus, engine=engine, gpu=option.gpu)
 
 
-def _planned(outcome: Outcome, name: str, names: Mapping[str, str]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+def _plan_paths(
+    outcome: PlanningOutcome, name: str, names: Mapping[str, str]
+) -> Iterator[tuple[str, tuple[Path, ...]]]:
     """Paths of each request type under the usual mix, or under the first mix that has it."""
     components = outcome.ready[name].model.components
     done: set[str] = set()
@@ -58,12 +62,12 @@ def _planned(outcome: Outcome, name: str, names: Mapping[str, str]) -> Iterator[
             if model == name:
                 mine.setdefault(kind, []).append(flow)
         for kind in [each for each in mine if each not in done]:
-            paths = [Path("", runs(flow, names), flow.rate) for flow in mine[kind]]
-            yield kind, cut(paths, components, frozenset(kind.split("+")))
+            paths = [Path("", component_options(flow, names), flow.rate) for flow in mine[kind]]
+            yield kind, cut_paths(paths, components, frozenset(kind.split("+")))
         done |= mine.keys()
 
 
-def runs(flow: Flow, names: Mapping[str, str]) -> dict[str, str]:
+def component_options(flow: Flow, names: Mapping[str, str]) -> dict[str, str]:
     """The option that runs each component of a path."""
     return {part: names[option] for option, parts in zip(flow.options, flow.components, strict=True) for part in parts}
 
@@ -71,23 +75,23 @@ def runs(flow: Flow, names: Mapping[str, str]) -> dict[str, str]:
 # Request types that nobody planned
 
 
-def _cheapest(ready: Ready, kind: str, replicas: Mapping[str, int]) -> Path:
+def _cheapest_path(ready: ModelInputs, kind: str, replicas: Mapping[str, int]) -> Path:
     """The path that takes the least seconds over what runs anyway, so that a request of ``kind`` is served as well."""
     components = ready.model.components
-    walk = _shortest(ready.network([kind], {}), {name for name, count in replicas.items() if count})
+    walk = _shortest_path(ready.build_network([kind], {}), {name for name, count in replicas.items() if count})
     found = {part: name for name, parts in walk for part in parts}
     if not found:  # nobody measured how the options go together
         for part in kind.split("+"):
-            able = [name for name in ready.runs(part) if replicas.get(name)]
+            able = [name for name in ready.options_running(part) if replicas.get(name)]
             found[part] = next((name for name in able if name in found.values()), able[0])
-    return cut([Path("", found, 1.0)], components, frozenset(kind.split("+")))[0]
+    return cut_paths([Path("", found, 1.0)], components, frozenset(kind.split("+")))[0]
 
 
-def _shortest(network: Network, allowed: set[str]) -> list[tuple[str, tuple[str, ...]]]:
+def _shortest_path(network: Network, allowed: set[str]) -> list[tuple[str, tuple[str, ...]]]:
     """Options and what they run along the shortest path from nothing to everything; empty when there is none."""
     best: dict[int, tuple[float, int, tuple[Arc, ...]]] = {0: (0.0, 0, ())}
     for arc in network.arcs:  # those with few finished components come first
-        names = {network.names[use.option] for use in arc.uses}
+        names = {network.option_names[use.option] for use in arc.uses}
         if arc.tail not in best or not names <= allowed:
             continue
         spent, stops, walk = best[arc.tail]
@@ -95,4 +99,4 @@ def _shortest(network: Network, allowed: set[str]) -> list[tuple[str, tuple[str,
         if arc.head not in best or reached[:2] < best[arc.head][:2]:
             best[arc.head] = reached
     walk = best.get(network.whole[0], (0.0, 0, ()))[2]
-    return [(network.names[use.option], use.role) for arc in walk for use in arc.uses]
+    return [(network.option_names[use.option], use.role) for arc in walk for use in arc.uses]

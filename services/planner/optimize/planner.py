@@ -11,16 +11,16 @@ from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile
 from services.planner.declared.model import Model
-from services.planner.declared.planned_spec import GPUS, THROUGHPUT, GpuType, Machine, check_gpus
+from services.planner.declared.planned_spec import GPUS, THROUGHPUT, DeclaredNode, GpuType, check_gpus
 from services.planner.optimize import cells, plan_builder
-from services.planner.optimize.capacity import capacity
-from services.planner.optimize.demand import Demand, demand
-from services.planner.optimize.explain import ALTERNATIVES, explained
-from services.planner.optimize.joint import Group, Outcome, Room
+from services.planner.optimize.capacity import plan_capacity
+from services.planner.optimize.demand import ModelDemand, resolve_demand
+from services.planner.optimize.explain import ALTERNATIVES, explain_outcome
+from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.optimize.load import Loads
-from services.planner.optimize.model_inputs import Ready
-from services.planner.optimize.result import Planned
-from services.planner.solve.constraints import Node
+from services.planner.optimize.model_inputs import ModelInputs
+from services.planner.optimize.result import PlanningResult
+from services.planner.solve.constraints import SolverNode
 
 
 class Planner:
@@ -34,7 +34,7 @@ class Planner:
         models: Mapping[str, Model],
         profiles: Mapping[str, ModelProfile],
         gpus: Mapping[str, GpuType],
-        nodes: Mapping[str, Machine],
+        nodes: Mapping[str, DeclaredNode],
     ) -> None:
         check_gpus(gpus, nodes)
         lost = [name for name in models if name not in profiles]
@@ -43,16 +43,16 @@ class Planner:
         self.models = dict(models)
         self._turn = Lock()  # the solver keeps what it knows of the last question
         self._gpus = dict(gpus)
-        self._room = _room(gpus, nodes)
-        self._ready = {name: Ready(model, profiles[name], gpus) for name, model in models.items()}
+        self._room = _gpu_budget(gpus, nodes)
+        self._ready = {name: ModelInputs(model, profiles[name], gpus) for name, model in models.items()}
         for ready in self._ready.values():
-            ready.borrow(models, self._ready)
-        self._groups = _groups(self._ready)
+            ready.borrow_options(models, self._ready)
+        self._groups = _group_models(self._ready)
         if self._room.gpus is None and any(each.goal == THROUGHPUT for each in self._groups):
             raise BadRequest("the goal 'throughput' needs GPUs: declare 'gpus' by type, or 'nodes'")
 
     @property
-    def starts(self) -> dict[tuple[str, str], float]:
+    def start_seconds(self) -> dict[tuple[str, str], float]:
         """Seconds until a new replica is ready, by model and option."""
         return {
             (name, option): each.start_s
@@ -63,117 +63,120 @@ class Planner:
 
     def plan(
         self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, explain: bool = True
-    ) -> Planned:
+    ) -> PlanningResult:
         """The best deployment for ``load``, or for what was declared, with few new replicas beside ``running``.
 
         Without ``explain`` no alternatives are looked for until ``Planned.why`` is called.
         Raises ``Infeasible`` when nothing serves what was declared, ``DeadlineExceeded`` when nothing was found in
         time. A load that is more than the GPUs can serve gets as much as they can.
         """
-        demands, there, room = self._demands(load), self._running(running or {}), self._room
+        demands, there, room = self._resolve_demands(load), self._running_replicas(running or {}), self._room
         found = []
         with self._turn:
             for group in self._groups:
-                found.append(self._solve(group, demands, there, room))
-                room = _left(room, found[-1])
-            planned = self._planned(found, ALTERNATIVES if explain else 0)
-        return planned if explain else msgspec.structs.replace(planned, why=partial(self._why, found))
+                found.append(self._solve_group(group, demands, there, room))
+                room = _remaining_budget(room, found[-1])
+            planned = self._build_result(found, ALTERNATIVES if explain else 0)
+        return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
-    def _why(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def _explain_outcomes(self, outcomes: Sequence[PlanningOutcome]) -> dict[str, Any]:
         with self._turn:
-            return self._planned(outcomes).explain
+            return self._build_result(outcomes).explain
 
-    def rerouted(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> Planned:
+    def reroute_running(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> PlanningResult:
         """The best paths for ``load`` over the replicas that run, without a new one.
 
         What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
         """
-        demands, there = self._demands(load), self._running(running)
+        demands, there = self._resolve_demands(load), self._running_replicas(running)
         with self._turn:
-            found = [group.routed(_of(group, demands), there, self._room) for group in self._groups]
-            return self._planned(found, alternatives=0)
+            found = [group.route_running(_group_demands(group, demands), there, self._room) for group in self._groups]
+            return self._build_result(found, alternatives=0)
 
-    def _planned(self, outcomes: Sequence[Outcome], alternatives: int = ALTERNATIVES) -> Planned:
+    def _build_result(self, outcomes: Sequence[PlanningOutcome], alternatives: int = ALTERNATIVES) -> PlanningResult:
         models: dict[str, ModelPlan] = {}
         told: dict[str, Any] = {"models": {}, "deployments": []}
         most, rates = dict[str, float](), dict[str, float]()
         for outcome in outcomes:
-            why = explained(outcome, self._gpus, alternatives=alternatives)
+            why = explain_outcome(outcome, self._gpus, alternatives=alternatives)
             told["models"].update(why["models"])
             told["deployments"].append(why["deployment"])
             for name in outcome.ready:
-                models[name] = plan_builder.plan(outcome, name)
+                models[name] = plan_builder.build_plan(outcome, name)
                 most[name] = outcome.solution.capacity * outcome.weights[name]
                 rates[name] = why["models"][name]["rate"]
         order = [name for name in self._ready if name in models]
-        return Planned({name: models[name] for name in order}, {"planned": told} if models else {}, most, rates)
+        return PlanningResult({name: models[name] for name in order}, {"planned": told} if models else {}, most, rates)
 
     def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
         """Return the capacity of the plans ``models``, in req/s by model, along their paths, at the mix of ``load``.
 
         0 for a model with a path that nobody has measured.
         """
-        return capacity(self._ready, models, self._demands(load))
+        return plan_capacity(self._ready, models, self._resolve_demands(load))
 
-    def _demands(self, load: Loads | None) -> dict[str, Demand]:
+    def _resolve_demands(self, load: Loads | None) -> dict[str, ModelDemand]:
         given = load or {}
         return {
-            name: demand(ready.model, ready.asked, ready.told, given.get(name)) for name, ready in self._ready.items()
+            name: resolve_demand(ready.model, ready.asked, ready.told, given.get(name))
+            for name, ready in self._ready.items()
         }
 
-    def _running(self, running: Mapping[str, ModelPlan]) -> dict[str, int]:
+    def _running_replicas(self, running: Mapping[str, ModelPlan]) -> dict[str, int]:
         """Replicas by ``model/option`` that may go on running as they are."""
         found: dict[str, int] = {}
         for name, ready in self._ready.items():
-            before, shell = running.get(name), plan_builder.shell(ready)
+            before, shell = running.get(name), plan_builder.reference_plan(ready)
             for option, deployed in before.options.items() if before is not None else ():
                 known = shell.options.get(option)
                 if before is None or known is None or deployed.of or known.of:
                     continue
-                if before.origin(option) == shell.origin(option):
+                if before.option_origin(option) == shell.option_origin(option):
                     found[f"{name}/{option}"] = deployed.replicas
         return found
 
-    def _solve(self, group: Group, demands: Mapping[str, Demand], running: Mapping[str, int], room: Room) -> Outcome:
-        mine = _of(group, demands)
-        return cells.solve(group, mine, room) if group.celled else group.solve(mine, running, room)
+    def _solve_group(
+        self, group: PlanningGroup, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
+    ) -> PlanningOutcome:
+        mine = _group_demands(group, demands)
+        return cells.solve_cells(group, mine, room) if group.celled else group.solve(mine, running, room)
 
 
-def _of(group: Group, demands: Mapping[str, Demand]) -> dict[str, Demand]:
+def _group_demands(group: PlanningGroup, demands: Mapping[str, ModelDemand]) -> dict[str, ModelDemand]:
     return {name: demands[name] for name in group.ready}
 
 
-def _left(room: Room, outcome: Outcome) -> Room:
+def _remaining_budget(room: GpuBudget, outcome: PlanningOutcome) -> GpuBudget:
     options = {name: (option.gpu, option.gpus) for name, option in outcome.solver.frame.network.options.items()}
-    return room.without(outcome.solution, outcome.places, options)
+    return room.subtract_solution(outcome.solution, outcome.places, options)
 
 
-def _room(gpus: Mapping[str, GpuType], nodes: Mapping[str, Machine]) -> Room:
+def _gpu_budget(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> GpuBudget:
     only = next(iter(gpus)) if len(gpus) == 1 else ""
-    there = {name: Node(node.gpus, node.gpu or only) for name, node in nodes.items()}
+    there = {name: SolverNode(node.gpus, node.gpu or only) for name, node in nodes.items()}
     if gpus:
-        return Room({name: kind.count for name, kind in gpus.items()}, there)
+        return GpuBudget({name: kind.count for name, kind in gpus.items()}, there)
     if not there:
-        return Room(None, {})
+        return GpuBudget(None, {})
     counts: dict[str, int] = {}
     for node in there.values():
         counts[node.gpu] = counts.get(node.gpu, 0) + node.gpus
-    return Room(counts, there)
+    return GpuBudget(counts, there)
 
 
-def _groups(ready: Mapping[str, Ready]) -> list[Group]:
+def _group_models(ready: Mapping[str, ModelInputs]) -> list[PlanningGroup]:
     """Models that are planned together: those for a rate first, then those that get what is left."""
     found = []
     for goal in (GPUS, THROUGHPUT):
         mine = {name: each for name, each in ready.items() if each.asked.goal == goal}
         whole = {name: each for name, each in mine.items() if not each.asked.cells}
-        celled = [Group({name: each}) for name, each in mine.items() if each.asked.cells]
+        celled = [PlanningGroup({name: each}) for name, each in mine.items() if each.asked.cells]
         if goal == THROUGHPUT and celled and len(mine) > 1:
             raise BadRequest(
                 f"model {next(iter(celled[0].ready))}: cells with goal {THROUGHPUT!r} take all GPUs that are left: "
                 f"plan the other models for a rate, with goal {GPUS!r}"
             )
-        found += [*([Group(whole)] if whole else []), *celled]
+        found += [*([PlanningGroup(whole)] if whole else []), *celled]
     for group in found:
         for name, each in group.ready.items():
             strangers = [owner for owner in each.model.shares.values() if owner not in group.ready]
@@ -185,28 +188,28 @@ def _groups(ready: Mapping[str, Ready]) -> list[Group]:
     return found
 
 
-def usable(
+def usable_models(
     models: Mapping[str, Model], profiles: Mapping[str, ModelProfile], gpus: Mapping[str, GpuType]
 ) -> tuple[dict[str, Model], dict[str, str]]:
     """The models that can be planned, and of each other one what is wrong with it, or with one that it shares with."""
-    ready: dict[str, Ready] = {}
+    ready: dict[str, ModelInputs] = {}
     faults: dict[str, str] = {}
     for name, model in models.items():
         try:
-            ready[name] = Ready(model, profiles[name], gpus)
+            ready[name] = ModelInputs(model, profiles[name], gpus)
         except BadRequest as error:
             faults[name] = error.message
     for name in ready:
         try:
-            ready[name].borrow(models, ready)
+            ready[name].borrow_options(models, ready)
         except BadRequest as error:
             faults[name] = error.message
-    while fallen := _fallen(models, faults):
+    while fallen := _dependent_faults(models, faults):
         faults.update(fallen)
     return {name: model for name, model in models.items() if name not in faults}, faults
 
 
-def _fallen(models: Mapping[str, Model], faults: Mapping[str, str]) -> dict[str, str]:
+def _dependent_faults(models: Mapping[str, Model], faults: Mapping[str, str]) -> dict[str, str]:
     """Models that share with one that cannot be planned."""
     found = {}
     for name, model in models.items():

@@ -8,7 +8,7 @@ import msgspec
 from omnibus.plan import ModelPlan
 
 
-class Planned(msgspec.Struct, frozen=True):
+class PlanningResult(msgspec.Struct, frozen=True):
     """The plan of each model, why it is as it is (``Plan.explain``), what it can serve and what it was planned for.
 
     ``capacity`` and ``rate`` are in req/s of all of a model's requests. ``why`` gives the whole explanation where

@@ -3,49 +3,53 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from omnibus.cluster.desired import Kind, Wanted
-from services.planner.reconcile.backend import Running
+from omnibus.cluster.desired import DesiredExecutors, ExecutorKind
+from services.planner.reconcile.backend import RunningWorkload
 
 
-class Start(NamedTuple):
-    wanted: Wanted
+class StartWorkload(NamedTuple):
+    wanted: DesiredExecutors
 
 
-class Scale(NamedTuple):
-    running: Running
-    wanted: Wanted
+class ScaleWorkload(NamedTuple):
+    running: RunningWorkload
+    wanted: DesiredExecutors
 
 
-class Change(NamedTuple):
-    running: Running
-    wanted: Wanted
+class ReplaceWorkload(NamedTuple):
+    running: RunningWorkload
+    wanted: DesiredExecutors
 
 
-class Stop(NamedTuple):
-    running: Running
+class StopWorkload(NamedTuple):
+    running: RunningWorkload
 
 
-Step = Start | Scale | Change | Stop
+Step = StartWorkload | ScaleWorkload | ReplaceWorkload | StopWorkload
 
 
-def steps(wanted: Mapping[Kind, Wanted], running: Sequence[Running], mark: Callable[[Wanted], str]) -> list[Step]:
+def diff_workloads(
+    wanted: Mapping[ExecutorKind, DesiredExecutors],
+    running: Sequence[RunningWorkload],
+    mark: Callable[[DesiredExecutors], str],
+) -> list[Step]:
     """The fewest starts and stops that lead from ``running`` to ``wanted``: equal executors go on running.
 
     What adds executors comes before what takes some away. Of two workloads of one kind the first by name stays.
     """
     more, fewer = list[Step](), list[Step]()
-    there: dict[Kind, Running] = {}
+    there: dict[ExecutorKind, RunningWorkload] = {}
     for each in sorted(running):
         if each.kind not in wanted or each.kind in there:
-            fewer.append(Stop(each))
+            fewer.append(StopWorkload(each))
         else:
             there[each.kind] = each
     for kind, asked in wanted.items():
         known = there.get(kind)
         if known is None:
-            more.append(Start(asked))
+            more.append(StartWorkload(asked))
         elif known.mark != mark(asked):
-            more.append(Change(known, asked))
+            more.append(ReplaceWorkload(known, asked))
         elif (known.replicas, known.epoch) != (asked.replicas, asked.epoch):
-            (more if known.replicas <= asked.replicas else fewer).append(Scale(known, asked))
+            (more if known.replicas <= asked.replicas else fewer).append(ScaleWorkload(known, asked))
     return more + fewer

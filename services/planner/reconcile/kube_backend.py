@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
-from omnibus.cluster.desired import Wanted
+from omnibus.cluster.desired import DesiredExecutors
 from omnibus.errors import OmnibusError
 from omnibus.settings import KubernetesSettings
 from services.planner.reconcile import manifests
-from services.planner.reconcile.backend import Running
-from services.planner.reconcile.kube_client import Cluster, ClusterRefused
-from services.planner.reconcile.leader_election import Lease
+from services.planner.reconcile.backend import RunningWorkload
+from services.planner.reconcile.kube_client import ClusterRefused, KubernetesClient
+from services.planner.reconcile.leader_election import LeaderLease
 from services.planner.reconcile.manifests import Manifest, Templates
 
 _PATHS = {
@@ -28,92 +28,98 @@ class _Place(NamedTuple):
     version: str
 
 
-class Kubernetes:
+class KubernetesBackend:
     """A ``Backend``. Raises ``BadRequest`` for templates or a namespace that are no good."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self.resync = settings.resync
         self._release = settings.release
         self._templates = Templates(settings.template)
-        self._cluster = Cluster(settings)
+        self._cluster = KubernetesClient(settings)
         self._namespace = quote(self._cluster.namespace, safe="")
-        self._lease = Lease(self._cluster, settings.lease or settings.release, self._owner)
+        self._lease = LeaderLease(self._cluster, settings.lease or settings.release, self._owner_reference)
         self._belongs = settings.owner
         self._known: Manifest | None = None  # the owner
         self._found: dict[str, _Place] = {}  # by name
 
     @property
-    def leads(self) -> bool:
-        return self._lease.leads
+    def is_leader(self) -> bool:
+        return self._lease.is_leader
 
     @property
-    def trouble(self) -> OmnibusError | None:
+    def leadership_error(self) -> OmnibusError | None:
         return self._lease.trouble
 
-    async def lead(self, tell: Callable[[], None]) -> None:
+    async def run_leader_election(self, tell: Callable[[], None]) -> None:
         await self._lease.run(tell)
 
-    def mark(self, wanted: Wanted) -> str:
-        return manifests.mark(self._templates.of(wanted), wanted)
+    def workload_hash(self, wanted: DesiredExecutors) -> str:
+        return manifests.workload_hash(self._templates.get_template(wanted), wanted)
 
-    async def running(self) -> list[Running]:
+    async def list_workloads(self) -> list[RunningWorkload]:
         chosen = ",".join(
             f"{key}={value}" for key, value in {**manifests.MANAGED, f"{manifests.OURS}release": self._release}.items()
         )
-        found: list[Running] = []
+        found: list[RunningWorkload] = []
         self._found = {}
         for kind in _PATHS:
-            for item in await self._listed(kind, chosen):
-                each = manifests.running(item)
+            for item in await self._list_resources(kind, chosen):
+                each = manifests.parse_workload(item)
                 if each is not None:
                     version = str(item["metadata"].get("resourceVersion", ""))
-                    self._found[each.name] = _Place(kind, f"{self._path(kind)}/{each.name}", version)
+                    self._found[each.name] = _Place(kind, f"{self._resource_path(kind)}/{each.name}", version)
                     found.append(each)
         return found
 
-    async def start(self, wanted: Wanted) -> None:
-        made = await self._made(wanted)
-        await self._cluster.call("POST", self._path(made["kind"]), made)
+    async def start(self, wanted: DesiredExecutors) -> None:
+        made = await self._build_manifest(wanted)
+        await self._cluster.request_json("POST", self._resource_path(made["kind"]), made)
 
-    async def scale(self, running: Running, wanted: Wanted) -> None:
-        await self._cluster.call("PATCH", self._found[running.name].path, manifests.scaled(wanted), _MERGE)
+    async def scale(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
+        await self._cluster.request_json("PATCH", self._found[running.name].path, manifests.scale_patch(wanted), _MERGE)
 
-    async def change(self, running: Running, wanted: Wanted) -> None:
-        made, place = await self._made(wanted), self._found[running.name]
+    async def replace_executors(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
+        made, place = await self._build_manifest(wanted), self._found[running.name]
         if place.kind != made["kind"]:
             await self.stop(running)  # it has become one of another kind
             await self.start(wanted)
             return
         if place.kind == manifests.GROUPS:  # of an operator: these are replaced only by who has seen the last change
             made["metadata"]["resourceVersion"] = place.version
-        await self._cluster.call("PUT", place.path, made)
+        await self._cluster.request_json("PUT", place.path, made)
 
-    async def stop(self, running: Running) -> None:
+    async def stop(self, running: RunningWorkload) -> None:
         try:
-            await self._cluster.call("DELETE", self._found[running.name].path, {"propagationPolicy": "Background"})
+            await self._cluster.request_json(
+                "DELETE", self._found[running.name].path, {"propagationPolicy": "Background"}
+            )
         except ClusterRefused as error:
             if error.answer != _GONE:
                 raise
 
-    def _path(self, kind: str) -> str:
+    def _resource_path(self, kind: str) -> str:
         return f"/apis/{_PATHS[kind].format(self._namespace)}"
 
-    async def _listed(self, kind: str, chosen: str) -> list[Manifest]:
+    async def _list_resources(self, kind: str, chosen: str) -> list[Manifest]:
         try:
-            listed = await self._cluster.call("GET", f"{self._path(kind)}?labelSelector={quote(chosen, safe='')}")
+            listed = await self._cluster.request_json(
+                "GET", f"{self._resource_path(kind)}?labelSelector={quote(chosen, safe='')}"
+            )
         except ClusterRefused as error:
             if error.answer == _GONE and kind == manifests.GROUPS:
                 return []  # this cluster does not know them
             raise
         return listed.get("items") or []
 
-    async def _made(self, wanted: Wanted) -> Manifest:
-        return manifests.workload(self._templates.of(wanted), self._release, wanted, await self._owner())
+    async def _build_manifest(self, wanted: DesiredExecutors) -> Manifest:
+        return manifests.build_workload(
+            self._templates.get_template(wanted), self._release, wanted, await self._owner_reference()
+        )
 
-    async def _owner(self) -> Manifest | None:
+    async def _owner_reference(self) -> Manifest | None:
         """Return the owner of all objects that are created here; None when none is configured."""
         if self._belongs and self._known is None:
             path = f"/api/v1/namespaces/{self._namespace}/configmaps/{quote(self._belongs, safe='')}"
-            meta = (await self._cluster.call("GET", path))["metadata"]
+            meta = (await self._cluster.request_json("GET", path))["metadata"]
             self._known = {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"]}
         return self._known

@@ -34,14 +34,14 @@ class ClusterRefused(Fatal):
         self.answer = answer
 
 
-class _Nowhere(HTTPRedirectHandler):
+class _NoRedirects(HTTPRedirectHandler):
     """The token is for this server alone."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
-class Cluster:
+class KubernetesClient:
     """JSON requests over HTTPS, each in a thread of its own."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
@@ -52,59 +52,61 @@ class Cluster:
     @property
     def namespace(self) -> str:
         """Namespace in which executors run. Raises ``BadRequest`` when it is neither set nor mounted."""
-        told = self._settings.namespace or self._read("namespace")
+        told = self._settings.namespace or self._read_account_file("namespace")
         if not told:
             raise BadRequest(f"no namespace: set OMNIBUS_KUBERNETES_NAMESPACE, or mount {self._account}")
         return told
 
-    async def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
+    async def request_json(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json"
+    ) -> dict[str, Any]:
         """The JSON answer. Raises ``ClusterRefused`` and ``ClusterUnavailable``."""
         try:
             async with asyncio.timeout(2 * self._settings.timeout):
-                return await asyncio.to_thread(self._call, method, path, body, kind)
+                return await asyncio.to_thread(self._request_json, method, path, body, kind)
         except TimeoutError as error:
             raise ClusterUnavailable(f"{self._settings.url} takes too long to answer {method} {path}") from error
 
-    def _call(self, method: str, path: str, body: Any, kind: str) -> dict[str, Any]:
+    def _request_json(self, method: str, path: str, body: Any, kind: str) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"{self._settings.url.rstrip('/')}{path}", data, method=method)  # noqa: S310 the configured one
         request.add_header("accept", "application/json")
         if data is not None:
             request.add_header("content-type", kind)
-        if token := self._read("token"):  # it changes every hour or so
+        if token := self._read_account_file("token"):  # it changes every hour or so
             request.add_unredirected_header("authorization", f"Bearer {token}")
         try:
-            with self._open(request) as answer:
-                return _json(answer.read())
+            with self._open_request(request) as answer:
+                return _decode_object(answer.read())
         except HTTPError as error:
-            raise _refusal(error, f"{method} {path}") from error
+            raise _to_api_error(error, f"{method} {path}") from error
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise ClusterUnavailable(f"no API server at {self._settings.url}: {reason}") from error
 
-    def _open(self, request: Request) -> HTTPResponse:
+    def _open_request(self, request: Request) -> HTTPResponse:
         if self._opener is None:
             authority = self._account / "ca.crt"
             tls = ssl.create_default_context(cafile=str(authority) if authority.is_file() else None)
-            self._opener = build_opener(ProxyHandler({}), _Nowhere(), HTTPSHandler(context=tls))
+            self._opener = build_opener(ProxyHandler({}), _NoRedirects(), HTTPSHandler(context=tls))
         answer: HTTPResponse = self._opener.open(request, timeout=self._settings.timeout)
         return answer
 
-    def _read(self, name: str) -> str:
+    def _read_account_file(self, name: str) -> str:
         try:
             return (self._account / name).read_text().strip()
         except OSError:
             return ""
 
 
-def _json(body: bytes) -> dict[str, Any]:
+def _decode_object(body: bytes) -> dict[str, Any]:
     found = json.loads(body)
     if not isinstance(found, dict):
         raise ValueError("the answer is no JSON object")
     return found
 
 
-def _refusal(error: HTTPError, what: str) -> ClusterRefused | ClusterUnavailable:
+def _to_api_error(error: HTTPError, what: str) -> ClusterRefused | ClusterUnavailable:
     text = error.read().decode(errors="replace")
     try:
         said = str(json.loads(text)["message"])

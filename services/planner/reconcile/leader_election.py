@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from omnibus.errors import OmnibusError
-from services.planner.reconcile.kube_client import Cluster, ClusterRefused
+from services.planner.reconcile.kube_client import ClusterRefused, KubernetesClient
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ HELD, BELIEVED, LOOK = 15.0, 10.0, 3.0
 _GONE = 404
 
 
-class Lease:
+class LeaderLease:
     """One planner's view of the Lease: it ``leads`` until ``BELIEVED`` seconds after it last took or renewed the Lease.
 
     Clocks of other machines do not matter.
     """
 
-    def __init__(self, cluster: Cluster, name: str, owner: Owner, me: str = "") -> None:
+    def __init__(self, cluster: KubernetesClient, name: str, owner: Owner, me: str = "") -> None:
         self.me = me or f"{socket.gethostname()}_{secrets.token_hex(4)}"
         self._cluster = cluster
         self._name = name
@@ -43,29 +43,29 @@ class Lease:
         self._seen: tuple[str, float] = ("", 0.0)  # the other's last word, and when it was first heard
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return time.monotonic() < self._until
 
     async def run(self, tell: Callable[[], None]) -> None:
         """Take and keep it until cancelled, then let it go; ``tell`` is called when it or trouble comes or goes."""
         try:
             while True:
-                before = (self.leads, self.trouble is None)
+                before = (self.is_leader, self.trouble is None)
                 try:
-                    await self.take()
+                    await self.acquire_or_renew()
                     self.trouble = None
                 except OmnibusError as error:
                     log.warning("the lease %s: %s", self._name, error)
                     self.trouble = error
-                if before[0] != self.leads:
-                    log.info("this planner %s", "starts and stops executors" if self.leads else "leads no more")
-                if before != (self.leads, self.trouble is None):
+                if before[0] != self.is_leader:
+                    log.info("this planner %s", "starts and stops executors" if self.is_leader else "leads no more")
+                if before != (self.is_leader, self.trouble is None):
                     tell()
                 await asyncio.sleep(LOOK)
         finally:
-            await self._release()
+            await self._release_lease()
 
-    async def take(self) -> bool:
+    async def acquire_or_renew(self) -> bool:
         """Take it if it is free, keep it if it is ours. Whether it is ours now. Raises as ``Cluster.call`` does."""
         asked = time.monotonic()
         found = await self._find()
@@ -73,25 +73,25 @@ class Lease:
             owner = await self._owner()
             meta = {"name": self._name, **({"ownerReferences": [owner]} if owner else {})}
             made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
-            call = ("POST", self._root, {**made, "spec": self._spec({}, self.me)})
-        elif self._free(found):
-            call = ("PUT", f"{self._root}/{self._name}", {**found, "spec": self._spec(found["spec"], self.me)})
+            call = ("POST", self._root, {**made, "spec": self._build_spec({}, self.me)})
+        elif self._is_available(found):
+            call = ("PUT", f"{self._root}/{self._name}", {**found, "spec": self._build_spec(found["spec"], self.me)})
         else:
             self._until = 0.0
             return False
-        await self._cluster.call(*call)  # refused when another one was faster
+        await self._cluster.request_json(*call)  # refused when another one was faster
         self._until = asked + BELIEVED
         return True
 
     async def _find(self) -> dict[str, Any] | None:
         try:
-            return await self._cluster.call("GET", f"{self._root}/{self._name}")
+            return await self._cluster.request_json("GET", f"{self._root}/{self._name}")
         except ClusterRefused as error:
             if error.answer != _GONE:
                 raise
             return None
 
-    def _free(self, found: dict[str, Any]) -> bool:
+    def _is_available(self, found: dict[str, Any]) -> bool:
         spec = found.setdefault("spec", {})
         holder = spec.get("holderIdentity") or ""
         if holder in ("", self.me):
@@ -101,7 +101,7 @@ class Lease:
             self._seen = (word, time.monotonic())
         return time.monotonic() > self._seen[1] + float(spec.get("leaseDurationSeconds") or HELD)
 
-    def _spec(self, before: dict[str, Any], holder: str) -> dict[str, Any]:
+    def _build_spec(self, before: dict[str, Any], holder: str) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         changes = holder != before.get("holderIdentity")
         return {
@@ -112,16 +112,16 @@ class Lease:
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (changes and bool(before)),
         }
 
-    async def _release(self) -> None:
+    async def _release_lease(self) -> None:
         """Let the next one take it at once."""
-        if not self.leads:
+        if not self.is_leader:
             return
         self._until = 0.0
         try:
             found = await self._find()
             if found is not None and found.get("spec", {}).get("holderIdentity") == self.me:
-                await self._cluster.call(
-                    "PUT", f"{self._root}/{self._name}", {**found, "spec": self._spec(found["spec"], "")}
+                await self._cluster.request_json(
+                    "PUT", f"{self._root}/{self._name}", {**found, "spec": self._build_spec(found["spec"], "")}
                 )
         except OmnibusError as error:
             log.info("the lease %s is not let go: %s", self._name, error)

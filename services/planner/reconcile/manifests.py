@@ -15,9 +15,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from omnibus.cluster.desired import ID, Kind, Wanted
+from omnibus.cluster.desired import ID, DesiredExecutors, ExecutorKind
 from omnibus.errors import BadRequest
-from services.planner.reconcile.backend import Running
+from services.planner.reconcile.backend import RunningWorkload
 
 GROUPS = "LeaderWorkerSet"
 KINDS = ("Deployment", "StatefulSet", GROUPS)
@@ -55,111 +55,119 @@ class Templates:
         if not isinstance(found, dict) or not found:
             raise BadRequest(f"{path} must be a JSON object of Deployments by service, or under {DEFAULT!r}")
         for service, manifest in found.items():
-            _check(manifest, f"{path}: {service}")
+            _check_template(manifest, f"{path}: {service}")
         self._manifests: dict[str, Manifest] = found
         self._path = path
 
-    def of(self, wanted: Wanted) -> Manifest:
+    def get_template(self, wanted: DesiredExecutors) -> Manifest:
         """The template of these executors. Raises ``BadRequest`` when there is none, or it does not suit them."""
         kind, service = wanted.kind, wanted.service
         found = (self._manifests.get(each) for each in (f"{kind.model}/{kind.option}", service, DEFAULT))
         manifest = next((each for each in found if each is not None), None)
         if manifest is None:
             raise BadRequest(f"{self._path} has no template for {service!r} and none under {DEFAULT!r}")
-        if wanted.gpus % _size(manifest):
-            raise BadRequest(f"{kind}: {wanted.gpus} GPUs cannot be shared out to groups of {_size(manifest)} pods")
+        if wanted.gpus % _group_size(manifest):
+            raise BadRequest(
+                f"{kind}: {wanted.gpus} GPUs cannot be shared out to groups of {_group_size(manifest)} pods"
+            )
         return manifest
 
 
-def mark(template: Manifest, wanted: Wanted) -> str:
+def workload_hash(template: Manifest, wanted: DesiredExecutors) -> str:
     """Return a hash that differs when the executors have to be replaced; their number does not change it."""
-    asked = [wanted.gpu] if wanted.gpu and any(_selects(pod["spec"]) for pod in _pods(template)) else []
+    asked = [wanted.gpu] if wanted.gpu and any(_selects_gpu(pod["spec"]) for pod in _pod_templates(template)) else []
     told = json.dumps([template, wanted.env, wanted.gpus, *asked], sort_keys=True)
     return blake2b(told.encode(), digest_size=8).hexdigest()
 
 
-def name(release: str, kind: Kind) -> str:
+def workload_name(release: str, kind: ExecutorKind) -> str:
     """The workload's name: the same for the same kind, another one for any other."""
     digest = blake2b("\0".join([release, *kind]).encode(), digest_size=4).hexdigest()
     plain = _UNFIT.sub("-", f"{release}-{kind.model}-{kind.option}".lower()).strip("-")[:_NAMED].strip("-")
     return f"{plain}-{digest}"
 
 
-def workload(template: Manifest, release: str, wanted: Wanted, owner: Manifest | None = None) -> Manifest:
+def build_workload(
+    template: Manifest, release: str, wanted: DesiredExecutors, owner: Manifest | None = None
+) -> Manifest:
     """The manifest of ``wanted``, which goes when ``owner`` does."""
     made = deepcopy(template)
-    called = name(release, wanted.kind)
+    called = workload_name(release, wanted.kind)
     selector = {f"{OURS}release": release, f"{OURS}executor": called}
-    said = {f"{OURS}model": _label(wanted.kind.model), f"{OURS}option": _label(wanted.kind.option)}
-    about = {**dict(zip(_ABOUT, wanted.kind, strict=True)), f"{OURS}mark": mark(template, wanted)}
+    said = {f"{OURS}model": _label_value(wanted.kind.model), f"{OURS}option": _label_value(wanted.kind.option)}
+    about = {**dict(zip(_ABOUT, wanted.kind, strict=True)), f"{OURS}mark": workload_hash(template, wanted)}
     meta = made.setdefault("metadata", {})
     meta["name"] = called
     if owner is not None:
         meta["ownerReferences"] = [owner]
-    _add(meta, "labels", {**MANAGED, **selector, **said, EPOCH: str(wanted.epoch)})
-    _add(meta, "annotations", about)
+    _add_metadata(meta, "labels", {**MANAGED, **selector, **said, EPOCH: str(wanted.epoch)})
+    _add_metadata(meta, "annotations", about)
     made["spec"]["replicas"] = wanted.replicas
     if made["kind"] != GROUPS:
         made["spec"]["selector"] = {"matchLabels": selector}
-    pods = _pods(made)
+    pods = _pod_templates(made)
     for pod in pods:
-        _add(pod.setdefault("metadata", {}), "labels", {**selector, **said})
-        _share(pod["spec"]["containers"][0], wanted.gpus // _size(made))
-        _place(pod["spec"], wanted.gpu if wanted.gpus else "")
-    _tell(pods[0]["spec"]["containers"][0], wanted)
+        _add_metadata(pod.setdefault("metadata", {}), "labels", {**selector, **said})
+        _set_gpu_limit(pod["spec"]["containers"][0], wanted.gpus // _group_size(made))
+        _set_node_selector(pod["spec"], wanted.gpu if wanted.gpus else "")
+    _set_environment(pods[0]["spec"]["containers"][0], wanted)
     return made
 
 
-def scaled(wanted: Wanted) -> Manifest:
+def scale_patch(wanted: DesiredExecutors) -> Manifest:
     """Return the merge patch for another number of executors, or for another plan that wants them."""
     return {"metadata": {"labels": {EPOCH: str(wanted.epoch)}}, "spec": {"replicas": wanted.replicas}}
 
 
-def running(found: Manifest) -> Running | None:
+def parse_workload(found: Manifest) -> RunningWorkload | None:
     """A workload of the cluster; None for one that is not ours."""
     meta = found.get("metadata", {})
     about = meta.get("annotations") or {}
     if not all(key in about for key in (*_ABOUT, f"{OURS}mark")):
         return None
-    kind = Kind(*(about[key] for key in _ABOUT))
+    kind = ExecutorKind(*(about[key] for key in _ABOUT))
     epoch = str((meta.get("labels") or {}).get(EPOCH, ""))
     replicas = int(found["spec"].get("replicas", 1))
-    return Running(str(meta["name"]), kind, replicas, about[f"{OURS}mark"], int(epoch) if epoch.isdigit() else 0)
+    return RunningWorkload(
+        str(meta["name"]), kind, replicas, about[f"{OURS}mark"], int(epoch) if epoch.isdigit() else 0
+    )
 
 
-_ABOUT = tuple(f"{OURS}{field}" for field in Kind._fields)
+_ABOUT = tuple(f"{OURS}{field}" for field in ExecutorKind._fields)
 
 
-def _add(meta: Manifest, field: str, values: Mapping[str, str]) -> None:
+def _add_metadata(meta: Manifest, field: str, values: Mapping[str, str]) -> None:
     meta[field] = {**(meta.get(field) or {}), **values}
 
 
-def _label(text: str) -> str:
+def _label_value(text: str) -> str:
     """``text`` as the value of a label, where it cannot be told apart from some others."""
     return _LABELLED.sub("-", text)[:_LABEL].strip("-._")
 
 
-def _tell(container: Manifest, wanted: Wanted) -> None:
-    told: dict[str, Manifest] = {name: {"name": name, "value": _plain(value)} for name, value in wanted.env.items()}
+def _set_environment(container: Manifest, wanted: DesiredExecutors) -> None:
+    told: dict[str, Manifest] = {
+        name: {"name": name, "value": _escape_value(value)} for name, value in wanted.env.items()
+    }
     told[ID] = {"name": ID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     kept = [each for each in container.get("env") or [] if each["name"] not in told]
-    for name, value in _usual(wanted).items():
+    for name, value in _default_environment(wanted).items():
         if all(each["name"] != name for each in kept):
             told[name] = {"name": name, "value": value}
     container["env"] = kept + list(told.values())
 
 
-def _usual(wanted: Wanted) -> dict[str, str]:
+def _default_environment(wanted: DesiredExecutors) -> dict[str, str]:
     return {DEVICE: "cuda", PARALLEL: str(wanted.gpus)} if wanted.gpus else {}
 
 
-def _share(container: Manifest, gpus: int) -> None:
+def _set_gpu_limit(container: Manifest, gpus: int) -> None:
     if gpus:
         resources = container.setdefault("resources", {})
         resources["limits"] = {**(resources.get("limits") or {}), GPU: str(gpus)}
 
 
-def _pods(manifest: Manifest) -> list[Manifest]:
+def _pod_templates(manifest: Manifest) -> list[Manifest]:
     """The pod templates, that of the executor first."""
     if manifest["kind"] != GROUPS:
         return [manifest["spec"]["template"]]
@@ -167,31 +175,31 @@ def _pods(manifest: Manifest) -> list[Manifest]:
     return [group["leaderTemplate"], group["workerTemplate"]]
 
 
-def _size(manifest: Manifest) -> int:
+def _group_size(manifest: Manifest) -> int:
     """Pods of one executor."""
     return int(manifest["spec"]["leaderWorkerTemplate"].get("size", 1)) if manifest["kind"] == GROUPS else 1
 
 
-def _selects(pod: Manifest) -> bool:
+def _selects_gpu(pod: Manifest) -> bool:
     return any(TYPE in value for value in (pod.get("nodeSelector") or {}).values())
 
 
-def _place(pod: Manifest, gpu: str) -> None:
+def _set_node_selector(pod: Manifest, gpu: str) -> None:
     """Fill in the GPU type where the template asks for it."""
-    if _selects(pod):
+    if _selects_gpu(pod):
         chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or TYPE not in value}
         pod["nodeSelector"] = {key: value.replace(TYPE, gpu) for key, value in chosen.items()}
 
 
-def _plain(value: str) -> str:
+def _escape_value(value: str) -> str:
     """A value that the cluster takes as it is: it would put other variables in for ``$(NAME)``."""
     return value.replace("$", "$$")
 
 
-def _check(manifest: Any, where: str) -> None:
+def _check_template(manifest: Any, where: str) -> None:
     try:
-        good = manifest["kind"] in KINDS and all(pod["spec"]["containers"][0] for pod in _pods(manifest))
-        good = good and _size(manifest) > 0
+        good = manifest["kind"] in KINDS and all(pod["spec"]["containers"][0] for pod in _pod_templates(manifest))
+        good = good and _group_size(manifest) > 0
     except (KeyError, IndexError, TypeError, ValueError):
         good = False
     if not good:

@@ -5,13 +5,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from omnibus.cluster.desired import wanted
-from omnibus.cluster.presence import Gateways
+from omnibus.cluster.desired import desired_executors
+from omnibus.cluster.presence import GatewayPlans
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
-from omnibus.store import PlanProblem, Stand, Store
+from omnibus.store import PlanProblem, PlanState, Store
 from services.planner.reconcile.backend import Backend
-from services.planner.reconcile.diff import Change, Scale, Start, Step, Stop, steps
+from services.planner.reconcile.diff import (
+    ReplaceWorkload,
+    ScaleWorkload,
+    StartWorkload,
+    Step,
+    StopWorkload,
+    diff_workloads,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +34,7 @@ class Reconciler:
     """Keeps what the current and the staged plan ask for running, and that of the plan before until every gateway
     has left it. What fails is tried again, and said in the store's ``plan:problems``."""
 
-    def __init__(self, store: Store, backend: Backend, gateways: Gateways) -> None:
+    def __init__(self, store: Store, backend: Backend, gateways: GatewayPlans) -> None:
         self._store = store
         self._backend = backend
         self._gateways = gateways
@@ -39,27 +46,27 @@ class Reconciler:
     async def run(self) -> None:
         """Follow and work until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._backend.lead(self._changed.set))
-            group.create_task(self._work())
+            group.create_task(self._backend.run_leader_election(self._changed.set))
+            group.create_task(self._work_loop())
             async for stand in self._store.plan_changes():
-                await self._take(stand)
+                await self._load_plans(stand)
 
     # What is wanted
 
-    async def _take(self, stand: Stand) -> None:
+    async def _load_plans(self, stand: PlanState) -> None:
         """Go by what the store says; where the plan is lost or cannot be read, the last one goes on."""
         if not stand.epoch:
             return
         known = next((plan for plan in reversed(self._plans) if plan.epoch <= stand.epoch), None)
-        current = await self._read(self._store.plan, stand.epoch) or known
-        staged = await self._read(self._store.staged) if stand.staged else None
+        current = await self._read_plan(self._store.plan, stand.epoch) or known
+        staged = await self._read_plan(self._store.staged_plan) if stand.staged else None
         if current is None:
             return
         if not self._plans:  # what an earlier planner was about to stop may be in use yet
-            await self._gateways.follow(current.created, LEFT_WITHIN)
-        self._follow(current, staged)
+            await self._gateways.wait_for_plan(current.created, LEFT_WITHIN)
+        self._set_plans(current, staged)
 
-    async def _read(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
+    async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
         while True:
             try:
                 return await read(*epoch)
@@ -70,22 +77,22 @@ class Reconciler:
                 log.error("%s: %s", f"plan epoch {epoch[0]}" if epoch else "the staged plan", error)
                 return None
 
-    def _follow(self, current: Plan, staged: Plan | None) -> None:
+    def _set_plans(self, current: Plan, staged: Plan | None) -> None:
         before = [plan for plan in self._plans if plan != current and plan.epoch <= current.epoch]
         self._plans = [*before, current, *([staged] if staged is not None else [])]
         if self._leaving is not None:
             self._leaving.cancel()
-        self._leaving = asyncio.get_running_loop().create_task(self._leave(current)) if before else None
+        self._leaving = asyncio.get_running_loop().create_task(self._drop_old_plans(current)) if before else None
         self._changed.set()
 
-    async def _leave(self, current: Plan) -> None:
-        await self._gateways.follow(current.created, LEFT_WITHIN)
+    async def _drop_old_plans(self, current: Plan) -> None:
+        await self._gateways.wait_for_plan(current.created, LEFT_WITHIN)
         self._plans = [plan for plan in self._plans if plan.epoch >= current.epoch]
         self._changed.set()
 
     # What is done
 
-    async def _work(self) -> None:
+    async def _work_loop(self) -> None:
         pause = AGAIN
         while True:
             self._changed.clear()
@@ -94,7 +101,7 @@ class Reconciler:
                 wait, pause = self._backend.resync, AGAIN
             except OmnibusError as error:
                 wait, pause = pause, min(2 * pause, LONGEST)
-                await self._failed(error, wait)
+                await self._report_failure(error, wait)
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
@@ -102,67 +109,69 @@ class Reconciler:
                 continue
 
     async def _work_once(self) -> None:
-        if self._backend.leads:
-            await self._reconcile()
-            await self._tell("", 0.0)
-        elif self._backend.trouble is not None:
-            raise self._backend.trouble
+        if self._backend.is_leader:
+            await self._apply_steps()
+            await self._report_problem("", 0.0)
+        elif self._backend.leadership_error is not None:
+            raise self._backend.leadership_error
         elif self._told:
-            await self._tell("", 0.0)
+            await self._report_problem("", 0.0)
         else:
             self._told = None  # what is wrong is for the one that leads to say
 
-    async def _reconcile(self) -> None:
+    async def _apply_steps(self) -> None:
         """Do all that can be done while this planner leads; the first failure is raised at the end."""
         if not self._plans:
             return
         failures = list[OmnibusError]()
-        for step in steps(wanted(*self._plans), await self._backend.running(), self._backend.mark):
-            if not self._backend.leads:
+        for step in diff_workloads(
+            desired_executors(*self._plans), await self._backend.list_workloads(), self._backend.workload_hash
+        ):
+            if not self._backend.is_leader:
                 return
             try:
-                await self._do(step)
+                await self._apply_step(step)
             except OmnibusError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
 
-    async def _do(self, step: Step) -> None:
-        log.info("%s", said(step))
+    async def _apply_step(self, step: Step) -> None:
+        log.info("%s", describe_step(step))
         match step:
-            case Start(wanted):
+            case StartWorkload(wanted):
                 await self._backend.start(wanted)
-            case Scale(running, wanted):
+            case ScaleWorkload(running, wanted):
                 await self._backend.scale(running, wanted)
-            case Change(running, wanted):
-                await self._backend.change(running, wanted)
-            case Stop(running):
+            case ReplaceWorkload(running, wanted):
+                await self._backend.replace_executors(running, wanted)
+            case StopWorkload(running):
                 await self._backend.stop(running)
 
-    async def _failed(self, error: OmnibusError, again: float) -> None:
+    async def _report_failure(self, error: OmnibusError, again: float) -> None:
         log.warning("%s; trying again in %.1f s", error, again)
         try:
-            await self._tell(error.message, time.time() + again)
+            await self._report_problem(error.message, time.time() + again)
         except StoreUnavailable as unsaid:
             log.warning("%s", unsaid)
 
-    async def _tell(self, message: str, again: float) -> None:
+    async def _report_problem(self, message: str, again: float) -> None:
         if message == self._told:
             return
-        await self._store.tell_problem(WHO, PlanProblem(time.time(), message, again) if message else None)
+        await self._store.put_problem(WHO, PlanProblem(time.time(), message, again) if message else None)
         self._told = message
 
 
-def said(step: Step) -> str:
+def describe_step(step: Step) -> str:
     """A step in words."""
     match step:
-        case Start(wanted):
+        case StartWorkload(wanted):
             return f"start {wanted.replicas} of {wanted.kind}"
-        case Scale(running, wanted) if running.replicas == wanted.replicas:
+        case ScaleWorkload(running, wanted) if running.replicas == wanted.replicas:
             return f"{running.kind}: still {wanted.replicas} at epoch {wanted.epoch}"
-        case Scale(running, wanted):
+        case ScaleWorkload(running, wanted):
             return f"{running.kind}: {running.replicas} become {wanted.replicas}"
-        case Change(running, wanted):
+        case ReplaceWorkload(running, wanted):
             return f"replace the executors of {running.kind}: {wanted.replicas} of another template"
-        case Stop(running):
+        case StopWorkload(running):
             return f"stop {running.replicas} of {running.kind}"

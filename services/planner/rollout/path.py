@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.cluster.desired import Kind, counts
+from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Path
-from services.planner.optimize.result import Planned
-from services.planner.rollout.change_group import Size, sizes
+from services.planner.optimize.result import PlanningResult
+from services.planner.rollout.change_group import ExecutorSize, executor_sizes
 from services.planner.rollout.readiness import LONGEST
-from services.planner.rollout.steps import NoRoom, lacking, said, steps
-from services.planner.rollout.target import Target
+from services.planner.rollout.steps import InsufficientGpus, describe_step, missing_gpus, rollout_steps
+from services.planner.rollout.target import PlanTarget
 from services.planner.rollout.transition_plan import Models
 
 log = logging.getLogger(__name__)
@@ -27,17 +27,17 @@ NEVER = float("inf")
 BACK = "goes back for now"
 
 
-class Aim(NamedTuple):
+class RolloutStep(NamedTuple):
     """The next plan on the way, what stands in the way, and when that may be otherwise. ``note`` is what the reason of
     the plan ends with, unless it is the last one."""
 
-    target: Target
+    target: PlanTarget
     faults: tuple[str, ...] = ()
     look: float = NEVER
     note: str = ""
 
 
-class _Rest(NamedTuple):
+class _Rollback(NamedTuple):
     """A model whose executors did not start goes back, and is tried again when the rest ``ends``."""
 
     ends: float
@@ -45,35 +45,37 @@ class _Rest(NamedTuple):
     fault: str
 
 
-class Ways:
+class RolloutPath:
     """Finds steps. Times are of one monotonic clock, in seconds; ``pause`` is the first one."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
         self._goal: Models = {}
         self._home: Models | None = None  # what was current before the way to the goal began
-        self._rests: dict[str, _Rest] = {}
-        self._known: tuple[Models, tuple[Any, ...], Aim] | None = None
-        self._sizes: dict[Kind, Size] = {}
+        self._rests: dict[str, _Rollback] = {}
+        self._known: tuple[Models, tuple[Any, ...], RolloutStep] | None = None
+        self._sizes: dict[ExecutorKind, ExecutorSize] = {}
 
-    async def aim(self, models: Models, goal: Target, now: float) -> Aim:
+    async def next_step(self, models: Models, goal: PlanTarget, now: float) -> RolloutStep:
         """The next plan after the current one, ``models``, on the way to ``goal``."""
-        self._sizes |= {**sizes(models), **sizes(goal.models)}
+        self._sizes |= {**executor_sizes(models), **executor_sizes(goal.models)}
         if goal.models != self._goal or models == goal.models:
             self._goal, self._rests = goal.models, {}
         if self._home is None or models == goal.models:
             self._home = models
         resting = {name: rest for name, rest in self._rests.items() if now < rest.ends}
-        after = self._without(goal.models, resting)
+        after = self._hold_back(goal.models, resting)
         known, asked = self._known, (after, goal.gpus, goal.explain)
         if known is None or known[0] is not models or known[1] != asked:
-            aim = await asyncio.to_thread(_found, models, after, goal, self._home if resting else None, set(resting))
+            aim = await asyncio.to_thread(
+                _find_step, models, after, goal, self._home if resting else None, set(resting)
+            )
             self._known = known = models, asked, aim
         aim, look = known[2], min((rest.ends for rest in resting.values()), default=NEVER)
         target = aim.target._replace(reason=goal.reason + aim.note)
         return aim._replace(target=target, faults=(*aim.faults, *{rest.fault for rest in resting.values()}), look=look)
 
-    def rest(self, models: Models, aim: Aim, names: Iterable[str], fault: str, now: float) -> bool:
+    def roll_back(self, models: Models, aim: RolloutStep, names: Iterable[str], fault: str, now: float) -> bool:
         """The executors of these models do not start: they go back to what they were. False when there is no need."""
         if self._home is None or (models == self._home and not aim.note):
             return False
@@ -81,23 +83,23 @@ class Ways:
         for name in tired:
             before = self._rests.get(name)
             pause = min(2 * before.pause, LONGEST) if before is not None else self._pause
-            self._rests[name] = _Rest(now + pause, pause, fault)
+            self._rests[name] = _Rollback(now + pause, pause, fault)
         return bool(tired)
 
-    def crowded(self, there: Mapping[Kind, int], models: Models, aim: Aim) -> bool:
+    def must_wait_for_gpus(self, there: Mapping[ExecutorKind, int], models: Models, aim: RolloutStep) -> bool:
         """Return whether executors that are ``there`` have to leave before those of the next plan may start."""
-        want, have = counts(aim.target.models), counts(models)
+        want, have = replica_counts(aim.target.models), replica_counts(models)
         fresh = {kind: count for kind, count in want.items() if count > have.get(kind, 0)}
         asked = {kind: max(count, have.get(kind, 0)) for kind, count in {**have, **want}.items()}
         leaving = {kind: count for kind, count in there.items() if count > asked.get(kind, 0)}
         both = {**have, **leaving}
-        return bool(fresh and leaving) and bool(lacking(both, {**both, **fresh}, self._sizes, aim.target.gpus))
+        return bool(fresh and leaving) and bool(missing_gpus(both, {**both, **fresh}, self._sizes, aim.target.gpus))
 
-    def counted(self, kinds: Iterable[Kind]) -> bool:
+    def uses_declared_gpus(self, kinds: Iterable[ExecutorKind]) -> bool:
         """Return whether any of them takes GPUs that were declared."""
         return not self._sizes.keys().isdisjoint(kinds)
 
-    def _without(self, goal: Models, resting: Iterable[str]) -> dict[str, ModelPlan]:
+    def _hold_back(self, goal: Models, resting: Iterable[str]) -> dict[str, ModelPlan]:
         """``goal`` with models that rest as they were."""
         home = self._home or {}
         after = dict(goal)
@@ -108,60 +110,60 @@ class Ways:
         return after
 
 
-def _found(
-    models: Models, after: dict[str, ModelPlan], goal: Target, home: Models | None, resting: Iterable[str]
-) -> Aim:
+def _find_step(
+    models: Models, after: dict[str, ModelPlan], goal: PlanTarget, home: Models | None, resting: Iterable[str]
+) -> RolloutStep:
     """The next plan. Models for which there is no room stay as they are; all go ``home`` when those that are
     ``resting`` cannot do so alone."""
     faults: list[str] = []
     while True:
         try:
-            way = steps(models, after, goal.gpus)
+            way = rollout_steps(models, after, goal.gpus)
             break
-        except NoRoom as error:
+        except InsufficientGpus as error:
             if home is not None and after != home:
                 after, home = dict(home), None
                 continue
             faults.append(error.message)
-            after = _kept(models, after, error.models)
+            after = _keep_models(models, after, error.models)
     step = way[0] if way else dict(models)
     if step == after:
         back = any(models.get(name) != step.get(name) for name in resting)
-        return Aim(goal._replace(models=step), tuple(faults), note=f": {BACK}" if back else "")
-    found = _routed(step, _same(models, step) | _same(after, step), goal)
-    return Aim(found, tuple(faults), note=f": {said(models, step, after)}")
+        return RolloutStep(goal._replace(models=step), tuple(faults), note=f": {BACK}" if back else "")
+    found = _with_best_paths(step, _unchanged_models(models, step) | _unchanged_models(after, step), goal)
+    return RolloutStep(found, tuple(faults), note=f": {describe_step(models, step, after)}")
 
 
-def _kept(models: Models, after: Models, names: Iterable[str]) -> dict[str, ModelPlan]:
+def _keep_models(models: Models, after: Models, names: Iterable[str]) -> dict[str, ModelPlan]:
     kept = {name: model for name, model in after.items() if name not in names}
     return {**kept, **{name: models[name] for name in names if name in models}}
 
 
-def _same(one: Models, other: Models) -> set[str]:
+def _unchanged_models(one: Models, other: Models) -> set[str]:
     return {name for name, model in one.items() if other.get(name) == model}
 
 
-def _routed(step: dict[str, ModelPlan], but: set[str], goal: Target) -> Target:
+def _with_best_paths(step: dict[str, ModelPlan], but: set[str], goal: PlanTarget) -> PlanTarget:
     """``step`` with the best paths of all models ``but`` these, where they can be told."""
-    found = Planned({}, {}, {}, {})
+    found = PlanningResult({}, {}, {}, {})
     if goal.route is not None and but != step.keys():
         try:
             found = goal.route(step)
         except OmnibusError as error:
             log.info("paths on the way to another plan are not the best ones: %s", error)
     models = {
-        name: model if name in but or not found.capacity.get(name) else _over(step, name, found.models[name])
+        name: model if name in but or not found.capacity.get(name) else _with_paths_of(step, name, found.models[name])
         for name, model in step.items()
     }
     return goal._replace(models=models, explain={**goal.explain, **found.explain})
 
 
-def _over(step: Models, name: str, best: ModelPlan) -> ModelPlan:
+def _with_paths_of(step: Models, name: str, best: ModelPlan) -> ModelPlan:
     """The model with the paths of ``best``, if these go over its options alone."""
     model = step[name]
-    types = {kind: paths for kind, paths in best.types.items() if all(_runs(model, path) for path in paths)}
+    types = {kind: paths for kind, paths in best.types.items() if all(_can_run_path(model, path) for path in paths)}
     return msgspec.structs.replace(model, types={**model.types, **types})
 
 
-def _runs(model: ModelPlan, path: Path) -> bool:
+def _can_run_path(model: ModelPlan, path: Path) -> bool:
     return all(name in model.options and part in model.options[name].components for part, name in path.options.items())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.cluster.desired import Kind, groups, starts
+from omnibus.cluster.desired import ExecutorKind, added_replicas, change_groups
 from omnibus.plan import ModelPlan
 from services.planner.rollout.transition_plan import Models
 
@@ -23,41 +23,41 @@ SETTLES = 0.5
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Change(NamedTuple):
+class PlanChange(NamedTuple):
     """Models that change together, and the executors that must be ready before. ``key`` is the same for the same."""
 
     key: bytes
     models: frozenset[str]
-    needs: dict[Kind, int]
+    needs: dict[ExecutorKind, int]
 
 
-class Sorted(NamedTuple):
+class ClassifiedChanges(NamedTuple):
     """Changes that can be made now, those whose executors are awaited, and those that were put off.
 
     ``look`` is when that may be otherwise, infinite for never; ``faults`` says why which were put off.
     """
 
-    ready: list[Change]
-    waiting: list[Change]
-    later: list[Change]
+    ready: list[PlanChange]
+    waiting: list[PlanChange]
+    later: list[PlanChange]
     look: float
     faults: list[str]
 
 
-def changes(before: Models, after: Models) -> list[Change]:
+def independent_changes(before: Models, after: Models) -> list[PlanChange]:
     """Return the changes that lead from ``before`` to ``after``, independent of one another."""
-    needs = starts(before, after)
+    needs = added_replicas(before, after)
     return [
-        Change(
+        PlanChange(
             blake2b(_encode([(name, before.get(name), after.get(name)) for name in sorted(models)])).digest(),
             models,
             {kind: count for kind, count in needs.items() if kind.model in models},
         )
-        for models in groups(before, after)
+        for models in change_groups(before, after)
     ]
 
 
-def merged(before: Models, after: Models, chosen: Iterable[Change]) -> dict[str, ModelPlan]:
+def merge_changes(before: Models, after: Models, chosen: Iterable[PlanChange]) -> dict[str, ModelPlan]:
     """``before`` with the models of ``chosen`` as they are in ``after``."""
     names = {name for change in chosen for name in change.models}
     order = [*after, *(name for name in before if name not in after)]
@@ -82,34 +82,39 @@ class Trials:
         self._pause = pause
         self._trials: dict[bytes, _Trial] = {}
 
-    def sort(
-        self, wanted: list[Change], missing: Callable[[Mapping[Kind, int]], Mapping[Kind, int]], now: float
-    ) -> Sorted:
+    def classify_changes(
+        self,
+        wanted: list[PlanChange],
+        missing: Callable[[Mapping[ExecutorKind, int]], Mapping[ExecutorKind, int]],
+        now: float,
+    ) -> ClassifiedChanges:
         """Sort ``wanted``; ``missing`` tells how many are ready of the kinds that are not complete."""
         known = self._trials
-        self._trials = {change.key: known.get(change.key) or self._begun(now) for change in wanted if change.needs}
-        found = Sorted([change for change in wanted if not change.needs], [], [], float("inf"), [])
+        self._trials = {change.key: known.get(change.key) or self._new_trial(now) for change in wanted if change.needs}
+        found = ClassifiedChanges([change for change in wanted if not change.needs], [], [], float("inf"), [])
         for change in wanted:
             if change.needs:
-                found = self._sorted(found, change, missing(change.needs), now)
+                found = self._classify_change(found, change, missing(change.needs), now)
         return found
 
-    def _begun(self, now: float) -> _Trial:
+    def _new_trial(self, now: float) -> _Trial:
         return _Trial(self._pause, now, now + self._patience)
 
-    def _sorted(self, found: Sorted, change: Change, lacks: Mapping[Kind, int], now: float) -> Sorted:
+    def _classify_change(
+        self, found: ClassifiedChanges, change: PlanChange, lacks: Mapping[ExecutorKind, int], now: float
+    ) -> ClassifiedChanges:
         trial = self._trials[change.key]
         settles = trial.began + SETTLES
         if not lacks and now >= settles:
             found.ready.append(change)
             return found
         if lacks and now >= trial.ends:
-            self._turn(trial, _fault(change, lacks, self._patience), now)
+            self._switch_phase(trial, _describe_missing(change, lacks, self._patience), now)
         (found.waiting if trial.waits else found.later).append(change)
         faults = [*found.faults, *([trial.fault] if trial.fault else [])]
         return found._replace(look=min(found.look, trial.ends if lacks else settles), faults=faults)
 
-    def _turn(self, trial: _Trial, fault: str, now: float) -> None:
+    def _switch_phase(self, trial: _Trial, fault: str, now: float) -> None:
         """Put it off, or try it again."""
         if trial.waits:
             trial.waits, trial.ends, trial.fault = False, now + trial.pause, fault
@@ -118,6 +123,6 @@ class Trials:
             trial.waits, trial.began, trial.ends = True, now, now + self._patience
 
 
-def _fault(change: Change, lacks: Mapping[Kind, int], patience: float) -> str:
+def _describe_missing(change: PlanChange, lacks: Mapping[ExecutorKind, int], patience: float) -> str:
     short = ", ".join(f"{count} of {change.needs[kind]} executors of {kind}" for kind, count in lacks.items())
     return f"{', '.join(sorted(change.models))} stays as it was: after {patience:g} s {short} are ready"

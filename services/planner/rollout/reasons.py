@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from omnibus.app_record import AppRecord, plainly
+from omnibus.app_record import AppRecord, base_app_name
 
 #: Apps that are named one by one.
 NAMED = 3
 
 
-def why(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
+def describe_app_changes(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
     """Describe what has happened to the apps: ``app poem registered``. A version kept aside counts as its app."""
-    were, are = ({plainly(name) for name in apps} for apps in (before, after))
-    changed = {plainly(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    were, are = ({base_app_name(name) for name in apps} for apps in (before, after))
+    changed = {base_app_name(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     told = [
         f"app {name} {'registered' if name not in were else 'updated' if name in are else 'unregistered'}"
         for name in sorted(changed)

@@ -15,10 +15,10 @@ from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import ProtocolError, StoreUnavailable
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
-from omnibus.store import PlanLed, PlanProblem, StaleEpoch, Stand, Store, mark
-from services.planner.rollout.path import Aim, Ways
-from services.planner.rollout.readiness import Change, Sorted, Trials, changes, merged
-from services.planner.rollout.target import Target
+from omnibus.store import PlanLed, PlanProblem, PlanState, StaleEpoch, Store, plan_mark
+from services.planner.rollout.path import RolloutPath, RolloutStep
+from services.planner.rollout.readiness import ClassifiedChanges, PlanChange, Trials, independent_changes, merge_changes
+from services.planner.rollout.target import PlanTarget
 from services.planner.rollout.transition_plan import Models
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ LOST = "the store had lost it"
 REASONS = 5
 
 
-class Changes:
+class PlanRollout:
     """The one writer of plans here. ``announce`` is called with each plan that became current by it."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Changes:
         self._ready = ready
         self._announce = announce
         self._trials = Trials(settings.ready, settings.retry)
-        self._ways = Ways(settings.retry)
+        self._ways = RolloutPath(settings.retry)
         self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
         self._swaps = -NEVER  # when the last swap was
         self._me = secrets.token_hex(4)
-        self._target = Target({}, "")
-        self._pinned, self._pin = 0, Target({}, "")
+        self._target = PlanTarget({}, "")
+        self._pinned, self._pin = 0, PlanTarget({}, "")
         self._base = 0  # the epoch that the work goes on from
         self._pending = False  # whether what is wanted may be new to everybody
         self._open = False  # whether it is not so yet
@@ -61,7 +61,7 @@ class Changes:
         self._told: tuple[str, float] | None = None
         self._woken = asyncio.Event()
 
-    def want(self, target: Target) -> None:
+    def set_target(self, target: PlanTarget) -> None:
         """From now on ``target`` is wanted; what was wanted before and is under way still counts as a reason."""
         before = self._target.reason.split(", ") if self._open else []
         reasons = dict.fromkeys([*before, *target.reason.split(", ")])
@@ -70,17 +70,17 @@ class Changes:
         self._woken.set()
 
     @property
-    def pinned(self) -> bool:
+    def is_pinned(self) -> bool:
         """True if an operator has pinned an epoch: what is wanted has to wait."""
         return self._pinned > 0
 
     @property
-    def staged(self) -> Plan | None:
+    def staged_plan(self) -> Plan | None:
         """The plan that waits for its executors, as far as this planner knows."""
         return self._staged[1] if self._staged[0] else None
 
     @property
-    def troubled(self) -> bool:
+    def has_problem(self) -> bool:
         """True if something that is wanted is put off."""
         return self._told is not None and bool(self._told[0])
 
@@ -88,9 +88,9 @@ class Changes:
         """Something has changed: look again."""
         self._woken.set()
 
-    async def begin(self) -> None:
+    async def run_available_steps(self) -> None:
         """Do what can be done at once. Raises ``StoreUnavailable``."""
-        while not await self._take_step():
+        while not await self._try_step():
             pass
 
     async def run(self) -> None:
@@ -99,7 +99,7 @@ class Changes:
         while True:
             self._woken.clear()
             try:
-                wait, pause = await self._take_step(), AGAIN
+                wait, pause = await self._try_step(), AGAIN
             except StoreUnavailable as error:
                 log.warning("%s", error)
                 wait, pause = pause, min(2 * pause, LONGEST)
@@ -117,36 +117,36 @@ class Changes:
 
     # One step
 
-    async def _take_step(self) -> float:
+    async def _try_step(self) -> float:
         try:
-            return await self._step()
+            return await self._advance_rollout()
         except PlanLed as error:
             log.info("%s", error)
             return LOOK
         except StaleEpoch:  # another planner was faster: look at what it wrote
             return 0.0
 
-    async def _step(self) -> float:
+    async def _advance_rollout(self) -> float:
         """Take the change as far as it goes now; returns the seconds until there is something to look at."""
-        stand = await self._store.stand()
+        stand = await self._store.plan_state()
         if self.plan is not None and stand.epoch < self.plan.epoch:
-            await self._restore(self.plan, stand)
+            await self._restore_plan(self.plan, stand)
             return 0.0
-        current = await self._current(stand.epoch)
-        goal = await self._goal(stand)
-        if not self._known(stand, current, goal):
-            return await self._follow(stand)
+        current = await self._current_plan(stand.epoch)
+        goal = await self._resolve_target(stand)
+        if not self._should_continue(stand, current, goal):
+            return await self._follow_other_planner(stand)
         self._base = stand.epoch
         if stand.staged and not await self._store.lead_plan(self._me, LEASE):
             return LOOK
         if goal is None:
             return NEVER
         if current is None:
-            await self._swap(stand, goal, {}, changes({}, goal.models), ())
+            await self._swap_plan(stand, goal, {}, independent_changes({}, goal.models), ())
             return 0.0
-        return await self._advance(stand, current.models, goal)
+        return await self._advance_to_goal(stand, current.models, goal)
 
-    def _known(self, stand: Stand, current: Plan | None, goal: Target | None) -> bool:
+    def _should_continue(self, stand: PlanState, current: Plan | None, goal: PlanTarget | None) -> bool:
         """Return whether to go on from the current plan: it is ours, or it is as wanted, or something new is wanted."""
         before, self.plan = self.plan, current or self.plan
         if before is None and current is not None:
@@ -159,7 +159,7 @@ class Changes:
             log.info("plan epoch %d (%s) is another planner's: following it", current.epoch, current.reason)
         return False
 
-    async def _follow(self, stand: Stand) -> float:
+    async def _follow_other_planner(self, stand: PlanState) -> float:
         """Another planner wrote the current plan. What it has left behind at its end is given up."""
         if not stand.staged:
             return NEVER
@@ -167,25 +167,29 @@ class Changes:
             await self._store.unstage_plan(self._me)
         return LOOK
 
-    async def _advance(self, stand: Stand, models: Models, goal: Target) -> float:
+    async def _advance_to_goal(self, stand: PlanState, models: Models, goal: PlanTarget) -> float:
         now = time.monotonic()
         self._open = models != goal.models
-        aim = await self._ways.aim(models, goal, now)
-        found = self._trials.sort(changes(models, aim.target.models), self._ready.missing, now)
+        aim = await self._ways.next_step(models, goal, now)
+        found = self._trials.classify_changes(
+            independent_changes(models, aim.target.models), self._ready.count_missing, now
+        )
         late = [name for change in found.later for name in change.models]
-        if self._ways.rest(models, aim, late, "; ".join(found.faults), now):
+        if self._ways.roll_back(models, aim, late, "; ".join(found.faults), now):
             return 0.0
         faults = [*aim.faults, *found.faults]
-        await self._tell(faults, min(aim.look, found.look) if found.later or aim.look < NEVER else 0.0)
+        await self._report_problem(faults, min(aim.look, found.look) if found.later or aim.look < NEVER else 0.0)
         if found.ready:
-            await self._swap(stand, aim.target, models, found.ready, self._may_start(models, aim, found.waiting))
+            await self._swap_plan(stand, aim.target, models, found.ready, self._may_start(models, aim, found.waiting))
             return 0.0
-        return min(aim.look - now, await self._wait(stand, models, aim, found) - now)
+        return min(aim.look - now, await self._wait_for_executors(stand, models, aim, found) - now)
 
-    async def _wait(self, stand: Stand, models: Models, aim: Aim, found: Sorted) -> float:
+    async def _wait_for_executors(
+        self, stand: PlanState, models: Models, aim: RolloutStep, found: ClassifiedChanges
+    ) -> float:
         """Nothing can be swapped now; returns when to look again."""
         if found.waiting:
-            await self._stage(stand, models, aim, found.waiting)
+            await self._stage_changes(stand, models, aim, found.waiting)
             return min(found.look, time.monotonic() + LEASE / 3)
         if stand.staged:
             faults = "; ".join([*aim.faults, *found.faults])
@@ -195,87 +199,97 @@ class Changes:
         self._pending = False
         return found.look
 
-    async def _stage(self, stand: Stand, current: Models, aim: Aim, waiting: Sequence[Change]) -> None:
+    async def _stage_changes(
+        self, stand: PlanState, current: Models, aim: RolloutStep, waiting: Sequence[PlanChange]
+    ) -> None:
         """Let the executors of the changes that are ``waiting`` start, unless they do already."""
         if stand.mark != self._staged[0]:
-            found = await self._readable(self._store.staged()) if stand.staged else None
+            found = await self._read_plan(self._store.staged_plan()) if stand.staged else None
             self._staged = (stand.mark, found)
-            if found is not None and found.models == merged(current, aim.target.models, waiting):
+            if found is not None and found.models == merge_changes(current, aim.target.models, waiting):
                 log.info("plan epoch %d (%s) is staged already: going on with it", found.epoch, found.reason)
                 self._target = self._target._replace(reason=found.reason.removesuffix(aim.note))
         known = self._staged[1]
-        models = merged(current, aim.target.models, self._may_start(current, aim, waiting))
+        models = merge_changes(current, aim.target.models, self._may_start(current, aim, waiting))
         if models == current:
             return
         if known is None or known.models != models:
-            plan = _plan(max(stand.epoch, stand.staged) + 1, models, aim.target)
+            plan = _build_plan(max(stand.epoch, stand.staged) + 1, models, aim.target)
             await self._store.stage_plan(plan, self._me, LEASE)
-            self._staged = (mark(plan), plan)
+            self._staged = (plan_mark(plan), plan)
             log.info("plan epoch %d (%s) is staged until its executors are ready", plan.epoch, plan.reason)
         self._pending = False
 
-    def _may_start(self, current: Models, aim: Aim, waiting: Sequence[Change]) -> Sequence[Change]:
+    def _may_start(self, current: Models, aim: RolloutStep, waiting: Sequence[PlanChange]) -> Sequence[PlanChange]:
         """Return the changes that do not have to wait until executors of the plan before have left their GPUs."""
         late = time.monotonic() >= self._swaps + self._leaves
-        if late or not self._ways.crowded(self._ready.there(), current, aim):
+        if late or not self._ways.must_wait_for_gpus(self._ready.count_present(), current, aim):
             return waiting
         staged, then = self._staged[1], aim.target.models
         begun = staged.models if staged is not None else {}
         return [
             change
             for change in waiting
-            if all(begun.get(name) == then.get(name) for name in change.models) or not self._ways.counted(change.needs)
+            if all(begun.get(name) == then.get(name) for name in change.models)
+            or not self._ways.uses_declared_gpus(change.needs)
         ]
 
-    async def _swap(
-        self, stand: Stand, goal: Target, before: Models, ready: Sequence[Change], waiting: Sequence[Change]
+    async def _swap_plan(
+        self,
+        stand: PlanState,
+        goal: PlanTarget,
+        before: Models,
+        ready: Sequence[PlanChange],
+        waiting: Sequence[PlanChange],
     ) -> None:
         """Make the changes that are ``ready``, and go on waiting for the executors of the others."""
         number = max(stand.epoch + 1, stand.staged)
-        plan = _plan(number, merged(before, goal.models, ready), goal)
-        then = _plan(number + 1, merged(plan.models, goal.models, waiting), goal)
+        plan = _build_plan(number, merge_changes(before, goal.models, ready), goal)
+        then = _build_plan(number + 1, merge_changes(plan.models, goal.models, waiting), goal)
         await self._store.swap_plan(plan, then if waiting else None)
-        self._staged = (mark(then), then) if waiting else (0, None)
-        self._swapped(plan)
+        self._staged = (plan_mark(then), then) if waiting else (0, None)
+        self._record_swap(plan)
 
-    def _swapped(self, plan: Plan) -> None:
+    def _record_swap(self, plan: Plan) -> None:
         self.plan, self._base, self._pending, self._swaps = plan, plan.epoch, False, time.monotonic()
         self._announce(plan)
 
     # What there is
 
-    async def _current(self, epoch: int) -> Plan | None:
+    async def _current_plan(self, epoch: int) -> Plan | None:
         """The current plan; None when there is none that this build can read."""
         if self.plan is not None and self.plan.epoch == epoch:
             return self.plan
-        return await self._readable(self._store.plan(epoch)) if epoch else None
+        return await self._read_plan(self._store.plan(epoch)) if epoch else None
 
-    async def _readable(self, reading: Awaitable[Plan | None]) -> Plan | None:
+    async def _read_plan(self, reading: Awaitable[Plan | None]) -> Plan | None:
         try:
             return await reading
         except ProtocolError as error:
             log.error("%s; writing a new one", error.message)
             return None
 
-    async def _goal(self, stand: Stand) -> Target | None:
+    async def _resolve_target(self, stand: PlanState) -> PlanTarget | None:
         """Return the target: the planned one, or the epoch an operator has pinned. None if that cannot be served."""
         if stand.pin != self._pinned:
             if stand.pin:
-                pinned = await self._readable(self._store.plan(stand.pin))
+                pinned = await self._read_plan(self._store.plan(stand.pin))
                 if pinned is None:
-                    await self._tell([f"epoch {stand.pin} cannot be served: it is lost, or of another build"], 0.0)
+                    await self._report_problem(
+                        [f"epoch {stand.pin} cannot be served: it is lost, or of another build"], 0.0
+                    )
                     return None
-                self._pin = Target(pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus)
+                self._pin = PlanTarget(pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus)
             else:
                 self._target = self._target._replace(reason="resumed")
             self._pinned, self._pending = stand.pin, True
         return self._pin if self._pinned else self._target
 
-    async def _restore(self, known: Plan, stand: Stand) -> None:
+    async def _restore_plan(self, known: Plan, stand: PlanState) -> None:
         """The store has lost the plan, and with it what was pinned: write both again."""
         log.warning("the store lost plan epoch %d: writing it again", known.epoch)
         number = max(known.epoch, stand.epoch) + 1
-        plan = _plan(number, known.models, Target(known.models, LOST, known.explain))
+        plan = _build_plan(number, known.models, PlanTarget(known.models, LOST, known.explain))
         await self._store.swap_plan(plan, pin=bool(self._pinned))
         self._pinned = number if self._pinned else 0
         if self._base == known.epoch:  # else it was another planner's, and goes on being followed
@@ -283,7 +297,7 @@ class Changes:
         self.plan = plan
         self._announce(plan)
 
-    async def _tell(self, faults: Sequence[str], again: float) -> None:
+    async def _report_problem(self, faults: Sequence[str], again: float) -> None:
         """Say in the store what was put off and why, once. ``again`` is of the monotonic clock."""
         told = ("; ".join(faults), again)
         if told == self._told:
@@ -292,9 +306,9 @@ class Changes:
         if faults:
             log.error("%s", told[0])
             problem = PlanProblem(time.time(), told[0], time.time() + again - time.monotonic() if again else 0.0)
-        await self._store.tell_problem(WHO, problem)
+        await self._store.put_problem(WHO, problem)
         self._told = told
 
 
-def _plan(epoch: int, models: dict[str, ModelPlan], target: Target) -> Plan:
+def _build_plan(epoch: int, models: dict[str, ModelPlan], target: PlanTarget) -> Plan:
     return Plan(epoch, SEED, time.time(), models, reason=target.reason, explain=target.explain)

@@ -10,10 +10,10 @@ GPUs go on serving wherever that is possible: what is left has the load of all u
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from omnibus.cluster.desired import Kind, counts, starts, tied
+from omnibus.cluster.desired import ExecutorKind, added_replicas, replica_counts, tied_models
 from omnibus.errors import Retryable
 from omnibus.plan import ModelPlan
-from services.planner.rollout.change_group import Counts, Size, Unit, sizes
+from services.planner.rollout.change_group import ChangeGroup, Counts, ExecutorSize, executor_sizes
 from services.planner.rollout.transition_plan import Models
 
 #: The part of the GPUs of a type that goes on serving if that is possible.
@@ -22,7 +22,7 @@ SERVES = 0.5
 NAMED = 3
 
 
-class NoRoom(Retryable):
+class InsufficientGpus(Retryable):
     """A change cannot be made within the GPUs. ``models`` are those that stay as they are."""
 
     code: ClassVar[str] = "no_room"
@@ -32,7 +32,7 @@ class NoRoom(Retryable):
         self.models = models
 
 
-def steps(before: Models, after: Models, gpus: Mapping[str, int]) -> list[dict[str, ModelPlan]]:
+def rollout_steps(before: Models, after: Models, gpus: Mapping[str, int]) -> list[dict[str, ModelPlan]]:
     """The plans that lead from ``before`` to ``after``; none when they are the same.
 
     ``gpus`` is how many there are by type; a type that it does not name is never short. Executors of two plans in
@@ -42,12 +42,14 @@ def steps(before: Models, after: Models, gpus: Mapping[str, int]) -> list[dict[s
     found: list[dict[str, ModelPlan]] = []
     state = dict(before)
     while state != after:
-        state = _Way(state, after, gpus).step()
+        state = _StepFinder(state, after, gpus).next_step()
         found.append(state)
     return found
 
 
-def lacking(have: Counts, want: Counts, sizes: Mapping[Kind, Size], gpus: Mapping[str, int]) -> dict[str, int]:
+def missing_gpus(
+    have: Counts, want: Counts, sizes: Mapping[ExecutorKind, ExecutorSize], gpus: Mapping[str, int]
+) -> dict[str, int]:
     """The GPUs that lack, by type, for executors ``want`` to start beside those that are there."""
     begins = {sizes[kind].gpu for kind, count in want.items() if count > have.get(kind, 0) and kind in sizes}
     used = dict.fromkeys(begins & gpus.keys(), 0)
@@ -58,61 +60,66 @@ def lacking(have: Counts, want: Counts, sizes: Mapping[Kind, Size], gpus: Mappin
     return {gpu: count - gpus[gpu] for gpu, count in used.items() if count > gpus[gpu]}
 
 
-def said(before: Models, step: Models, after: Models) -> str:
+def describe_step(before: Models, step: Models, after: Models) -> str:
     """Return the purpose of the step to ``step``, in words; empty for the last step."""
     if step == after:
         return ""
-    fresh, there = starts(before, step), counts(before)
-    asked = sum(count - there.get(kind, 0) for kind, count in starts(before, after).items())
+    fresh, there = added_replicas(before, step), replica_counts(before)
+    asked = sum(count - there.get(kind, 0) for kind, count in added_replicas(before, after).items())
     if fresh:
         return f"{sum(count - there.get(kind, 0) for kind, count in fresh.items())} of {asked} new executors"
-    there = counts(step)
-    short = [f"{count - there.get(kind, 0)} {kind.model}/{kind.option}" for kind, count in starts(step, after).items()]
+    there = replica_counts(step)
+    short = [
+        f"{count - there.get(kind, 0)} {kind.model}/{kind.option}"
+        for kind, count in added_replicas(step, after).items()
+    ]
     more = f" and {len(short) - NAMED} more" if len(short) > NAMED else ""
     return f"makes room for {', '.join(short[:NAMED])}{more}"
 
 
-class _Way:
+class _StepFinder:
     """From one plan to another."""
 
     def __init__(self, before: Models, after: Models, gpus: Mapping[str, int]) -> None:
         self._before, self._after, self._gpus = before, after, gpus
-        self._sizes = {kind: size for kind, size in {**sizes(before), **sizes(after)}.items() if size.gpu in gpus}
-        units = [Unit(names, before, after, self._sizes) for names in tied(before, after)]
+        self._sizes = {
+            kind: size for kind, size in {**executor_sizes(before), **executor_sizes(after)}.items() if size.gpu in gpus
+        }
+        units = [ChangeGroup(names, before, after, self._sizes) for names in tied_models(before, after)]
         self._units = [unit for unit in units if unit.kinds & self._sizes.keys()]
         self._there = {kind: count for unit in self._units for kind, count in unit.have.items()}
         self._goal = {kind: count for unit in self._units for kind, count in unit.goal.items()}
 
-    def step(self) -> dict[str, ModelPlan]:
+    def next_step(self) -> dict[str, ModelPlan]:
         """The next plan. Raises ``NoRoom``."""
-        if not self._lacking(self._there, self._goal):
+        if not self._missing_gpus(self._there, self._goal):
             return dict(self._after)
-        less = self._less(self._there, SERVES)
-        if less != self._there and (self._more(less) != less or not self._lacking(less, self._goal)):
-            return self._models(less)
-        for there in (self._more(self._there), self._less(self._there, 0.0)):
+        less = self._remove_executors(self._there, SERVES)
+        if less != self._there and (self._add_executors(less) != less or not self._missing_gpus(less, self._goal)):
+            return self._build_models(less)
+        for there in (self._add_executors(self._there), self._remove_executors(self._there, 0.0)):
             if there != self._there:
-                return self._models(there)
-        raise self._stuck()
+                return self._build_models(there)
+        raise self._insufficient_gpus_error()
 
-    def _models(self, there: Counts) -> dict[str, ModelPlan]:
+    def _build_models(self, there: Counts) -> dict[str, ModelPlan]:
         """All models with the executors ``there``; those that need no GPU that is counted change at once."""
         made = dict(self._after)
         for unit in self._units:
             for name in unit.names:
                 made.pop(name, None)
-            made.update(unit.models({kind: there[kind] for kind in unit.kinds if there.get(kind)}))
+            made.update(unit.build_models({kind: there[kind] for kind in unit.kinds if there.get(kind)}))
         order = [*self._after, *(name for name in self._before if name not in self._after)]
         return {name: made[name] for name in order if name in made}
 
     # Fewer
 
-    def _less(self, there: Counts, part: float) -> dict[Kind, int]:
+    def _remove_executors(self, there: Counts, part: float) -> dict[ExecutorKind, int]:
         """Without what no plan can have, and with fewer of what the goal does not ask for, as many as lack."""
-        left = {kind: count for unit in self._units for kind, count in unit.usable(there).items()}
-        short = self._lacking(left, self._goal)
+        left = {kind: count for unit in self._units for kind, count in unit.usable_executors(there).items()}
+        short = self._missing_gpus(left, self._goal)
         stay = {kind: min(count, self._goal.get(kind, 0)) for kind, count in left.items()}
-        stay.update({kind: 1 for unit in self._units for kind in unit.extras(left)} if short else {})
+        stay.update({kind: 1 for unit in self._units for kind in unit.required_extras(left)} if short else {})
         for gpu, lacks in short.items():
             kinds = [kind for kind in left if kind in self._sizes and self._sizes[kind].gpu == gpu]
             serving = sum(self._sizes[kind].gpus * left[kind] for kind in kinds)
@@ -128,78 +135,78 @@ class _Way:
                 left[least] -= 1
                 serving -= self._sizes[least].gpus
                 lacks -= self._sizes[least].gpus
-        return {kind: count for unit in self._units for kind, count in unit.usable(left).items()}
+        return {kind: count for unit in self._units for kind, count in unit.usable_executors(left).items()}
 
     # More
 
-    def _more(self, before: Counts) -> Counts:
+    def _add_executors(self, before: Counts) -> Counts:
         """Add as many of the goal as there is room for beside ``before``: first those that let others leave."""
         there, waits = dict(before), False
-        for bundle in self._bundles(before):
+        for bundle in self._sorted_bundles(before):
             more = {**there, **{kind: max(1, there.get(kind, 0)) for kind in bundle}}
-            if self._lacking(before, more):
+            if self._missing_gpus(before, more):
                 waits = True
             else:
                 there = more
         if not waits:
-            self._fill(before, there)
-        return self._less(there, SERVES) if there != before else before
+            self._fill_evenly(before, there)
+        return self._remove_executors(there, SERVES) if there != before else before
 
-    def _bundles(self, before: Counts) -> list[set[Kind]]:
+    def _sorted_bundles(self, before: Counts) -> list[set[ExecutorKind]]:
         """Return the bundles of all units: first those that free GPUs in the end, small ones before large ones."""
-        found: list[tuple[tuple[bool, int], set[Kind]]] = []
+        found: list[tuple[tuple[bool, int], set[ExecutorKind]]] = []
         for unit in self._units:
-            frees = self._use({kind: before[kind] for kind in unit.extras(before)})
-            for bundle in unit.bundles(before):
-                takes = self._use(dict.fromkeys(bundle, 1))
+            frees = self._gpus_used({kind: before[kind] for kind in unit.required_extras(before)})
+            for bundle in unit.next_bundles(before):
+                takes = self._gpus_used(dict.fromkeys(bundle, 1))
                 found.append(((takes > frees, -frees if takes > frees else takes), bundle))
         return [bundle for _, bundle in sorted(found, key=lambda each: each[0])]
 
-    def _use(self, there: Counts) -> int:
+    def _gpus_used(self, there: Counts) -> int:
         return sum(self._sizes[kind].gpus * count for kind, count in there.items() if kind in self._sizes)
 
-    def _fill(self, before: Counts, there: dict[Kind, int]) -> None:
+    def _fill_evenly(self, before: Counts, there: dict[ExecutorKind, int]) -> None:
         """Add executors of the goal evenly, as many as there is room for beside ``before``."""
-        turned = {kind for unit in self._units if unit.turned(there) for kind in unit.goal}
+        turned = {kind for unit in self._units if unit.is_switched(there) for kind in unit.goal}
         kinds = [kind for kind in self._goal if kind in turned]
         while True:
             able = [
                 kind
                 for kind in kinds
                 if there.get(kind, 0) < self._goal[kind]
-                and not self._lacking(before, {**there, kind: there.get(kind, 0) + 1})
+                and not self._missing_gpus(before, {**there, kind: there.get(kind, 0) + 1})
             ]
             if not able:
                 return
             least = min(able, key=lambda kind: (there.get(kind, 0) / self._goal[kind], kind))
             there[least] = there.get(least, 0) + 1
 
-    def _lacking(self, there: Counts, want: Counts) -> dict[str, int]:
-        return lacking(there, want, self._sizes, self._gpus)
+    def _missing_gpus(self, there: Counts, want: Counts) -> dict[str, int]:
+        return missing_gpus(there, want, self._sizes, self._gpus)
 
-    def _stuck(self) -> NoRoom:
+    def _insufficient_gpus_error(self) -> InsufficientGpus:
         """Says what lacks for the change that needs the least."""
         found: list[tuple[int, str]] = []
         names: set[str] = set()
         for unit in self._units:
-            for bundle in [*unit.bundles(self._there), unit.goal.keys()]:
+            for bundle in [*unit.next_bundles(self._there), unit.goal.keys()]:
                 want = {**self._there, **{kind: max(1, self._there.get(kind, 0)) for kind in bundle}}
-                if lack := self._lacking(self._there, want):
+                if lack := self._missing_gpus(self._there, want):
                     names |= unit.names
-                    found.append((sum(lack.values()), f"{_gpus(lack)} for {_named(bundle)}"))
+                    found.append((sum(lack.values()), f"{_describe_missing(lack)} for {_describe_kinds(bundle)}"))
         if not found:
             names = {name for unit in self._units if unit.have != unit.goal for name in unit.names}
-            found = [(0, _gpus(self._lacking(self._there, self._goal)))]
-        return NoRoom(
+            found = [(0, _describe_missing(self._missing_gpus(self._there, self._goal)))]
+        return InsufficientGpus(
             f"{', '.join(sorted(names))} stays as it was: the GPUs are full, and no executor can leave before others "
             f"have started; it takes {min(found)[1]}",
             frozenset(names),
         )
 
 
-def _gpus(lack: Mapping[str, int]) -> str:
+def _describe_missing(lack: Mapping[str, int]) -> str:
     return " and ".join(f"{count} more of type {gpu}" for gpu, count in sorted(lack.items()))
 
 
-def _named(kinds: Iterable[Kind]) -> str:
+def _describe_kinds(kinds: Iterable[ExecutorKind]) -> str:
     return ", ".join(sorted(f"{kind.model}/{kind.option}" for kind in kinds))

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from omnibus.plan import ModelPlan
-from services.planner.optimize.result import Planned
+from services.planner.optimize.result import PlanningResult
 from services.planner.rollout.transition_plan import Models
 
 
-class Target(NamedTuple):
+class PlanTarget(NamedTuple):
     """Wanted plan of each model, the reason for it, and what its maker knows of it.
 
     ``gpus`` is the number of GPUs by type; types that it does not name are never short. ``route`` gives the best
@@ -19,4 +19,4 @@ class Target(NamedTuple):
     reason: str
     explain: dict[str, Any] = {}  # noqa: RUF012 nobody writes to it
     gpus: Mapping[str, int] = {}
-    route: Callable[[Models], Planned] | None = None
+    route: Callable[[Models], PlanningResult] | None = None

@@ -4,29 +4,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from omnibus.cluster.desired import Kind
-from omnibus.plan import ModelPlan, Option, Path
+from omnibus.cluster.desired import ExecutorKind
+from omnibus.plan import DeploymentOption, ModelPlan, Path
 
 Models = Mapping[str, ModelPlan]
 #: Replicas of an option of a model, also of one that another model lends.
 Replicas = Callable[[str, str], int]
 
 
-def alike(one: ModelPlan, other: ModelPlan) -> bool:
+def is_compatible(one: ModelPlan, other: ModelPlan) -> bool:
     """Return whether executors of both may serve the same plan: the same model, and no option with two meanings."""
-    if _bare(one) != _bare(other):
+    if _without_deployment(one) != _without_deployment(other):
         return False
     common = one.options.keys() & other.options.keys()
-    return all(_same(one, other, name) for name in common)
+    return all(_is_same_option(one, other, name) for name in common)
 
 
-def lender(model: str, name: str, option: Option) -> tuple[str, str]:
+def owning_option(model: str, name: str, option: DeploymentOption) -> tuple[str, str]:
     """The model and option whose executors run ``option``."""
     owner, _, lent = option.of.rpartition("/")
     return (owner, lent) if option.of else (model, name)
 
 
-def running(models: Models) -> dict[tuple[str, str], int]:
+def running_replicas(models: Models) -> dict[tuple[str, str], int]:
     """Replicas by model and option, of those that have some."""
     return {
         (model, name): option.replicas
@@ -36,66 +36,68 @@ def running(models: Models) -> dict[tuple[str, str], int]:
     }
 
 
-def mixed(before: Models, after: Models, there: Mapping[Kind, int]) -> dict[str, ModelPlan]:
+def transition_plan(before: Models, after: Models, there: Mapping[ExecutorKind, int]) -> dict[str, ModelPlan]:
     """The models of ``after``, which are ``alike`` those of ``before``, with the replicas ``there``.
 
     Requests go the paths of both that are left, as often as replicas of these are; where none is left, they go
     over what runs. A request type that nothing runs is left out.
     """
-    options = {name: dict(_options(name, before.get(name, plan), plan, there)) for name, plan in after.items()}
-    have = running({name: msgspec.structs.replace(plan, options=options[name]) for name, plan in after.items()})
+    options = {name: dict(_merged_options(name, before.get(name, plan), plan, there)) for name, plan in after.items()}
+    have = running_replicas(
+        {name: msgspec.structs.replace(plan, options=options[name]) for name, plan in after.items()}
+    )
     found = {}
     for name, plan in after.items():
-        mine = {key: option for key, option in options[name].items() if have.get(lender(name, key, option))}
-        sides = [(each[name], running(each)) for each in (before, after) if name in each]
-        types = dict(_types(name, mine, sides, have))
+        mine = {key: option for key, option in options[name].items() if have.get(owning_option(name, key, option))}
+        sides = [(each[name], running_replicas(each)) for each in (before, after) if name in each]
+        types = dict(_merged_types(name, mine, sides, have))
         found[name] = msgspec.structs.replace(plan, options=mine, types=types)
     return found
 
 
-def _bare(model: ModelPlan) -> ModelPlan:
+def _without_deployment(model: ModelPlan) -> ModelPlan:
     return msgspec.structs.replace(model, options={}, types={}, apps=())
 
 
-def _same(one: ModelPlan, other: ModelPlan, name: str) -> bool:
+def _is_same_option(one: ModelPlan, other: ModelPlan, name: str) -> bool:
     first, second = (msgspec.structs.replace(each.options[name], replicas=0, gpu="") for each in (one, other))
-    return first == second and one.origin(name) == other.origin(name)
+    return first == second and one.option_origin(name) == other.option_origin(name)
 
 
-def _options(
-    model: str, before: ModelPlan, after: ModelPlan, there: Mapping[Kind, int]
-) -> Iterator[tuple[str, Option]]:
+def _merged_options(
+    model: str, before: ModelPlan, after: ModelPlan, there: Mapping[ExecutorKind, int]
+) -> Iterator[tuple[str, DeploymentOption]]:
     for name in dict.fromkeys([*after.options, *before.options]):
         plan = after if name in after.options else before
         option = plan.options[name]
-        count = 0 if option.of else there.get(Kind(model, name, plan.origin(name)), 0)
+        count = 0 if option.of else there.get(ExecutorKind(model, name, plan.option_origin(name)), 0)
         yield name, msgspec.structs.replace(option, replicas=count)
 
 
 Side = tuple[ModelPlan, Mapping[tuple[str, str], int]]
 
 
-def _types(
-    model: str, options: Mapping[str, Option], sides: Iterable[Side], have: Mapping[tuple[str, str], int]
+def _merged_types(
+    model: str, options: Mapping[str, DeploymentOption], sides: Iterable[Side], have: Mapping[tuple[str, str], int]
 ) -> Iterator[tuple[str, tuple[Path, ...]]]:
     sides = list(sides)
     for kind in dict.fromkeys(kind for plan, _ in reversed(sides) for kind in plan.types):
         parts = kind.split("+")
         paths: dict[tuple[tuple[str, str], ...], Path] = {}
         for plan, had in sides:
-            for path in _left(model, options, plan.paths(frozenset(parts)), had, have):
+            for path in _remaining_paths(model, options, plan.paths_for(frozenset(parts)), had, have):
                 key = tuple(sorted(path.options.items()))
                 paths[key] = max(path, paths.get(key, path), key=lambda each: each.rate)
-        found = tuple(paths.values()) or _over(parts, options)
+        found = tuple(paths.values()) or _fallback_path(parts, options)
         if found and not any(path.rate > 0 for path in found):
             found = tuple(msgspec.structs.replace(path, rate=1.0) for path in found)
         if found:
             yield kind, found
 
 
-def _left(
+def _remaining_paths(
     model: str,
-    options: Mapping[str, Option],
+    options: Mapping[str, DeploymentOption],
     paths: Iterable[Path],
     had: Mapping[tuple[str, str], int],
     have: Mapping[tuple[str, str], int],
@@ -106,12 +108,12 @@ def _left(
     for path in paths:
         names = set(path.options.values())
         if names <= options.keys():
-            runs = [lender(model, name, options[name]) for name in names]
+            runs = [owning_option(model, name, options[name]) for name in names]
             part = min(min(1.0, have[each] / max(1, had.get(each, 0))) for each in runs)
             yield msgspec.structs.replace(path, rate=path.rate / total * part)
 
 
-def _over(parts: Iterable[str], options: Mapping[str, Option]) -> tuple[Path, ...]:
+def _fallback_path(parts: Iterable[str], options: Mapping[str, DeploymentOption]) -> tuple[Path, ...]:
     """A path over whatever runs, in as few executors as can be had in order; none when a part has nobody."""
     found: dict[str, str] = {}
     for part in parts:

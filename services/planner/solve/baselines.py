@@ -5,30 +5,30 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from services.planner.solve.flow_matrix import Frame
-from services.planner.solve.problem import Infeasible, amount, require
+from services.planner.solve.flow_matrix import FlowMatrix
+from services.planner.solve.problem import Infeasible, check_amount, require
 
 
-def served(frame: Frame, replicas: Mapping[str, int]) -> float:
+def served_rate(frame: FlowMatrix, replicas: Mapping[str, int]) -> float:
     """Return the rate that ``replicas`` serve with the best routing, in req/s."""
-    unknown = sorted(set(replicas) - set(frame.network.names))
+    unknown = sorted(set(replicas) - set(frame.network.option_names))
     require(not unknown, f"replicas of {', '.join(unknown)}, which are no options")
-    supply = np.array([float(replicas.get(name, 0)) for name in frame.network.names])
-    return frame.served(supply, frame.network.mix()).rate
+    supply = np.array([float(replicas.get(name, 0)) for name in frame.network.option_names])
+    return frame.solve_flow(supply, frame.network.type_shares()).rate
 
 
-def monolith(frame: Frame, gpus: int) -> tuple[dict[str, int], float]:
+def plan_monolith(frame: FlowMatrix, gpus: int) -> tuple[dict[str, int], float]:
     """The best option that runs everything alone, as often as it fits: its replicas and their req/s."""
     parts = {part for arc in frame.network.arcs for use in arc.uses for part in use.role}
     best: tuple[dict[str, int], float] = {}, 0.0
     for name, option in frame.network.options.items():
         if parts <= set(option.components) and option.gpus <= gpus:
             replicas = {name: gpus // option.gpus}
-            best = max(best, (replicas, served(frame, replicas)), key=lambda found: found[1])
+            best = max(best, (replicas, served_rate(frame, replicas)), key=lambda found: found[1])
     return best
 
 
-def triinfer(frame: Frame, stages: Mapping[str, str], instances: int) -> tuple[str, dict[str, int], float]:
+def plan_triinfer(frame: FlowMatrix, stages: Mapping[str, str], instances: int) -> tuple[str, dict[str, int], float]:
     """TriInfer's Algorithm 2: its best of E+P+D, EP+D and ED+P, as name, replicas and req/s.
 
     ``stages`` names the option of each of "E", "P", "D", "EP" and "ED"; ``instances`` are divided by the
@@ -38,7 +38,13 @@ def triinfer(frame: Frame, stages: Mapping[str, str], instances: int) -> tuple[s
     require(instances >= 3, f"{instances} instances are too few for three stages")
     for stage in ("E", "P", "D"):
         require(stage in stages, f"no option is named for stage {stage}")
-    counts = dict(zip("EPD", _partition(instances, [_work(frame, stages[stage]) for stage in "EPD"]), strict=True))
+    counts = dict(
+        zip(
+            "EPD",
+            _split_proportionally(instances, [_option_work(frame, stages[stage]) for stage in "EPD"]),
+            strict=True,
+        )
+    )
     methods = {
         "E+P+D": counts,
         "EP+D": {"EP": counts["E"] + counts["P"], "D": counts["D"]},
@@ -49,11 +55,11 @@ def triinfer(frame: Frame, stages: Mapping[str, str], instances: int) -> tuple[s
         for name, method in methods.items()
         if method.keys() <= stages.keys()
     ]
-    rates = [(name, replicas, served(frame, replicas)) for name, replicas in tried]
+    rates = [(name, replicas, served_rate(frame, replicas)) for name, replicas in tried]
     return max(rates, key=lambda found: found[2])
 
 
-def _partition(count: int, work: Sequence[float]) -> list[int]:
+def _split_proportionally(count: int, work: Sequence[float]) -> list[int]:
     """``count`` in proportion to ``work``, rounded, each at least 1; the largest takes what rounding leaves."""
     total = sum(work)
     parts = [max(1, round(count * each / total)) if total > 0 else 1 for each in work]
@@ -63,10 +69,10 @@ def _partition(count: int, work: Sequence[float]) -> list[int]:
     return parts
 
 
-def _work(frame: Frame, option: str) -> float:
+def _option_work(frame: FlowMatrix, option: str) -> float:
     """Seconds of work per request of the mix when all that needs the option's components goes there."""
-    require(option in frame.network.number, f"there is no option {option}")
-    at, network = frame.network.number[option], frame.network
+    require(option in frame.network.option_numbers, f"there is no option {option}")
+    at, network = frame.network.option_numbers[option], frame.network
     longest: dict[int, float] = {}
     for arc in network.arcs:
         for use in arc.uses:
@@ -75,8 +81,8 @@ def _work(frame: Frame, option: str) -> float:
     return sum(network.shares[kind] * seconds for kind, seconds in longest.items())
 
 
-def modserve(
-    frame: Frame, rate: float, capacity: Mapping[str, float] | None = None, stages: Sequence[str] | None = None
+def plan_modserve(
+    frame: FlowMatrix, rate: float, capacity: Mapping[str, float] | None = None, stages: Sequence[str] | None = None
 ) -> dict[str, int]:
     """ModServe's rule: ceil(load / capacity) replicas of each stage's option for ``rate`` req/s.
 
@@ -84,7 +90,7 @@ def modserve(
     seconds per second that one replica may be given within its latency target (default 1). Equals the
     optimum when each request type has the one path through these options.
     """
-    amount(rate, "the rate")
+    check_amount(rate, "the rate")
     network = frame.network
     named = stages or [name for name, option in network.options.items() if len(option.components) == 1]
     parts = [network.options[name].components[0] for name in named if name in network.options]
@@ -97,6 +103,6 @@ def modserve(
     for name in named:
         each = (capacity or {}).get(name, 1.0)
         require(each > 0, f"the capacity of {name} is {each}: it must be more than 0")
-        work = rate * _work(frame, name)
+        work = rate * _option_work(frame, name)
         found[name] = math.ceil(work / each - 1e-9)
     return {name: count for name, count in found.items() if count}

@@ -25,9 +25,9 @@ class Bound:
     waste: Vector
 
 
-def bound(network: Network, mix: Sequence[float], prices: Vector) -> Bound:
+def compute_bound(network: Network, mix: Sequence[float], prices: Vector) -> Bound:
     """``prices`` of one replica of each option: its GPUs, or what it costs."""
-    from_start, to_end = _forward(network, prices), _backward(network, prices)
+    from_start, to_end = _prices_from_start(network, prices), _prices_to_end(network, prices)
     each = sum(
         share * from_start.get((kind, whole), np.inf)
         for kind, (share, whole) in enumerate(zip(mix, network.whole, strict=True))
@@ -37,12 +37,12 @@ def bound(network: Network, mix: Sequence[float], prices: Vector) -> Bound:
     for arc in network.arcs:
         if mix[arc.kind] > 0 and (arc.kind, arc.head) in to_end:
             made = from_start[arc.kind, arc.head] - from_start[arc.kind, arc.tail]
-            _progress(ahead, arc, made, prices)
-            _progress(behind, arc, to_end[arc.kind, arc.tail] - to_end[arc.kind, arc.head], prices)
+            _update_progress(ahead, arc, made, prices)
+            _update_progress(behind, arc, to_end[arc.kind, arc.tail] - to_end[arc.kind, arc.head], prices)
     return Bound(float(each), prices - np.minimum(prices, np.minimum(ahead, behind)))
 
 
-def _progress(best: Vector, arc: Arc, made: float, prices: Vector) -> None:
+def _update_progress(best: Vector, arc: Arc, made: float, prices: Vector) -> None:
     total = sum(prices[use.option] * use.seconds for use in arc.uses)
     for use in arc.uses:
         if use.seconds > 0:
@@ -50,32 +50,32 @@ def _progress(best: Vector, arc: Arc, made: float, prices: Vector) -> None:
             best[use.option] = max(best[use.option], (made - others) / use.seconds)
 
 
-def _cost(arc: Arc, prices: Vector) -> float:
+def _arc_cost(arc: Arc, prices: Vector) -> float:
     return float(sum(prices[use.option] * use.seconds for use in arc.uses))
 
 
-def _forward(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
+def _prices_from_start(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
     """Least price to finish each set of components; arcs come with few finished components first."""
     found = {(kind, 0): 0.0 for kind in range(len(network.types))}
     for arc in network.arcs:
-        spent = found[arc.kind, arc.tail] + _cost(arc, prices)
+        spent = found[arc.kind, arc.tail] + _arc_cost(arc, prices)
         if spent < found.get((arc.kind, arc.head), np.inf):
             found[arc.kind, arc.head] = spent
     return found
 
 
-def _backward(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
+def _prices_to_end(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
     """Least price from each set of finished components to the end, where there is a way."""
     found = dict.fromkeys(enumerate(network.whole), 0.0)
     for arc in reversed(network.arcs):
         if (arc.kind, arc.head) in found:
-            spent = found[arc.kind, arc.head] + _cost(arc, prices)
+            spent = found[arc.kind, arc.head] + _arc_cost(arc, prices)
             if spent < found.get((arc.kind, arc.tail), np.inf):
                 found[arc.kind, arc.tail] = spent
     return found
 
 
-def unreached(network: Network, mix: Sequence[float], arcs: Iterable[int]) -> list[str]:
+def unreached_types(network: Network, mix: Sequence[float], arcs: Iterable[int]) -> list[str]:
     """Request types with a share that no path over these arcs (by number, in ascending order) serves."""
     reached = {(kind, 0) for kind in range(len(network.types))}
     for at in arcs:

@@ -16,17 +16,17 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from services.planner.solve.flow_network import Network, listed_paths
-from services.planner.solve.problem import Option, Problem, RequestType, require
+from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption, require
 
 T = TypeVar("T")
 
 
-class _Option(msgspec.Struct):
+class _CaseOption(msgspec.Struct):
     comps: tuple[str, ...]
     gpus: int = 1
 
 
-class _Type(msgspec.Struct):
+class _CaseType(msgspec.Struct):
     comps: tuple[str, ...]
     pi: float
 
@@ -42,25 +42,25 @@ class Instance(msgspec.Struct):
     """Options and request types, the paths that may be taken, and seconds per request."""
 
     components: tuple[str, ...]
-    options: dict[str, _Option]
-    types: dict[str, _Type]
+    options: dict[str, _CaseOption]
+    types: dict[str, _CaseType]
     order: tuple[tuple[str, str], ...] = ()
     paths: dict[str, tuple[tuple[str, ...], ...]] = {}
     seconds: tuple[_Row, ...] = ()
 
-    def problem(self) -> Problem:
+    def build_problem(self) -> PlanningProblem:
         # A start costs 1 whatever it takes: these cases count replicas.
         options = {
-            name: Option(option.comps, option.gpus, start_s=1 / max(1, option.gpus))
+            name: SolverOption(option.comps, option.gpus, start_s=1 / max(1, option.gpus))
             for name, option in self.options.items()
         }
         types = {name: RequestType(kind.comps, kind.pi) for name, kind in self.types.items()}
-        return Problem(self.components, options, types, self.order)
+        return PlanningProblem(self.components, options, types, self.order)
 
-    def network(self) -> Network:
+    def build_network(self) -> Network:
         seconds = {(row.type, row.path, row.option): row.sec for row in self.seconds}
         require(len(seconds) == len(self.seconds), "the same option, type and path have seconds twice")
-        return listed_paths(self.problem(), self.paths, seconds)
+        return listed_paths(self.build_problem(), self.paths, seconds)
 
 
 class Case(msgspec.Struct):
@@ -71,18 +71,18 @@ class Case(msgspec.Struct):
     task: Any
     instance: Instance | None = None
 
-    def asked(self, kind: type[T]) -> T:
+    def task_as(self, kind: type[T]) -> T:
         """The task as ``kind``. Raises ``BadRequest``."""
-        return _as(self.task, kind, f"the task of case {self.id}")
+        return _convert_value(self.task, kind, f"the task of case {self.id}")
 
-    def given(self) -> Instance:
+    def require_instance(self) -> Instance:
         """The instance. Raises ``BadRequest`` when there is none."""
         if self.instance is None:
             raise BadRequest(f"case {self.id} has no instance")
         return self.instance
 
 
-def read(path: str) -> dict[str, Any]:
+def read_cases(path: str) -> dict[str, Any]:
     """The cases of a file by id, not looked into yet. Raises ``BadRequest`` that names file and fault."""
     try:
         found = json.loads(Path(path).read_bytes())
@@ -96,12 +96,12 @@ def read(path: str) -> dict[str, Any]:
     return dict(zip(ids, found, strict=True))
 
 
-def case(value: Any) -> Case:
+def parse_case(value: Any) -> Case:
     """One case, checked. Raises ``BadRequest`` that names the field."""
-    return _as(value, Case, "a case")
+    return _convert_value(value, Case, "a case")
 
 
-def _as(value: Any, kind: type[T], what: str) -> T:
+def _convert_value(value: Any, kind: type[T], what: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -16,23 +16,23 @@ from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
 
-def powers(largest: int) -> list[int]:
+def powers_of_two(largest: int) -> list[int]:
     """1, 2, 4, ... up to 2 ** ``largest`` (Algorithm 1)."""
     require(0 <= largest <= 10, f"the largest cell is 2 ** {largest}: the exponent must be 0 to 10")
     return [1 << exponent for exponent in range(largest + 1)]
 
 
-def planned(solver: Solver, sizes: Sequence[int], terms: Terms | None = None, gpu: str = "") -> dict[int, Solution]:
+def solve_sizes(solver: Solver, sizes: Sequence[int], terms: Terms | None = None, gpu: str = "") -> dict[int, Solution]:
     """The best deployment within each size (Algorithm 1, lines 1 to 3); rate 0 where nothing fits."""
     given = terms or Terms()
-    return {size: solver.most(msgspec.structs.replace(given, gpus={gpu: size})) for size in sizes}
+    return {size: solver.solve_most(msgspec.structs.replace(given, gpus={gpu: size})) for size in sizes}
 
 
-def of(solutions: dict[int, Solution]) -> list[Cell]:
+def to_cells(solutions: dict[int, Solution]) -> list[Cell]:
     """Sizes and rates."""
     return [Cell(size, solution.rate) for size, solution in solutions.items()]
 
 
-def within(solver: Solver, sizes: Sequence[int], gpus: int, terms: Terms | None = None) -> Mixture:
+def best_mixture(solver: Solver, sizes: Sequence[int], gpus: int, terms: Terms | None = None) -> Mixture:
     """The mixture of cells that serves most within ``gpus``."""
-    return mixture.most(of(planned(solver, sizes, terms)), gpus)
+    return mixture.most_requests(to_cells(solve_sizes(solver, sizes, terms)), gpus)

@@ -11,10 +11,10 @@ import numpy as np
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.solve.bounds import Bound
-from services.planner.solve.constraints import at_hand
+from services.planner.solve.constraints import available_gpus
 from services.planner.solve.highs import Vector
-from services.planner.solve.milp import Goal
-from services.planner.solve.query import HELD, Answer, Run
+from services.planner.solve.milp import Objective
+from services.planner.solve.query import HELD, SolverAnswer, SolverRun
 
 #: How many options are asked first.
 FIRST = 16
@@ -22,29 +22,29 @@ FIRST = 16
 _HIDDEN = 1e-6
 
 
-def every(run: Run) -> Vector:
+def allowed_options(run: SolverRun) -> Vector:
     """Options of which the terms allow a replica."""
     return run.top > 0
 
 
-def sharp(run: Run) -> bool:
+def is_waste_decisive(run: SolverRun) -> bool:
     """Return whether waste tells options apart: all GPUs are of one type, and replicas are worked to the full."""
     kinds = {option.gpu for option in run.frame.network.options.values()}
     return len(kinds) == 1 and not run.terms.admissible
 
 
-def spare(run: Run, bounds: Sequence[Bound], rate: float) -> list[float]:
+def spare_gpus(run: SolverRun, bounds: Sequence[Bound], rate: float) -> list[float]:
     """GPUs that a deployment of ``rate`` req/s may waste under each mix."""
-    have = sum((at_hand(run.terms) or {}).values())
+    have = sum((available_gpus(run.terms) or {}).values())
     return [have - each.each * rate for each in bounds]
 
 
-def within(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
+def options_within_waste(run: SolverRun, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
     """Options of which one replica wastes no more than is ``left`` under any mix."""
-    return _counts(run, bounds, left) > 0
+    return _replica_limits(run, bounds, left) > 0
 
 
-def _counts(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
+def _replica_limits(run: SolverRun, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
     """Return the largest number of replicas of each option that wastes no more than is ``left`` under any mix."""
     counts = run.top
     for each, most in zip(bounds, left, strict=True):
@@ -54,40 +54,44 @@ def _counts(run: Run, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
     return counts
 
 
-def least_waste(run: Run, bounds: Sequence[Bound], count: int) -> Vector:
+def least_waste(run: SolverRun, bounds: Sequence[Bound], count: int) -> Vector:
     """The ``count`` allowed options that waste least."""
-    waste = np.where(every(run), np.max([each.waste for each in bounds], axis=0), np.inf)
+    waste = np.where(allowed_options(run), np.max([each.waste for each in bounds], axis=0), np.inf)
     ranks = np.empty(len(waste))
     ranks[np.argsort(waste, kind="stable")] = np.arange(len(waste))
-    return every(run) & (ranks < count)
+    return allowed_options(run) & (ranks < count)
 
 
-def best(run: Run, goal: Goal | None, bounds: Sequence[Bound]) -> Answer | None:
+def find_best(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -> SolverAnswer | None:
     """The best answer by ``goal``, or the highest rate, over all options; None when there is none."""
-    if not sharp(run):
-        return run.ask(goal, every(run))
-    found = _growing(run, goal, bounds)
+    if not is_waste_decisive(run):
+        return run.solve_over(goal, allowed_options(run))
+    found = _find_by_growing(run, goal, bounds)
     run.fresh = None
     return found
 
 
-def _growing(run: Run, goal: Goal | None, bounds: Sequence[Bound]) -> Answer | None:
+def _find_by_growing(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -> SolverAnswer | None:
     """Asks more and more options, each time for what is better and uses one that was not asked before."""
     count, keep, found = FIRST, least_waste(run, bounds, FIRST), None
     while True:
         try:
-            answer = run.ask(goal, keep)
+            answer = run.solve_over(goal, keep)
         except DeadlineExceeded:
             if found is None:
                 raise
-            return _unproven(found, goal)
-        if answer is not None and (found is None or _value(run, goal, answer) < _value(run, goal, found)):
+            return _mark_unproven(found, goal)
+        if answer is not None and (found is None or _answer_value(run, goal, answer) < _answer_value(run, goal, found)):
             found = answer
-        needed = every(run) if found is None else within(run, bounds, _better(run, goal, bounds, found))
+        needed = (
+            allowed_options(run)
+            if found is None
+            else options_within_waste(run, bounds, _allowed_waste(run, goal, bounds, found))
+        )
         if not np.any(needed & ~keep):
             return found
         if answer is not None and not answer.proven:
-            return _unproven(answer if found is None else found, goal)
+            return _mark_unproven(answer if found is None else found, goal)
         if goal is None and found is not None:
             run.lowest = found.rate * (1 + 2 * HELD)
         run.fresh = ~keep
@@ -95,31 +99,31 @@ def _growing(run: Run, goal: Goal | None, bounds: Sequence[Bound]) -> Answer | N
         keep = keep | needed if needed.sum() <= count else keep | least_waste(run, bounds, count)
 
 
-def _value(run: Run, goal: Goal | None, answer: Answer) -> float:
+def _answer_value(run: SolverRun, goal: Objective | None, answer: SolverAnswer) -> float:
     return -answer.rate if goal is None else goal.value(answer.replicas, run.running)
 
 
-def _unproven(found: Answer, goal: Goal | None) -> Answer:
+def _mark_unproven(found: SolverAnswer, goal: Objective | None) -> SolverAnswer:
     """``found`` when not all options that matter were asked: its bound is theirs alone."""
     return replace(found, proven=False, bound=np.inf if goal is None else -np.inf)
 
 
-def _better(run: Run, goal: Goal | None, bounds: Sequence[Bound], found: Answer) -> list[float]:
+def _allowed_waste(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound], found: SolverAnswer) -> list[float]:
     """Return the most that an answer better than ``found`` may waste under each mix."""
     if goal is None:
-        return spare(run, bounds, found.rate)
-    step = 1.0 if goal.whole else 0.0
+        return spare_gpus(run, bounds, found.rate)
+    step = 1.0 if goal.is_integral else 0.0
     return [goal.value(found.replicas, run.running) - step - each.each * run.lowest for each in bounds]
 
 
-def likely(run: Run, bounds: Sequence[Bound], answer: Answer) -> Vector:
+def likely_options(run: SolverRun, bounds: Sequence[Bound], answer: SolverAnswer) -> Vector:
     """Options that were asked first, and those that ``answer`` uses."""
     return least_waste(run, bounds, FIRST) | (answer.replicas > 0)
 
 
-def settle(
-    run: Run, goals: Sequence[Goal], answer: Answer, keep: Vector, lowest: float = -np.inf
-) -> tuple[Answer, bool]:
+def break_ties(
+    run: SolverRun, goals: Sequence[Objective], answer: SolverAnswer, keep: Vector, lowest: float = -np.inf
+) -> tuple[SolverAnswer, bool]:
     """The best among equals over the options ``keep`` by one goal after the other, and whether each was proven.
 
     ``lowest`` is a value that the first goal cannot go below.
@@ -127,14 +131,14 @@ def settle(
     settled = True
     for goal in goals:
         value = goal.value(answer.replicas, run.running)
-        if value > lowest and not run.decided(goal):
+        if value > lowest and not run.is_decided(goal):
             try:
-                better = run.ask(goal, keep)
+                better = run.solve_over(goal, keep)
             except DeadlineExceeded:
                 return answer, False
             if better is None or goal.value(better.replicas, run.running) > value:
                 return answer, False
             answer, settled = better, settled and better.proven
-        run.hold(goal, answer.replicas)
+        run.hold_goal(goal, answer.replicas)
         lowest = -np.inf
     return answer, settled

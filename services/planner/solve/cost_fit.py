@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import msgspec
 
 from omnibus.errors import BadRequest
-from services.planner.solve.problem import Problem, amount, check, check_shares, require
+from services.planner.solve.problem import PlanningProblem, check_amount, check_problem, check_shares, require
 
 #: Of a request type, an option and the components that it runs: seconds per request. None: not profiled.
 Seconds = Callable[[str, str, tuple[str, ...]], float | None]
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SecondsLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of a component alone: ``base_s`` per request and ``token_s`` per token."""
 
     base_s: float
@@ -39,22 +39,22 @@ class Fit:
     tau: Mapping[tuple[str, str], float]
     alpha: Mapping[str, float]
 
-    def seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
+    def option_seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
         """alpha_s times the sum of tau_c over the role (Algorithm 3, line 26)."""
         alpha = self.alpha.get(option)
         if alpha is None:
             return None
         return alpha * sum(self.tau.get((kind, component), 0.0) for component in role)
 
-    def components(self) -> dict[str, float]:
+    def component_seconds(self) -> dict[str, float]:
         """tau of each component, where it is the same for all request types."""
         return {component: tau for (_, component), tau in self.tau.items()}
 
 
-def fit(
-    problem: Problem,
+def fit_profile(
+    problem: PlanningProblem,
     rates: Mapping[str, float],
-    lines: Mapping[str, Line] | None = None,
+    lines: Mapping[str, SecondsLine] | None = None,
     tokens: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Fit:
     """Algorithm 3 from ``rates``: req/s of one replica of each option at the mix of ``problem``.
@@ -66,12 +66,14 @@ def fit(
     references: a long video then costs more than a picture.
     Raises ``BadRequest`` for a rate that is none, and for a used component without reference.
     """
-    check(problem)
+    check_problem(problem)
     check_shares(kind.share for kind in problem.types.values())
     for option, rate in rates.items():
         require(option in problem.options, f"the profile measures option {option!r}, which is not declared")
-        require(amount(rate, f"the profile of option {option}") > 0, f"option {option} serves 0 req/s: leave it out")
-    tau = _tau(problem, rates) if lines is None else _lines(problem, lines, tokens or {})
+        require(
+            check_amount(rate, f"the profile of option {option}") > 0, f"option {option} serves 0 req/s: leave it out"
+        )
+    tau = _tau_from_rates(problem, rates) if lines is None else _tau_from_lines(problem, lines, tokens or {})
     alpha = {}
     for option, rate in rates.items():
         parts = problem.options[option].components
@@ -83,7 +85,7 @@ def fit(
     return Fit(tau, alpha)
 
 
-def _tau(problem: Problem, rates: Mapping[str, float]) -> dict[tuple[str, str], float]:
+def _tau_from_rates(problem: PlanningProblem, rates: Mapping[str, float]) -> dict[tuple[str, str], float]:
     found = {}
     for component in problem.components:
         fraction = sum(kind.share for kind in problem.types.values() if component in kind.components)
@@ -101,21 +103,21 @@ def _tau(problem: Problem, rates: Mapping[str, float]) -> dict[tuple[str, str], 
     return found
 
 
-def _lines(
-    problem: Problem, lines: Mapping[str, Line], tokens: Mapping[str, Mapping[str, float]]
+def _tau_from_lines(
+    problem: PlanningProblem, lines: Mapping[str, SecondsLine], tokens: Mapping[str, Mapping[str, float]]
 ) -> dict[tuple[str, str], float]:
     found = {}
     for name, kind in problem.types.items():
         for component in kind.components:
             require(component in lines, f"component {component} of request type {name} has no line of seconds")
             line, count = lines[component], tokens.get(name, {}).get(component, 0.0)
-            base = amount(line.base_s, f"base_s of component {component}")
-            each = amount(line.token_s, f"token_s of component {component}")
-            found[name, component] = base + each * amount(count, f"tokens of {component} in request type {name}")
+            base = check_amount(line.base_s, f"base_s of component {component}")
+            each = check_amount(line.token_s, f"token_s of component {component}")
+            found[name, component] = base + each * check_amount(count, f"tokens of {component} in request type {name}")
     return found
 
 
-def direct(rows: Iterable[Measured], otherwise: Seconds | None = None) -> Seconds:
+def measured_seconds(rows: Iterable[Measured], otherwise: Seconds | None = None) -> Seconds:
     """Seconds as measured; a row for one request type goes before one for all, and rows before ``otherwise``.
 
     Measure options that run several components, and what they do when another option has already done
@@ -123,13 +125,15 @@ def direct(rows: Iterable[Measured], otherwise: Seconds | None = None) -> Second
     """
     known: dict[tuple[str, str, frozenset[str]], float] = {}
     for row in rows:
-        known[row.type, row.option, frozenset(row.components)] = amount(row.seconds, f"seconds of option {row.option}")
+        known[row.type, row.option, frozenset(row.components)] = check_amount(
+            row.seconds, f"seconds of option {row.option}"
+        )
 
-    def seconds(kind: str, option: str, role: tuple[str, ...]) -> float | None:
+    def find_seconds(kind: str, option: str, role: tuple[str, ...]) -> float | None:
         parts = frozenset(role)
         for name in (kind, ""):
             if (name, option, parts) in known:
                 return known[name, option, parts]
         return otherwise(kind, option, role) if otherwise else None
 
-    return seconds
+    return find_seconds

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from services.planner.solve import highs
-from services.planner.solve.bounds import bound, unreached
+from services.planner.solve.bounds import compute_bound, unreached_types
 from services.planner.solve.flow_network import Network
 from services.planner.solve.highs import Program, Vector
 
@@ -26,7 +26,7 @@ _RATE, _WORK = 100.0, 100.0
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedFlow:
     """Result for given replicas: the served ``rate`` in req/s, the flow of each arc at that rate, by how much each
     arc falls short of the best (0: it may have flow), and what one more second of work per second of each option
     would add, in req/s; inf where there was none of it."""
@@ -37,7 +37,7 @@ class Served:
     prices: Vector
 
 
-class Frame:
+class FlowMatrix:
     """The matrix of ``network``, kept between solves."""
 
     def __init__(self, network: Network) -> None:
@@ -50,26 +50,28 @@ class Frame:
             self._rows.setdefault((arc.kind, arc.tail), len(self._rows))
         lost = {
             network.types.index(kind)
-            for kind in unreached(network, [1.0] * len(network.types), range(len(network.arcs)))
+            for kind in unreached_types(network, [1.0] * len(network.types), range(len(network.arcs)))
         }
         shares = network.shares if any(network.shares) else [1.0] * len(network.types)
-        each = bound(network, [0.0 if kind in lost else share for kind, share in enumerate(shares)], self.gpus).each
+        each = compute_bound(
+            network, [0.0 if kind in lost else share for kind, share in enumerate(shares)], self.gpus
+        ).each
         #: Requests per second that the solver sees as 1.
         self.unit = 1.0 / (_RATE * each) if each > 0 else 1.0 / _RATE
 
     @cached_property
-    def conserve(self) -> Any:
+    def flow_balance(self) -> Any:
         """Outflow minus inflow of each set of finished components but the last; sparse, (sets, arcs)."""
         arcs = self.network.arcs
         out = [(self._rows[arc.kind, arc.tail], at, 1.0) for at, arc in enumerate(arcs)]
-        into = [(self._rows[arc.kind, arc.head], at, -1.0) for at, arc in enumerate(arcs) if self._inner(arc)]
-        return _sparse(out + into, (len(self._rows), len(arcs)))
+        into = [(self._rows[arc.kind, arc.head], at, -1.0) for at, arc in enumerate(arcs) if self._is_inner(arc)]
+        return _sparse_matrix(out + into, (len(self._rows), len(arcs)))
 
-    def _inner(self, arc: Any) -> bool:
+    def _is_inner(self, arc: Any) -> bool:
         return (arc.kind, arc.head) in self._rows
 
     @cached_property
-    def work(self) -> Any:
+    def work_matrix(self) -> Any:
         """Seconds of each option per request on each arc, in scaled units; sparse, (options, arcs)."""
         cells = [
             (use.option, at, use.seconds * self.unit)
@@ -77,34 +79,34 @@ class Frame:
             for use in arc.uses
             if use.seconds > 0
         ]
-        return _sparse(cells, (self.count, len(self.network.arcs)))
+        return _sparse_matrix(cells, (self.count, len(self.network.arcs)))
 
-    def demand(self, mix: Sequence[float]) -> Vector:
+    def demand_vector(self, mix: Sequence[float]) -> Vector:
         """The right-hand side of ``conserve`` at a rate of 1."""
         demand = np.zeros(len(self._rows))
         demand[: len(mix)] = mix
         return demand
 
-    def arcs(self, allowed: Vector) -> Vector:
+    def allowed_arcs(self, allowed: Vector) -> Vector:
         """Numbers of the arcs over allowed options alone; a use that takes 0 s needs no option."""
-        return np.flatnonzero(~(self._needs @ (allowed <= 0)))
+        return np.flatnonzero(~(self._option_needs @ (allowed <= 0)))
 
     @cached_property
-    def _needs(self) -> Any:
+    def _option_needs(self) -> Any:
         """Options that do work on each arc: a sparse matrix, (arcs, options)."""
-        return (self.work > 0).T.tocsr()
+        return (self.work_matrix > 0).T.tocsr()
 
-    def program(self, mixes: Sequence[Sequence[float]], arcs: Vector, upper: Vector, supply: Any) -> Program:
+    def build_program(self, mixes: Sequence[Sequence[float]], arcs: Vector, upper: Vector, supply: Any) -> Program:
         """Columns: replicas, rate, what else ``supply`` counts, then the flows of each mix.
 
         ``supply``, sparse (options, columns before the flows), says what each option's replicas do.
         """
         before, scenarios, sets = supply.shape[1], len(mixes), len(self._rows)
-        conserve, work = self.conserve[:, arcs], self.work[:, arcs]
+        conserve, work = self.flow_balance[:, arcs], self.work_matrix[:, arcs]
         blocks: list[list[Any]] = []
         for at, mix in enumerate(mixes):
             left, right = [None] * at, [None] * (scenarios - at - 1)
-            demand = (-self.demand(mix), (np.arange(sets), np.full(sets, self.count)))
+            demand = (-self.demand_vector(mix), (np.arange(sets), np.full(sets, self.count)))
             blocks.append([sparse.csc_array(demand, shape=(sets, before)), *left, conserve, *right])
             blocks.append([-_WORK * supply, *left, _WORK * work, *right])
         low = np.tile(np.concatenate([np.zeros(sets), np.full(self.count, -np.inf)]), scenarios)
@@ -115,7 +117,7 @@ class Frame:
         matrix = sparse.block_array(blocks, format="csc")
         return Program(matrix, low, np.zeros(len(low)), np.zeros(len(most)), most, integer)
 
-    def served(self, supply: Vector, mix: Sequence[float], only: Vector | None = None) -> Served:
+    def solve_flow(self, supply: Vector, mix: Sequence[float], only: Vector | None = None) -> ServedFlow:
         """The most that replicas with this ``supply`` of work serve at ``mix``, over the arcs ``only`` when given.
 
         Options without supply are left out altogether, so that a share of one in a billion is not
@@ -123,19 +125,23 @@ class Frame:
         """
         flow, short = np.zeros(len(self.network.arcs)), np.full(len(self.network.arcs), np.inf)
         prices = np.where(supply > 0, 0.0, np.inf)
-        arcs = self.arcs(supply) if only is None else only
-        if unreached(self.network, mix, arcs):
-            return Served(0.0, flow, short, prices)
-        same = sparse.hstack([self.conserve[:, arcs], sparse.csc_array(-self.demand(mix)[:, None])], format="csc")
-        most = sparse.hstack([self.work[:, arcs], sparse.csc_array((self.count, 1))], format="csc")
+        arcs = self.allowed_arcs(supply) if only is None else only
+        if unreached_types(self.network, mix, arcs):
+            return ServedFlow(0.0, flow, short, prices)
+        same = sparse.hstack(
+            [self.flow_balance[:, arcs], sparse.csc_array(-self.demand_vector(mix)[:, None])], format="csc"
+        )
+        most = sparse.hstack([self.work_matrix[:, arcs], sparse.csc_array((self.count, 1))], format="csc")
         cost = np.zeros(len(arcs) + 1)
         cost[-1] = -1.0
-        done = highs.linear(cost, most, supply, same, np.zeros(same.shape[0]))
+        done = highs.solve_linear(cost, most, supply, same, np.zeros(same.shape[0]))
         flow[arcs], short[arcs] = np.maximum(done.x[:-1], 0.0) * self.unit, done.waste[:-1]
-        return Served(float(-done.value) * self.unit, flow, short, prices + np.maximum(done.prices, 0.0) * self.unit)
+        return ServedFlow(
+            float(-done.value) * self.unit, flow, short, prices + np.maximum(done.prices, 0.0) * self.unit
+        )
 
 
-def _sparse(cells: Sequence[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
+def _sparse_matrix(cells: Sequence[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
     if not cells:
         return sparse.csc_array(shape, dtype=float)
     rows, columns, values = zip(*cells, strict=True)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from services.planner.solve.cost_fit import Seconds
-from services.planner.solve.problem import Option, Problem, amount, check, require
+from services.planner.solve.problem import PlanningProblem, SolverOption, check_amount, check_problem, require
 
 #: More would take minutes to solve and gigabytes to hold.
 _MOST_ARCS = 200_000
@@ -42,58 +42,58 @@ class Arc(NamedTuple):
 class Network:
     """Options by number, request types by number with their shares and the bit set of all they use, and arcs."""
 
-    options: dict[str, Option]
+    options: dict[str, SolverOption]
     types: tuple[str, ...]
     shares: tuple[float, ...]
     whole: tuple[int, ...]
     arcs: tuple[Arc, ...]
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
+    def option_names(self) -> tuple[str, ...]:
         return tuple(self.options)
 
     @cached_property
-    def number(self) -> dict[str, int]:
+    def option_numbers(self) -> dict[str, int]:
         return {name: at for at, name in enumerate(self.options)}
 
-    def mix(self, shares: Mapping[str, float] | None = None) -> tuple[float, ...]:
+    def type_shares(self, shares: Mapping[str, float] | None = None) -> tuple[float, ...]:
         """Shares by type number: the declared ones, or those of ``shares``, where an absent type has 0."""
         if shares is None:
             return self.shares
         unknown = set(shares) - set(self.types)
         require(not unknown, f"shares of {sorted(unknown)}, which are no request types")
-        return tuple(amount(shares.get(name, 0.0), f"the share of request type {name}") for name in self.types)
+        return tuple(check_amount(shares.get(name, 0.0), f"the share of request type {name}") for name in self.types)
 
 
-class _Bits:
+class _ComponentSets:
     """Sets of components as integers."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlanningProblem) -> None:
         self.components = problem.components
         self._bit = {component: 1 << at for at, component in enumerate(problem.components)}
-        before = problem.before()
-        self._before = {self._bit[name]: self.of(before[name]) for name in problem.components}
+        before = problem.component_predecessors()
+        self._before = {self._bit[name]: self.to_mask(before[name]) for name in problem.components}
 
-    def of(self, components: Sequence[str] | frozenset[str]) -> int:
+    def to_mask(self, components: Sequence[str] | frozenset[str]) -> int:
         return sum(self._bit[component] for component in components)
 
-    def names(self, mask: int) -> tuple[str, ...]:
+    def component_names(self, mask: int) -> tuple[str, ...]:
         return tuple(component for component, bit in self._bit.items() if mask & bit)
 
-    def allowed(self, role: int, done: int, whole: int) -> bool:
+    def is_allowed(self, role: int, done: int, whole: int) -> bool:
         """Return whether all that must run before ``role``, inside of the type, is done or in it."""
         return all(not self._before[bit] & whole & ~(done | role) for bit in self._before if role & bit)
 
 
-def lattice(problem: Problem, seconds: Seconds) -> Network:
+def build_lattice(problem: PlanningProblem, seconds: Seconds) -> Network:
     """Every path over every option. Roles without seconds make no arc. Raises ``BadRequest``."""
-    check(problem)
-    bits, arcs = _Bits(problem), []
-    masks = [(at, name, bits.of(option.components)) for at, (name, option) in enumerate(problem.options.items())]
-    whole = tuple(bits.of(kind.components) for kind in problem.types.values())
+    check_problem(problem)
+    bits, arcs = _ComponentSets(problem), []
+    masks = [(at, name, bits.to_mask(option.components)) for at, (name, option) in enumerate(problem.options.items())]
+    whole = tuple(bits.to_mask(kind.components) for kind in problem.types.values())
     for number, name in enumerate(problem.types):
         uses = _Uses(name, bits, seconds)
-        for tail, head, use in _steps(whole[number], masks, bits, uses):
+        for tail, head, use in _lattice_steps(whole[number], masks, bits, uses):
             arcs.append(Arc(number, tail, head, (use,)))
             require(len(arcs) <= _MOST_ARCS, f"there are more than {_MOST_ARCS} arcs: name fewer options or types")
     shares = tuple(float(kind.share) for kind in problem.types.values())
@@ -103,22 +103,22 @@ def lattice(problem: Problem, seconds: Seconds) -> Network:
 class _Uses:
     """Asks for the seconds of a role once."""
 
-    def __init__(self, kind: str, bits: _Bits, seconds: Seconds) -> None:
+    def __init__(self, kind: str, bits: _ComponentSets, seconds: Seconds) -> None:
         self._kind, self._bits, self._seconds = kind, bits, seconds
         self._known: dict[tuple[int, int], Use | None] = {}
 
     def __call__(self, at: int, name: str, role: int) -> Use | None:
         if (at, role) not in self._known:
-            parts = self._bits.names(role)
+            parts = self._bits.component_names(role)
             spent = self._seconds(self._kind, name, parts)
             if spent is not None:
-                amount(spent, f"seconds of option {name} for request type {self._kind}")
+                check_amount(spent, f"seconds of option {name} for request type {self._kind}")
             self._known[at, role] = None if spent is None else Use(at, float(spent), parts)
         return self._known[at, role]
 
 
-def _steps(
-    whole: int, masks: Sequence[tuple[int, str, int]], bits: _Bits, uses: _Uses
+def _lattice_steps(
+    whole: int, masks: Sequence[tuple[int, str, int]], bits: _ComponentSets, uses: _Uses
 ) -> Iterator[tuple[int, int, Use]]:
     """All steps of one request type from what is reachable, few finished components first."""
     reached, waiting = {0}, [(0, 0)]
@@ -126,7 +126,7 @@ def _steps(
         _, done = heappop(waiting)
         for at, name, mask in masks:
             role = mask & whole & ~done
-            if not role or not bits.allowed(role, done, whole):
+            if not role or not bits.is_allowed(role, done, whole):
                 continue
             use = uses(at, name, role)
             if use is None:
@@ -137,41 +137,49 @@ def _steps(
                 heappush(waiting, ((done | role).bit_count(), done | role))
 
 
-def listed_paths(problem: Problem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds) -> Network:
+def listed_paths(
+    problem: PlanningProblem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds
+) -> Network:
     """Only the paths that are listed: option names in the order of execution. Raises ``BadRequest``."""
-    check(problem)
+    check_problem(problem)
     _check_rows(problem, paths, seconds)
-    bits, number, arcs = _Bits(problem), {name: at for at, name in enumerate(problem.options)}, []
+    bits, number, arcs = _ComponentSets(problem), {name: at for at, name in enumerate(problem.options)}, []
     for kind, (name, declared) in enumerate(problem.types.items()):
-        whole = bits.of(declared.components)
+        whole = bits.to_mask(declared.components)
         for index, path in enumerate(paths.get(name, ())):
             uses = []
-            for option, role in _roles(problem, bits, name, path):
+            for option, role in _path_roles(problem, bits, name, path):
                 uses.append(Use(number[option], float(seconds.get((name, index, option), 0.0)), role))
             arcs.append(Arc(kind, 0, whole, tuple(uses)))
     shares = tuple(float(kind.share) for kind in problem.types.values())
-    whole_of = tuple(bits.of(kind.components) for kind in problem.types.values())
+    whole_of = tuple(bits.to_mask(kind.components) for kind in problem.types.values())
     return Network(dict(problem.options), tuple(problem.types), shares, whole_of, tuple(arcs))
 
 
-def _roles(problem: Problem, bits: _Bits, kind: str, path: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _path_roles(
+    problem: PlanningProblem, bits: _ComponentSets, kind: str, path: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each option of a path and the components that it runs: those of its own that are not done yet."""
-    whole, done, said = bits.of(problem.types[kind].components), 0, f"path {' > '.join(path)} of request type {kind}"
+    whole, done, said = (
+        bits.to_mask(problem.types[kind].components),
+        0,
+        f"path {' > '.join(path)} of request type {kind}",
+    )
     for option in path:
         require(option in problem.options, f"{said} uses option {option!r}, which is not declared")
-        role = bits.of(problem.options[option].components) & whole & ~done
+        role = bits.to_mask(problem.options[option].components) & whole & ~done
         require(bool(role), f"{said} has nothing left to run on {option}")
-        require(bits.allowed(role, done, whole), f"{said} runs {option} before what it waits for")
-        yield option, bits.names(role)
+        require(bits.is_allowed(role, done, whole), f"{said} runs {option} before what it waits for")
+        yield option, bits.component_names(role)
         done |= role
-    require(done == whole, f"{said} does not run {', '.join(bits.names(whole & ~done))}")
+    require(done == whole, f"{said} does not run {', '.join(bits.component_names(whole & ~done))}")
 
 
-def _check_rows(problem: Problem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds) -> None:
+def _check_rows(problem: PlanningProblem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds) -> None:
     for name in paths:
         require(name in problem.types, f"paths of {name!r}, which is no request type")
     for (kind, index, option), spent in seconds.items():
         said = f"seconds of option {option} on path {index} of {kind}"
         require(kind in paths and 0 <= index < len(paths[kind]), f"{said}: there is no such path")
         require(option in paths[kind][index], f"{said}: the path does not use it")
-        amount(spent, said)
+        check_amount(spent, said)

@@ -38,14 +38,14 @@ class Deadline:
         self.within = within
         self._end = time.monotonic() + within
 
-    def left(self) -> float:
+    def remaining_seconds(self) -> float:
         """Raises ``DeadlineExceeded`` when there is nothing left."""
         left = self._end - time.monotonic()
         if left <= 0:
-            raise self.over()
+            raise self.exceeded_error()
         return left
 
-    def over(self) -> DeadlineExceeded:
+    def exceeded_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no deployment was found within {self.within:g} s: allow more, or name fewer options")
 
 
@@ -61,10 +61,10 @@ class Program:
     integer: Vector
 
     @property
-    def columns(self) -> int:
+    def column_count(self) -> int:
         return len(self.lower)
 
-    def rows(self, matrix: Any, low: Vector | float, high: Vector | float) -> "Program":
+    def with_rows(self, matrix: Any, low: Vector | float, high: Vector | float) -> "Program":
         """The program with further rows, over all columns."""
         count = matrix.shape[0]
         return replace(
@@ -74,7 +74,7 @@ class Program:
             high=np.concatenate([self.high, np.broadcast_to(high, count)]),
         )
 
-    def more(self, count: int, upper: Vector | float, *, integer: bool) -> "Program":
+    def with_columns(self, count: int, upper: Vector | float, *, integer: bool) -> "Program":
         """The program with ``count`` further columns from 0 to ``upper`` that no row knows yet."""
         return Program(
             sparse.hstack([self.matrix, sparse.csc_array((self.matrix.shape[0], count))], format="csc"),
@@ -87,7 +87,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Found:
+class MilpSolution:
     """A solution. ``bound`` is what no solution can go below; ``proven`` says that none is better."""
 
     x: Vector
@@ -96,33 +96,33 @@ class Found:
     proven: bool
 
 
-def least(program: Program, cost: Vector, deadline: Deadline, *, limit: float = np.inf) -> Found | None:
+def solve_milp(program: Program, cost: Vector, deadline: Deadline, *, limit: float = np.inf) -> MilpSolution | None:
     """The solution of least ``cost``, gap 0, or None when there is none.
 
     When the deadline (or ``limit``, in seconds) comes first: the best one so far, not proven. Raises
     ``DeadlineExceeded`` when there is none so far.
     """
-    settings = {"mip_rel_gap": 0.0, "time_limit": min(deadline.left(), limit)}
+    settings = {"mip_rel_gap": 0.0, "time_limit": min(deadline.remaining_seconds(), limit)}
     rows = LinearConstraint(program.matrix, program.low, program.high)
     bounds = Bounds(program.lower, program.upper)
-    with quiet():
+    with silence_stdout():
         done = milp(cost, constraints=rows, bounds=bounds, integrality=program.integer, options=settings)
     if done.status not in (0, _LIMIT, _INFEASIBLE, _UNBOUNDED):
-        with quiet():  # presolve met numbers that it cannot handle
-            settings |= {"presolve": False, "time_limit": min(deadline.left(), limit)}
+        with silence_stdout():  # presolve met numbers that it cannot handle
+            settings |= {"presolve": False, "time_limit": min(deadline.remaining_seconds(), limit)}
             done = milp(cost, constraints=rows, bounds=bounds, integrality=program.integer, options=settings)
     if done.status == _INFEASIBLE:
         return None
     if done.x is None and done.status == _LIMIT:
-        raise deadline.over()
+        raise deadline.exceeded_error()
     if done.x is None:
         raise Fatal(f"the solver failed: {done.message}")
     bound = done.mip_dual_bound if done.mip_dual_bound is not None else done.fun
-    return Found(done.x, float(done.fun), float(bound), done.status == 0)
+    return MilpSolution(done.x, float(done.fun), float(bound), done.status == 0)
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearSolution:
     """A solution of a linear program, what one more unit of each upper row is worth, and each column's waste."""
 
     x: Vector
@@ -131,10 +131,10 @@ class Linear:
     waste: Vector
 
 
-def linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> Linear:
+def solve_linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> LinearSolution:
     """Least ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0, which must exist."""
     limit = {"time_limit": _LINEAR}
-    with quiet():
+    with silence_stdout():
         done = linprog(
             cost, A_ub=most, b_ub=supply, A_eq=same, b_eq=equal, bounds=(0, None), method="highs-ds", options=limit
         )
@@ -142,20 +142,20 @@ def linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) ->
         raise DeadlineExceeded(f"a linear program was not solved within {_LINEAR:g} s: name fewer options")
     if done.status != 0:
         raise Fatal(f"the solver failed on a linear program: {done.message}")
-    return Linear(done.x, float(done.fun), -done.ineqlin.marginals, done.lower.marginals)
+    return LinearSolution(done.x, float(done.fun), -done.ineqlin.marginals, done.lower.marginals)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_stdout() -> Iterator[None]:
     """Drop what this process writes to file descriptor 1 inside the context; may be nested, over threads too."""
-    _hush()
+    _mute_stdout()
     try:
         yield
     finally:
-        _speak()
+        _restore_stdout()
 
 
-def _hush() -> None:
+def _mute_stdout() -> None:
     global _silent, _stdout
     with _fd_lock:
         if _silent == 0:
@@ -170,7 +170,7 @@ def _hush() -> None:
         _silent += 1
 
 
-def _speak() -> None:
+def _restore_stdout() -> None:
     global _silent, _stdout
     with _fd_lock:
         _silent -= 1

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from services.planner.solve.constraints import Terms, at_hand, counted, covering
-from services.planner.solve.flow_matrix import Frame
+from services.planner.solve.constraints import Terms, available_gpus, covering_rows, replica_vector
+from services.planner.solve.flow_matrix import FlowMatrix
 from services.planner.solve.highs import Program, Vector
 
 
-class Goal(NamedTuple):
+class Objective(NamedTuple):
     """Objective to minimise: ``cost`` of one replica of each option plus ``spawn`` of each new one."""
 
     name: str
@@ -22,7 +22,7 @@ class Goal(NamedTuple):
     spawn: Vector | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_integral(self) -> bool:
         """True if all values are whole numbers."""
         return self.spawn is None and bool(np.all(self.cost == np.round(self.cost)))
 
@@ -30,7 +30,7 @@ class Goal(NamedTuple):
         extra = 0.0 if self.spawn is None else float(self.spawn @ np.maximum(replicas - running, 0.0))
         return float(self.cost @ replicas) + extra
 
-    def row(self, count: int, columns: int) -> Vector:
+    def cost_row(self, count: int, columns: int) -> Vector:
         """Over ``columns`` columns, of which the first ``count`` are replicas and the last new ones."""
         row = np.zeros(columns)
         row[:count] = self.cost
@@ -39,7 +39,7 @@ class Goal(NamedTuple):
         return row
 
 
-class Asked(NamedTuple):
+class ProgramQuery(NamedTuple):
     """Between which rates (req/s), under which mixes; ``cuts`` bound the rate by prices of supply, ``held`` goals
     by values, and one replica at least is of an option that is ``fresh``."""
 
@@ -47,50 +47,52 @@ class Asked(NamedTuple):
     highest: float
     mixes: Sequence[Sequence[float]]
     cuts: Sequence[Vector] = ()
-    held: Sequence[tuple[Goal, float]] = ()
+    held: Sequence[tuple[Objective, float]] = ()
     fresh: Vector | None = None
 
 
-def assemble(frame: Frame, terms: Terms, asked: Asked, upper: Vector, *, packed: bool, spawning: bool) -> Program:
+def assemble_program(
+    frame: FlowMatrix, terms: Terms, asked: ProgramQuery, upper: Vector, *, packed: bool, spawning: bool
+) -> Program:
     """The program over the options with ``upper`` above 0; new replicas are counted when ``spawning``."""
-    limited = _Limited(frame, terms, upper)
-    program = frame.program(asked.mixes, frame.arcs(upper), upper, limited.supply)
+    limited = _LimitedOptions(frame, terms, upper)
+    program = frame.build_program(asked.mixes, frame.allowed_arcs(upper), upper, limited.supply)
     program.lower[frame.count] = asked.lowest / frame.unit
     program.upper[frame.count] = asked.highest / frame.unit
-    program = limited.rows(_budget(frame, terms, program))
-    program = _cut(frame, asked, program, limited.supply)
+    program = limited.add_rows(_add_budget(frame, terms, program))
+    program = _add_cuts(frame, asked, program, limited.supply)
     if packed:
-        program = _packed(frame, terms, program, upper)
+        program = _add_node_packing(frame, terms, program, upper)
     if spawning:
-        program = _spawning(frame, terms, program)
-    for group in [*covering(terms, frame), *([asked.fresh] if asked.fresh is not None else [])]:
-        row = np.zeros(program.columns)
+        program = _add_new_replicas(frame, terms, program)
+    for group in [*covering_rows(terms, frame), *([asked.fresh] if asked.fresh is not None else [])]:
+        row = np.zeros(program.column_count)
         row[: frame.count] = group
-        program = program.rows(_row(row), 1.0, np.inf)
+        program = program.with_rows(_sparse_row(row), 1.0, np.inf)
     for goal, value in asked.held:
-        program = program.rows(_row(goal.row(frame.count, program.columns)), -np.inf, value)
+        program = program.with_rows(_sparse_row(goal.cost_row(frame.count, program.column_count)), -np.inf, value)
     return program
 
 
-def _row(values: Vector) -> Any:
+def _sparse_row(values: Vector) -> Any:
     return sparse.csc_array(values[None, :])
 
 
-def _budget(frame: Frame, terms: Terms, program: Program) -> Program:
+def _add_budget(frame: FlowMatrix, terms: Terms, program: Program) -> Program:
     """One row per GPU type: sum of c_s * r_s <= N_g (Equations 3 and 15)."""
-    for kind, count in (at_hand(terms) or {}).items():
+    for kind, count in (available_gpus(terms) or {}).items():
         mine = np.array([option.gpu == kind for option in frame.network.options.values()])
-        row = np.zeros(program.columns)
+        row = np.zeros(program.column_count)
         row[: frame.count] = np.where(mine, frame.gpus, 0.0)
-        program = program.rows(_row(row), -np.inf, float(count))
+        program = program.with_rows(_sparse_row(row), -np.inf, float(count))
     return program
 
 
-class _Limited:
+class _LimitedOptions:
     """Options whose replicas may not be worked to the full: one 0/1 column for each count of them."""
 
-    def __init__(self, frame: Frame, terms: Terms, upper: Vector) -> None:
-        self._count, names = frame.count, frame.network.names
+    def __init__(self, frame: FlowMatrix, terms: Terms, upper: Vector) -> None:
+        self._count, names = frame.count, frame.network.option_names
         self._limited = [at for at, name in enumerate(names) if name in terms.admissible and upper[at] > 0]
         self._starts, width = [], frame.count + 1
         cells = [(at, at, 1.0) for at, name in enumerate(names) if name not in terms.admissible]
@@ -103,25 +105,25 @@ class _Limited:
         #: Seconds of work per second; sparse, (options, columns before the flows).
         self.supply = sparse.csc_array((values, (rows, columns)), shape=(frame.count, width), dtype=float)
 
-    def rows(self, program: Program) -> Program:
+    def add_rows(self, program: Program) -> Program:
         """r_s = sum of n * b_s,n and sum of b_s,n <= 1."""
         for at, (start, levels) in zip(self._limited, self._starts, strict=True):
             program.upper[start : start + levels] = 1.0
             program.integer[start : start + levels] = 1.0
-            rows = np.zeros((2, program.columns))
+            rows = np.zeros((2, program.column_count))
             rows[0, at], rows[0, start : start + levels] = -1.0, np.arange(1, levels + 1)
             rows[1, start : start + levels] = 1.0
-            program = program.rows(sparse.csc_array(rows), np.array([0.0, -np.inf]), np.array([0.0, 1.0]))
+            program = program.with_rows(sparse.csc_array(rows), np.array([0.0, -np.inf]), np.array([0.0, 1.0]))
         return program
 
 
-def _cut(frame: Frame, asked: Asked, program: Program, supply: Any) -> Program:
+def _add_cuts(frame: FlowMatrix, asked: ProgramQuery, program: Program, supply: Any) -> Program:
     """R <= sum of price_s * supply_s, prices no higher than what one replica could make of the highest rate."""
     for prices in asked.cuts:
-        row = np.zeros(program.columns)
+        row = np.zeros(program.column_count)
         row[: supply.shape[1]] = -(np.minimum(prices, asked.highest * _inverse_least(supply)) @ supply) / frame.unit
         row[frame.count] = 1.0
-        program = program.rows(_row(row), -np.inf, 0.0)
+        program = program.with_rows(_sparse_row(row), -np.inf, 0.0)
     return program
 
 
@@ -133,30 +135,32 @@ def _inverse_least(supply: Any) -> Vector:
     return 1.0 / least
 
 
-def _packed(frame: Frame, terms: Terms, program: Program, upper: Vector) -> Program:
+def _add_node_packing(frame: FlowMatrix, terms: Terms, program: Program, upper: Vector) -> Program:
     """Each replica lies on one node: r_s = sum of y_s,h and sum of c_s * y_s,h <= G_h (Equation 6)."""
     used = np.flatnonzero(upper > 0)
-    options, first = list(frame.network.options.values()), program.columns
+    options, first = list(frame.network.options.values()), program.column_count
     fits = [
         [float(options[at].gpu == node.gpu) * (node.gpus // options[at].gpus) for at in used]
         for node in terms.nodes.values()
     ]
-    program = program.more(len(used) * len(fits), np.array(fits).ravel(), integer=True)
-    same = np.zeros((len(used), program.columns))
-    room = np.zeros((len(fits), program.columns))
+    program = program.with_columns(len(used) * len(fits), np.array(fits).ravel(), integer=True)
+    same = np.zeros((len(used), program.column_count))
+    room = np.zeros((len(fits), program.column_count))
     for number in range(len(fits)):
         start = first + number * len(used)
         room[number, start : start + len(used)] = frame.gpus[used]
         same[np.arange(len(used)), start + np.arange(len(used))] = 1.0
     same[np.arange(len(used)), used] = -1.0
-    program = program.rows(sparse.csc_array(same), 0.0, 0.0)
-    return program.rows(sparse.csc_array(room), -np.inf, np.array([float(node.gpus) for node in terms.nodes.values()]))
+    program = program.with_rows(sparse.csc_array(same), 0.0, 0.0)
+    return program.with_rows(
+        sparse.csc_array(room), -np.inf, np.array([float(node.gpus) for node in terms.nodes.values()])
+    )
 
 
-def _spawning(frame: Frame, terms: Terms, program: Program) -> Program:
+def _add_new_replicas(frame: FlowMatrix, terms: Terms, program: Program) -> Program:
     """u_s >= r_s - running_s, u_s >= 0."""
-    before = program.columns
-    program = program.more(frame.count, np.inf, integer=False)
+    before = program.column_count
+    program = program.with_columns(frame.count, np.inf, integer=False)
     eye = sparse.eye_array(frame.count, format="csc")
     blank = sparse.csc_array((frame.count, before - frame.count))
-    return program.rows(sparse.hstack([eye, blank, -eye]), -np.inf, counted(frame, terms.running))
+    return program.with_rows(sparse.hstack([eye, blank, -eye]), -np.inf, replica_vector(frame, terms.running))

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 
-from services.planner.solve.problem import Infeasible, amount, require
+from services.planner.solve.problem import Infeasible, check_amount, require
 
 #: Relative; what rounding may take from a sum of rates.
 _ROUNDING = 1e-9
@@ -34,13 +34,13 @@ class Mixture(msgspec.Struct, frozen=True):
     rate: float
 
 
-def efficient(cells: Sequence[Cell], *, printed: bool = False) -> list[Cell]:
+def efficient_cells(cells: Sequence[Cell], *, printed: bool = False) -> list[Cell]:
     """Algorithm 1, line 4 on: sizes that serve more than smaller ones of as many GPUs together.
 
     As ``printed``, the smallest size is always kept; here one that serves nothing is dropped.
     """
     kept: list[Cell] = []
-    for cell in sorted(_checked(cells), key=lambda cell: cell.gpus):
+    for cell in sorted(_check_cells(cells), key=lambda cell: cell.gpus):
         if not printed and cell.rate <= 0:
             continue
         if not kept or cell.rate > cell.gpus / kept[-1].gpus * kept[-1].rate * (1 + _ROUNDING):
@@ -48,41 +48,41 @@ def efficient(cells: Sequence[Cell], *, printed: bool = False) -> list[Cell]:
     return kept
 
 
-def fewest(cells: Sequence[Cell], rate: float) -> Mixture:
+def fewest_gpus(cells: Sequence[Cell], rate: float) -> Mixture:
     """Fewest GPUs that serve ``rate`` req/s. Raises ``Infeasible`` when no cell serves anything.
 
     In some optimum fewer cells than g* are not of the densest size g*: among g* of them some add up to a
     multiple of g*, and as many densest cells serve no less. So best[n] is needed for n < g* * max g
     alone, whatever the rate; the rest is a division.
     """
-    amount(rate, "the rate")
+    check_amount(rate, "the rate")
     if rate == 0:
         return Mixture({}, 0, 0.0)
-    dense, table = _table(cells)
+    dense, table = _best_rates(cells)
     most = len(table) - 1
-    choices = [(n + dense.gpus * _count(rate - table[n][0], dense.rate), n) for n in range(most + 1)]
+    choices = [(n + dense.gpus * _cell_count(rate - table[n][0], dense.rate), n) for n in range(most + 1)]
     gpus, base = min(choices)
-    return _mixture(table, base, dense, (gpus - base) // dense.gpus)
+    return _build_mixture(table, base, dense, (gpus - base) // dense.gpus)
 
 
-def most(cells: Sequence[Cell], gpus: int) -> Mixture:
+def most_requests(cells: Sequence[Cell], gpus: int) -> Mixture:
     """Most requests per second within ``gpus``."""
     require(gpus >= 0, f"there are {gpus} GPUs")
-    if not any(cell.rate > 0 for cell in _checked(cells)):
+    if not any(cell.rate > 0 for cell in _check_cells(cells)):
         return Mixture({}, 0, 0.0)
-    dense, table = _table(cells)
+    dense, table = _best_rates(cells)
     rates = [(table[n][0] + (gpus - n) // dense.gpus * dense.rate, -n) for n in range(min(gpus, len(table) - 1) + 1)]
     base = -max(rates)[1]
-    return _mixture(table, base, dense, (gpus - base) // dense.gpus)
+    return _build_mixture(table, base, dense, (gpus - base) // dense.gpus)
 
 
-def binary(cells: Sequence[Cell], gpus: int) -> Mixture:
+def binary_mixture(cells: Sequence[Cell], gpus: int) -> Mixture:
     """Most requests within ``gpus`` when each size divides the next: the largest efficient cell as often as it
     fits, then smaller ones. Optimal for such sizes; others go to ``most``."""
     require(gpus >= 0, f"there are {gpus} GPUs")
-    kept = efficient(cells)
+    kept = efficient_cells(cells)
     if any(larger.gpus % smaller.gpus for smaller, larger in pairwise(kept)):
-        return most(cells, gpus)
+        return most_requests(cells, gpus)
     left, found, rate = gpus, {}, 0.0
     for cell in reversed(kept):
         count, left = divmod(left, cell.gpus)
@@ -91,24 +91,26 @@ def binary(cells: Sequence[Cell], gpus: int) -> Mixture:
     return Mixture(found, gpus - left, rate)
 
 
-def bisected(cells: Sequence[Cell], rate: float) -> Mixture:
+def bisected_mixture(cells: Sequence[Cell], rate: float) -> Mixture:
     """Fewest GPUs for ``rate`` by ``binary`` and bisection on the number of GPUs: for power-of-two sizes."""
-    require(any(cell.rate > 0 for cell in _checked(cells)), "no cell serves anything")
-    amount(rate, "the rate")
+    require(any(cell.rate > 0 for cell in _check_cells(cells)), "no cell serves anything")
+    check_amount(rate, "the rate")
     low, high = 0, 1
-    while binary(cells, high).rate < rate * (1 - _ROUNDING):
+    while binary_mixture(cells, high).rate < rate * (1 - _ROUNDING):
         low, high = high, high * 2
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if binary(cells, middle).rate >= rate * (1 - _ROUNDING) else (middle + 1, high)
-    return binary(cells, high) if rate > 0 else Mixture({}, 0, 0.0)
+        low, high = (
+            (low, middle) if binary_mixture(cells, middle).rate >= rate * (1 - _ROUNDING) else (middle + 1, high)
+        )
+    return binary_mixture(cells, high) if rate > 0 else Mixture({}, 0, 0.0)
 
 
-def printed(cells: Sequence[Cell], rate: float) -> Mixture | None:
+def printed_mixture(cells: Sequence[Cell], rate: float) -> Mixture | None:
     """Algorithm 2 as it is printed; None when it does not end."""
-    known = sorted(_checked(cells), key=lambda cell: cell.gpus, reverse=True)
+    known = sorted(_check_cells(cells), key=lambda cell: cell.gpus, reverse=True)
     require(bool(known), "there is no cell")
-    amount(rate, "the rate")
+    check_amount(rate, "the rate")
     found: dict[int, int] = {}
     served, gpus = 0.0, 0
     for _ in range(_STEPS):
@@ -122,13 +124,13 @@ def printed(cells: Sequence[Cell], rate: float) -> Mixture | None:
     return None
 
 
-def _count(rate: float, each: float) -> int:
+def _cell_count(rate: float, each: float) -> int:
     return max(0, math.ceil(rate / each - _ROUNDING * max(1.0, rate / each)))
 
 
-def _table(cells: Sequence[Cell]) -> tuple[Cell, list[tuple[float, int]]]:
+def _best_rates(cells: Sequence[Cell]) -> tuple[Cell, list[tuple[float, int]]]:
     """The densest cell, and for each number of GPUs the best rate and the last cell's size (0: one GPU is idle)."""
-    useful = [cell for cell in _checked(cells) if cell.rate > 0]
+    useful = [cell for cell in _check_cells(cells) if cell.rate > 0]
     if not useful:
         raise Infeasible("no cell serves anything: allow larger ones")
     require(max(cell.gpus for cell in useful) <= _LARGEST, f"cells may have {_LARGEST} GPUs")
@@ -145,9 +147,9 @@ def _table(cells: Sequence[Cell]) -> tuple[Cell, list[tuple[float, int]]]:
     return dense, table
 
 
-def _mixture(table: Sequence[tuple[float, int]], base: int, dense: Cell, count: int) -> Mixture:
+def _build_mixture(table: Sequence[tuple[float, int]], base: int, dense: Cell, count: int) -> Mixture:
     found: dict[int, int] = {}
-    for size in _taken(table, base):
+    for size in _chosen_sizes(table, base):
         found[size] = found.get(size, 0) + 1
     if count:
         found[dense.gpus] = count
@@ -155,7 +157,7 @@ def _mixture(table: Sequence[tuple[float, int]], base: int, dense: Cell, count: 
     return Mixture(found, gpus, table[base][0] + count * dense.rate)
 
 
-def _taken(table: Sequence[tuple[float, int]], n: int) -> Iterator[int]:
+def _chosen_sizes(table: Sequence[tuple[float, int]], n: int) -> Iterator[int]:
     while n > 0:
         size = table[n][1]
         if size:
@@ -163,10 +165,10 @@ def _taken(table: Sequence[tuple[float, int]], n: int) -> Iterator[int]:
         n -= size or 1
 
 
-def _checked(cells: Sequence[Cell]) -> Sequence[Cell]:
+def _check_cells(cells: Sequence[Cell]) -> Sequence[Cell]:
     for cell in cells:
         require(cell.gpus >= 1, f"a cell has {cell.gpus} GPUs")
-        amount(cell.rate, f"the rate of the cell of {cell.gpus} GPUs")
+        check_amount(cell.rate, f"the rate of the cell of {cell.gpus} GPUs")
     sizes = [cell.gpus for cell in cells]
     require(len(set(sizes)) == len(sizes), f"a cell size is given twice: {sizes}")
     return cells

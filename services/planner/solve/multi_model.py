@@ -5,17 +5,17 @@ from collections.abc import Mapping
 import msgspec
 
 from services.planner.solve.flow_network import Arc, Network, Use
-from services.planner.solve.problem import Option, amount, require
+from services.planner.solve.problem import SolverOption, check_amount, require
 
 
-class Part(msgspec.Struct, frozen=True):
+class JointModel(msgspec.Struct, frozen=True):
     """A model's network and its rate in req/s. The rates of all models keep their proportions."""
 
     network: Network
     rate: float
 
 
-def joined(parts: Mapping[str, Part], same: Mapping[str, str] | None = None) -> Network:
+def join_networks(parts: Mapping[str, JointModel], same: Mapping[str, str] | None = None) -> Network:
     """One network for all models; its rate 1 is every model at its own rate.
 
     Options and request types are called ``model/option`` and ``model/type``. ``same`` says which option
@@ -27,7 +27,7 @@ def joined(parts: Mapping[str, Part], same: Mapping[str, str] | None = None) -> 
         f"{model}/{name}": option for model, part in parts.items() for name, option in part.network.options.items()
     }
     for mine, theirs in same.items():
-        _check(mine, theirs, options, same)
+        _check_shared_option(mine, theirs, options, same)
     kept = {name: option for name, option in options.items() if name not in same}
     number = {name: at for at, name in enumerate(kept)}
     types: list[str] = []
@@ -35,21 +35,21 @@ def joined(parts: Mapping[str, Part], same: Mapping[str, str] | None = None) -> 
     whole: list[int] = []
     arcs: list[Arc] = []
     for model, part in parts.items():
-        rate, network = amount(part.rate, f"the rate of model {model}"), part.network
-        where = [number[same.get(f"{model}/{name}", f"{model}/{name}")] for name in network.names]
-        arcs += [_moved(arc, len(types), where) for arc in network.arcs]
+        rate, network = check_amount(part.rate, f"the rate of model {model}"), part.network
+        where = [number[same.get(f"{model}/{name}", f"{model}/{name}")] for name in network.option_names]
+        arcs += [_renumber_arc(arc, len(types), where) for arc in network.arcs]
         types += [f"{model}/{kind}" for kind in network.types]
         shares += [share * rate for share in network.shares]
         whole += network.whole
     return Network(kept, tuple(types), tuple(shares), tuple(whole), tuple(arcs))
 
 
-def _moved(arc: Arc, kinds: int, where: list[int]) -> Arc:
+def _renumber_arc(arc: Arc, kinds: int, where: list[int]) -> Arc:
     uses = tuple(Use(where[use.option], use.seconds, use.role) for use in arc.uses)
     return Arc(arc.kind + kinds, arc.tail, arc.head, uses)
 
 
-def _check(mine: str, theirs: str, options: Mapping[str, Option], same: Mapping[str, str]) -> None:
+def _check_shared_option(mine: str, theirs: str, options: Mapping[str, SolverOption], same: Mapping[str, str]) -> None:
     for name in (mine, theirs):
         require(name in options, f"{mine} is said to be {theirs}, but there is no option {name}")
     require(theirs not in same, f"{mine} is said to be {theirs}, which is {same.get(theirs)}: name that one")

@@ -7,9 +7,9 @@ from scipy import sparse
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.solve import highs
-from services.planner.solve.constraints import Node, Terms
+from services.planner.solve.constraints import SolverNode, Terms
 from services.planner.solve.highs import Deadline, Program
-from services.planner.solve.problem import Option, require
+from services.planner.solve.problem import SolverOption, require
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
@@ -17,42 +17,42 @@ from services.planner.solve.solver import Solver
 Places = dict[str, dict[str, int]]
 
 
-def most(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
+def most_within_nodes(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
     """``Solver.most`` within ``terms.nodes``, and where each replica goes.
 
     Only GPUs are counted at first, which is usually enough; when the replicas do not fit into the nodes
     they are found again, each on a node of its own choice.
     """
     require(bool(terms.nodes), "name the nodes that replicas go to")
-    found = solver.most(terms)
-    places = place(found.replicas, solver.frame.network.options, terms.nodes)
+    found = solver.solve_most(terms)
+    places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
     if places is None:
-        found = solver.most(terms, packed=True)
-        places = place(found.replicas, solver.frame.network.options, terms.nodes)
-    return found, _certain(places)
+        found = solver.solve_most(terms, packed=True)
+        places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
+    return found, _require_places(places)
 
 
-def least(solver: Solver, rate: float, terms: Terms) -> tuple[Solution, Places]:
+def least_within_nodes(solver: Solver, rate: float, terms: Terms) -> tuple[Solution, Places]:
     """``Solver.least`` within ``terms.nodes``, and where each replica goes."""
     require(bool(terms.nodes), "name the nodes that replicas go to")
-    found = solver.least(rate, terms)
-    places = place(found.replicas, solver.frame.network.options, terms.nodes)
+    found = solver.solve_least(rate, terms)
+    places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
     if places is None:
-        found = solver.least(rate, terms, packed=True)
-        places = place(found.replicas, solver.frame.network.options, terms.nodes)
-    return found, _certain(places)
+        found = solver.solve_least(rate, terms, packed=True)
+        places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
+    return found, _require_places(places)
 
 
-def _certain(places: Places | None) -> Places:
+def _require_places(places: Places | None) -> Places:
     if places is None:
         raise DeadlineExceeded("the replicas were not fitted into the nodes in time: allow more seconds")
     return places
 
 
-def place(
+def place_replicas(
     replicas: Mapping[str, int],
-    options: Mapping[str, Option],
-    nodes: Mapping[str, Node],
+    options: Mapping[str, SolverOption],
+    nodes: Mapping[str, SolverNode],
     running: Mapping[str, Mapping[str, int]] | None = None,
     within: float = 5.0,
 ) -> Places | None:
@@ -61,12 +61,14 @@ def place(
     Largest first, each onto the first node with room: exact when sizes divide each other. Where that
     fails, or moves a running replica, a program decides.
     """
-    kept = _kept(replicas, nodes, running or {})
+    kept = _keep_running(replicas, nodes, running or {})
     places = _first_fit(replicas, options, nodes, kept)
-    return places or _exactly(replicas, options, nodes, running or {}, within)
+    return places or _place_exactly(replicas, options, nodes, running or {}, within)
 
 
-def _kept(replicas: Mapping[str, int], nodes: Mapping[str, Node], running: Mapping[str, Mapping[str, int]]) -> Places:
+def _keep_running(
+    replicas: Mapping[str, int], nodes: Mapping[str, SolverNode], running: Mapping[str, Mapping[str, int]]
+) -> Places:
     """Return as many running replicas as are still wanted, on the nodes where they run."""
     found: Places = {}
     for option, count in replicas.items():
@@ -78,7 +80,7 @@ def _kept(replicas: Mapping[str, int], nodes: Mapping[str, Node], running: Mappi
 
 
 def _first_fit(
-    replicas: Mapping[str, int], options: Mapping[str, Option], nodes: Mapping[str, Node], kept: Places
+    replicas: Mapping[str, int], options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places
 ) -> Places | None:
     left = {name: node.gpus for name, node in nodes.items()}
     for option, there in kept.items():
@@ -99,10 +101,10 @@ def _first_fit(
     return places
 
 
-def _exactly(
+def _place_exactly(
     replicas: Mapping[str, int],
-    options: Mapping[str, Option],
-    nodes: Mapping[str, Node],
+    options: Mapping[str, SolverOption],
+    nodes: Mapping[str, SolverNode],
     running: Mapping[str, Mapping[str, int]],
     within: float,
 ) -> Places | None:
@@ -130,7 +132,7 @@ def _exactly(
         np.concatenate([np.ones(count), np.zeros(count)]),
     )
     cost = np.concatenate([np.zeros(count), -np.ones(count)])
-    found = highs.least(program, cost, Deadline(within))
+    found = highs.solve_milp(program, cost, Deadline(within))
     if found is None:
         return None
     places: Places = {}

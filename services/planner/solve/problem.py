@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.families.plugins import listed
+from omnibus.families.plugins import join_names
 
 #: More would make more sets of finished components than memory holds.
 MOST_COMPONENTS = 16
@@ -19,7 +19,7 @@ class Infeasible(BadRequest):
     code: ClassVar[str] = "infeasible_plan"
 
 
-class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SolverOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deployment option: the components of one executor and what one replica of it takes.
 
     ``gpus`` of type ``gpu`` per replica, split into tensor-parallel groups of ``tp`` (0: all in one).
@@ -47,7 +47,7 @@ class RequestType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float
 
 
-class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlanningProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Components with ``order`` (pairs: the first runs before the second), options and request types by name.
 
     A request type that lacks the middle one of a -> b -> c has a and c in any order, unless ``transitive``.
@@ -55,37 +55,37 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     components: tuple[str, ...]
-    options: dict[str, Option]
+    options: dict[str, SolverOption]
     types: dict[str, RequestType]
     order: tuple[tuple[str, str], ...] = ()
     transitive: bool = False
 
-    def before(self) -> dict[str, frozenset[str]]:
+    def component_predecessors(self) -> dict[str, frozenset[str]]:
         """Of each component, those that run before it. Raises ``BadRequest`` for a cycle."""
         direct: dict[str, set[str]] = {component: set() for component in self.components}
         for first, then in self.order:
             direct[then].add(first)
-        closed = _closed(direct)
+        closed = _transitive_closure(direct)
         return {name: frozenset(closed[name] if self.transitive else direct[name]) for name in self.components}
 
 
-def check(problem: Problem) -> Problem:
+def check_problem(problem: PlanningProblem) -> PlanningProblem:
     """``problem`` itself. Raises ``BadRequest`` that names the first fault."""
     known = set(problem.components)
     require(bool(known), "there is no component")
-    require(len(known) == len(problem.components), f"a component is named twice: {listed(problem.components)}")
+    require(len(known) == len(problem.components), f"a component is named twice: {join_names(problem.components)}")
     require(
         len(known) <= MOST_COMPONENTS,
         f"{len(known)} components are more than {MOST_COMPONENTS}: put some that always run together into one",
     )
     for pair in problem.order:
-        _subset(pair, known, f"the order {' before '.join(pair)}")
-    problem.before()
+        _check_known(pair, known, f"the order {' before '.join(pair)}")
+    problem.component_predecessors()
     for name, option in problem.options.items():
         _check_option(name, option, known)
     for name, kind in problem.types.items():
-        _parts(kind.components, known, f"request type {name}")
-        amount(kind.share, f"the share of request type {name}")
+        _check_components(kind.components, known, f"request type {name}")
+        check_amount(kind.share, f"the share of request type {name}")
     return problem
 
 
@@ -96,43 +96,43 @@ def check_shares(shares: Iterable[float]) -> None:
     )
 
 
-def _check_option(name: str, option: Option, known: set[str]) -> None:
-    _parts(option.components, known, f"option {name}")
+def _check_option(name: str, option: SolverOption, known: set[str]) -> None:
+    _check_components(option.components, known, f"option {name}")
     require(bool(name) and ">" not in name, f"option {name!r} has no name, or one with '>'")
     require(option.gpus >= 1, f"option {name} has {option.gpus} GPUs; an executor takes at least 1")
     require(
         option.tp >= 0 and option.gpus % (option.tp or option.gpus) == 0,
         f"option {name} splits {option.gpus} GPUs into groups of {option.tp}",
     )
-    amount(option.weights_gb, f"weights_gb of option {name}")
-    amount(option.cost, f"the price of option {name}")
-    amount(option.start_s, f"start_s of option {name}")
+    check_amount(option.weights_gb, f"weights_gb of option {name}")
+    check_amount(option.cost, f"the price of option {name}")
+    check_amount(option.start_s, f"start_s of option {name}")
 
 
-def _parts(components: Sequence[str], known: set[str], what: str) -> None:
+def _check_components(components: Sequence[str], known: set[str], what: str) -> None:
     require(bool(components), f"{what} has no component")
-    require(len(set(components)) == len(components), f"{what} names a component twice: {listed(components)}")
-    _subset(components, known, what)
+    require(len(set(components)) == len(components), f"{what} names a component twice: {join_names(components)}")
+    _check_known(components, known, what)
 
 
-def _subset(components: Iterable[str], known: set[str], what: str) -> None:
+def _check_known(components: Iterable[str], known: set[str], what: str) -> None:
     unknown = sorted(set(components) - known)
-    require(not unknown, f"{what} names {listed(unknown)}; there is {listed(sorted(known))}")
+    require(not unknown, f"{what} names {join_names(unknown)}; there is {join_names(sorted(known))}")
 
 
-def _closed(direct: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+def _transitive_closure(direct: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
     """All that runs before each component, over any number of steps."""
     closed: dict[str, frozenset[str]] = {}
     while len(closed) < len(direct):
         ready = [name for name, first in direct.items() if name not in closed and first <= closed.keys()]
         left = [name for name in direct if name not in closed]
-        require(bool(ready), f"the order has a cycle among {listed(left)}")
+        require(bool(ready), f"the order has a cycle among {join_names(left)}")
         for name in ready:
             closed[name] = frozenset(direct[name]).union(*(closed[first] for first in direct[name]))
     return closed
 
 
-def amount(value: float, what: str) -> float:
+def check_amount(value: float, what: str) -> float:
     """``value`` when it is a finite number that is not negative. Raises ``BadRequest``."""
     require(math.isfinite(value) and value >= 0, f"{what} is {value}: it must be a finite number, 0 or more")
     return float(value)

@@ -6,10 +6,10 @@ import numpy as np
 
 from omnibus.errors import Fatal
 from services.planner.solve import highs
-from services.planner.solve.constraints import Terms, counted, mixes, most_replicas, supply
-from services.planner.solve.flow_matrix import Frame, Served
+from services.planner.solve.constraints import Terms, mix_shares, most_replicas, replica_vector, work_supply
+from services.planner.solve.flow_matrix import FlowMatrix, ServedFlow
 from services.planner.solve.highs import Deadline, Vector
-from services.planner.solve.milp import Asked, Goal, assemble
+from services.planner.solve.milp import Objective, ProgramQuery, assemble_program
 
 #: A rate counts as served when it is within one part in a million: HiGHS works to 1e-6.
 SERVED = 1e-6
@@ -19,7 +19,7 @@ _REPAIRS = 40
 
 
 @dataclass(frozen=True)
-class Answer:
+class SolverAnswer:
     """Whole replicas, what they serve under each mix, and the rate in req/s that they serve under every one.
 
     ``bound`` is what no answer over the same options beats: req/s when the rate was the goal, else the
@@ -27,41 +27,41 @@ class Answer:
     """
 
     replicas: Vector
-    served: list[Served]
+    served: list[ServedFlow]
     rate: float
     bound: float
     proven: bool
 
 
 @dataclass
-class Run:
+class SolverRun:
     """Answers serve at least ``lowest`` req/s, and none can serve more than ``highest``; ``packed`` ones fit into
     the nodes. ``fresh``: options of which they use one at least."""
 
-    frame: Frame
+    frame: FlowMatrix
     terms: Terms
     deadline: Deadline
     lowest: float = 0.0
     highest: float = np.inf
     packed: bool = False
-    held: list[tuple[Goal, float]] = field(default_factory=list)
+    held: list[tuple[Objective, float]] = field(default_factory=list)
     fresh: Vector | None = None
     _cuts: list[Vector] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.mixes = mixes(self.terms, self.frame)
+        self.mixes = mix_shares(self.terms, self.frame)
         self.top = most_replicas(self.terms, self.frame)
-        self.running = counted(self.frame, self.terms.running)
+        self.running = replica_vector(self.frame, self.terms.running)
 
-    def hold(self, goal: Goal, replicas: Vector) -> None:
+    def hold_goal(self, goal: Objective, replicas: Vector) -> None:
         """No further answer is worse by ``goal`` than ``replicas``."""
-        self.limit(goal, goal.value(replicas, self.running))
+        self.limit_goal(goal, goal.value(replicas, self.running))
 
-    def limit(self, goal: Goal, value: float) -> None:
+    def limit_goal(self, goal: Objective, value: float) -> None:
         """No further answer is worse by ``goal`` than ``value``."""
         self.held.append((goal, value + 1e-7 * max(1.0, abs(value))))
 
-    def decided(self, goal: Goal) -> bool:
+    def is_decided(self, goal: Objective) -> bool:
         """Return whether ``goal`` cannot differ any more, being a multiple of one that is held."""
         if goal.spawn is not None:
             return False
@@ -70,12 +70,12 @@ class Run:
             ratios = [goal.cost[allowed] / held.cost[allowed] for held, _ in self.held if held.spawn is None]
         return any(len(ratio) == 0 or np.ptp(ratio) == 0 for ratio in ratios)
 
-    def serve(self, replicas: Vector) -> list[Served]:
+    def served_flows(self, replicas: Vector) -> list[ServedFlow]:
         """Return what ``replicas`` serve under each mix."""
-        given = supply(self.terms, self.frame, replicas)
-        return [self.frame.served(given, mix) for mix in self.mixes]
+        given = work_supply(self.terms, self.frame, replicas)
+        return [self.frame.solve_flow(given, mix) for mix in self.mixes]
 
-    def ask(self, goal: Goal | None, keep: Vector, limit: float = np.inf) -> Answer | None:
+    def solve_over(self, goal: Objective | None, keep: Vector, limit: float = np.inf) -> SolverAnswer | None:
         """The best answer over the options ``keep``: by ``goal``, or the highest rate. None: there is none.
 
         What the solver takes for feasible is rounded and checked. When it was wrong, the reason becomes a
@@ -87,18 +87,18 @@ class Run:
         upper = np.where(keep, self.top, 0.0)
         for _ in range(_REPAIRS):
             low, high = self.lowest * (1 - HELD), self.highest * (1 + HELD)
-            asked = Asked(low, high, self.mixes, self._cuts, self.held, self.fresh)
-            program = assemble(self.frame, self.terms, asked, upper, packed=self.packed, spawning=spawning)
-            cost = goal.row(count, program.columns) if goal else -np.eye(1, program.columns, count)[0]
-            found = highs.least(program, cost, self.deadline, limit=limit)
+            asked = ProgramQuery(low, high, self.mixes, self._cuts, self.held, self.fresh)
+            program = assemble_program(self.frame, self.terms, asked, upper, packed=self.packed, spawning=spawning)
+            cost = goal.cost_row(count, program.column_count) if goal else -np.eye(1, program.column_count, count)[0]
+            found = highs.solve_milp(program, cost, self.deadline, limit=limit)
             if found is None:
                 return None
             replicas = np.round(found.x[:count])
             claimed = self.lowest if goal else -found.value * unit
-            served = self.serve(replicas)
+            served = self.served_flows(replicas)
             worst = min(served, key=lambda each: each.rate)
             if worst.rate >= claimed * (1 - SERVED):
                 bound = found.bound if goal else -found.bound * unit
-                return Answer(replicas, served, worst.rate, bound, found.proven)
+                return SolverAnswer(replicas, served, worst.rate, bound, found.proven)
             self._cuts.append(worst.prices)
         raise Fatal("the solver and the check of its answers do not agree: are seconds of very different sizes?")

@@ -14,7 +14,7 @@ from omnibus.errors import DeadlineExceeded
 from services.planner.solve import column_selection
 from services.planner.solve.constraints import Terms
 from services.planner.solve.problem import require
-from services.planner.solve.query import Answer, Run
+from services.planner.solve.query import SolverAnswer, SolverRun
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
@@ -22,7 +22,7 @@ from services.planner.solve.solver import Solver
 _FIRST, _PATIENCE = 12, 1.0
 
 
-def replan(solver: Solver, rate: float, running: dict[str, int], terms: Terms | None = None) -> Solution:
+def replan_deployment(solver: Solver, rate: float, running: dict[str, int], terms: Terms | None = None) -> Solution:
     """Least cost for ``rate`` req/s, then the least that must be started beside ``running``.
 
     The cost is proven; that no fewer starts would do is proven among the options that were asked.
@@ -30,21 +30,23 @@ def replan(solver: Solver, rate: float, running: dict[str, int], terms: Terms | 
     """
     terms = msgspec.structs.replace(terms or Terms(), running=running)
     require(math.isfinite(rate) and rate >= 0, f"the rate is {rate}: it must be a finite number, 0 or more")
-    run = solver.run(terms)
-    bounds = solver.bounds(run, solver.frame.costs)
+    run = solver.create_run(terms)
+    bounds = solver.mix_bounds(run, solver.frame.costs)
     lowest = max(each.each for each in bounds) * rate
-    if rate > 0 and lowest > 0 and solver.cost.whole and column_selection.sharp(run):
+    if rate > 0 and lowest > 0 and solver.cost_objective.is_integral and column_selection.is_waste_decisive(run):
         run.lowest = run.highest = rate
-        run.limit(solver.cost, math.ceil(lowest - 1e-6))
-        keep = column_selection.least_waste(run, bounds, _FIRST) | (column_selection.every(run) & (run.running > 0))
-        answer = _quickly(solver, run, keep)
+        run.limit_goal(solver.cost_objective, math.ceil(lowest - 1e-6))
+        keep = column_selection.least_waste(run, bounds, _FIRST) | (
+            column_selection.allowed_options(run) & (run.running > 0)
+        )
+        answer = _solve_quickly(solver, run, keep)
         if answer is not None:
-            return solver.solution(run, answer, "cost", lowest, 0.0, settled=answer.proven, quick=True)
-    return solver.least(rate, terms)
+            return solver.build_solution(run, answer, "cost", lowest, 0.0, settled=answer.proven, quick=True)
+    return solver.solve_least(rate, terms)
 
 
-def _quickly(solver: Solver, run: Run, keep: np.ndarray) -> Answer | None:
+def _solve_quickly(solver: Solver, run: SolverRun, keep: np.ndarray) -> SolverAnswer | None:
     try:
-        return run.ask(solver.spawn, keep, limit=_PATIENCE)
+        return run.solve_over(solver.spawn_objective, keep, limit=_PATIENCE)
     except DeadlineExceeded:
         return None

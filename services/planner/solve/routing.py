@@ -7,10 +7,10 @@ from scipy import sparse
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.solve import highs
-from services.planner.solve.flow_matrix import Frame, Served
+from services.planner.solve.flow_matrix import FlowMatrix, ServedFlow
 from services.planner.solve.flow_network import Arc
 from services.planner.solve.highs import Deadline, Program, Vector
-from services.planner.solve.solution import Flow, decompose
+from services.planner.solve.solution import Flow, decompose_flow
 
 #: Seconds that fewer arcs are worth, and arcs among which fewer are looked for.
 _PATIENCE, _MANY = 1.0, 48
@@ -18,8 +18,13 @@ _PATIENCE, _MANY = 1.0, 48
 _SHORT = 1e-9
 
 
-def routes(
-    frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...], rate: float, deadline: Deadline | None
+def route_flows(
+    frame: FlowMatrix,
+    served: ServedFlow,
+    supply: Vector,
+    mix: tuple[float, ...],
+    rate: float,
+    deadline: Deadline | None,
 ) -> tuple[Flow, ...]:
     """Paths with rates that add up to ``rate`` req/s; no fewer arcs are looked for without a ``deadline``.
 
@@ -28,48 +33,53 @@ def routes(
     """
     if served.rate <= 0 or rate <= 0:
         return ()
-    flow = _fewest(frame, served, supply, mix, deadline) if deadline else served.flow
-    return decompose(frame.network, flow * (rate / served.rate), [share * rate for share in mix])
+    flow = _fewest_arcs(frame, served, supply, mix, deadline) if deadline else served.flow
+    return decompose_flow(frame.network, flow * (rate / served.rate), [share * rate for share in mix])
 
 
-def _fewest(frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...], deadline: Deadline) -> Vector:
+def _fewest_arcs(
+    frame: FlowMatrix, served: ServedFlow, supply: Vector, mix: tuple[float, ...], deadline: Deadline
+) -> Vector:
     """The flow of the same rate over the fewest arcs; as it was when too many arcs are in question."""
     arcs = np.flatnonzero(served.short <= _SHORT)
     used = int(np.count_nonzero(served.flow > 0))
     if len(arcs) > _MANY or len(arcs) == used:
         return served.flow
     try:
-        found = highs.least(*_program(frame, served, supply, mix, arcs), deadline, limit=_PATIENCE)
+        found = highs.solve_milp(*_build_program(frame, served, supply, mix, arcs), deadline, limit=_PATIENCE)
     except DeadlineExceeded:
         return served.flow
     if found is None or round(found.value) >= used:
         return served.flow
-    chosen = frame.served(supply, mix, arcs[found.x[len(arcs) :] > 0.5])
+    chosen = frame.solve_flow(supply, mix, arcs[found.x[len(arcs) :] > 0.5])
     return served.flow if chosen.rate < served.rate * (1 - 1e-8) else chosen.flow
 
 
-def _room(frame: Frame, supply: Vector, arc: Arc) -> float:
+def _arc_capacity(frame: FlowMatrix, supply: Vector, arc: Arc) -> float:
     """Return the rate that the replicas along ``arc`` could take if they did nothing else, in units of the solver."""
     return min((supply[use.option] / (use.seconds * frame.unit) for use in arc.uses if use.seconds > 0), default=np.inf)
 
 
-def _program(
-    frame: Frame, served: Served, supply: Vector, mix: tuple[float, ...], arcs: Vector
+def _build_program(
+    frame: FlowMatrix, served: ServedFlow, supply: Vector, mix: tuple[float, ...], arcs: Vector
 ) -> tuple[Program, Vector]:
     """Columns: the flow of each arc, then whether it is used; at a rate that rounding cannot take away."""
     rate, count = served.rate / frame.unit * (1 - 1e-9), len(arcs)
     most = np.array(
-        [min(mix[arc.kind] * rate, _room(frame, supply, arc)) for arc in map(frame.network.arcs.__getitem__, arcs)]
+        [
+            min(mix[arc.kind] * rate, _arc_capacity(frame, supply, arc))
+            for arc in map(frame.network.arcs.__getitem__, arcs)
+        ]
     )
     matrix: Any = sparse.block_array(
         [
-            [frame.conserve[:, arcs], None],
-            [frame.work[:, arcs], sparse.csc_array((frame.count, count))],
+            [frame.flow_balance[:, arcs], None],
+            [frame.work_matrix[:, arcs], sparse.csc_array((frame.count, count))],
             [sparse.eye_array(count), -sparse.diags_array(most)],
         ],
         format="csc",
     )
-    demand = frame.demand(mix) * rate
+    demand = frame.demand_vector(mix) * rate
     low = np.concatenate([demand, np.full(frame.count + count, -np.inf)])
     high = np.concatenate([demand, supply, np.zeros(count)])
     whole = np.concatenate([np.zeros(count), np.ones(count)])

@@ -48,17 +48,17 @@ class Explanation(msgspec.Struct, frozen=True):
     alternatives: tuple[Alternative, ...] = ()
 
 
-def explain(solver: Solver, solution: Solution, terms: Terms, *, alternatives: int = 3) -> Explanation:
+def explain_solution(solver: Solver, solution: Solution, terms: Terms, *, alternatives: int = 3) -> Explanation:
     """Explains an answer of ``solver`` to a question under ``terms``.
 
     Looks for the best deployment without each of the ``alternatives`` options that do most of the work;
     what is not found within ``terms.within`` seconds each is left out.
     """
     frame = solver.frame
-    replicas = given.counted(frame, solution.replicas)
-    mix = given.mixes(terms, frame)[0]
-    served = frame.served(given.supply(terms, frame, replicas), mix)
-    busy, passing = _load(solution)
+    replicas = given.replica_vector(frame, solution.replicas)
+    mix = given.mix_shares(terms, frame)[0]
+    served = frame.solve_flow(given.work_supply(terms, frame, replicas), mix)
+    busy, passing = _option_loads(solution)
     worth = np.where(np.isfinite(served.prices), served.prices, 0.0)
     options = {
         name: OptionUse(
@@ -66,31 +66,31 @@ def explain(solver: Solver, solution: Solution, terms: Terms, *, alternatives: i
             gpus=count * frame.network.options[name].gpus,
             rate=passing.get(name, 0.0),
             utilisation=busy.get(name, 0.0) / count,
-            worth=float(worth[frame.network.number[name]]),
+            worth=float(worth[frame.network.option_numbers[name]]),
         )
         for name, count in solution.replicas.items()
     }
     first = sorted(options, key=lambda name: -options[name].utilisation * options[name].gpus)[:alternatives]
-    others = [found for name in first if (found := _without(solver, solution, terms, name)) is not None]
+    others = [found for name in first if (found := _alternative_without(solver, solution, terms, name)) is not None]
     return Explanation(
         rate=solution.rate,
         capacity=solution.capacity,
         options=options,
         bottlenecks=tuple(name for name, use in options.items() if use.worth > 1e-9 * max(1.0, solution.capacity)),
         bound=solution.bound,
-        distance=_distance(solution),
+        distance=_bound_distance(solution),
         gap=solution.gap,
         alternatives=tuple(sorted(others, key=lambda other: (not other.possible, other.cost, -other.rate))),
     )
 
 
-def _distance(solution: Solution) -> float:
+def _bound_distance(solution: Solution) -> float:
     if solution.goal == "rate":
         return max(0.0, solution.bound / solution.rate - 1) if solution.rate > 0 else 0.0
     return max(0.0, 1 - solution.bound / solution.cost) if solution.cost > 0 else 0.0
 
 
-def _load(solution: Solution) -> tuple[dict[str, float], dict[str, float]]:
+def _option_loads(solution: Solution) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of work per second and req/s of each option, by the solution's flows."""
     busy: dict[str, float] = {}
     passing: dict[str, float] = {}
@@ -101,11 +101,11 @@ def _load(solution: Solution) -> tuple[dict[str, float], dict[str, float]]:
     return busy, passing
 
 
-def _without(solver: Solver, solution: Solution, terms: Terms, option: str) -> Alternative | None:
+def _alternative_without(solver: Solver, solution: Solution, terms: Terms, option: str) -> Alternative | None:
     """The best answer to the same question without ``option``; None when time was not enough to know."""
     changed = msgspec.structs.replace(terms, without=(*terms.without, option))
     try:
-        found = solver.most(changed) if solution.goal == "rate" else solver.least(solution.rate, changed)
+        found = solver.solve_most(changed) if solution.goal == "rate" else solver.solve_least(solution.rate, changed)
     except Infeasible:
         return Alternative(option, possible=False)
     except DeadlineExceeded:

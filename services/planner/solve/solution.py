@@ -49,18 +49,18 @@ class Solution(msgspec.Struct, frozen=True):
     scenarios: tuple[tuple[Flow, ...], ...] = ()
 
     @property
-    def executors(self) -> int:
+    def executor_count(self) -> int:
         return sum(self.replicas.values())
 
-    def probabilities(self) -> dict[str, dict[str, float]]:
+    def path_probabilities(self) -> dict[str, dict[str, float]]:
         """Of each request type, the probability of each path, such as ``{"E>L": 0.7}`` (Figure 5)."""
         found: dict[str, dict[str, float]] = {}
         for flow in self.flows:
             paths, name = found.setdefault(flow.type, {}), ">".join(flow.options)
             paths[name] = paths.get(name, 0.0) + flow.rate
-        return {kind: shares(paths) for kind, paths in found.items()}
+        return {kind: normalize_rates(paths) for kind, paths in found.items()}
 
-    def paths(self) -> dict[str, tuple[Path, ...]]:
+    def plan_paths(self) -> dict[str, tuple[Path, ...]]:
         """The paths of each request type as a plan carries them."""
         found: dict[str, list[Path]] = {}
         for flow in self.flows:
@@ -69,13 +69,13 @@ class Solution(msgspec.Struct, frozen=True):
         return {kind: tuple(paths) for kind, paths in found.items()}
 
 
-def shares(rates: Mapping[str, float]) -> dict[str, float]:
+def normalize_rates(rates: Mapping[str, float]) -> dict[str, float]:
     """Each rate as a part of their sum."""
     total = sum(rates.values())
     return {name: rate / total for name, rate in rates.items()} if total > 0 else dict.fromkeys(rates, 0.0)
 
 
-def decompose(network: Network, flow: Vector, rates: Sequence[float]) -> tuple[Flow, ...]:
+def decompose_flow(network: Network, flow: Vector, rates: Sequence[float]) -> tuple[Flow, ...]:
     """The flow of each arc as paths; ``rates`` are those of the request types, in req/s, which paths add up to.
 
     Walks from nothing to everything along the arc with the largest flow, takes the smallest on the way
@@ -88,23 +88,25 @@ def decompose(network: Network, flow: Vector, rates: Sequence[float]) -> tuple[F
     found: list[Flow] = []
     for kind, rate in enumerate(rates):
         if rate > 0:
-            found += _paths(network, kind, rate, left, leaving)
+            found += _type_flows(network, kind, rate, left, leaving)
     return tuple(found)
 
 
-def _paths(
+def _type_flows(
     network: Network, kind: int, rate: float, left: Vector, leaving: Mapping[tuple[int, int], Sequence[int]]
 ) -> list[Flow]:
     walks: dict[tuple[int, ...], float] = {}
-    while walk := _walk(network, kind, left, leaving, _NOTHING * rate):
+    while walk := _walk_path(network, kind, left, leaving, _NOTHING * rate):
         least = float(min(left[at] for at in walk))
         left[list(walk)] -= least
         walks[walk] = walks.get(walk, 0.0) + least
     total = sum(walks.values())
-    return [_flow(network, [network.arcs[at] for at in walk], amount * rate / total) for walk, amount in walks.items()]
+    return [
+        _build_flow(network, [network.arcs[at] for at in walk], amount * rate / total) for walk, amount in walks.items()
+    ]
 
 
-def _walk(
+def _walk_path(
     network: Network, kind: int, left: Vector, leaving: Mapping[tuple[int, int], Sequence[int]], nothing: float
 ) -> tuple[int, ...]:
     """Numbers of the arcs of one path that still has flow; empty when none has."""
@@ -118,11 +120,11 @@ def _walk(
     return tuple(walk)
 
 
-def _flow(network: Network, arcs: Sequence[Arc], rate: float) -> Flow:
+def _build_flow(network: Network, arcs: Sequence[Arc], rate: float) -> Flow:
     uses = [use for arc in arcs for use in arc.uses]
     return Flow(
         type=network.types[arcs[0].kind],
-        options=tuple(network.names[use.option] for use in uses),
+        options=tuple(network.option_names[use.option] for use in uses),
         components=tuple(use.role for use in uses),
         seconds=tuple(use.seconds for use in uses),
         rate=rate,

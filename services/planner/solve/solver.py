@@ -12,15 +12,15 @@ import numpy as np
 from omnibus.errors import BadRequest
 from services.planner.solve import column_selection
 from services.planner.solve import constraints as given
-from services.planner.solve.bounds import Bound, bound, unreached
+from services.planner.solve.bounds import Bound, compute_bound, unreached_types
 from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_matrix import Frame
+from services.planner.solve.flow_matrix import FlowMatrix
 from services.planner.solve.flow_network import Network
 from services.planner.solve.highs import Deadline, Vector
-from services.planner.solve.milp import Goal
-from services.planner.solve.problem import Infeasible, amount, require
-from services.planner.solve.query import SERVED, Answer, Run
-from services.planner.solve.routing import routes
+from services.planner.solve.milp import Objective
+from services.planner.solve.problem import Infeasible, check_amount, require
+from services.planner.solve.query import SERVED, SolverAnswer, SolverRun
+from services.planner.solve.routing import route_flows
 from services.planner.solve.solution import Solution
 
 #: A rate below this part of the bound is none.
@@ -33,80 +33,82 @@ class Solver:
     """Answers questions about one network, whose matrix it keeps."""
 
     def __init__(self, network: Network) -> None:
-        self.frame = Frame(network)
-        self._order = np.sqrt(_primes(self.frame.count))
+        self.frame = FlowMatrix(network)
+        self._order = np.sqrt(_first_primes(self.frame.count))
         self._bounds: dict[tuple[tuple[float, ...], bytes], Bound] = {}
 
-    def most(self, terms: Terms, *, packed: bool = False) -> Solution:
+    def solve_most(self, terms: Terms, *, packed: bool = False) -> Solution:
         """Most requests per second within ``terms.gpus`` or ``terms.nodes``; rate 0 when nothing fits into them.
 
         ``packed``: each replica must fit onto one of the nodes; else GPUs are counted alone.
         Raises ``BadRequest`` for terms that make no sense, ``Infeasible`` when a request type has no path,
         and ``DeadlineExceeded`` when nothing was found in time.
         """
-        run, have = self.run(terms), given.at_hand(terms)
+        run, have = self.create_run(terms), given.available_gpus(terms)
         run.packed = packed
         if have is None:
             raise BadRequest("say how many GPUs there are, or which rate is wanted")
-        bounds = self.bounds(run, self.frame.gpus)
+        bounds = self.mix_bounds(run, self.frame.gpus)
         each = max(at.each for at in bounds)
         require(each > 0, "requests take no time on any option: profile them")
         run.highest = sum(have.values()) / each
-        arcs = self.frame.arcs(column_selection.every(run))
-        blocked = any(unreached(self.frame.network, mix, arcs) for mix in run.mixes)
-        best = None if blocked else column_selection.best(run, None, bounds)
+        arcs = self.frame.allowed_arcs(column_selection.allowed_options(run))
+        blocked = any(unreached_types(self.frame.network, mix, arcs) for mix in run.mixes)
+        best = None if blocked else column_selection.find_best(run, None, bounds)
         if best is None or best.rate <= run.highest * _NONE:
-            return self._nothing(0.0, run.highest, "rate")
+            return self._empty_solution(0.0, run.highest, "rate")
         run.lowest = best.rate
-        keep = column_selection.within(run, bounds, column_selection.spare(run, bounds, best.rate))
+        keep = column_selection.options_within_waste(run, bounds, column_selection.spare_gpus(run, bounds, best.rate))
         by_gpus = np.array_equal(self.frame.costs, self.frame.gpus)
         fewest = math.ceil(each * best.rate - 1e-6) if by_gpus else -np.inf
-        answer, settled = self._settle(run, bounds, best, keep, fewest)
+        answer, settled = self._break_ties(run, bounds, best, keep, fewest)
         if answer.rate < best.rate * (1 - SERVED):
             answer, settled = best, False
         gap = 0.0 if best.proven else max(0.0, min(best.bound, run.highest) / best.rate - 1)
-        return self.solution(run, answer, "rate", run.highest, gap, settled=settled)
+        return self.build_solution(run, answer, "rate", run.highest, gap, settled=settled)
 
-    def least(self, rate: float, terms: Terms | None = None, *, packed: bool = False) -> Solution:
+    def solve_least(self, rate: float, terms: Terms | None = None, *, packed: bool = False) -> Solution:
         """Least cost (``Option.price``, else GPUs) that serves ``rate`` req/s, within ``terms.gpus`` when given.
 
         Raises as ``most`` does, and ``Infeasible`` when no deployment within the terms serves the rate.
         """
-        run = self.run(terms or Terms())
+        run = self.create_run(terms or Terms())
         run.packed = packed
-        if amount(rate, "the rate") == 0:
-            return self._nothing(0.0, 0.0, "cost")
-        bounds = self.bounds(run, self.frame.costs)
+        if check_amount(rate, "the rate") == 0:
+            return self._empty_solution(0.0, 0.0, "cost")
+        bounds = self.mix_bounds(run, self.frame.costs)
         lowest = max(each.each for each in bounds) * rate
         run.lowest = run.highest = rate
-        run.top = np.minimum(run.top, self._useful(run, rate))
-        found = column_selection.best(run, self.cost, bounds)
+        run.top = np.minimum(run.top, self._useful_replicas(run, rate))
+        found = column_selection.find_best(run, self.cost_objective, bounds)
         if found is None:
-            raise Infeasible(_too_much(run, rate, lowest))
-        value = self.cost.value(found.replicas, run.running)
-        run.hold(self.cost, found.replicas)
-        keep = column_selection.within(run, bounds, [value - each.each * rate for each in bounds])
-        answer, settled = self._settle(run, bounds, found, keep)
-        known = max(found.bound, math.ceil(lowest - 1e-6) if self.cost.whole else lowest)
+            raise Infeasible(_describe_shortage(run, rate, lowest))
+        value = self.cost_objective.value(found.replicas, run.running)
+        run.hold_goal(self.cost_objective, found.replicas)
+        keep = column_selection.options_within_waste(run, bounds, [value - each.each * rate for each in bounds])
+        answer, settled = self._break_ties(run, bounds, found, keep)
+        known = max(found.bound, math.ceil(lowest - 1e-6) if self.cost_objective.is_integral else lowest)
         gap = 0.0 if found.proven or value <= known else 1 - known / value
-        return self.solution(run, answer, "cost", lowest, gap, settled=settled)
+        return self.build_solution(run, answer, "cost", lowest, gap, settled=settled)
 
     # What questions are made of
 
-    def run(self, terms: Terms) -> Run:
+    def create_run(self, terms: Terms) -> SolverRun:
         """A question under ``terms``, checked."""
-        given.check(terms, self.frame)
-        run = Run(self.frame, terms, Deadline(terms.within))
-        arcs = self.frame.arcs(np.array([name not in terms.without for name in self.frame.network.names]))
+        given.check_terms(terms, self.frame)
+        run = SolverRun(self.frame, terms, Deadline(terms.within))
+        arcs = self.frame.allowed_arcs(
+            np.array([name not in terms.without for name in self.frame.network.option_names])
+        )
         for mix in run.mixes:
-            if kinds := unreached(self.frame.network, mix, arcs):
-                raise given.impossible(kinds)
+            if kinds := unreached_types(self.frame.network, mix, arcs):
+                raise given.no_path_error(kinds)
         for group in terms.covers:
             if not set(group) - set(terms.without):
                 raise Infeasible(f"one of {', '.join(group) or 'no option'} must run, and none may")
         return run
 
-    def bounds(self, run: Run, prices: Vector) -> list[Bound]:
+    def mix_bounds(self, run: SolverRun, prices: Vector) -> list[Bound]:
         """The bound under each mix; the last few are kept."""
         found = []
         for mix in run.mixes:
@@ -114,36 +116,36 @@ class Solver:
             if key not in self._bounds:
                 while len(self._bounds) >= _KEPT:
                     del self._bounds[next(iter(self._bounds))]
-                self._bounds[key] = bound(self.frame.network, mix, prices)
+                self._bounds[key] = compute_bound(self.frame.network, mix, prices)
             found.append(self._bounds[key])
         return found
 
     @property
-    def cost(self) -> Goal:
-        return Goal("cost", self.frame.costs)
+    def cost_objective(self) -> Objective:
+        return Objective("cost", self.frame.costs)
 
-    def _settle(
-        self, run: Run, bounds: list[Bound], answer: Answer, keep: Vector, fewest: float = -np.inf
-    ) -> tuple[Answer, bool]:
+    def _break_ties(
+        self, run: SolverRun, bounds: list[Bound], answer: SolverAnswer, keep: Vector, fewest: float = -np.inf
+    ) -> tuple[SolverAnswer, bool]:
         """Choose among deployments of the same rate by one goal after the other. ``fewest``: no cost is less."""
-        goals = [self.cost, Goal("gpus", self.frame.gpus)]
+        goals = [self.cost_objective, Objective("gpus", self.frame.gpus)]
         if run.terms.running is not None:
-            goals.append(self.spawn)
-        goals.append(Goal("executors", np.ones(self.frame.count)))
-        answer, settled = column_selection.settle(run, goals, answer, keep, fewest)
+            goals.append(self.spawn_objective)
+        goals.append(Objective("executors", np.ones(self.frame.count)))
+        answer, settled = column_selection.break_ties(run, goals, answer, keep, fewest)
         if not settled:
             return answer, False
-        return column_selection.settle(
-            run, [Goal("order", self._order)], answer, keep & column_selection.likely(run, bounds, answer)
+        return column_selection.break_ties(
+            run, [Objective("order", self._order)], answer, keep & column_selection.likely_options(run, bounds, answer)
         )
 
     @property
-    def spawn(self) -> Goal:
+    def spawn_objective(self) -> Objective:
         """GPU-seconds until all new replicas serve."""
         starts = np.array([option.start_s * option.gpus for option in self.frame.network.options.values()])
-        return Goal("spawn", np.zeros(self.frame.count), starts)
+        return Objective("spawn", np.zeros(self.frame.count), starts)
 
-    def _useful(self, run: Run, rate: float) -> Vector:
+    def _useful_replicas(self, run: SolverRun, rate: float) -> Vector:
         """The most replicas of each option that can have work, were all requests to take its longest stop."""
         network = self.frame.network
         longest: dict[tuple[int, int], float] = {}
@@ -159,18 +161,28 @@ class Solver:
             work = np.maximum(work, needed)
         found = np.ceil(work)
         for name, levels in run.terms.admissible.items():
-            at = network.number[name]
+            at = network.option_numbers[name]
             found[at] = next((count for count, level in enumerate(levels, 1) if level >= work[at]), len(levels))
-        return np.maximum(found, np.max([*given.covering(run.terms, self.frame), np.zeros(self.frame.count)], axis=0))
+        return np.maximum(
+            found, np.max([*given.covering_rows(run.terms, self.frame), np.zeros(self.frame.count)], axis=0)
+        )
 
-    def solution(
-        self, run: Run, answer: Answer, goal: str, limit: float, gap: float, *, settled: bool, quick: bool = False
+    def build_solution(
+        self,
+        run: SolverRun,
+        answer: SolverAnswer,
+        goal: str,
+        limit: float,
+        gap: float,
+        *,
+        settled: bool,
+        quick: bool = False,
     ) -> Solution:
         """``answer`` with its paths; ``limit`` is what no deployment beats."""
         rate = answer.rate if goal == "rate" else run.lowest
-        supply, deadline = given.supply(run.terms, self.frame, answer.replicas), None if quick else run.deadline
+        supply, deadline = given.work_supply(run.terms, self.frame, answer.replicas), None if quick else run.deadline
         flows = [
-            routes(self.frame, served, supply, mix, rate, deadline)
+            route_flows(self.frame, served, supply, mix, rate, deadline)
             for served, mix in zip(answer.served, run.mixes, strict=True)
         ]
         return Solution(
@@ -179,7 +191,7 @@ class Solver:
             capacity=answer.rate,
             gpus=round(float(self.frame.gpus @ answer.replicas)),
             cost=float(self.frame.costs @ answer.replicas),
-            replicas=given.named(self.frame, answer.replicas),
+            replicas=given.replicas_by_name(self.frame, answer.replicas),
             flows=flows[0],
             bound=limit,
             gap=gap,
@@ -189,19 +201,19 @@ class Solver:
             scenarios=tuple(flows[1:]),
         )
 
-    def _nothing(self, rate: float, limit: float, goal: str) -> Solution:
+    def _empty_solution(self, rate: float, limit: float, goal: str) -> Solution:
         return Solution(goal, rate, rate, 0, 0.0, {}, (), limit)
 
 
-def _too_much(run: Run, rate: float, lowest: float) -> str:
-    have = given.at_hand(run.terms)
+def _describe_shortage(run: SolverRun, rate: float, lowest: float) -> str:
+    have = given.available_gpus(run.terms)
     if have is None:
         return f"no number of replicas serves {rate:g} req/s: what is admissible ends too early"
     there = " and ".join(f"{count} GPUs{kind and ' of type '}{kind}" for kind, count in have.items()) or "no GPUs"
     return f"{there} cannot serve {rate:g} req/s; it takes more than {lowest:.4g} GPUs, or their price"
 
 
-def _primes(count: int) -> list[int]:
+def _first_primes(count: int) -> list[int]:
     """Roots of primes have no whole combination in common: no two deployments are equal by them."""
     found: list[int] = []
     number = 2

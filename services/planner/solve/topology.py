@@ -22,10 +22,10 @@ import numpy as np
 from scipy import sparse
 
 from services.planner.solve import highs
-from services.planner.solve.constraints import Node
+from services.planner.solve.constraints import SolverNode
 from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Deadline, Program, Vector
-from services.planner.solve.problem import amount, require
+from services.planner.solve.problem import check_amount, require
 from services.planner.solve.query import HELD
 
 #: Of a path: pairs of its stops (by position) and the GB that each request moves between them.
@@ -42,26 +42,26 @@ class Placed(msgspec.Struct, frozen=True):
     gap: float = 0.0
 
 
-def between_options(network: Network, edges: Mapping[tuple[str, str], float]) -> Traffic:
+def traffic_between_options(network: Network, edges: Mapping[tuple[str, str], float]) -> Traffic:
     """GB per request between options that follow each other on a path."""
-    names = network.names
+    names = network.option_names
     for (first, then), size in edges.items():
-        amount(size, f"GB per request from {first} to {then}")
+        check_amount(size, f"GB per request from {first} to {then}")
 
-    def traffic(arc: Arc) -> list[tuple[int, int, float]]:
+    def arc_traffic(arc: Arc) -> list[tuple[int, int, float]]:
         hops = [names[use.option] for use in arc.uses]
         pairs = [(at, at + 1, edges.get((hops[at], hops[at + 1]), 0.0)) for at in range(len(hops) - 1)]
         return [pair for pair in pairs if pair[2] > 0]
 
-    return traffic
+    return arc_traffic
 
 
-def between_components(edges: Mapping[tuple[str, str], float]) -> Traffic:
+def traffic_between_components(edges: Mapping[tuple[str, str], float]) -> Traffic:
     """GB per request from one component to another, which go straight to where that one runs."""
     for (first, then), size in edges.items():
-        amount(size, f"GB per request from {first} to {then}")
+        check_amount(size, f"GB per request from {first} to {then}")
 
-    def traffic(arc: Arc) -> list[tuple[int, int, float]]:
+    def arc_traffic(arc: Arc) -> list[tuple[int, int, float]]:
         where = {part: at for at, use in enumerate(arc.uses) for part in use.role}
         moved: dict[tuple[int, int], float] = {}
         for (first, then), size in edges.items():
@@ -70,34 +70,34 @@ def between_components(edges: Mapping[tuple[str, str], float]) -> Traffic:
                 moved[pair] = moved.get(pair, 0.0) + size
         return [(*pair, size) for pair, size in moved.items() if size > 0]
 
-    return traffic
+    return arc_traffic
 
 
-def paths(network: Network) -> list[Arc]:
+def list_paths(network: Network) -> list[Arc]:
     """All paths as single arcs. Raises ``BadRequest`` when they are too many."""
     leaving: dict[tuple[int, int], list[Arc]] = {}
     for arc in network.arcs:
         leaving.setdefault((arc.kind, arc.tail), []).append(arc)
     found: list[Arc] = []
     for kind, whole in enumerate(network.whole):
-        for arc in _onward(Arc(kind, 0, 0, ()), whole, leaving) if network.shares[kind] > 0 else ():
+        for arc in _extend_path(Arc(kind, 0, 0, ()), whole, leaving) if network.shares[kind] > 0 else ():
             found.append(arc)
             require(len(found) <= _MOST_PATHS, f"there are more than {_MOST_PATHS} paths: list fewer options")
     return found
 
 
-def _onward(begun: Arc, whole: int, leaving: Mapping[tuple[int, int], list[Arc]]) -> Iterator[Arc]:
+def _extend_path(begun: Arc, whole: int, leaving: Mapping[tuple[int, int], list[Arc]]) -> Iterator[Arc]:
     if begun.head == whole:
         yield begun
         return
     for arc in leaving.get((begun.kind, begun.head), ()):
-        yield from _onward(Arc(begun.kind, 0, arc.head, begun.uses + arc.uses), whole, leaving)
+        yield from _extend_path(Arc(begun.kind, 0, arc.head, begun.uses + arc.uses), whole, leaving)
 
 
-def least(
+def solve_topology(
     network: Network,
     rate: float,
-    nodes: Mapping[str, Node],
+    nodes: Mapping[str, SolverNode],
     bandwidth: Mapping[tuple[str, str], float],
     traffic: Traffic | None,
     within: float = 30.0,
@@ -107,28 +107,28 @@ def least(
     ``bandwidth`` is in GB/s from one node to another; a pair without has no link. Without ``traffic``
     nothing binds but the size of nodes, which is what the paper's printed model amounts to.
     """
-    amount(rate, "the rate")
+    check_amount(rate, "the rate")
     for (start, end), size in bandwidth.items():
         require({start, end} <= nodes.keys(), f"there is bandwidth from {start} to {end}, which are no nodes")
-        amount(size, f"bandwidth from {start} to {end}")
+        check_amount(size, f"bandwidth from {start} to {end}")
     for name, node in nodes.items():
         require(node.gpus >= 0, f"node {name} has {node.gpus} GPUs")
-    ways = paths(network)
+    ways = list_paths(network)
     require(
         len(ways) * len(nodes) ** 2 <= _MOST_PAIRS,
         f"{len(ways)} paths over {len(nodes)} nodes are too many: name fewer options or nodes",
     )
-    build = _Build(network, list(nodes.values()), rate)
-    build.paths(ways, traffic)
-    build.links([[bandwidth.get((start, end), 0.0) for end in nodes] for start in nodes])
-    found = highs.least(build.program(), build.cost(), Deadline(within))
+    build = _TopologyProgram(network, list(nodes.values()), rate)
+    build.add_paths(ways, traffic)
+    build.add_links([[bandwidth.get((start, end), 0.0) for end in nodes] for start in nodes])
+    found = highs.solve_milp(build.build_program(), build.cost_vector(), Deadline(within))
     if found is None:
         return None
     placed = np.round(found.x[: build.first]).reshape(build.options, len(nodes))
     gpus = round(float(build.gpus @ placed.sum(axis=1)))
     replicas = {
         option: {name: int(count) for name, count in zip(nodes, row, strict=True) if count}
-        for option, row in zip(network.names, placed, strict=True)
+        for option, row in zip(network.option_names, placed, strict=True)
         if row.any()
     }
     return Placed(gpus, replicas, 0.0 if found.proven or gpus == 0 else max(0.0, 1 - found.bound / gpus))
@@ -142,84 +142,84 @@ class _Rows:
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
 
-    def add(self, low: float, high: float) -> int:
+    def add_row(self, low: float, high: float) -> int:
         self.low.append(low)
         self.high.append(high)
         return len(self.low) - 1
 
-    def put(self, row: int, column: int, value: float) -> None:
+    def set_cell(self, row: int, column: int, value: float) -> None:
         self.cells.append((row, column, value))
 
 
-class _Build:
+class _TopologyProgram:
     """Columns: y[s,h], then for each path a[j,h] and z. Rates are in parts of the wanted one."""
 
-    def __init__(self, network: Network, nodes: list[Node], rate: float) -> None:
+    def __init__(self, network: Network, nodes: list[SolverNode], rate: float) -> None:
         self._network, self._nodes, self._rate = network, nodes, rate
         self.options = len(network.options)
         self.first = self.columns = self.options * len(nodes)
         self.gpus = np.array([option.gpus for option in network.options.values()], float)
         self._rows = _Rows()
-        self._work = [self._rows.add(-np.inf, 0.0) for _ in range(self.first)]
+        self._work = [self._rows.add_row(-np.inf, 0.0) for _ in range(self.first)]
         self._moved: dict[tuple[int, int], list[tuple[int, float]]] = {}
         for at in range(self.first):
-            self._rows.put(self._work[at], at, -1.0)
+            self._rows.set_cell(self._work[at], at, -1.0)
 
-    def paths(self, arcs: list[Arc], traffic: Traffic | None) -> None:
+    def add_paths(self, arcs: list[Arc], traffic: Traffic | None) -> None:
         starts: dict[int, list[int]] = {kind: [] for kind, share in enumerate(self._network.shares) if share > 0}
         for arc in arcs:
-            stops = [self._stop(use.option, use.seconds) for use in arc.uses]
+            stops = [self._add_stop(use.option, use.seconds) for use in arc.uses]
             starts[arc.kind] += stops[0]
             for before, after in pairwise(stops):
-                self._equal(before, after)
+                self._add_equality(before, after)
             for start, end, size in traffic(arc) if traffic else ():
-                self._flow(stops[start], stops[end], size)
+                self._add_flow(stops[start], stops[end], size)
         for kind, columns in starts.items():
             share = self._network.shares[kind] * (1 - HELD)
-            row = self._rows.add(share, np.inf)
+            row = self._rows.add_row(share, np.inf)
             for column in columns:
-                self._rows.put(row, column, 1.0)
+                self._rows.set_cell(row, column, 1.0)
 
-    def _new(self) -> int:
+    def _new_column(self) -> int:
         self.columns += 1
         return self.columns - 1
 
-    def _stop(self, option: int, seconds: float) -> list[int]:
+    def _add_stop(self, option: int, seconds: float) -> list[int]:
         """One column per node: the rate of a path whose stop is there."""
-        found = [self._new() for _ in self._nodes]
+        found = [self._new_column() for _ in self._nodes]
         for node, column in enumerate(found):
-            self._rows.put(self._work[option * len(self._nodes) + node], column, seconds * self._rate)
+            self._rows.set_cell(self._work[option * len(self._nodes) + node], column, seconds * self._rate)
         return found
 
-    def _equal(self, some: list[int], others: list[int]) -> None:
-        row = self._rows.add(0.0, 0.0)
+    def _add_equality(self, some: list[int], others: list[int]) -> None:
+        row = self._rows.add_row(0.0, 0.0)
         for column in some:
-            self._rows.put(row, column, 1.0)
+            self._rows.set_cell(row, column, 1.0)
         for column in others:
-            self._rows.put(row, column, -1.0)
+            self._rows.set_cell(row, column, -1.0)
 
-    def _flow(self, start: list[int], end: list[int], size: float) -> None:
-        flows = [[self._new() for _ in end] for _ in start]
+    def _add_flow(self, start: list[int], end: list[int], size: float) -> None:
+        flows = [[self._new_column() for _ in end] for _ in start]
         for at, column in enumerate(start):
-            self._equal([column], flows[at])
+            self._add_equality([column], flows[at])
         for at, column in enumerate(end):
-            self._equal([column], [flow[at] for flow in flows])
+            self._add_equality([column], [flow[at] for flow in flows])
         for one, row in enumerate(flows):
             for other, column in enumerate(row):
                 if one != other:
                     self._moved.setdefault((one, other), []).append((column, size * self._rate))
 
-    def links(self, bandwidth: list[list[float]]) -> None:
+    def add_links(self, bandwidth: list[list[float]]) -> None:
         for (one, other), flows in self._moved.items():
-            row = self._rows.add(-np.inf, bandwidth[one][other])
+            row = self._rows.add_row(-np.inf, bandwidth[one][other])
             for column, size in flows:
-                self._rows.put(row, column, size)
+                self._rows.set_cell(row, column, size)
         for number, node in enumerate(self._nodes):
-            row = self._rows.add(-np.inf, float(node.gpus))
+            row = self._rows.add_row(-np.inf, float(node.gpus))
             for option in range(self.options):
-                self._rows.put(row, option * len(self._nodes) + number, self.gpus[option])
+                self._rows.set_cell(row, option * len(self._nodes) + number, self.gpus[option])
 
-    def program(self) -> Program:
+    def build_program(self) -> Program:
         rows, columns, values = zip(*self._rows.cells, strict=True)
         shape = len(self._rows.low), self.columns
         matrix: Any = sparse.csc_array((values, (rows, columns)), shape=shape)
@@ -235,7 +235,7 @@ class _Build:
             matrix, np.array(self._rows.low), np.array(self._rows.high), np.zeros(self.columns), upper, whole
         )
 
-    def cost(self) -> Vector:
+    def cost_vector(self) -> Vector:
         cost = np.zeros(self.columns)
         cost[: self.first] = np.repeat(self.gpus, len(self._nodes))
         return cost

@@ -18,7 +18,7 @@ UTILISATION: dict[str, dict[int, float]] = {
 }
 
 
-def admissible(utilisation: Mapping[int, float] | str, most: int) -> tuple[float, ...]:
+def admissible_work(utilisation: Mapping[int, float] | str, most: int) -> tuple[float, ...]:
     """The work that 1, 2, ... ``most`` replicas may be given, for ``Terms.admissible``.
 
     ``utilisation`` is by number of replicas, or a name of ``UTILISATION``. More replicas may always do
@@ -33,11 +33,11 @@ def admissible(utilisation: Mapping[int, float] | str, most: int) -> tuple[float
         require(count >= 1 and 0 < part <= 1, f"utilisation {part} of {count} replicas must be more than 0, at most 1")
     work: list[float] = []
     for count in range(1, most + 1):
-        work.append(max([count * _between(utilisation, count), *work[-1:]]))
+        work.append(max([count * _interpolate_utilisation(utilisation, count), *work[-1:]]))
     return tuple(work)
 
 
-def scaled(alone: float, choice: str, most: int) -> tuple[float, ...]:
+def scaled_work(alone: float, choice: str, most: int) -> tuple[float, ...]:
     """Return the ``admissible`` work from a measurement: one replica may be busy for the part ``alone`` of its time.
 
     More replicas gain by pooling what those of ``choice`` (a name of ``UTILISATION``) do, up to all of their time.
@@ -45,10 +45,10 @@ def scaled(alone: float, choice: str, most: int) -> tuple[float, ...]:
     require(0 < alone <= 1, f"one replica may be busy for {alone} of its time: it must be more than 0, at most 1")
     require(choice in UTILISATION, f"{choice!r} is no way to choose; there is {', '.join(UTILISATION)}")
     known = UTILISATION[choice]
-    return admissible({count: min(1.0, alone * part / known[1]) for count, part in known.items()}, most)
+    return admissible_work({count: min(1.0, alone * part / known[1]) for count, part in known.items()}, most)
 
 
-def _between(known: Mapping[int, float], count: int) -> float:
+def _interpolate_utilisation(known: Mapping[int, float], count: int) -> float:
     below = max((at for at in known if at <= count), default=min(known))
     above = min((at for at in known if at >= count), default=max(known))
     if above <= below:

@@ -23,24 +23,24 @@ class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     data: bytes
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PackedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An ``Item`` as it travels."""
 
     data: dict[str, Any]
     array: Array | None = None
 
 
-def pack(items: Iterable[Item]) -> tuple[Piece, ...]:
+def pack_items(items: Iterable[Item]) -> tuple[PackedItem, ...]:
     """``items`` as they travel. Raises ``ProtocolError`` for an array of a dtype that may not."""
-    return tuple(Piece(item.data, None if item.array is None else _array(item.array)) for item in items)
+    return tuple(PackedItem(item.data, None if item.array is None else _pack_array(item.array)) for item in items)
 
 
-def unpack(pieces: Iterable[Piece]) -> list[Item]:
+def unpack_items(pieces: Iterable[PackedItem]) -> list[Item]:
     """The items of a message; their arrays are read-only views of it. Raises ``ProtocolError``."""
-    return [Item(piece.data, None if piece.array is None else _view(piece.array)) for piece in pieces]
+    return [Item(piece.data, None if piece.array is None else _array_view(piece.array)) for piece in pieces]
 
 
-def _array(array: np.ndarray) -> Array:
+def _pack_array(array: np.ndarray) -> Array:
     if array.dtype.name not in ITEMSIZE or array.ndim > _DIMENSIONS:
         raise ProtocolError(
             f"an array of {array.dtype}, {array.ndim} dimensions, may not travel; use one of {sorted(ITEMSIZE)}"
@@ -49,7 +49,7 @@ def _array(array: np.ndarray) -> Array:
     return Array(array.dtype.name, array.shape, native.tobytes())
 
 
-def _view(array: Array) -> np.ndarray:
+def _array_view(array: Array) -> np.ndarray:
     name, shape = array.dtype, array.shape
     if name not in ITEMSIZE or name == "bfloat16" or len(shape) > _DIMENSIONS:
         raise ProtocolError(f"an array of {name[:32]!r} with {len(shape)} dimensions may not travel")

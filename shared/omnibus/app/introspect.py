@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from omnibus.app import App
-from omnibus.app.module_loader import UPLOAD, load
+from omnibus.app.module_loader import UPLOAD, load_module
 from omnibus.app.protocol import CHAT, Description
 from omnibus.app.responses import ChatAnswer
 from omnibus.app_record import AppSource, TaskRecord
@@ -30,7 +30,7 @@ _ITERATORS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedApp:
     """An app that can serve. ``response`` is the type of an answer or of its parts, None when untyped."""
 
     description: Description
@@ -39,39 +39,39 @@ class Loaded:
     response: TypeAdapter[Any] | None
 
 
-def loaded(source: AppSource, text: str = "", restricted: tuple[str, ...] = ()) -> Loaded:
+def load_app(source: AppSource, text: str = "", restricted: tuple[str, ...] = ()) -> LoadedApp:
     """Load an app. Raises ``BadRequest`` that names the module and what is wrong with it."""
-    module = load(source, text)
+    module = load_module(source, text)
     try:
-        return _described(module, source, restricted)
+        return _describe_module(module, source, restricted)
     except BadRequest as error:
         raise BadRequest(f"the module {module.__name__} is no app: {error.message}", param=error.param) from error
 
 
-def _described(module: ModuleType, source: AppSource, restricted: tuple[str, ...]) -> Loaded:
-    app, serve = _app(module), _serve(module)
-    taken, given = _types(serve)
-    streams, answer = _streams(serve, given)
+def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[str, ...]) -> LoadedApp:
+    app, serve = _app_declaration(module), _serve_function(module)
+    taken, given = _serve_types(serve)
+    streams, answer = _answer_type(serve, given)
     if app.model and (taken, given) != (ChatInput, ChatOutput):
         raise BadRequest(
             f"it has the model {app.model!r}, so it needs `async def serve(request: ChatInput) -> ChatOutput`"
         )
     chat = taken is ChatInput
-    request, response = _adapter(taken, "request"), _adapter(answer, "answer") if _typed(answer) else None
+    request, response = _type_adapter(taken, "request"), _type_adapter(answer, "answer") if _is_typed(answer) else None
     description = Description(
         name=app.name or module.__name__.rpartition(".")[2].lower(),
         doc=inspect.cleandoc(module.__doc__ or "")[:_LONGEST_DOC],
-        tasks=tuple(_record(task, source) for task in _tasks(module)),
+        tasks=tuple(_task_record(task, source) for task in _module_tasks(module)),
         route=CHAT if app.model else "",
         model=app.model,
-        request={} if chat else _schema(request, "validation"),  # what clients send is the gateway's to say
-        response=_schema(response, "serialization") if response is not None else _untyped(answer),
+        request={} if chat else _json_schema(request, "validation"),  # what clients send is the gateway's to say
+        response=_json_schema(response, "serialization") if response is not None else _untyped_schema(answer),
         streams=streams,
         restricted=restricted,
         chat=chat,
     )
     _check_names(description)
-    return Loaded(description, serve, request, response)
+    return LoadedApp(description, serve, request, response)
 
 
 def _check_names(description: Description) -> None:
@@ -84,7 +84,7 @@ def _check_names(description: Description) -> None:
         raise BadRequest(f"{description.model[:80]!r} cannot name a model: use letters, digits and '._:/-'")
 
 
-def _app(module: ModuleType) -> App:
+def _app_declaration(module: ModuleType) -> App:
     app = getattr(module, "app", None)
     if app is None:
         return App()
@@ -93,7 +93,7 @@ def _app(module: ModuleType) -> App:
     return app
 
 
-def _tasks(module: ModuleType) -> list[UnitTask]:
+def _module_tasks(module: ModuleType) -> list[UnitTask]:
     """Unit tasks of all tasks that the module names, also in lists and dicts."""
     found: list[Any] = []
     for value in vars(module).values():
@@ -102,19 +102,19 @@ def _tasks(module: ModuleType) -> list[UnitTask]:
     return tasks_of(found)
 
 
-def _record(task: UnitTask, source: AppSource) -> TaskRecord:
+def _task_record(task: UnitTask, source: AppSource) -> TaskRecord:
     kind = type(task)
     if kind.own and source.kind == UPLOAD:
         raise BadRequest(f"an uploaded app may not bring its own unit tasks ({task.name}): install it instead")
     if kind.own and "." in kind.__qualname__:
         raise BadRequest(f"{kind.__qualname__} is defined inside of something: executors import it from its module")
     fields = task.model_dump(mode="json", exclude={"model", "component"}, exclude_defaults=True)
-    root, code = _origin(kind, source) if kind.own else ("", "")
+    root, code = _code_origin(kind, source) if kind.own else ("", "")
     return TaskRecord(
         name=task.name,
         kind=kind.kind,
         model=task.model,
-        component=task.part,
+        component=task.component_name,
         service=kind.service,
         own=kind.own,
         cls=f"{kind.__module__}:{kind.__qualname__}",
@@ -124,7 +124,7 @@ def _record(task: UnitTask, source: AppSource) -> TaskRecord:
     )
 
 
-def _origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
+def _code_origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
     """The directory that executors import ``kind`` from, empty when it is installed, and the SHA-256 of its source."""
     file = inspect.getsourcefile(kind)
     if file is None:
@@ -137,7 +137,7 @@ def _origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
 # serve
 
 
-def _serve(module: ModuleType) -> Callable[[Any], Any]:
+def _serve_function(module: ModuleType) -> Callable[[Any], Any]:
     serve = getattr(module, "serve", None)
     if serve is None:
         raise BadRequest("it has no `serve`: write `async def serve(request): ...`")
@@ -152,7 +152,7 @@ def _serve(module: ModuleType) -> Callable[[Any], Any]:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _serve_types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return the types that ``serve`` takes and returns, ``Any`` where it does not say."""
     try:
         hints = typing.get_type_hints(serve, include_extras=True)
@@ -162,7 +162,7 @@ def _types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
     return hints.get(first, Any), hints.get("return", Any)
 
 
-def _streams(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
+def _answer_type(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
     """Return whether ``serve`` answers in parts, and the type of its answer, or of a part."""
     origin = get_origin(given) or given
     if origin in _ITERATORS or origin is Stream:
@@ -174,17 +174,17 @@ def _streams(serve: Callable[[Any], Any], given: Any) -> tuple[bool, Any]:
     return False, given
 
 
-def _typed(answer: Any) -> bool:
+def _is_typed(answer: Any) -> bool:
     """Outputs of tasks are read before they are sent, and checked where they were made."""
     return answer is not Any and not (isinstance(answer, type) and issubclass(answer, TaskOutput | ChatOutput | Result))
 
 
-def _untyped(answer: Any) -> dict[str, Any]:
+def _untyped_schema(answer: Any) -> dict[str, Any]:
     """The schema of an answer that is not checked where it leaves."""
     return ChatAnswer.model_json_schema() if answer is ChatOutput else {}
 
 
-def _adapter(kind: Any, what: str) -> TypeAdapter[Any]:
+def _type_adapter(kind: Any, what: str) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(kind)
     except PydanticUserError as error:
@@ -194,7 +194,7 @@ def _adapter(kind: Any, what: str) -> TypeAdapter[Any]:
         ) from error
 
 
-def _schema(adapter: TypeAdapter[Any], mode: typing.Literal["validation", "serialization"]) -> dict[str, Any]:
+def _json_schema(adapter: TypeAdapter[Any], mode: typing.Literal["validation", "serialization"]) -> dict[str, Any]:
     try:
         return adapter.json_schema(mode=mode)
     except PydanticInvalidForJsonSchema:

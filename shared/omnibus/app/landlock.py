@@ -43,12 +43,12 @@ def read_only(paths: Iterable[Path]) -> bool:
     if rules < 0:
         return False
     try:
-        return all(_allow(call, rules, path) for path in paths) and call(_RESTRICT, rules, 0) == 0
+        return all(_allow_path(call, rules, path) for path in paths) and call(_RESTRICT, rules, 0) == 0
     finally:
         os.close(rules)
 
 
-def _allow(call: "ctypes._NamedFuncPointer", rules: int, path: Path) -> bool:
+def _allow_path(call: "ctypes._NamedFuncPointer", rules: int, path: Path) -> bool:
     try:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -23,42 +23,42 @@ IMPORT, DIRECTORY, UPLOAD = "import", "directory", "upload"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
-def load(source: AppSource, text: str = "") -> ModuleType:
+def load_module(source: AppSource, text: str = "") -> ModuleType:
     """Import the app of ``source``; ``text`` is its code when it was uploaded.
 
     Code of an upload must run nowhere but in a restricted process. Raises ``BadRequest`` that names the
     module and says what is wrong with it.
     """
     if source.kind == UPLOAD:
-        return _uploaded(_checked(source.module), text)
+        return _import_upload(_check_name(source.module), text)
     if source.kind == DIRECTORY:
-        return _below(Path(source.root), _checked(source.module))
+        return _import_from_root(Path(source.root), _check_name(source.module))
     if source.kind != IMPORT:
         raise BadRequest(f"{source.kind[:40]!r} is no kind of source; there are {IMPORT}, {DIRECTORY} and {UPLOAD}")
-    return _imported(_installed(source.module))
+    return _import_module(_installed_module(source.module))
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _MODULE.fullmatch(name):
         raise BadRequest(f"{name[:80]!r} is no name of a Python module")
     return name
 
 
-def _installed(name: str) -> str:
+def _installed_module(name: str) -> str:
     """``name`` itself when it is a module, else the module of the plugin's app that is called so."""
     if _MODULE.fullmatch(name) and importlib.util.find_spec(name.partition(".")[0]) is not None:
         return name
-    if name in plugins.apps():
-        return plugins.app(name)
+    if name in plugins.app_names():
+        return plugins.find_app_module(name)
     raise BadRequest(f"no module and no app of a plugin is called {name[:80]!r}: install it beside the gateway")
 
 
-def _imported(name: str) -> ModuleType:
-    with _Faults(name):
+def _import_module(name: str) -> ModuleType:
+    with _ImportErrors(name):
         return importlib.import_module(name)
 
 
-def _below(root: Path, name: str) -> ModuleType:
+def _import_from_root(root: Path, name: str) -> ModuleType:
     """Import ``name`` from ``root`` and from nowhere else; what it imports itself may come from anywhere."""
     root = root.resolve()
     if not root.is_dir():
@@ -66,42 +66,42 @@ def _below(root: Path, name: str) -> ModuleType:
     importlib.invalidate_caches()
     top = name.partition(".")[0]
     found = PathFinder.find_spec(top, [str(root)])
-    if found is None or not _inside(root, found):
+    if found is None or not _is_below_root(root, found):
         raise BadRequest(f"there is no module {top} in {root}")
     if top in sys.modules:
         raise BadRequest(f"{top} is the name of a module that Python has already: give the app's module another name")
     sys.path.insert(0, str(root))
     packages = list(accumulate(name.split("."), "{}.{}".format))
     for package, inner in pairwise(packages):
-        _imported(package)
-        with _Faults(inner):
+        _import_module(package)
+        with _ImportErrors(inner):
             found = importlib.util.find_spec(inner)
-        if found is None or not _inside(root, found):
+        if found is None or not _is_below_root(root, found):
             raise BadRequest(f"there is no module {inner} in {root}")
-    return _imported(name)
+    return _import_module(name)
 
 
-def _inside(root: Path, spec: ModuleSpec) -> bool:
+def _is_below_root(root: Path, spec: ModuleSpec) -> bool:
     """Return whether a module lies below ``root``, links followed."""
     places = [spec.origin] if spec.origin and spec.has_location else list(spec.submodule_search_locations or ())
     return bool(places) and all(Path(place).resolve().is_relative_to(root) for place in places)
 
 
-def _uploaded(name: str, text: str) -> ModuleType:
+def _import_upload(name: str, text: str) -> ModuleType:
     if "." in name or name in sys.modules or name in sys.stdlib_module_names:
         raise BadRequest(f"{name!r} cannot name an uploaded app: Python has a module of that name, or it has a dot")
     if not text.strip():
         raise BadRequest(f"the text of {name} is empty")
-    loader = _Text(text)
+    loader = _TextLoader(text)
     spec = importlib.util.spec_from_loader(name, loader, origin=f"{name}.py")
     assert spec is not None  # noqa: S101 - there is a loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    with _Faults(name):
+    with _ImportErrors(name):
         loader.exec_module(module)  # the one place where text that came with a request becomes code
     return module
 
 
-class _Text(InspectLoader):
+class _TextLoader(InspectLoader):
     """Loads a module from its text; tracebacks show its lines."""
 
     def __init__(self, text: str) -> None:
@@ -114,7 +114,7 @@ class _Text(InspectLoader):
         return self.source_to_code(self._text, f"{fullname}.py")
 
 
-class _Faults:
+class _ImportErrors:
     """Turns whatever a module does while it is imported into ``BadRequest``."""
 
     def __init__(self, name: str) -> None:
@@ -127,9 +127,11 @@ class _Faults:
             return
         log.error("%s cannot be imported", self._name, exc_info=error)
         last = error.message if isinstance(error, OmnibusError) else traceback.format_exception_only(error)[-1].strip()
-        raise BadRequest(f"the module {self._name} cannot be imported: {last[:500]}{self._where(error)}") from error
+        raise BadRequest(
+            f"the module {self._name} cannot be imported: {last[:500]}{self._error_location(error)}"
+        ) from error
 
-    def _where(self, error: BaseException) -> str:
+    def _error_location(self, error: BaseException) -> str:
         """The line of the app's own file at which it happened."""
         if isinstance(error, SyntaxError) and error.lineno:
             return f" ({Path(error.filename or self._name).name}, line {error.lineno})"

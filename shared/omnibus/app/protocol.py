@@ -14,9 +14,9 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from omnibus.app.array_codec import Piece
+from omnibus.app.array_codec import PackedItem
 from omnibus.app_record import AppSource, TaskRecord
-from omnibus.errors import Problem, ProtocolError, TooLarge
+from omnibus.errors import ProblemDetails, ProtocolError, TooLarge
 from omnibus.graph import UNREADABLE
 from omnibus.task.record import Segment
 
@@ -31,7 +31,7 @@ JSON, CHAT = "json", "chat"
 _LENGTH = Layout("<I")
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class WorkerMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all messages. ``id`` counts the requests of one worker, ``step`` the segments of a request."""
 
     most: ClassVar[int] = MAX_OTHER
@@ -58,7 +58,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # To the worker
 
 
-class Load(Message, frozen=True, tag="load"):
+class LoadApp(WorkerMessage, frozen=True, tag="load"):
     """Load ``source``; ``text`` is its code when it was uploaded. ``memory`` is in bytes, 0: no limit."""
 
     most: ClassVar[int] = MAX_FRAME
@@ -68,7 +68,7 @@ class Load(Message, frozen=True, tag="load"):
     memory: int = 0
 
 
-class Serve(Message, frozen=True, tag="serve"):
+class Serve(WorkerMessage, frozen=True, tag="serve"):
     """Serve request ``id``, which is ``run`` for people. ``body`` is JSON, ``number`` counts requests,
     ``deadline`` is in Unix seconds."""
 
@@ -82,7 +82,7 @@ class Serve(Message, frozen=True, tag="serve"):
     deadline: float
 
 
-class Submitted(Message, frozen=True, tag="submitted"):
+class Submitted(WorkerMessage, frozen=True, tag="submitted"):
     """Segment ``step`` runs, as part of run ``invocation``."""
 
     id: int
@@ -90,15 +90,15 @@ class Submitted(Message, frozen=True, tag="submitted"):
     invocation: str
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class SegmentRefused(WorkerMessage, frozen=True, tag="refused"):
     """Segment ``step`` does not run."""
 
     id: int
     step: int
-    problem: Problem
+    problem: ProblemDetails
 
 
-class Items(Message, frozen=True, tag="items"):
+class Items(WorkerMessage, frozen=True, tag="items"):
     """The next items of an output; none is left once it has ``ended``."""
 
     most: ClassVar[int] = MAX_FRAME
@@ -107,48 +107,48 @@ class Items(Message, frozen=True, tag="items"):
     step: int
     node: int
     output: str
-    items: tuple[Piece, ...]
+    items: tuple[PackedItem, ...]
     ended: bool = False
-    problem: Problem | None = None
+    problem: ProblemDetails | None = None
 
 
-class More(Message, frozen=True, tag="more"):
+class More(WorkerMessage, frozen=True, tag="more"):
     """The reader took frames of ``nbytes`` bytes, without their lengths."""
 
     id: int
     nbytes: int
 
 
-class Cancel(Message, frozen=True, tag="cancel"):
+class Cancel(WorkerMessage, frozen=True, tag="cancel"):
     """Nobody waits for request ``id`` any more: end it."""
 
     id: int
 
 
-class Ping(Message, frozen=True, tag="ping"):
+class Ping(WorkerMessage, frozen=True, tag="ping"):
     """Answer with ``Pong``."""
 
 
-class Stop(Message, frozen=True, tag="stop"):
+class StopWorker(WorkerMessage, frozen=True, tag="stop"):
     """Cancel everything and exit."""
 
 
 # From the worker
 
 
-class Ready(Message, frozen=True, tag="ready"):
+class AppReady(WorkerMessage, frozen=True, tag="ready"):
     """The app is loaded."""
 
     description: Description
 
 
-class Broken(Message, frozen=True, tag="broken"):
+class Broken(WorkerMessage, frozen=True, tag="broken"):
     """The app cannot be loaded; the worker exits."""
 
-    problem: Problem
+    problem: ProblemDetails
 
 
-class Submit(Message, frozen=True, tag="submit"):
+class Submit(WorkerMessage, frozen=True, tag="submit"):
     """Send ``segment`` on its way."""
 
     id: int
@@ -156,7 +156,7 @@ class Submit(Message, frozen=True, tag="submit"):
     segment: Segment
 
 
-class Read(Message, frozen=True, tag="read"):
+class Read(WorkerMessage, frozen=True, tag="read"):
     """Send the next items of an output."""
 
     id: int
@@ -165,7 +165,7 @@ class Read(Message, frozen=True, tag="read"):
     output: str
 
 
-class Answer(Message, frozen=True, tag="answer"):
+class ServeAnswer(WorkerMessage, frozen=True, tag="answer"):
     """Return value of ``serve``. JSON: ``body``. Chat: ``body`` names the outputs, a JSON list; those in
     ``refs`` are outputs of nodes that the gateway reads itself, the others follow as ``Give``."""
 
@@ -176,18 +176,18 @@ class Answer(Message, frozen=True, tag="answer"):
     refs: dict[str, tuple[int, int, str]] = {}
 
 
-class Give(Message, frozen=True, tag="give"):
+class Give(WorkerMessage, frozen=True, tag="give"):
     """Items of an output that the app makes itself."""
 
     most: ClassVar[int] = MAX_GIVE
 
     id: int
     name: str
-    items: tuple[Piece, ...]
+    items: tuple[PackedItem, ...]
     ended: bool = False
 
 
-class Part(Message, frozen=True, tag="part"):
+class AnswerPart(WorkerMessage, frozen=True, tag="part"):
     """One part of an answer that streams, as JSON."""
 
     most: ClassVar[int] = MAX_FRAME
@@ -196,25 +196,25 @@ class Part(Message, frozen=True, tag="part"):
     body: bytes
 
 
-class End(Message, frozen=True, tag="end"):
+class RequestEnd(WorkerMessage, frozen=True, tag="end"):
     """Request ``id`` is over: served, or cancelled as asked."""
 
     id: int
 
 
-class Failed(Message, frozen=True, tag="failed"):
+class RequestFailed(WorkerMessage, frozen=True, tag="failed"):
     """Request ``id`` is over."""
 
     id: int
-    problem: Problem
+    problem: ProblemDetails
 
 
-class Pong(Message, frozen=True, tag="pong"):
+class Pong(WorkerMessage, frozen=True, tag="pong"):
     """The worker's event loop turns."""
 
 
-ToWorker = Load | Serve | Submitted | Refused | Items | More | Cancel | Ping | Stop
-FromWorker = Ready | Broken | Submit | Read | Answer | Give | Part | End | Failed | Pong
+ToWorker = LoadApp | Serve | Submitted | SegmentRefused | Items | More | Cancel | Ping | StopWorker
+FromWorker = AppReady | Broken | Submit | Read | ServeAnswer | Give | AnswerPart | RequestEnd | RequestFailed | Pong
 
 #: By the tag, which follows one byte for the array and one for the tag's length.
 _MOST = {b"answer": MAX_FRAME, b"part": MAX_FRAME, b"give": MAX_GIVE}
@@ -225,7 +225,7 @@ _from_worker = msgspec.msgpack.Decoder(FromWorker)
 M = TypeVar("M")
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: WorkerMessage) -> bytes:
     """``message`` as a frame. Raises ``TooLarge`` when it has more bytes than its kind may have."""
     body = _encoder.encode(message)
     if len(body) > message.most:
@@ -233,24 +233,24 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def counted(frame: bytes) -> int:
+def counted_bytes(frame: bytes) -> int:
     """Bytes of ``frame`` that count against a window: all but its length."""
     return len(frame) - _LENGTH.size
 
 
-def read(end: socket.socket) -> Load | None:
+def read_load_message(end: socket.socket) -> LoadApp | None:
     """The first message of a gateway, waited for; None when the other end closed. Raises ``ProtocolError``."""
-    head = _exactly(end, _LENGTH.size)
-    body = _exactly(end, *_LENGTH.unpack(head)) if head else b""
+    head = _receive_exactly(end, _LENGTH.size)
+    body = _receive_exactly(end, *_LENGTH.unpack(head)) if head else b""
     if not body:
         return None
     message = to_worker(body)
-    if not isinstance(message, Load):
+    if not isinstance(message, LoadApp):
         raise ProtocolError(f"a gateway begins with Load, not {type(message).__name__}")
     return message
 
 
-def _exactly(end: socket.socket, count: int) -> bytes:
+def _receive_exactly(end: socket.socket, count: int) -> bytes:
     """``count`` bytes; none when the other end closes before."""
     found = bytearray()
     while len(found) < count:
@@ -263,17 +263,17 @@ def _exactly(end: socket.socket, count: int) -> bytes:
 
 def to_worker(body: bytes) -> ToWorker:
     """The message in a frame. Raises ``ProtocolError``."""
-    return _decoded(_to_worker.decode, body)
+    return _decode_message(_to_worker.decode, body)
 
 
 def from_worker(body: bytes) -> FromWorker:
     """The message in a frame. Raises ``ProtocolError``."""
     if len(body) > MAX_OTHER and len(body) > _MOST.get(body[2 : 2 + (body[1] & 0x1F)], MAX_OTHER):
         raise ProtocolError(f"a message of {len(body)} bytes, which its kind may not have")
-    return _decoded(_from_worker.decode, body)
+    return _decode_message(_from_worker.decode, body)
 
 
-def _decoded(decode: Callable[[bytes], M], body: bytes) -> M:
+def _decode_message(decode: Callable[[bytes], M], body: bytes) -> M:
     try:
         return decode(body)
     except UNREADABLE as error:

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 from omnibus.app import protocol, responses
-from omnibus.app.array_codec import pack, unpack
-from omnibus.app.introspect import Loaded
-from omnibus.app.transport import Link
+from omnibus.app.array_codec import pack_items, unpack_items
+from omnibus.app.introspect import LoadedApp
+from omnibus.app.transport import WorkerLink
 from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, TooLarge, from_problem
-from omnibus.plan import spread
+from omnibus.plan import choice_point
 from omnibus.task import Segment, use
 from omnibus.task.result import Source
 from omnibus.tensors.item import Item
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 Place = tuple[int, int, str]
 
 
-class Request:
+class ServeRequest:
     """Request ``order.id``. It is the ``Runtime`` of the tasks that ``serve`` calls."""
 
-    def __init__(self, app: Loaded, link: Link, order: protocol.Serve) -> None:
+    def __init__(self, app: LoadedApp, link: WorkerLink, order: protocol.Serve) -> None:
         self.id = order.id
         self._app = app
         self._link = link
@@ -40,8 +40,8 @@ class Request:
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
         if self._over:
-            raise _over()
-        frame = self._submission(segment, step)
+            raise _request_over_error()
+        frame = self._encode_submission(segment, step)
         answered = self._segments[step] = asyncio.get_running_loop().create_future()
         self._link.send(frame)
         try:
@@ -54,30 +54,30 @@ class Request:
             sources[node, output] = self._sources[place] = PipeSource(self._link, self.id, place)
         return sources
 
-    def _submission(self, segment: Segment, step: int) -> bytes:
+    def _encode_submission(self, segment: Segment, step: int) -> bytes:
         try:
-            return protocol.encode(protocol.Submit(self.id, step, segment))
+            return protocol.encode_message(protocol.Submit(self.id, step, segment))
         except TooLarge as error:
             what = f"a graph of {len(segment.nodes)} calls is too large: loop less, or split the request"
             raise TooLarge(f"{what} ({error.message})") from error
 
-    def point(self, site: int) -> float:
+    def choice_point(self, site: int) -> float:
         """Kronecker sequences, one per choice: their shares are met evenly, also together."""
-        return spread(self._order.number, site, site * 0.5**0.5)
+        return choice_point(self._order.number, site, site * 0.5**0.5)
 
     # What the gateway says
 
-    def submitted(self, step: int, error: OmnibusError | None = None) -> None:
+    def resolve_submission(self, step: int, error: OmnibusError | None = None) -> None:
         answered = self._segments.get(step)
         if answered is not None and not answered.done():
             answered.set_result(None) if error is None else answered.set_exception(error)
 
-    def arrived(self, message: protocol.Items) -> None:
+    def receive_items(self, message: protocol.Items) -> None:
         source = self._sources.get((message.step, message.node, message.output))
         if source is not None:
-            source.take(message)
+            source.receive_items(message)
 
-    def taken(self, nbytes: int) -> None:
+    def extend_window(self, nbytes: int) -> None:
         self._ahead -= nbytes
         self._room.set()
 
@@ -85,90 +85,94 @@ class Request:
 
     async def run(self) -> None:
         """Serve it; one ``End`` or ``Failed`` is the last that the gateway hears of it."""
-        self._link.send(protocol.encode(await self._outcome()))
+        self._link.send(protocol.encode_message(await self._final_message()))
         self._over = True
         for step in self._segments:
-            self.submitted(step, _over())
+            self.resolve_submission(step, _request_over_error())
         for source in self._sources.values():
             source.close()
 
-    async def _outcome(self) -> protocol.Message:
+    async def _final_message(self) -> protocol.WorkerMessage:
         deadline = asyncio.timeout(self._order.deadline - time.time())
         try:
             async with deadline:
                 with use(self):
-                    await self._serve()
+                    await self._call_serve()
         except asyncio.CancelledError:
             pass  # nobody waits for it any more
         except OmnibusError as error:
-            return protocol.Failed(self.id, self._named(error).problem())
+            return protocol.RequestFailed(self.id, self._name_app_in_error(error).to_problem())
         except (Exception, SystemExit) as error:
             if deadline.expired():
-                late = DeadlineExceeded(f"the app {self._name} did not answer within its deadline")
-                return protocol.Failed(self.id, late.problem())
+                late = DeadlineExceeded(f"the app {self._app_name} did not answer within its deadline")
+                return protocol.RequestFailed(self.id, late.to_problem())
             log.exception("%s: the app's serve failed", self._order.run)
-            what = f"the app {self._name} failed: {type(error).__name__}"
+            what = f"the app {self._app_name} failed: {type(error).__name__}"
             failed = AppFailed(f"{what}; the gateway's log has more under {self._order.run}")
-            return protocol.Failed(self.id, failed.problem())
-        return protocol.End(self.id)
+            return protocol.RequestFailed(self.id, failed.to_problem())
+        return protocol.RequestEnd(self.id)
 
     @property
-    def _name(self) -> str:
+    def _app_name(self) -> str:
         return self._app.description.name
 
-    def _named(self, error: OmnibusError) -> OmnibusError:
+    def _name_app_in_error(self, error: OmnibusError) -> OmnibusError:
         if isinstance(error, AppFailed):
             log.error("%s: %s", self._order.run, error)
-            return AppFailed(f"the app {self._name} failed: {error.message}")
+            return AppFailed(f"the app {self._app_name} failed: {error.message}")
         return error
 
-    async def _serve(self) -> None:
-        value = responses.request(self._app.request, self._order.body)
+    async def _call_serve(self) -> None:
+        value = responses.parse_request(self._app.request, self._order.body)
         given = self._app.serve(value)
         if hasattr(given, "__aiter__"):
-            await self._parts(given)
+            await self._send_parts(given)
             return
         given = await given
         if self._order.kind == protocol.CHAT:
-            await self._chat(responses.chat(given))
+            await self._send_chat(responses.chat_outputs(given))
         elif self._app.description.streams:
-            await self._parts(given)
+            await self._send_parts(given)
         else:
-            body = await responses.body(self._app.response, given)
-            self._link.send(_frame(protocol.Answer(self.id, body)))
+            body = await responses.encode_answer(self._app.response, given)
+            self._link.send(_encode_frame(protocol.ServeAnswer(self.id, body)))
 
-    async def _parts(self, given: Any) -> None:
+    async def _send_parts(self, given: Any) -> None:
         if not hasattr(given, "__aiter__"):
             raise AppFailed(f"`serve` is annotated as a stream and gave a value of type {type(given).__name__}")
-        async with aclosing(_iterated(given)) as parts:
+        async with aclosing(_iterate_closing(given)) as parts:
             async for part in parts:
-                await self._send(protocol.Part(self.id, await responses.body(self._app.response, part)))
+                await self._send_with_backpressure(
+                    protocol.AnswerPart(self.id, await responses.encode_answer(self._app.response, part))
+                )
 
-    async def _chat(self, outputs: dict[str, Any]) -> None:
+    async def _send_chat(self, outputs: dict[str, Any]) -> None:
         refs = {}
         for name, value in outputs.items():
-            source = responses.source(name, value)
+            source = responses.direct_source(name, value)
             if isinstance(source, PipeSource) and source.untouched:
                 refs[name] = source.place
-        self._link.send(_frame(protocol.Answer(self.id, await responses.body(None, list(outputs)), refs)))
+        self._link.send(
+            _encode_frame(protocol.ServeAnswer(self.id, await responses.encode_answer(None, list(outputs)), refs))
+        )
         made = {name: value for name, value in outputs.items() if name not in refs}
         try:
             async with asyncio.TaskGroup() as side_by_side:
                 for name, value in made.items():
-                    side_by_side.create_task(self._give(name, value))
+                    side_by_side.create_task(self._send_output(name, value))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _give(self, name: str, value: Any) -> None:
-        async with aclosing(_iterated(responses.items(name, value))) as items:
+    async def _send_output(self, name: str, value: Any) -> None:
+        async with aclosing(_iterate_closing(responses.iterate_items(name, value))) as items:
             async for item in items:
-                await self._send(protocol.Give(self.id, name, pack([item])))
-        self._link.send(protocol.encode(protocol.Give(self.id, name, (), ended=True)))
+                await self._send_with_backpressure(protocol.Give(self.id, name, pack_items([item])))
+        self._link.send(protocol.encode_message(protocol.Give(self.id, name, (), ended=True)))
 
-    async def _send(self, message: protocol.Message) -> None:
+    async def _send_with_backpressure(self, message: protocol.WorkerMessage) -> None:
         """Send a part once there is room for it: a slow reader slows the app, and nobody else."""
-        frame = _frame(message)
-        nbytes = protocol.counted(frame)
+        frame = _encode_frame(message)
+        nbytes = protocol.counted_bytes(frame)
         while self._ahead and self._ahead + nbytes > protocol.WINDOW:
             self._room.clear()
             await self._room.wait()
@@ -179,7 +183,7 @@ class Request:
 class PipeSource:
     """An output of a segment, read through the gateway: a batch per question."""
 
-    def __init__(self, link: Link, request: int, place: Place) -> None:
+    def __init__(self, link: WorkerLink, request: int, place: Place) -> None:
         self.place = place
         self.untouched = True
         self._link = link
@@ -190,13 +194,13 @@ class PipeSource:
         self._asked = False
         self._arrival: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         """All items that are ready, at least one; empty after the last. Raises what made it fail."""
         self.untouched = False
         while not self._ready and not self._ended:
             if not self._asked:
                 self._asked = True
-                self._link.send(protocol.encode(protocol.Read(self._request, *self.place)))
+                self._link.send(protocol.encode_message(protocol.Read(self._request, *self.place)))
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if not self._ready and self._failure is not None:
@@ -204,36 +208,36 @@ class PipeSource:
         items, self._ready = self._ready, []
         return items
 
-    def take(self, message: protocol.Items) -> None:
+    def receive_items(self, message: protocol.Items) -> None:
         self._asked = False
-        self._ready += unpack(message.items)
+        self._ready += unpack_items(message.items)
         self._failure = from_problem(message.problem) if message.problem is not None else None
         self._ended = message.ended or self._failure is not None
-        self._wake()
+        self._wake_reader()
 
     def close(self) -> None:
         """The request is over: whoever still waits is told."""
         if not self._ended:
-            self._ended, self._failure = True, _over()
-        self._wake()
+            self._ended, self._failure = True, _request_over_error()
+        self._wake_reader()
 
-    def _wake(self) -> None:
+    def _wake_reader(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
 
-def _over() -> DeadlineExceeded:
+def _request_over_error() -> DeadlineExceeded:
     return DeadlineExceeded("the request is over: what still runs of it cannot use its tasks any more")
 
 
-def _frame(message: protocol.Message) -> bytes:
+def _encode_frame(message: protocol.WorkerMessage) -> bytes:
     try:
-        return protocol.encode(message)
+        return protocol.encode_message(message)
     except TooLarge as error:
         raise AppFailed(f"`serve` gave too much at once: {error.message}") from error
 
 
-async def _iterated(given: Any) -> AsyncGenerator[Any, None]:
+async def _iterate_closing(given: Any) -> AsyncGenerator[Any, None]:
     """``given``, closed with its reader if it can be."""
     parts = aiter(given)
     try:

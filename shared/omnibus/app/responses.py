@@ -20,27 +20,27 @@ CHAT_PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 _SAMPLES = 1 << 20
 
 
-def request(adapter: TypeAdapter[Any], body: bytes) -> Any:
+def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
     """A request's body as what ``serve`` takes. Raises ``BadRequest`` that says where it does not fit."""
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        param, said = _first(error)
+        param, said = _first_error(error)
         raise BadRequest(f"{param}: {said}" if param else said, param=param) from None
 
 
-async def body(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
+async def encode_answer(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
     """An answer, or a part of one, as JSON; results in it are read first.
 
     Raises ``AppFailed`` when it is no JSON or not what ``serve`` is annotated with.
     """
-    value = await (_chat_answer(value) if isinstance(value, ChatOutput) else whole(value))
+    value = await (_chat_answer(value) if isinstance(value, ChatOutput) else read_results(value))
     try:
         if adapter is None:
-            return to_json(value, inf_nan_mode="null", fallback=_plain)
+            return to_json(value, inf_nan_mode="null", fallback=_numpy_to_builtins)
         return adapter.dump_json(adapter.validate_python(value))
     except ValidationError as error:
-        param, said = _first(error)
+        param, said = _first_error(error)
         raise AppFailed(
             f"`serve` gave what does not fit its annotation: {param + ': ' if param else ''}{said}"
         ) from error
@@ -48,37 +48,37 @@ async def body(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
         raise AppFailed(f"`serve` gave what is no JSON: {str(error).splitlines()[0][:200]}") from error
 
 
-async def whole(value: Any) -> Any:
+async def read_results(value: Any) -> Any:
     """``value`` with every result in it read."""
     if type(value) is Result:
         return await value
-    if not _holds(value):
+    if not _holds_result(value):
         return value
     if isinstance(value, BaseModel):
         value = dict(value.__dict__)
     if isinstance(value, dict):
-        return {key: await whole(element) for key, element in value.items()}
-    return [await whole(element) for element in value]
+        return {key: await read_results(element) for key, element in value.items()}
+    return [await read_results(element) for element in value]
 
 
-def _holds(value: Any) -> bool:
+def _holds_result(value: Any) -> bool:
     if isinstance(value, BaseModel):
         value = value.__dict__
     if type(value) is dict:
-        return any(map(_holds, value.values()))
+        return any(map(_holds_result, value.values()))
     if type(value) in (list, tuple):
-        return any(map(_holds, value))
+        return any(map(_holds_result, value))
     return type(value) is Result
 
 
-def _plain(value: Any) -> Any:
+def _numpy_to_builtins(value: Any) -> Any:
     """Arrays and numbers of numpy as JSON."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def _first(error: ValidationError) -> tuple[str, str]:
+def _first_error(error: ValidationError) -> tuple[str, str]:
     """Return the location of the first error, such as ``messages[0].content``, and its message."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).removeprefix(".")
@@ -88,7 +88,7 @@ def _first(error: ValidationError) -> tuple[str, str]:
 # Chats
 
 
-class Spoken(BaseModel):
+class EncodedAudio(BaseModel):
     """A sound: a file of ``format``, as base64."""
 
     format: str = "wav"
@@ -99,44 +99,44 @@ class ChatAnswer(BaseModel):
     """A ``ChatOutput`` as JSON."""
 
     text: str | None = None
-    audio: Spoken | None = None
+    audio: EncodedAudio | None = None
 
 
 async def _chat_answer(output: ChatOutput) -> ChatAnswer:
-    said, heard = await asyncio.gather(_all("text", output.text), _all("audio", output.audio))
+    said, heard = await asyncio.gather(_collect_items("text", output.text), _collect_items("audio", output.audio))
     text = None if output.text is None else "".join(item.data.get("text", "") for item in said)
-    return ChatAnswer(text=text, audio=None if output.audio is None else _file(heard))
+    return ChatAnswer(text=text, audio=None if output.audio is None else _encode_wav(heard))
 
 
-async def _all(name: str, value: Any) -> list[Item]:
-    return [] if value is None else [item async for item in items(name, value)]
+async def _collect_items(name: str, value: Any) -> list[Item]:
+    return [] if value is None else [item async for item in iterate_items(name, value)]
 
 
-def _file(heard: list[Item]) -> Spoken:
+def _encode_wav(heard: list[Item]) -> EncodedAudio:
     """A mono WAV file of 16-bit samples."""
     arrays = [item.array for item in heard if item.array is not None]
     samples = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
     rate = heard[0].data["rate"] if heard else Audio().rate
-    return Spoken(data=base64.b64encode(encoding_audio.encode(samples, rate, "wav")).decode())
+    return EncodedAudio(data=base64.b64encode(encoding_audio.encode_audio(samples, rate, "wav")).decode())
 
 
-def chat(output: Any) -> dict[str, Any]:
+def chat_outputs(output: Any) -> dict[str, Any]:
     """The outputs of a chat that are there, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
     if not isinstance(output, ChatOutput):
-        raise AppFailed(f"`serve` gave {_called(output)}: a chat app answers with a `ChatOutput`")
+        raise AppFailed(f"`serve` gave {_describe_value(output)}: a chat app answers with a `ChatOutput`")
     found = {name: value for name in CHAT_PARTS if (value := getattr(output, name)) is not None}
     if not found:
         raise AppFailed("`serve` gave a `ChatOutput` that has neither text nor audio")
     return found
 
 
-def source(name: str, value: Any) -> Source | None:
+def direct_source(name: str, value: Any) -> Source | None:
     """Return the source of ``value`` when the gateway can read it itself: an output as a node gives it. Else None."""
-    raw = type(value) is Result and not value.transformed and value.element is CHAT_PARTS[name]
+    raw = type(value) is Result and not value.is_transformed and value.element is CHAT_PARTS[name]
     return value.source if raw else None
 
 
-async def items(name: str, value: Any) -> AsyncIterator[Item]:
+async def iterate_items(name: str, value: Any) -> AsyncIterator[Item]:
     """The items of a chat's output that the app makes or changes."""
     made = _MAKERS[name]
     if type(value) is Result and value.kind != "stream":
@@ -150,27 +150,27 @@ async def items(name: str, value: Any) -> AsyncIterator[Item]:
             yield item
 
 
-def _text(part: Any) -> Iterator[Item]:
+def _text_items(part: Any) -> Iterator[Item]:
     if isinstance(part, str):
         yield Item({"text": part})
     elif isinstance(part, TextChunk):
         yield Item(part.model_dump(exclude_defaults=True))
     else:
-        raise AppFailed(f"the answer's text holds {_called(part)}: it must be text or `TextChunk`s")
+        raise AppFailed(f"the answer's text holds {_describe_value(part)}: it must be text or `TextChunk`s")
 
 
-def _sound(part: Any) -> Iterator[Item]:
+def _audio_items(part: Any) -> Iterator[Item]:
     rate, array = (part.rate, part.array) if isinstance(part, Audio) else (Audio().rate, part)
     if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise AppFailed(
-            f"the answer's audio holds {_called(part)}: it must be float samples of one dimension, or `Audio`"
+            f"the answer's audio holds {_describe_value(part)}: it must be float samples of one dimension, or `Audio`"
         )
     for start in range(0, len(array), _SAMPLES):
         yield Item({"rate": rate}, array[start : start + _SAMPLES].astype(np.float32, copy=False))
 
 
-_MAKERS: dict[str, Callable[[Any], Iterator[Item]]] = {"text": _text, "audio": _sound}
+_MAKERS: dict[str, Callable[[Any], Iterator[Item]]] = {"text": _text_items, "audio": _audio_items}
 
 
-def _called(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return f"{value!r}" if isinstance(value, Result) else f"a value of type {type(value).__name__}"

@@ -42,7 +42,7 @@ _CAPABILITY_VERSION = 0x20080522
 _SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
-def restrict(link: int, memory: int) -> tuple[str, ...]:
+def restrict_process(link: int, memory: int) -> tuple[str, ...]:
     """Restrict this process for good; returns what holds, in words. ``link`` is the only file it keeps beside
     its output, ``memory`` the address space in bytes that it may have.
 
@@ -53,23 +53,23 @@ def restrict(link: int, memory: int) -> tuple[str, ...]:
         raise NoSandbox("uploaded apps run on Linux only: install this app on the gateway's machine instead")
     if len(os.listdir("/proc/self/task")) > 1:
         raise NoSandbox("the worker has more than one thread, and restrictions hold for one: nothing was run")
-    _forget(link)
-    readable = list(_readable())
-    _limit(memory)
+    _drop_inherited_state(link)
+    readable = list(_readable_paths())
+    _limit_resources(memory)
     os.nice(NICE)
     held = ["limits"]
-    alone = _alone()
-    if _own_user(readable):
+    alone = _leave_network()
+    if _switch_user(readable):
         held.append("own-user")
-    if alone or _alone():
+    if alone or _leave_network():
         held.append("no-network")
     _without_privileges()
     held.append("privileges")
     if landlock.read_only(readable):
         held.append("read-only")
-    if seccomp.install():
+    if seccomp.install_filter():
         held.append("calls")
-    _check(held)
+    _check_restrictions(held)
     return tuple(held)
 
 
@@ -79,7 +79,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
-def _check(held: list[str]) -> None:
+def _check_restrictions(held: list[str]) -> None:
     files = "own-user" in held or "read-only" in held
     network = "no-network" in held or "calls" in held
     if not (files and network):
@@ -89,7 +89,7 @@ def _check(held: list[str]) -> None:
         )
 
 
-def _forget(link: int) -> None:
+def _drop_inherited_state(link: int) -> None:
     """No environment, no directory, no files but standard input, output and ``link``."""
     os.environ.clear()
     os.chdir("/")
@@ -99,7 +99,7 @@ def _forget(link: int) -> None:
     sys.dont_write_bytecode = True
 
 
-def _readable() -> Iterator[Path]:
+def _readable_paths() -> Iterator[Path]:
     """Yield the paths that Python needs to go on importing."""
     for entry in sys.path:
         if entry and os.path.isabs(entry):
@@ -108,28 +108,28 @@ def _readable() -> Iterator[Path]:
         yield Path(name)
 
 
-def _limit(memory: int) -> None:
+def _limit_resources(memory: int) -> None:
     if memory:
-        _at_most(resource.RLIMIT_AS, memory)
-    _at_most(resource.RLIMIT_NOFILE, FILES)
+        _lower_limit(resource.RLIMIT_AS, memory)
+    _lower_limit(resource.RLIMIT_NOFILE, FILES)
     for none in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
-        _at_most(none, 0)
+        _lower_limit(none, 0)
 
 
-def _at_most(what: int, most: int) -> None:
+def _lower_limit(what: int, most: int) -> None:
     """Lower a limit for good; one that is lower already stays."""
     _, hard = resource.getrlimit(what)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
 
 
-def _alone() -> bool:
+def _leave_network() -> bool:
     """Leave the network, in a namespace of its own; one that needs no privileges when there are none."""
     unshare = ctypes.CDLL(None).unshare
     return unshare(_NEW_NET | _NEW_IPC) == 0 or (os.geteuid() != 0 and unshare(_NEW_USER | _NEW_NET | _NEW_IPC) == 0)
 
 
-def _own_user(readable: list[Path]) -> bool:
+def _switch_user(readable: list[Path]) -> bool:
     """Become a user of one's own; False when not root, or when that user could not read Python."""
     if os.geteuid() != 0 or not all(map(_open_to_all, readable)):
         return False
@@ -138,7 +138,7 @@ def _own_user(readable: list[Path]) -> bool:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        _at_most(resource.RLIMIT_NPROC, THREADS)  # a limit per user, so it is no limit for a user that others share
+        _lower_limit(resource.RLIMIT_NPROC, THREADS)  # a limit per user, so it is no limit for a user that others share
         return True
     return False
 
@@ -157,12 +157,12 @@ def _without_privileges() -> None:
     call = _CAPSET.get(os.uname().machine)
     if call is not None:
         libc.syscall(call, (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
-    if _capable():
+    if _has_capabilities():
         raise NoSandbox("the worker could not give up its capabilities: nothing was run")
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     die_with_parent()  # forgotten when the user changed
 
 
-def _capable() -> bool:
+def _has_capabilities() -> bool:
     with open("/proc/self/status") as status:
         return any(line.startswith("CapEff:") and int(line.split()[1], 16) for line in status)

@@ -123,7 +123,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter)))
 
 
-def install() -> bool:
+def install_filter() -> bool:
     """Filter the calls of this process from now on; False where that is not possible.
 
     Needs ``PR_SET_NO_NEW_PRIVS`` and a process of one thread.
@@ -131,13 +131,13 @@ def install() -> bool:
     found = _MACHINES.get(platform.machine())
     if found is None:
         return False
-    steps = list(_steps(*found))
+    steps = list(_filter_steps(*found))
     filters = (_Filter * len(steps))(*(_Filter(*step) for step in steps))
     program = _Program(len(steps), filters)
     return ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) == 0
 
 
-def _steps(arch: int, column: int) -> Iterator[_Step]:
+def _filter_steps(arch: int, column: int) -> Iterator[_Step]:
     yield _LOAD, 0, 0, _ARCH
     yield _JUMP_EQUAL, 1, 0, arch
     yield _RETURN, 0, 0, _ERRNO | EPERM
@@ -146,23 +146,23 @@ def _steps(arch: int, column: int) -> Iterator[_Step]:
     yield _RETURN, 0, 0, _ERRNO | EPERM
     for numbers in _DENIED.values():
         if numbers[column] != _NONE:
-            yield from _fails(numbers[column], EPERM)
-    yield from _fails(_CLONE3[column], ENOSYS)  # its flags are out of a filter's sight: libc falls back to clone
-    yield from _only(_CLONE[column], _JUMP_BITS, _CLONE_THREAD)
+            yield from _fail_call(numbers[column], EPERM)
+    yield from _fail_call(_CLONE3[column], ENOSYS)  # its flags are out of a filter's sight: libc falls back to clone
+    yield from _allow_only(_CLONE[column], _JUMP_BITS, _CLONE_THREAD)
     for call in (_KILL, _TGKILL):
-        yield from _only(call[column], _JUMP_EQUAL, os.getpid())
-    yield from _only(_PRLIMIT[column], _JUMP_EQUAL, 0)
+        yield from _allow_only(call[column], _JUMP_EQUAL, os.getpid())
+    yield from _allow_only(_PRLIMIT[column], _JUMP_EQUAL, 0)
     for option in (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE):
-        yield from _never(_PRCTL[column], option)
+        yield from _deny_value(_PRCTL[column], option)
     yield _RETURN, 0, 0, _ALLOW
 
 
-def _fails(call: int, errno: int) -> Iterator[_Step]:
+def _fail_call(call: int, errno: int) -> Iterator[_Step]:
     yield _JUMP_EQUAL, 0, 1, call
     yield _RETURN, 0, 0, _ERRNO | errno
 
 
-def _only(call: int, test: int, value: int) -> Iterator[_Step]:
+def _allow_only(call: int, test: int, value: int) -> Iterator[_Step]:
     """``call`` is allowed when its first argument passes ``test`` with ``value``."""
     yield _JUMP_EQUAL, 0, 4, call
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
@@ -171,7 +171,7 @@ def _only(call: int, test: int, value: int) -> Iterator[_Step]:
     yield _RETURN, 0, 0, _ERRNO | EPERM
 
 
-def _never(call: int, value: int) -> Iterator[_Step]:
+def _deny_value(call: int, value: int) -> Iterator[_Step]:
     """``call`` fails when its first argument is ``value``."""
     yield _JUMP_EQUAL, 0, 4, call
     yield _LOAD, 0, 0, _FIRST_ARGUMENT

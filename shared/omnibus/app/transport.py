@@ -9,7 +9,7 @@ from omnibus.app.protocol import Frames
 from omnibus.errors import OmnibusError
 
 
-class Link(asyncio.Protocol):
+class WorkerLink(asyncio.Protocol):
     """``receive`` is called with the body of each frame; what it raises, if typed, closes the link.
     ``lost`` is called once with that error, or with None when the other end is gone. Build it with ``open``."""
 
@@ -26,7 +26,7 @@ class Link(asyncio.Protocol):
     @classmethod
     async def open(
         cls, end: socket.socket, receive: Callable[[bytes], None], lost: Callable[[OmnibusError | None], None]
-    ) -> "Link":
+    ) -> "WorkerLink":
         """Take over ``end``, a connected Unix socket."""
         link = cls(receive, lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=end)
@@ -53,13 +53,13 @@ class Link(asyncio.Protocol):
     def send(self, frame: bytes) -> None:
         """Queue ``frame``; frames of one turn of the loop leave in one write. A lost link drops it."""
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_frames)
         self._out.append(frame)
 
     async def drain(self) -> None:
         """Wait until the other end has taken most of what was sent, or is gone."""
         if self._out:
-            self._flush()
+            self._flush_frames()
         while self._full is not None:
             await asyncio.shield(self._full)
 
@@ -74,7 +74,7 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         """Send what is queued and close the socket."""
         if self._transport is not None:
-            self._flush()
+            self._flush_frames()
             self._transport.close()
 
     def abort(self) -> None:
@@ -82,7 +82,7 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _flush(self) -> None:
+    def _flush_frames(self) -> None:
         out, self._out = self._out, []
         if out and self._transport is not None:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))

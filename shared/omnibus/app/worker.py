@@ -16,11 +16,11 @@ from typing import Any
 import uvloop
 
 from omnibus.app import protocol
-from omnibus.app.introspect import Loaded, loaded
+from omnibus.app.introspect import LoadedApp, load_app
 from omnibus.app.module_loader import UPLOAD
-from omnibus.app.request import Request
-from omnibus.app.sandbox import die_with_parent, restrict
-from omnibus.app.transport import Link
+from omnibus.app.request import ServeRequest
+from omnibus.app.sandbox import die_with_parent, restrict_process
+from omnibus.app.transport import WorkerLink
 from omnibus.errors import OmnibusError, from_problem
 
 log = logging.getLogger(__name__)
@@ -29,30 +29,30 @@ log = logging.getLogger(__name__)
 CLEANUP = 2.0
 
 
-class Worker:
+class AppWorker:
     """Serves the requests of one app side by side."""
 
-    def __init__(self, app: Loaded) -> None:
+    def __init__(self, app: LoadedApp) -> None:
         self._app = app
-        self._link: Link | None = None
-        self._requests: dict[int, Request] = {}
+        self._link: WorkerLink | None = None
+        self._requests: dict[int, ServeRequest] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._on: dict[type, Callable[[Any], None]] = {
-            protocol.Serve: self._serve,
-            protocol.Submitted: self._submitted,
-            protocol.Refused: self._refused,
-            protocol.Items: self._items,
-            protocol.More: self._more,
-            protocol.Cancel: self._cancel,
-            protocol.Ping: lambda _: self._pong(),
-            protocol.Stop: lambda _: self._stop.set(),
+            protocol.Serve: self._start_request,
+            protocol.Submitted: self._on_submitted,
+            protocol.SegmentRefused: self._on_refused,
+            protocol.Items: self._on_items,
+            protocol.More: self._on_more,
+            protocol.Cancel: self._cancel_request,
+            protocol.Ping: lambda _: self._send_pong(),
+            protocol.StopWorker: lambda _: self._stop.set(),
         }
 
-    async def live(self, end: socket.socket) -> None:
+    async def serve_until_stopped(self, end: socket.socket) -> None:
         """Say that the app is ready, and serve until told to stop."""
-        self._link = await Link.open(end, self._receive, self._lost)
-        self._link.send(protocol.encode(protocol.Ready(self._app.description)))
+        self._link = await WorkerLink.open(end, self._handle_message, self._on_link_lost)
+        self._link.send(protocol.encode_message(protocol.AppReady(self._app.description)))
         await self._stop.wait()
         for task in self._tasks.values():
             task.cancel()
@@ -60,50 +60,50 @@ class Worker:
             await asyncio.wait(self._tasks.values(), timeout=CLEANUP)
         self._link.close()
 
-    def _receive(self, body: bytes) -> None:
+    def _handle_message(self, body: bytes) -> None:
         message = protocol.to_worker(body)
         self._on[type(message)](message)
 
-    def _lost(self, error: OmnibusError | None) -> None:
+    def _on_link_lost(self, error: OmnibusError | None) -> None:
         """Without a gateway there is nothing left to do, and nobody to hear of it."""
         if error is not None:
             log.error("protocol error from the gateway: %s", error)
         if not self._stop.is_set():
             os._exit(1)
 
-    def _serve(self, message: protocol.Serve) -> None:
+    def _start_request(self, message: protocol.Serve) -> None:
         assert self._link is not None  # noqa: S101 - it brought the message
-        request = self._requests[message.id] = Request(self._app, self._link, message)
+        request = self._requests[message.id] = ServeRequest(self._app, self._link, message)
         task = self._tasks[message.id] = asyncio.get_running_loop().create_task(request.run(), name=message.run)
-        task.add_done_callback(lambda ended: self._forget(message.id, ended))
+        task.add_done_callback(lambda ended: self._forget_request(message.id, ended))
 
-    def _forget(self, id: int, ended: asyncio.Task[None]) -> None:
+    def _forget_request(self, id: int, ended: asyncio.Task[None]) -> None:
         self._requests.pop(id, None)
         self._tasks.pop(id, None)
         if ended.cancelled() and self._link is not None:  # before its first step, so it could not say so itself
-            self._link.send(protocol.encode(protocol.End(id)))
+            self._link.send(protocol.encode_message(protocol.RequestEnd(id)))
 
-    def _pong(self) -> None:
+    def _send_pong(self) -> None:
         if self._link is not None:
-            self._link.send(protocol.encode(protocol.Pong()))
+            self._link.send(protocol.encode_message(protocol.Pong()))
 
-    def _submitted(self, message: protocol.Submitted) -> None:
+    def _on_submitted(self, message: protocol.Submitted) -> None:
         if message.id in self._requests:
-            self._requests[message.id].submitted(message.step)
+            self._requests[message.id].resolve_submission(message.step)
 
-    def _refused(self, message: protocol.Refused) -> None:
+    def _on_refused(self, message: protocol.SegmentRefused) -> None:
         if message.id in self._requests:
-            self._requests[message.id].submitted(message.step, from_problem(message.problem))
+            self._requests[message.id].resolve_submission(message.step, from_problem(message.problem))
 
-    def _items(self, message: protocol.Items) -> None:
+    def _on_items(self, message: protocol.Items) -> None:
         if message.id in self._requests:
-            self._requests[message.id].arrived(message)
+            self._requests[message.id].receive_items(message)
 
-    def _more(self, message: protocol.More) -> None:
+    def _on_more(self, message: protocol.More) -> None:
         if message.id in self._requests:
-            self._requests[message.id].taken(message.nbytes)
+            self._requests[message.id].extend_window(message.nbytes)
 
-    def _cancel(self, message: protocol.Cancel) -> None:
+    def _cancel_request(self, message: protocol.Cancel) -> None:
         task = self._tasks.get(message.id)
         if task is not None:
             task.cancel()
@@ -116,21 +116,21 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     end = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)
-    order = protocol.read(end)
+    order = protocol.read_load_message(end)
     if order is None:
         return 1  # the gateway died meanwhile
     try:
-        app = _load(order, end.fileno())
+        app = _load_app(order, end.fileno())
     except OmnibusError as error:
-        end.sendall(protocol.encode(protocol.Broken(error.problem())))
+        end.sendall(protocol.encode_message(protocol.Broken(error.to_problem())))
         return 1
-    uvloop.run(Worker(app).live(end))
+    uvloop.run(AppWorker(app).serve_until_stopped(end))
     return 0
 
 
-def _load(order: protocol.Load, link: int) -> Loaded:
-    held = restrict(link, order.memory) if order.source.kind == UPLOAD else ()
-    return loaded(order.source, order.text, held)
+def _load_app(order: protocol.LoadApp, link: int) -> LoadedApp:
+    held = restrict_process(link, order.memory) if order.source.kind == UPLOAD else ()
+    return load_app(order.source, order.text, held)
 
 
 if __name__ == "__main__":

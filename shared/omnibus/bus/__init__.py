@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from omnibus.bus.subjects import INVOCATIONS, Stream
+from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 
 
 class Delivery(NamedTuple):
@@ -68,15 +68,15 @@ class Bus(Protocol):
     async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
         """One reply. Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``."""
 
-    def requests(
+    def request_stream(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
         """Replies until the empty message; ``timeout`` bounds each wait."""
 
-    async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
+    async def add_responder(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Answer requests on ``subject`` with a stream of messages."""
 
-    async def register(
+    async def register_service(
         self,
         name: str,
         metadata: dict[str, str],
@@ -88,10 +88,10 @@ class Bus(Protocol):
         ``stats`` gives the data that ``nats service stats`` shows for an endpoint.
         """
 
-    async def open_records(self, seconds: float, limit: int, stream: Stream = INVOCATIONS) -> None:
+    async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:
         """Create or verify ``stream`` (``limit`` bytes, kept for ``seconds``); fail loudly."""
 
-    def record(self, subject: str, data: bytes, id: str) -> None:
+    def publish_record(self, subject: str, data: bytes, id: str) -> None:
         """Store one record without waiting; ``id`` makes a repeat harmless.
 
         What no stream acknowledges is sent a few times again, and then counted by ``records_lost``.
@@ -101,19 +101,19 @@ class Bus(Protocol):
     def records_lost(self) -> int:
         """Records that were given up because no stream took them."""
 
-    async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
+    async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""
 
-    async def streams(self) -> list[StreamState]:
+    async def list_streams(self) -> list[StreamState]:
         """All streams and how far their consumers are. Raises ``BusUnavailable``."""
 
-    async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
+    async def read_latest(self, stream: StreamSpec, count: int, below: int = 0) -> list[Stored]:
         """At most ``count`` messages: the last of ``stream``, or the last before number ``below``; oldest first.
 
         Empty only where there are none. Removed messages may make it fewer than there are.
         """
 
-    async def forget(self, stream: Stream, subject: str) -> int:
+    async def purge_subject(self, stream: StreamSpec, subject: str) -> int:
         """Remove what ``stream`` has on ``subject``; returns how many messages there were."""
 
     async def drain(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from omnibus.bus import Bus
-from omnibus.bus.messages import check, frames
+from omnibus.bus.messages import check_message_size, join_frames
 from omnibus.errors import OmnibusError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Outbox:
         Raises ``ProtocolError`` for one that is over the limit: here its sender alone is hit, in ``flush``
         all who share the frame would be.
         """
-        check(message, self._limit)
+        check_message_size(message, self._limit)
         self._waiting.setdefault(subject, []).append(message)
         if self._soon:
             return
@@ -54,7 +54,7 @@ class Outbox:
         for subject, messages in waiting.items():
             reply = f"{self._unheard}.{subject.rpartition('.')[2]}" if self._unheard else ""
             try:
-                for frame in frames(messages, self._limit):
+                for frame in join_frames(messages, self._limit):
                     self._bus.publish(subject, frame, reply=reply)
             except OmnibusError as error:  # the receivers' deadlines cover what is lost here
                 log.error("%d messages for %s were not sent: %s", len(messages), subject, error)

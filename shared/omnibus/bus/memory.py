@@ -8,14 +8,14 @@ from itertools import count
 from typing import Any
 
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
-from omnibus.bus.subjects import INVOCATIONS, Stream
+from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.errors import BusUnavailable, TooLarge
 from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
 
 
-def matches(pattern: str, subject: str) -> bool:
+def subject_matches(pattern: str, subject: str) -> bool:
     """NATS wildcard rules: ``*`` is one token, ``>`` the rest (at least one)."""
     wanted, given = pattern.split("."), subject.split(".")
     for position, part in enumerate(wanted):
@@ -39,8 +39,8 @@ class MemoryBus:
         self._subscribers: list[tuple[str, str, Handler]] = []
         self._turn = count()
         self._inbox = count()
-        self._streams: dict[str, Stream] = {INVOCATIONS.name: INVOCATIONS}
-        self._records: dict[str, tuple[Stream, Stored]] = {}  # by their ids
+        self._streams: dict[str, StreamSpec] = {INVOCATIONS.name: INVOCATIONS}
+        self._records: dict[str, tuple[StreamSpec, Stored]] = {}  # by their ids
         self._numbers: dict[str, int] = {}  # of the last message of each stream
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -49,13 +49,13 @@ class MemoryBus:
             raise BusUnavailable(f"cannot publish to {subject}: the bus is closed")
         if len(data) > self._settings.max_payload:
             raise TooLarge(f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}")
-        asyncio.get_running_loop().call_soon(self._deliver, Delivery(subject, data, reply, headers))
+        asyncio.get_running_loop().call_soon(self._deliver_message, Delivery(subject, data, reply, headers))
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver_message(self, delivery: Delivery) -> None:
         plain: list[Handler] = []
         groups: dict[tuple[str, str], list[Handler]] = {}
         for pattern, queue, handler in self._subscribers:
-            if matches(pattern, delivery.subject):
+            if subject_matches(pattern, delivery.subject):
                 groups.setdefault((pattern, queue), []).append(handler) if queue else plain.append(handler)
         chosen = plain + [members[next(self._turn) % len(members)] for members in groups.values()]
         for handler in chosen:
@@ -64,37 +64,39 @@ class MemoryBus:
             except Exception:  # as with a real connection, it costs nobody else a message
                 log.exception("handler of %s failed", delivery.subject)
         if not chosen and delivery.reply:
-            self._deliver(Delivery(delivery.reply, b"", refused=True))
+            self._deliver_message(Delivery(delivery.reply, b"", refused=True))
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         entry = (subject, queue, handler)
         self._subscribers.append(entry)
 
-        async def stop() -> None:
+        async def unsubscribe() -> None:
             self._subscribers.remove(entry)
 
-        return stop
+        return unsubscribe
 
     async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
-        async for part in self.requests(subject, data, timeout):
+        async for part in self.request_stream(subject, data, timeout):
             return part
         return b""
 
-    async def requests(
+    async def request_stream(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        async for part in request_reply.ask(self, f"_INBOX.{next(self._inbox)}", subject, data, timeout, headers):
+        async for part in request_reply.request_replies(
+            self, f"_INBOX.{next(self._inbox)}", subject, data, timeout, headers
+        ):
             yield part
 
-    async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
-        def handle(delivery: Delivery) -> None:
-            task = asyncio.get_running_loop().create_task(request_reply.answer(self, responder, delivery))
+    async def add_responder(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
+        def on_request(delivery: Delivery) -> None:
+            task = asyncio.get_running_loop().create_task(request_reply.send_replies(self, responder, delivery))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        return await self.subscribe(subject, handle, queue)
+        return await self.subscribe(subject, on_request, queue)
 
-    async def register(
+    async def register_service(
         self,
         name: str,
         metadata: dict[str, str],
@@ -102,40 +104,48 @@ class MemoryBus:
         stats: Callable[[str], Any] | None = None,
     ) -> None:
         for subject, responder in endpoints.values():
-            await self.respond(subject, responder, queue="q")
+            await self.add_responder(subject, responder, queue="q")
 
-    async def open_records(self, seconds: float, limit: int, stream: Stream = INVOCATIONS) -> None:
+    async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:
         self._streams[stream.name] = stream
 
-    def record(self, subject: str, data: bytes, id: str) -> None:
+    def publish_record(self, subject: str, data: bytes, id: str) -> None:
         try:
             self.publish(subject, data)
         except (BusUnavailable, TooLarge):
             self.records_lost += 1
             raise
-        keeps = next((each for each in self._streams.values() if matches(each.subjects, subject)), None)
+        keeps = next((each for each in self._streams.values() if subject_matches(each.subjects, subject)), None)
         if keeps is None:
             self.records_lost += 1
         elif id not in self._records:
             self._numbers[keeps.name] = number = self._numbers.get(keeps.name, 0) + 1
             self._records[id] = (keeps, Stored(number, subject, data))
 
-    async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
-        return [Delivery(kept.subject, kept.data) for kept in self._kept(stream) if matches(subject, kept.subject)]
+    async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
+        return [
+            Delivery(kept.subject, kept.data)
+            for kept in self._stored_messages(stream)
+            if subject_matches(subject, kept.subject)
+        ]
 
-    async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
-        return [kept for kept in self._kept(stream) if kept.number < (below or math.inf)][-count:]
+    async def read_latest(self, stream: StreamSpec, count: int, below: int = 0) -> list[Stored]:
+        return [kept for kept in self._stored_messages(stream) if kept.number < (below or math.inf)][-count:]
 
-    async def forget(self, stream: Stream, subject: str) -> int:
-        gone = [id for id, (keeps, kept) in self._records.items() if keeps == stream and matches(subject, kept.subject)]
+    async def purge_subject(self, stream: StreamSpec, subject: str) -> int:
+        gone = [
+            id
+            for id, (keeps, kept) in self._records.items()
+            if keeps == stream and subject_matches(subject, kept.subject)
+        ]
         for id in gone:
             del self._records[id]
         return len(gone)
 
-    def _kept(self, stream: Stream) -> list[Stored]:
+    def _stored_messages(self, stream: StreamSpec) -> list[Stored]:
         return [kept for keeps, kept in self._records.values() if keeps == stream]
 
-    async def streams(self) -> list[StreamState]:
+    async def list_streams(self) -> list[StreamState]:
         return []
 
     async def drain(self) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import Problem, ProtocolError
-from omnibus.graph import UNREADABLE, WIRE_VERSION, addressable, explain
+from omnibus.errors import ProblemDetails, ProtocolError
+from omnibus.graph import UNREADABLE, WIRE_VERSION, explain_unreadable, is_addressable
 from omnibus.tensors.handle import Handle
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"):
+class BusMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"):
     """Base of the tagged unions below; ``t`` is the tag."""
 
 
-class Chunk(Message, frozen=True, tag="chunk"):
+class Chunk(BusMessage, frozen=True, tag="chunk"):
     """One piece of an output. ``seq`` counts from 0 without gaps; ``last`` closes the output.
 
     ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``empty`` marks a
@@ -37,7 +37,7 @@ class Chunk(Message, frozen=True, tag="chunk"):
     empty: bool = False
 
 
-class Accepted(Message, frozen=True, tag="accepted"):
+class Accepted(BusMessage, frozen=True, tag="accepted"):
     """The executor holds the invocation and works on it."""
 
     inv: str
@@ -45,7 +45,7 @@ class Accepted(Message, frozen=True, tag="accepted"):
     attempt: int = 0
 
 
-class Busy(Message, frozen=True, tag="busy"):
+class BusyReply(BusMessage, frozen=True, tag="busy"):
     """No credit left, or draining: try the next executor."""
 
     inv: str
@@ -54,7 +54,7 @@ class Busy(Message, frozen=True, tag="busy"):
     retry_after: float = 1.0
 
 
-class Hop(Message, frozen=True, tag="done"):
+class Hop(BusMessage, frozen=True, tag="done"):
     """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end.
 
     ``began`` is when its engine began to compute, 0 from one that does not tell. ``arrived`` is when the first of
@@ -75,16 +75,16 @@ class Hop(Message, frozen=True, tag="done"):
     nbytes: int = 0
 
 
-class Failed(Message, frozen=True, tag="failed"):
+class NodeFailed(BusMessage, frozen=True, tag="failed"):
     """A node failed; the invocation cannot finish on this route."""
 
     inv: str
     node: int
-    problem: Problem
+    problem: ProblemDetails
     attempt: int = 0
 
 
-class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="end"):
+class InvocationEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t", tag="end"):
     """The invocation is over: every holder stops and releases. ``attempt`` and older ones end.
 
     Published for all to see on ``omnibus.end.<invocation>``, and sent to the executors that may still hold
@@ -135,7 +135,7 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     v: int = WIRE_VERSION
 
 
-class Load(msgspec.Struct, frozen=True, omit_defaults=True):
+class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests of one type at one gateway since its last word: how many came, ended well, and ended otherwise.
 
     ``quantities`` are sums of ``omnibus.profile.QUANTITIES`` over those that ended well; ``first`` and ``total``
@@ -162,7 +162,7 @@ class LoadEvent(msgspec.Struct, frozen=True):
     epoch: int
     seconds: float
     inflight: int
-    models: dict[str, dict[str, Load]] = {}
+    models: dict[str, dict[str, LoadCounts]] = {}
     v: int = WIRE_VERSION
 
 
@@ -173,8 +173,8 @@ class PlanEvent(msgspec.Struct, frozen=True):
     v: int = WIRE_VERSION
 
 
-Reply = Chunk | Accepted | Busy | Hop | Failed
-Edge = Chunk | Hop | End
+Reply = Chunk | Accepted | BusyReply | Hop | NodeFailed
+Edge = Chunk | Hop | InvocationEnd
 
 encode = msgspec.json.Encoder().encode
 
@@ -191,7 +191,7 @@ class _Edges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _replies = msgspec.json.Decoder(_Replies).decode
 _edges = msgspec.json.Decoder(_Edges).decode
-_end = msgspec.json.Decoder(End).decode
+_end = msgspec.json.Decoder(InvocationEnd).decode
 _status = msgspec.json.Decoder(ExecutorStatus).decode
 _gateway = msgspec.json.Decoder(GatewayStatus).decode
 _load = msgspec.json.Decoder(LoadEvent).decode
@@ -202,13 +202,13 @@ _TAIL = b"]}"
 _FRAME = len(_HEAD) + len(_TAIL)
 
 
-def check(message: bytes, limit: int) -> None:
+def check_message_size(message: bytes, limit: int) -> None:
     """Raise ``ProtocolError`` for a message that fits into no frame: that is a defect, bulk goes by handle."""
     if len(message) + _FRAME > limit:
         raise ProtocolError(f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle")
 
 
-def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
+def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
     """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check`` does."""
     if messages and _FRAME + sum(map(len, messages)) + len(messages) <= limit:
         yield _HEAD + b",".join(messages) + _TAIL
@@ -216,7 +216,7 @@ def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
     batch: list[bytes] = []
     size = _FRAME
     for message in messages:
-        check(message, limit)
+        check_message_size(message, limit)
         if batch and size + len(message) + 1 > limit:
             yield _HEAD + b",".join(batch) + _TAIL
             batch, size = [], _FRAME
@@ -226,50 +226,52 @@ def frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
         yield _HEAD + b",".join(batch) + _TAIL
 
 
-def _read(decode: Any, body: bytes, what: str) -> Any:
+def _decode_message(decode: Any, body: bytes, what: str) -> Any:
     try:
         message = decode(body)
     except UNREADABLE as error:
-        raise ProtocolError(f"not a {what} of wire version {WIRE_VERSION}: {explain(body, error)}") from error
+        raise ProtocolError(
+            f"not a {what} of wire version {WIRE_VERSION}: {explain_unreadable(body, error)}"
+        ) from error
     if message.v != WIRE_VERSION:
         raise ProtocolError(f"{what} of wire version {message.v}, this build reads {WIRE_VERSION}: update one side")
     return message
 
 
 def decode_replies(body: bytes) -> list[Reply]:
-    return _read(_replies, body, "reply frame").msgs
+    return _decode_message(_replies, body, "reply frame").msgs
 
 
 def decode_edges(body: bytes) -> list[Edge]:
-    return _read(_edges, body, "edge frame").msgs
+    return _decode_message(_edges, body, "edge frame").msgs
 
 
-def decode_end(body: bytes) -> End:
-    return _read(_end, body, "end")
+def decode_end(body: bytes) -> InvocationEnd:
+    return _decode_message(_end, body, "end")
 
 
 def decode_status(body: bytes) -> ExecutorStatus:
-    status = _read(_status, body, "executor status")
-    if not addressable(status.id):
+    status = _decode_message(_status, body, "executor status")
+    if not is_addressable(status.id):
         raise ProtocolError(f"executor {status.id[:80]!r} cannot be addressed: no blanks, no wildcards in ids")
     return status
 
 
 def decode_gateway(body: bytes) -> GatewayStatus:
-    return _read(_gateway, body, "gateway status")
+    return _decode_message(_gateway, body, "gateway status")
 
 
 def decode_load(body: bytes) -> LoadEvent:
-    return _read(_load, body, "load event")
+    return _decode_message(_load, body, "load event")
 
 
 def decode_plan_event(body: bytes) -> PlanEvent:
-    return _read(_plan, body, "plan event")
+    return _decode_message(_plan, body, "plan event")
 
 
 def to_handle(value: object) -> Handle:
     """A handle from plain JSON values; raises ``ProtocolError``."""
     try:
-        return msgspec.convert(value, Handle).check()
+        return msgspec.convert(value, Handle).validate()
     except msgspec.ValidationError as error:
         raise ProtocolError(f"not a handle: {error}") from error

@@ -28,119 +28,127 @@ class Permissions(NamedTuple):
     subscribe: tuple[str, ...]
 
 
-def inbox(user: str) -> str:
+def inbox_prefix(user: str) -> str:
     """The prefix of a user's inboxes; without a user the usual one."""
-    return f"_INBOX.{subjects.token(user)}" if user else "_INBOX"
+    return f"_INBOX.{subjects.subject_token(user)}" if user else "_INBOX"
 
 
-def permissions(models: Mapping[str, Sequence[str]] | None = None) -> dict[str, Permissions]:
+def permissions_by_user(models: Mapping[str, Sequence[str]] | None = None) -> dict[str, Permissions]:
     """Return the permissions by user: services on the bus, and ``operator`` for people and their tools.
 
     ``models`` maps a model to its unit tasks: then there is a user ``model_user(model)`` for each besides, for
     executors of that model. It receives work for those tasks and no other.
     """
     return {
-        "gateway": _gateway(),
-        "planner": _planner(),
-        **{user: _executor(user) for user in _EXECUTORS},
-        **{model_user(model): _executor(model_user(model), tasks) for model, tasks in (models or {}).items()},
-        "operator": _operator(),
+        "gateway": _gateway_permissions(),
+        "planner": _planner_permissions(),
+        **{user: _executor_permissions(user) for user in _EXECUTORS},
+        **{
+            model_user(model): _executor_permissions(model_user(model), tasks)
+            for model, tasks in (models or {}).items()
+        },
+        "operator": _operator_permissions(),
     }
 
 
 def model_user(model: str) -> str:
     """The user of executors that run components of ``model`` alone."""
-    return f"model-{subjects.token(model)}"
+    return f"model-{subjects.subject_token(model)}"
 
 
-def _gateway() -> Permissions:
+def _gateway_permissions() -> Permissions:
     says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.CLAIM)
     hears = (subjects.EXECUTOR, subjects.GONE, subjects.PLAN, *says)
     return Permissions(
         (
             f"{ROOT}.task.*.*",
-            subjects.edge("*"),
-            subjects.end("*"),
+            subjects.edge_subject("*"),
+            subjects.end_subject("*"),
             subjects.RECORDS,
             subjects.REPLAY,  # for who asks over HTTP
-            *map(subjects.event, says),
+            *map(subjects.event_subject, says),
             subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
             *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
-            *_answers("gateway", "operator"),  # who may ask for a replay
+            *_reply_subjects("gateway", "operator"),  # who may ask for a replay
         ),
         (
             f"{ROOT}.reply.>",
             subjects.REPLAY,
-            *map(subjects.event, hears),
+            *map(subjects.event_subject, hears),
             subjects.DEAD,  # what another gateway refuses
-            f"{inbox('gateway')}.>",
+            f"{inbox_prefix('gateway')}.>",
         ),
     )
 
 
-def _planner() -> Permissions:
+def _planner_permissions() -> Permissions:
     return Permissions(
         (
-            subjects.event(subjects.PLAN),
-            subjects.event(subjects.CENSUS),
+            subjects.event_subject(subjects.PLAN),
+            subjects.event_subject(subjects.CENSUS),
             f"{_API}.STREAM.LIST",
             *(f"{_API}.STREAM.INFO.{stream}" for stream in STREAMS),
             *(f"{_API}.CONSUMER.LIST.{stream}" for stream in STREAMS),
         ),
         (
-            *map(subjects.event, (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD)),
-            f"{inbox('planner')}.>",
+            *map(subjects.event_subject, (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD)),
+            f"{inbox_prefix('planner')}.>",
         ),
     )
 
 
-def _executor(user: str, tasks: Sequence[str] = ()) -> Permissions:
+def _executor_permissions(user: str, tasks: Sequence[str] = ()) -> Permissions:
     """Executors feed each other and answer gateways.
 
     A user of a service hears all tasks, since what its executors run is decided by plans; ``tasks`` narrows it. Ids of
     executors are made when they start, so that edges cannot be listed by executor.
     """
-    hears = [f"{subjects.task(task)}{tail}" for task in tasks for tail in ("", ".*")] or [f"{ROOT}.task.>"]
+    hears = [f"{subjects.task_subject(task)}{tail}" for task in tasks for tail in ("", ".*")] or [f"{ROOT}.task.>"]
     return Permissions(
-        (subjects.edge("*"), subjects.reply("*"), subjects.event(subjects.EXECUTOR), *_answers("operator")),
+        (
+            subjects.edge_subject("*"),
+            subjects.reply_subject("*"),
+            subjects.event_subject(subjects.EXECUTOR),
+            *_reply_subjects("operator"),
+        ),
         (
             *hears,
             f"{ROOT}.edge.>",
-            subjects.event(subjects.CENSUS),
+            subjects.event_subject(subjects.CENSUS),
             "$SRV.>",
-            f"{inbox(user)}.>",
+            f"{inbox_prefix(user)}.>",
         ),
     )
 
 
-def _answers(*users: str) -> tuple[str, ...]:
+def _reply_subjects(*users: str) -> tuple[str, ...]:
     """Subjects to publish to for answering what ``users`` ask."""
-    return tuple(f"{inbox(user)}.>" for user in users)
+    return tuple(f"{inbox_prefix(user)}.>" for user in users)
 
 
-def _operator() -> Permissions:
+def _operator_permissions() -> Permissions:
     """Looks at everything, asks by hand, and sees to the streams. It takes no service's part."""
     return Permissions(
         (
             f"{ROOT}.task.*",
             subjects.REPLAY,
-            subjects.event(subjects.CENSUS),
-            subjects.event(subjects.GONE),
+            subjects.event_subject(subjects.CENSUS),
+            subjects.event_subject(subjects.GONE),
             "$SRV.>",
             f"{_API}.>",
             "$JS.ACK.>",
         ),
-        (f"{ROOT}.>", "$SRV.>", f"{inbox('operator')}.>", "_INBOX.>"),
+        (f"{ROOT}.>", "$SRV.>", f"{inbox_prefix('operator')}.>", "_INBOX.>"),
     )
 
 
-def variable(user: str) -> str:
+def password_variable(user: str) -> str:
     """The environment variable in which the server finds a user's password, or its bcrypt hash in quotes."""
     return f"OMNIBUS_NATS_{user.upper().replace('-', '_')}_PASSWORD"
 
 
-def config(
+def server_config(
     passwords: Mapping[str, str] | None = None,
     port: int = 0,
     store: str = "",
@@ -153,10 +161,12 @@ def config(
     ``port`` and ``store`` (a directory) it is a whole configuration, else one to be given beside ``-js``. ``tls`` is a
     directory with ``tls.crt`` and ``tls.key``; ``models`` as for ``permissions``.
     """
-    return "\n".join([*_server(port, store, tls), *_users(passwords or {}, permissions(models))]) + "\n"
+    return (
+        "\n".join([*_server_lines(port, store, tls), *_user_lines(passwords or {}, permissions_by_user(models))]) + "\n"
+    )
 
 
-def _server(port: int, store: str, tls: str) -> Iterator[str]:
+def _server_lines(port: int, store: str, tls: str) -> Iterator[str]:
     if port:
         yield f"port: {port}"
     if store:
@@ -165,11 +175,11 @@ def _server(port: int, store: str, tls: str) -> Iterator[str]:
         yield f"tls {{ cert_file: {json.dumps(f'{tls}/tls.crt')}, key_file: {json.dumps(f'{tls}/tls.key')} }}"
 
 
-def _users(passwords: Mapping[str, str], users: Mapping[str, Permissions]) -> Iterator[str]:
+def _user_lines(passwords: Mapping[str, str], users: Mapping[str, Permissions]) -> Iterator[str]:
     yield "authorization {"
     yield "  users: ["
     for user, may in users.items():
-        password = json.dumps(passwords[user]) if user in passwords else f"${variable(user)}"
+        password = json.dumps(passwords[user]) if user in passwords else f"${password_variable(user)}"
         yield "    {"
         yield f"      user: {user}"
         yield f"      password: {password}"

@@ -6,7 +6,7 @@ from math import inf
 from omnibus.bus import Bus
 
 
-class Comeback:
+class ReconnectMonitor:
     """Watches one connection. Ask it now and then: it learns of a reconnect when it is asked."""
 
     def __init__(self, bus: Bus) -> None:
@@ -14,7 +14,7 @@ class Comeback:
         self._reconnects = bus.reconnects
         self._at = -inf
 
-    def within(self, seconds: float) -> bool:
+    def reconnected_within(self, seconds: float) -> bool:
         """Return whether the connection came back in the last ``seconds``."""
         if self._reconnects != self._bus.reconnects:
             self._reconnects, self._at = self._bus.reconnects, time.monotonic()

@@ -10,7 +10,7 @@ from omnibus.errors import DeadlineExceeded, NotFound
 log = logging.getLogger(__name__)
 
 
-async def ask(
+async def request_replies(
     bus: Bus, inbox: str, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None
 ) -> AsyncIterator[bytes]:
     """Replies that come to ``inbox``, until the empty one. ``timeout`` bounds each wait, in seconds.
@@ -36,7 +36,7 @@ async def ask(
         await stop()
 
 
-async def answer(bus: Bus, responder: Responder, delivery: Delivery) -> None:
+async def send_replies(bus: Bus, responder: Responder, delivery: Delivery) -> None:
     """Send what ``responder`` yields, then the empty message."""
     try:
         async for part in responder(delivery):

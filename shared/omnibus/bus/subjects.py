@@ -23,15 +23,15 @@ RECORDS = f"{ROOT}.inv.>"
 DEAD = f"{ROOT}.event.deadletter.>"
 
 
-class Stream(NamedTuple):
+class StreamSpec(NamedTuple):
     """A stream of JetStream, and the subjects that it keeps."""
 
     name: str
     subjects: str
 
 
-INVOCATIONS = Stream("OMNIBUS_INVOCATIONS", RECORDS)
-DEADLETTERS = Stream("OMNIBUS_DEADLETTERS", DEAD)
+INVOCATIONS = StreamSpec("OMNIBUS_INVOCATIONS", RECORDS)
+DEADLETTERS = StreamSpec("OMNIBUS_DEADLETTERS", DEAD)
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
@@ -42,57 +42,57 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @lru_cache(4096)
-def token(text: str) -> str:
+def subject_token(text: str) -> str:
     """``text`` as one subject token: dots, blanks and wildcards become ``_``."""
     return _UNSAFE.sub("_", text) or "_"
 
 
 def task_name(kind: str, model: str, component: str) -> str:
     """The usual name of the unit task that runs ``component`` of ``model``."""
-    return token(f"{kind}-{model}-{component}")
+    return subject_token(f"{kind}-{model}-{component}")
 
 
-def task(unit_task: str, executor: str = "") -> str:
+def task_subject(unit_task: str, executor: str = "") -> str:
     """Return the subject on which executors of ``unit_task`` listen, or one of them."""
     return f"{ROOT}.task.{unit_task}.{executor}" if executor else f"{ROOT}.task.{unit_task}"
 
 
-def edge(executor: str) -> str:
+def edge_subject(executor: str) -> str:
     return f"{ROOT}.edge.{executor}"
 
 
-def unheard(executor: str) -> str:
+def no_responders_prefix(executor: str) -> str:
     """Prefix of the reply-to of an executor's frames: the server answers there when nobody listens."""
     return f"{ROOT}.edge.{executor}.unheard"
 
 
-def reply(gateway: str) -> str:
+def reply_subject(gateway: str) -> str:
     return f"{ROOT}.reply.{gateway}"
 
 
-def refused(gateway: str, invocation: str, attempt: int, executor: str) -> str:
+def refused_subject(gateway: str, invocation: str, attempt: int, executor: str) -> str:
     """Reply-to of a dispatch: only the server's no-responders status arrives here."""
     return f"{ROOT}.reply.{gateway}.{invocation}.{attempt}.{executor}"
 
 
-def parse_refused(subject: str) -> tuple[str, int, str]:
+def parse_refused_subject(subject: str) -> tuple[str, int, str]:
     """Invocation, attempt and executor of a ``refused`` subject."""
     *_, invocation, attempt, executor = subject.split(".")
     return invocation, int(attempt), executor
 
 
-def end(invocation: str) -> str:
+def end_subject(invocation: str) -> str:
     return f"{ROOT}.end.{invocation}"
 
 
-def record(app: str, invocation: str) -> str:
-    return f"{ROOT}.inv.{token(app)}.{invocation}"
+def record_subject(app: str, invocation: str) -> str:
+    return f"{ROOT}.inv.{subject_token(app)}.{invocation}"
 
 
-def dead(app: str, invocation: str) -> str:
+def dead_letter_subject(app: str, invocation: str) -> str:
     """Return the subject of a dead letter."""
-    return f"{ROOT}.event.deadletter.{token(app)}.{invocation}"
+    return f"{ROOT}.event.deadletter.{subject_token(app)}.{invocation}"
 
 
-def event(kind: str) -> str:
+def event_subject(kind: str) -> str:
     return f"{ROOT}.event.{kind}"

@@ -2,8 +2,8 @@
 
 import sys
 
-from omnibus.checkpoints import download
+from omnibus.checkpoints import download_checkpoint
 from omnibus.process import run_module
 
 if __name__ == "__main__":
-    sys.exit(run_module.answer(lambda: str(download(sys.argv[1]))))
+    sys.exit(run_module.report_answer(lambda: str(download_checkpoint(sys.argv[1]))))

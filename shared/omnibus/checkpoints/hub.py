@@ -24,12 +24,12 @@ def is_id(checkpoint: str) -> bool:
     return _ID.fullmatch(checkpoint) is not None and not Path(checkpoint).exists()
 
 
-def located(checkpoint: str) -> Path:
+def resolve_checkpoint(checkpoint: str) -> Path:
     """The directory of an id, and anything else as the path that it is. Raises ``NotFound`` as ``find`` does."""
-    return find(checkpoint) if is_id(checkpoint) else Path(checkpoint)
+    return find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
 
 
-def find(checkpoint: str) -> Path:
+def find_checkpoint(checkpoint: str) -> Path:
     """The directory of ``checkpoint``. Raises ``NotFound`` that says what to do."""
     path = Path(checkpoint)
     if checkpoint and path.is_dir():
@@ -39,7 +39,7 @@ def find(checkpoint: str) -> Path:
             f"{checkpoint or 'nothing'} is no directory of a checkpoint, nor an id of the Hugging Face hub such as "
             "Qwen/Qwen2.5-VL-7B-Instruct"
         )
-    found = _cached(checkpoint)
+    found = _cached_directory(checkpoint)
     if found is None:
         raise NotFound(
             f"{checkpoint} is not in the cache of the Hugging Face hub on this machine: "
@@ -48,7 +48,7 @@ def find(checkpoint: str) -> Path:
     return found
 
 
-def download(checkpoint: str) -> Path:
+def download_checkpoint(checkpoint: str) -> Path:
     """Download what is not there yet of an id: configurations, tokenizers and safetensors, no code and no pickles.
 
     Returns its directory. Raises ``BadRequest`` for what is no id, ``NotFound`` for one that the hub does not know,
@@ -58,19 +58,19 @@ def download(checkpoint: str) -> Path:
     if named is None:
         raise BadRequest(f"{checkpoint} is no id of the Hugging Face hub such as Qwen/Qwen2.5-VL-7B-Instruct")
     id, revision = named.groups()
-    client = _client()
+    client = _hub_client()
     try:
         found = Path(client.snapshot_download(id, revision=revision, allow_patterns=list(_SMALL)))
-        client.snapshot_download(id, revision=revision, allow_patterns=[*_SMALL, *_weights(found)])
+        client.snapshot_download(id, revision=revision, allow_patterns=[*_SMALL, *_weight_files(found)])
     except Exception as error:  # the client's own errors and those of the HTTP library that it happens to use
-        raise _said(checkpoint, error) from error
+        raise _hub_error(checkpoint, error) from error
     return found
 
 
-def _cached(checkpoint: str) -> Path | None:
+def _cached_directory(checkpoint: str) -> Path | None:
     named = _ID.fullmatch(checkpoint)
     id, revision = named.groups() if named else ("", None)
-    client = _client()
+    client = _hub_client()
     for kind in _KINDS:
         found = client.try_to_load_from_cache(id, kind, revision=revision)
         if isinstance(found, str):
@@ -78,13 +78,13 @@ def _cached(checkpoint: str) -> Path | None:
     return None
 
 
-def _weights(directory: Path) -> list[str]:
+def _weight_files(directory: Path) -> list[str]:
     """The files of weights that the configurations in ``directory`` ask for: a repository may have more."""
-    parts = ["", *(f"{part}/" for part in _parts(directory))]
-    return [f"{part}{name}" for part in parts for name in safetensors.names(directory / part)]
+    parts = ["", *(f"{part}/" for part in _pipeline_parts(directory))]
+    return [f"{part}{name}" for part in parts for name in safetensors.weight_file_names(directory / part)]
 
 
-def _parts(directory: Path) -> list[str]:
+def _pipeline_parts(directory: Path) -> list[str]:
     """The directories of a pipeline."""
     index = directory / _KINDS[0]
     if not index.exists():
@@ -93,7 +93,7 @@ def _parts(directory: Path) -> list[str]:
     return [name for name, kind in found.items() if isinstance(kind, list) and kind[0] is not None]
 
 
-def _client() -> Any:
+def _hub_client() -> Any:
     try:
         import huggingface_hub
     except ImportError:
@@ -101,7 +101,7 @@ def _client() -> Any:
     return huggingface_hub
 
 
-def _said(checkpoint: str, error: Exception) -> OmnibusError:
+def _hub_error(checkpoint: str, error: Exception) -> OmnibusError:
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True):
+class ComponentReport(msgspec.Struct, frozen=True):
     """One component. ``nbytes`` is what its weights take in memory, all that is loaded in the report's dtype.
 
     ``missing`` and ``odd`` are names of weights, as the library calls them: those that the checkpoint does not have,
@@ -22,8 +22,8 @@ class Part(msgspec.Struct, frozen=True):
     @property
     def faults(self) -> list[str]:
         """Faults of the component, in words; empty when there are none."""
-        lacks = [f"lacks {_some(self.missing)}"] if self.missing else []
-        shapes = [f"has another shape than its configuration says: {_some(self.odd)}"] if self.odd else []
+        lacks = [f"lacks {_list_names(self.missing)}"] if self.missing else []
+        shapes = [f"has another shape than its configuration says: {_list_names(self.odd)}"] if self.odd else []
         return [*([self.problem] if self.problem else []), *lacks, *shapes]
 
 
@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True):
     path: str
     family: str
     dtype: str
-    parts: dict[str, Part]
+    parts: dict[str, ComponentReport]
     stored: dict[str, int] = {}
     files: int = 0
     lost: list[str] = []
@@ -51,6 +51,6 @@ class Report(msgspec.Struct, frozen=True):
         return bool(self.stored) and not (self.lost or self.broken or faults)
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def _list_names(names: list[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{len(names)} weight{'s' if len(names) > 1 else ''}: {', '.join(names[:most])}{more}"

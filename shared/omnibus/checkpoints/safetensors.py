@@ -13,7 +13,7 @@ _STEMS = ("model", "diffusion_pytorch_model")
 _HEADER = 100 << 20  # bytes of a header at most, as the format has it
 
 
-class Tensor(NamedTuple):
+class TensorHeader(NamedTuple):
     """A tensor as a header has it; ``dtype`` in the format's words, for example ``BF16``."""
 
     dtype: str
@@ -21,24 +21,24 @@ class Tensor(NamedTuple):
     nbytes: int
 
 
-def names(directory: Path) -> list[str]:
+def weight_file_names(directory: Path) -> list[str]:
     """The files that hold the weights of ``directory``, there or not: those of its index, else the usual ones."""
     for stem in _STEMS:
         whole, index = directory / f"{stem}.safetensors", directory / f"{stem}.safetensors.index.json"
         if index.exists() and not whole.exists():
-            return sorted(_shards(index))
+            return sorted(_shard_names(index))
     return [f"{stem}.safetensors" for stem in _STEMS]
 
 
-def files(directory: Path) -> tuple[list[Path], list[str]]:
+def find_weight_files(directory: Path) -> tuple[list[Path], list[str]]:
     """The files of weights that are there, and the names of those that an index tells of and are not."""
-    wanted = names(directory)
+    wanted = weight_file_names(directory)
     there = [directory / name for name in wanted if (directory / name).is_file()]
     usual = {f"{stem}.safetensors" for stem in _STEMS}
     return there, [name for name in wanted if name not in usual and directory / name not in there]
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of a file by name. Raises ``BadRequest`` that says what is wrong with the file."""
     try:
         with path.open("rb") as file:
@@ -46,8 +46,8 @@ def read(path: Path) -> dict[str, Tensor]:
             file.seek(0)
             length = struct.unpack("<Q", file.read(8))[0]
             header = json.loads(file.read(length)) if length <= min(_HEADER, size) else None
-        found = dict(_tensors(header))
-        whole = 8 + length + max((each["data_offsets"][1] for each in _described(header)), default=0)
+        found = dict(_parse_tensors(header))
+        whole = 8 + length + max((each["data_offsets"][1] for each in _tensor_entries(header)), default=0)
     except OSError as error:
         raise BadRequest(f"{path.name} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, AttributeError, TypeError, LookupError):
@@ -57,19 +57,19 @@ def read(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _shards(index: Path) -> set[str]:
+def _shard_names(index: Path) -> set[str]:
     try:
         return {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {index.name.removesuffix(".index.json")}  # which is not there, and so is missed
 
 
-def _described(header: Any) -> list[dict[str, Any]]:
+def _tensor_entries(header: Any) -> list[dict[str, Any]]:
     return [each for name, each in header.items() if name != "__metadata__"]
 
 
-def _tensors(header: Any) -> Iterator[tuple[str, Tensor]]:
+def _parse_tensors(header: Any) -> Iterator[tuple[str, TensorHeader]]:
     for name, each in header.items():
         if name != "__metadata__":
             begin, end = each["data_offsets"]
-            yield name, Tensor(str(each["dtype"]), tuple(map(int, each["shape"])), int(end) - int(begin))
+            yield name, TensorHeader(str(each["dtype"]), tuple(map(int, each["shape"])), int(end) - int(begin))

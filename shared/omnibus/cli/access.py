@@ -7,12 +7,12 @@ from typing import Any
 COMMANDS = ("keys", "nats-config", "env")
 
 
-def command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     """The command that was named, of those of ``COMMANDS``."""
     if options.command == "keys":
-        from omnibus.cli.keys import keys_of
+        from omnibus.cli.keys import run_keys
 
-        return keys_of(options)
+        return run_keys(options)
     if options.command == "env":
         from omnibus.cli.environment import print_environment
 
@@ -22,7 +22,7 @@ def command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     return nats_config(options)
 
 
-def add(commands: Any) -> None:
+def add_access_commands(commands: Any) -> None:
     """Add the arguments to those of ``omnibus``."""
     _add_keys(commands)
     commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")

@@ -17,7 +17,7 @@ from omnibus.app import protocol
 from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD
 from omnibus.app_record import AppSource
 from omnibus.cli import app_target
-from omnibus.cli.format.tables import fields
+from omnibus.cli.format.tables import field_lines
 from omnibus.errors import BadRequest, DeadlineExceeded, from_problem
 
 #: Seconds that an app may take to load, and its worker to end.
@@ -27,82 +27,82 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SILENT: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
-async def check(options: argparse.Namespace) -> int:
+async def check_app(options: argparse.Namespace) -> int:
     """Print what the app is. Raises what is wrong with it."""
-    description = await load(options.target, options.upload)
+    description = await describe_app(options.target, options.upload)
     about = msgspec.to_builtins(description)
-    print(json.dumps(about) if options.json else "\n".join(described(about)))
+    print(json.dumps(about) if options.json else "\n".join(description_lines(about)))
     return 0
 
 
-async def load(target: str | None, upload: str | None = None) -> protocol.Description:
+async def describe_app(target: str | None, upload: str | None = None) -> protocol.Description:
     """Load an app in a worker and return its description. Raises what is wrong with it."""
-    return await asyncio.to_thread(_loaded, *_source(target, upload))
+    return await asyncio.to_thread(_load_in_worker, *_app_source(target, upload))
 
 
-def described(about: dict[str, Any]) -> list[str]:
+def description_lines(about: dict[str, Any]) -> list[str]:
     """A description, or an app as a gateway shows it, as lines."""
     tasks = [f"{task['name']}{' (own)' if task['own'] else ''}" for task in about["tasks"]]
     named = {
         "app": about["name"],
         "model": about["model"] and f"{about['model']} (chat completions)",
         "tasks": "\n".join(tasks) or "none",
-        "request": "a chat request" if about["chat"] else _schema(about["request"]),
-        "response": _schema(about["response"]) + (", part by part" if about["streams"] else ""),
+        "request": "a chat request" if about["chat"] else _schema_text(about["request"]),
+        "response": _schema_text(about["response"]) + (", part by part" if about["streams"] else ""),
         "doc": about["doc"],
         "walls": ", ".join(about.get("restricted", ())),
     }
-    return list(fields(named))
+    return list(field_lines(named))
 
 
-def _schema(schema: dict[str, Any]) -> str:
+def _schema_text(schema: dict[str, Any]) -> str:
     """A JSON schema in a line: its fields and their types."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return str(schema.get("title") or schema.get("type") or "any JSON")
     needed = schema.get("required", ())
-    named = [f"{name}{'' if name in needed else '?'}: {_type(field)}" for name, field in properties.items()]
+    named = [f"{name}{'' if name in needed else '?'}: {_type_text(field)}" for name, field in properties.items()]
     return f"{{{', '.join(named)}}}"
 
 
-def _type(field: Any) -> str:
+def _type_text(field: Any) -> str:
     if not isinstance(field, dict):
         return "any"
     if "anyOf" in field:
-        return " | ".join(map(_type, field["anyOf"]))
+        return " | ".join(map(_type_text, field["anyOf"]))
     return str(field.get("type") or field.get("$ref", "any").rpartition("/")[2])
 
 
-def _source(target: str | None, upload: str | None) -> tuple[AppSource, str]:
+def _app_source(target: str | None, upload: str | None) -> tuple[AppSource, str]:
     if upload is not None:
-        given = app_target.source(None, upload, "")
+        given = app_target.source_body(None, upload, "")
         return AppSource(UPLOAD, given["name"]), given["upload"]
     if target is None:
         raise BadRequest("name a module, a file, or `--upload FILE`")
     if not app_target.is_file(target):
         return AppSource(IMPORT, target), ""
-    module, root = app_target.located(target)
+    module, root = app_target.locate_module(target)
     return AppSource(DIRECTORY, module, str(root)), ""
 
 
-def _loaded(source: AppSource, text: str) -> protocol.Description:
+def _load_in_worker(source: AppSource, text: str) -> protocol.Description:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(PATIENCE)
         argv = [sys.executable, "-m", "omnibus.app.worker", str(theirs.fileno())]
-        with subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=_environment(), **_SILENT) as worker:
+        with subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=_worker_environment(), **_SILENT) as worker:
             theirs.close()
             try:
-                ours.sendall(protocol.encode(protocol.Load(source, text)))
-                return _answer(ours)
+                ours.sendall(protocol.encode_message(protocol.LoadApp(source, text)))
+                return _read_worker_answer(ours)
             except TimeoutError:
                 raise DeadlineExceeded(f"{source.module} did not load within {PATIENCE:g} s") from None
             finally:
                 ours.close()  # it ends then
-                _end(worker)
+                _stop_worker(worker)
 
 
-def _environment() -> dict[str, str]:
+def _worker_environment() -> dict[str, str]:
     """Ours, with this SDK in reach, and libraries of numbers without threads: a sandbox holds for one."""
     path = os.pathsep.join(
         filter(None, [str(Path(omnibus.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
@@ -110,7 +110,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(_THREADS, "1"), "PYTHONPATH": path}
 
 
-def _answer(ours: socket.socket) -> protocol.Description:
+def _read_worker_answer(ours: socket.socket) -> protocol.Description:
     frames, body = protocol.Frames(), b""
     while not body:
         try:
@@ -123,12 +123,12 @@ def _answer(ours: socket.socket) -> protocol.Description:
     message = protocol.from_worker(body)
     if isinstance(message, protocol.Broken):
         raise from_problem(message.problem)
-    if not isinstance(message, protocol.Ready):
+    if not isinstance(message, protocol.AppReady):
         raise BadRequest(f"the app's worker answered {type(message).__name__}")
     return message.description
 
 
-def _end(worker: "subprocess.Popen[bytes]") -> None:
+def _stop_worker(worker: "subprocess.Popen[bytes]") -> None:
     try:
         worker.wait(ENDS_WITHIN)
     except subprocess.TimeoutExpired:

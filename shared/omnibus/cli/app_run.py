@@ -8,10 +8,10 @@ from pathlib import Path
 
 from omnibus.app.protocol import Description
 from omnibus.cli import app_target
-from omnibus.cli.app_check import load
-from omnibus.cli.apps import body, register, say
+from omnibus.cli.app_check import describe_app
+from omnibus.cli.apps import parse_request, print_response, register_app
 from omnibus.cli.gateway import Gateway
-from omnibus.cli.up import NONE, declarations
+from omnibus.cli.up import NONE, load_declarations
 from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.families import catalog
 from omnibus.process.logs import Log
@@ -22,14 +22,14 @@ from omnibus.up.tiny_models import tiny_models
 async def run_app(options: argparse.Namespace) -> int:
     """Start a stack, register the app, call it once if a request is given."""
     once = options.body is not None
-    request = body(options.body)
-    description = await load(options.target)  # what is wrong with it is said before everything starts
-    models = await declarations(options) if _chosen(options) else await _needed(description)
-    root = app_target.located(options.target)[1] if app_target.is_file(options.target) else Path.cwd()
+    request = parse_request(options.body)
+    description = await describe_app(options.target)  # what is wrong with it is said before everything starts
+    models = await load_declarations(options) if _chooses_models(options) else await _declare_tiny_models(description)
+    root = app_target.locate_module(options.target)[1] if app_target.is_file(options.target) else Path.cwd()
     quiet = io.StringIO()
     stack = Stack(
         models,
-        port=_port(options.port, once),
+        port=_choose_port(options.port, once),
         apps_dir=root,
         log=Log(quiet) if once else None,
         nursery=models != NONE,
@@ -38,9 +38,9 @@ async def run_app(options: argparse.Namespace) -> int:
     try:
         async with stack:
             there = Gateway(stack.url, stack.admin_token, str(root), stack.certificate)
-            app = await asyncio.to_thread(register, there, options.target, None)
+            app = await asyncio.to_thread(register_app, there, options.target, None)
             if once:
-                await asyncio.to_thread(say, there, app["name"], request, options.json)
+                await asyncio.to_thread(print_response, there, app["name"], request, options.json)
                 return 0
             print(
                 f"\n{app['name']} is up: POST {stack.url}/v1/apps/{app['name']}/invoke   "
@@ -55,12 +55,12 @@ async def run_app(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(options: argparse.Namespace) -> bool:
+def _chooses_models(options: argparse.Namespace) -> bool:
     """Return whether the command says which models to serve."""
     return bool(options.models or options.only or options.no_models)
 
 
-async def _needed(app: Description) -> str:
+async def _declare_tiny_models(app: Description) -> str:
     """Declarations of the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
     named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
     others = [model for model in named if model not in catalog.LOCAL]
@@ -69,5 +69,5 @@ async def _needed(app: Description) -> str:
     return await tiny_models(list(named)) if named else NONE
 
 
-def _port(asked: int | None, once: bool) -> int:
+def _choose_port(asked: int | None, once: bool) -> int:
     return asked if asked is not None else 0 if once else 8000

@@ -6,19 +6,19 @@ from typing import Any
 from omnibus.errors import BadRequest
 
 
-def source(target: str | None, upload: str | None, apps_dir: str) -> dict[str, Any]:
+def source_body(target: str | None, upload: str | None, apps_dir: str) -> dict[str, Any]:
     """The source as the gateway's routes take it. ``apps_dir`` is where the gateway takes files from.
 
     Raises ``BadRequest`` for a file that cannot be read or lies elsewhere.
     """
     if upload is not None:
-        path = _file(upload)
-        return {"upload": _text(path), "name": path.stem}
+        path = _find_file(upload)
+        return {"upload": _read_text(path), "name": path.stem}
     if target is None:
         raise BadRequest("name a module, a file, or `--upload FILE`")
     if not is_file(target):
         return {"module": target}
-    module, root = located(target)
+    module, root = locate_module(target)
     if not apps_dir:
         raise BadRequest(
             f"this gateway takes no files: install {target} and name its module, or use `--upload {target}`"
@@ -37,9 +37,9 @@ def is_file(target: str) -> bool:
     return target.endswith(".py") or "/" in target
 
 
-def located(target: str) -> tuple[str, Path]:
+def locate_module(target: str) -> tuple[str, Path]:
     """Module name of a file, and the directory that it is imported from: the one around its packages."""
-    path = _file(target)
+    path = _find_file(target)
     parts, root = ([] if path.stem == "__init__" else [path.stem]), path.parent
     while (root / "__init__.py").is_file() and root != root.parent:
         parts, root = [root.name, *parts], root.parent
@@ -48,7 +48,7 @@ def located(target: str) -> tuple[str, Path]:
     return ".".join(parts), root
 
 
-def _file(target: str) -> Path:
+def _find_file(target: str) -> Path:
     path = Path(target).resolve()
     if path.is_dir() and (path / "__init__.py").is_file():
         path = path / "__init__.py"
@@ -59,7 +59,7 @@ def _file(target: str) -> Path:
     return path
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

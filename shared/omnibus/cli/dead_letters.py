@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.format.tables import table
-from omnibus.cli.invocations import connect, replayed
+from omnibus.cli.format.tables import table_lines
+from omnibus.cli.invocations import connect_bus, replay_and_print
 from omnibus.errors import ProtocolError
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
@@ -17,34 +17,43 @@ from omnibus.recording.dead_letters import DeadLetter
 READ = 256
 
 
-async def dead(options: argparse.Namespace) -> int:
-    bus = await connect(options)
+async def run_dead_letters(options: argparse.Namespace) -> int:
+    bus = await connect_bus(options)
     try:
-        command = {None: _list, "list": _list, "show": _show, "retry": _retry, "remove": _remove}
+        command = {
+            None: _list_letters,
+            "list": _list_letters,
+            "show": _show_letter,
+            "retry": _retry_letter,
+            "remove": _remove_letter,
+        }
         return await command[options.dead_command](bus, options)
     finally:
         await bus.drain()
 
 
-async def _list(bus: NatsBus, options: argparse.Namespace) -> int:
-    letters = await _letters(bus, options.limit)
+async def _list_letters(bus: NatsBus, options: argparse.Namespace) -> int:
+    letters = await _read_letters(bus, options.limit)
     if options.json:
         print(msgspec.json.encode(letters).decode())
         return 0
-    rows = [(_when(each), each.inv, each.model, each.reason, _where(each), _why(each)) for each in letters]
-    print("\n".join(table(("when", "invocation", "model", "reason", "where", "why"), rows)) if rows else "none")
+    rows = [
+        (_time_text(each), each.inv, each.model, each.reason, _component_text(each), _problem_text(each))
+        for each in letters
+    ]
+    print("\n".join(table_lines(("when", "invocation", "model", "reason", "where", "why"), rows)) if rows else "none")
     return 0
 
 
-async def _letters(bus: NatsBus, limit: int) -> list[DeadLetter]:
+async def _read_letters(bus: NatsBus, limit: int) -> list[DeadLetter]:
     """The last ones, newest first; those of other versions are passed over."""
     found: list[DeadLetter] = []
     below = 0
-    while len(found) < limit and (stored := await dead_letters.latest(bus, READ, below)):
+    while len(found) < limit and (stored := await dead_letters.list_dead_letters(bus, READ, below)):
         below = stored[-1].number
         for each in stored:
             try:
-                found.append(dead_letters.decode(each.data))
+                found.append(dead_letters.decode_dead_letter(each.data))
             except ProtocolError:
                 continue
         if below <= 1:
@@ -52,45 +61,45 @@ async def _letters(bus: NatsBus, limit: int) -> list[DeadLetter]:
     return found[:limit]
 
 
-def _when(letter: DeadLetter) -> str:
+def _time_text(letter: DeadLetter) -> str:
     return time.strftime("%m-%d %H:%M:%S", time.localtime(letter.at))
 
 
-def _where(letter: DeadLetter) -> str:
+def _component_text(letter: DeadLetter) -> str:
     return f"{letter.component or '?'} on {letter.lost[-1] if letter.lost else letter.problem.executor or '?'}"
 
 
-def _why(letter: DeadLetter) -> str:
+def _problem_text(letter: DeadLetter) -> str:
     return f"{letter.problem.code}: {letter.problem.message}"[:100]
 
 
-async def _show(bus: NatsBus, options: argparse.Namespace) -> int:
-    letter = await dead_letters.read(bus, options.id)
+async def _show_letter(bus: NatsBus, options: argparse.Namespace) -> int:
+    letter = await dead_letters.read_dead_letter(bus, options.id)
     if options.json:
         print(msgspec.json.encode(letter).decode())
         return 0
-    print("\n".join(describe(letter)))
+    print("\n".join(letter_lines(letter)))
     return 0
 
 
-def describe(letter: DeadLetter) -> list[str]:
+def letter_lines(letter: DeadLetter) -> list[str]:
     """All about one letter, as lines."""
     again = f"  replay of {letter.replay_of}" if letter.replay_of else ""
     lines = [
         f"{letter.inv}  {letter.model}  {letter.type}  via {letter.path}{again}",
-        f"when    {_when(letter)}, {letter.at - letter.created:.3f} s after it came, attempt {letter.attempts}",
-        f"reason  {letter.reason} {_where(letter)}",
+        f"when    {_time_text(letter)}, {letter.at - letter.created:.3f} s after it came, attempt {letter.attempts}",
+        f"reason  {letter.reason} {_component_text(letter)}",
         f"problem {letter.problem.code}: {letter.problem.message}",
     ]
     lines += [f"moved   attempt {move.attempt}: {move.reason} {move.executor}".rstrip() for move in letter.moves]
     for index, node in enumerate(letter.invocation.nodes if letter.invocation is not None else ()):
         mark = "!" if index == letter.node else " "
-        inputs = ", ".join(f"{name} {_size(value)}" for name, value in node.inputs.items())
+        inputs = ", ".join(f"{name} {_value_size_text(value)}" for name, value in node.inputs.items())
         lines.append(f" {mark}[{index}] {node.component:<8} {inputs}")
     return [*lines, f"try it again with `omnibus deadletters retry {letter.inv}`"]
 
 
-def _size(value: Any) -> str:
+def _value_size_text(value: Any) -> str:
     if isinstance(value, dict) and "nbytes" in value:
         digest = value.get("$digest") or value.get("sha256", "")
         return f"{value['nbytes']} bytes {str(digest)[:12]}".rstrip()
@@ -98,19 +107,19 @@ def _size(value: Any) -> str:
     return text if len(text) <= 40 else f"{len(text)} characters"
 
 
-async def _retry(bus: NatsBus, options: argparse.Namespace) -> int:
-    letter = await dead_letters.read(bus, options.id)
-    last = await replayed(bus, await dead_letters.body(bus, letter), options.json)
+async def _retry_letter(bus: NatsBus, options: argparse.Namespace) -> int:
+    letter = await dead_letters.read_dead_letter(bus, options.id)
+    last = await replay_and_print(bus, await dead_letters.resolve_invocation(bus, letter), options.json)
     if last.get("status") != "done":
         return 1
     if not options.keep:
-        await dead_letters.remove(bus, letter)
+        await dead_letters.delete_dead_letter(bus, letter)
         if not options.json:
             print(f"{letter.inv} is no dead letter any more")
     return 0
 
 
-async def _remove(bus: NatsBus, options: argparse.Namespace) -> int:
-    await dead_letters.remove(bus, await dead_letters.read(bus, options.id))
+async def _remove_letter(bus: NatsBus, options: argparse.Namespace) -> int:
+    await dead_letters.delete_dead_letter(bus, await dead_letters.read_dead_letter(bus, options.id))
     print(f"{options.id} is no dead letter any more")
     return 0

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.cli import demo_drawing, demo_media, demo_world
-from omnibus.cli.invocations import describe
+from omnibus.cli.invocations import invocation_lines
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.process.logs import Log
-from omnibus.recording.records import find
+from omnibus.recording.records import find_record
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
@@ -29,34 +29,40 @@ PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 SHOWN = 400
 
 
-async def demo(options: argparse.Namespace) -> int:
+async def run_demo(options: argparse.Namespace) -> int:
     models = {**catalog.TINY, **catalog.WORLD}
     speaking = {name: "talker" in catalog.FAMILIES[family]["components"] for name, family in models.items()}
     chatting = [name for name, family in models.items() if "thinker" in catalog.FAMILIES[family]["components"]]
     if options.model not in chatting:
         raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
     trained, speaks = options.model in catalog.WORLD, speaking[options.model]
-    shown = await _shown(options) if trained else demo_world.Sample(demo_media.picture(), demo_media.sound())
-    content = _content(options, speaks, shown)
-    _say(_TRAINED if trained else _RANDOM)
+    shown = (
+        await _make_sample(options)
+        if trained
+        else demo_world.DemoSample(demo_media.make_image(), demo_media.make_audio())
+    )
+    content = _message_content(options, speaks, shown)
+    _print_line(_TRAINED if trained else _RANDOM)
     began = time.monotonic()
-    _say("starting NATS, Valkey, the services and the model ...")
+    _print_line("starting NATS, Valkey, the services and the model ...")
     declared = await tiny_models([options.model, *([demo_drawing.MODEL] if shown.wish else [])])
     log = io.StringIO()
     try:
         async with Stack(declared, log=Log(log), passing=True) as stack:
             took = time.monotonic() - began
-            _say(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
-            id, answer = await asyncio.to_thread(_ask, stack.url, options, content, speaks)
+            _print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
+            id, answer = await asyncio.to_thread(_send_request, stack.url, options, content, speaks)
             if trained and speaks:
-                await _judge(options, shown.answer, answer)
+                await _print_verdict(options, shown.answer, answer)
             if shown.wish:
-                await demo_drawing.show(stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png"))
-            await _explain(stack, id)
+                await demo_drawing.draw_and_describe(
+                    stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png")
+                )
+            await _print_record(stack, id)
     except BaseException:
         print(log.getvalue())
         raise
-    _say(f"\neverything is stopped; `{_program()} up` starts it again, until Ctrl-C")
+    _print_line(f"\neverything is stopped; `{_program_name()} up` starts it again, until Ctrl-C")
     return 0
 
 
@@ -66,46 +72,46 @@ shapes to see and to draw, tones to hear, and a language of tones to speak.
 """
 
 
-async def _shown(options: argparse.Namespace) -> demo_world.Sample:
+async def _make_sample(options: argparse.Namespace) -> demo_world.DemoSample:
     """A scene and tones that the model has never met; what is right is known unless something else is asked."""
     with tempfile.TemporaryDirectory() as directory:
-        made = await demo_world.sample(Path(directory), options.seed)
+        made = await demo_world.make_sample(Path(directory), options.seed)
     own = options.image or options.audio or options.video or options.prompt != PROMPT
-    return demo_world.Sample(made.picture, made.sound) if own else made
+    return demo_world.DemoSample(made.picture, made.sound) if own else made
 
 
-async def _judge(options: argparse.Namespace, right: str, answer: str) -> None:
+async def _print_verdict(options: argparse.Namespace, right: str, answer: str) -> None:
     """Return whether the answer is right, and what its sound says to somebody who is no model."""
-    heard = await demo_world.told(Path(options.out))
+    heard = await demo_world.describe_media(Path(options.out))
     if right:
-        _say(f"what was drawn and played: {right}: {demo_world.verdict(answer == right)}")
+        _print_line(f"what was drawn and played: {right}: {demo_world.verdict_text(answer == right)}")
     same = "the same" if heard == answer else "something else"
-    _say(f"who knows the tones and is no model hears: {heard}: {same}")
+    _print_line(f"who knows the tones and is no model hears: {heard}: {same}")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 
-def _content(options: argparse.Namespace, speaks: bool, shown: demo_world.Sample) -> list[dict[str, Any]]:
+def _message_content(options: argparse.Namespace, speaks: bool, shown: demo_world.DemoSample) -> list[dict[str, Any]]:
     """The request's parts: the files that were named, or a picture and a sound made here."""
-    image = _file(options.image) if options.image else shown.picture
+    image = _read_file(options.image) if options.image else shown.picture
     if not options.image and sys.stdout.isatty():
-        _say(f"{demo_world.mosaic(image)}\n")
+        _print_line(f"{demo_world.terminal_image(image)}\n")
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
     if options.video:
-        parts.append({"type": "video_url", "video_url": {"url": _data_url("video/mp4", _file(options.video))}})
+        parts.append({"type": "video_url", "video_url": {"url": _data_url("video/mp4", _read_file(options.video))}})
     if options.audio and not speaks:
         raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
     if speaks:
-        sound = _file(options.audio) if options.audio else shown.sound
+        sound = _read_file(options.audio) if options.audio else shown.sound
         format = Path(options.audio).suffix[1:].lower() if options.audio else "wav"
         data = base64.b64encode(sound).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": format}})
     return [*parts, {"type": "text", "text": options.prompt}]
 
 
-def _file(path: str) -> bytes:
+def _read_file(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -116,7 +122,9 @@ def _data_url(mime: str, data: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
-def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool) -> tuple[str, str]:
+def _send_request(
+    url: str, options: argparse.Namespace, content: list[dict[str, Any]], speaks: bool
+) -> tuple[str, str]:
     """Send the request with the openai client, print the answer as it streams; the invocation's id and the answer."""
     import openai
 
@@ -124,10 +132,10 @@ def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], s
     wanted: dict[str, Any] = {"model": options.model, "messages": [{"role": "user", "content": content}]}
     if speaks:
         wanted |= {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
-    _say(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
+    _print_line(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
     began = time.monotonic()
     try:
-        wanted |= _length(options.model, speaks)
+        wanted |= _length_params(options.model, speaks)
         stream = client.chat.completions.create(**wanted, stream=True)
         answer = _print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
@@ -135,7 +143,7 @@ def _ask(url: str, options: argparse.Namespace, content: list[dict[str, Any]], s
     return str(stream.response.headers["x-request-id"]), answer
 
 
-def _length(model: str, speaks: bool) -> dict[str, Any]:
+def _length_params(model: str, speaks: bool) -> dict[str, Any]:
     """Return the request parameters for the length of an answer and for its sampling."""
     if model in catalog.WORLD:
         return {"max_tokens": WORDS, "temperature": 0}
@@ -158,32 +166,32 @@ def _print_stream(stream: Any, began: float, out: Path) -> str:
         if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
             first.setdefault("sound", time.monotonic() - began)
             sound += base64.b64decode(audio.data)
-    _say(f" … and {len(text) - SHOWN} more characters" if len(text) > SHOWN else "")
-    _say(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
+    _print_line(f" … and {len(text) - SHOWN} more characters" if len(text) > SHOWN else "")
+    _print_line(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if sound:
         out.write_bytes(sound)
-        _say(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(sound)} bytes)")
+        _print_line(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(sound)} bytes)")
     return text
 
 
-async def _explain(stack: Stack, id: str) -> None:
+async def _print_record(stack: Stack, id: str) -> None:
     """The way that the request took, from its own record."""
-    invocation, ended = await find(stack.bus, id)
+    invocation, ended = await find_record(stack.bus, id)
     for _ in range(20):
         if ended is not None:
             break
         await asyncio.sleep(0.05)
-        invocation, ended = await find(stack.bus, id)
-    _say("\nthe way it took\n" + "\n".join(describe(invocation, ended)))
-    program = _program()
+        invocation, ended = await find_record(stack.bus, id)
+    _print_line("\nthe way it took\n" + "\n".join(invocation_lines(invocation, ended)))
+    program = _program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"
     lines = [f"  {f'{program} {look}':<36} {what}" for look, what in looks.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
-    _say(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
+    _print_line(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
 
 
-def _program() -> str:
+def _program_name() -> str:
     """This command as the reader can type it here."""
     program = Path(sys.argv[0])
     if program.name != "omnibus":

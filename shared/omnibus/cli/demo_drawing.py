@@ -18,26 +18,26 @@ _SIZE, _STEPS, _GUIDANCE = "64x64", 8, 2.0
 _WORDS = 20
 
 
-async def show(url: str, wish: str, looking: str, out: Path) -> None:
+async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> None:
     """Let ``MODEL`` draw ``wish`` into ``out``, a PNG file, and say what is in it, by its pixels and by ``looking``."""
-    _say(f"\nasking {MODEL} to draw: {wish}")
+    _print_line(f"\nasking {MODEL} to draw: {wish}")
     began = time.monotonic()
-    picture = await asyncio.to_thread(_drawn, url, wish)
-    _say(f"drawn after {time.monotonic() - began:.2f} s; it is in {out}")
+    picture = await asyncio.to_thread(_generate_image, url, wish)
+    _print_line(f"drawn after {time.monotonic() - began:.2f} s; it is in {out}")
     await asyncio.to_thread(out.write_bytes, picture)
     if sys.stdout.isatty():
-        _say(f"\n{demo_world.mosaic(picture)}\n")
-    seen = {"who looks at its pixels and is no model": await demo_world.told(out)}
-    seen[looking] = await asyncio.to_thread(_seen, url, looking, picture)
+        _print_line(f"\n{demo_world.terminal_image(picture)}\n")
+    seen = {"who looks at its pixels and is no model": await demo_world.describe_media(out)}
+    seen[looking] = await asyncio.to_thread(_describe_image, url, looking, picture)
     for name, words in seen.items():
-        _say(f"{name} sees: {words}: {demo_world.verdict(words == wish)}")
+        _print_line(f"{name} sees: {words}: {demo_world.verdict_text(words == wish)}")
 
 
-def _drawn(url: str, wish: str) -> bytes:
+def _generate_image(url: str, wish: str) -> bytes:
     import openai
 
     try:
-        made = _client(url).images.generate(
+        made = _openai_client(url).images.generate(
             model=MODEL, prompt=wish, size=_SIZE, extra_body={"steps": _STEPS, "guidance": _GUIDANCE, "seed": 1}
         )
     except openai.APIStatusError as error:
@@ -45,13 +45,13 @@ def _drawn(url: str, wish: str) -> bytes:
     return base64.b64decode((made.data or [])[0].b64_json or "")
 
 
-def _seen(url: str, model: str, picture: bytes) -> str:
+def _describe_image(url: str, model: str, picture: bytes) -> str:
     import openai
 
     image = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
     content: list[Any] = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": _LOOK}]
     try:
-        answer = _client(url).chat.completions.create(
+        answer = _openai_client(url).chat.completions.create(
             model=model, messages=[{"role": "user", "content": content}], max_tokens=_WORDS, temperature=0
         )
     except openai.APIStatusError as error:
@@ -59,11 +59,11 @@ def _seen(url: str, model: str, picture: bytes) -> str:
     return answer.choices[0].message.content or ""
 
 
-def _client(url: str) -> Any:
+def _openai_client(url: str) -> Any:
     import openai
 
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)

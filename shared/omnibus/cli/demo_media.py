@@ -6,7 +6,7 @@ import struct
 import wave
 
 
-def picture() -> bytes:
+def make_image() -> bytes:
     """A JPEG of 224 x 168 pixels: a red square, a green circle and a yellow triangle on blue."""
     from PIL import Image, ImageDraw
 
@@ -20,7 +20,7 @@ def picture() -> bytes:
     return out.getvalue()
 
 
-def sound(seconds: float = 2.0, rate: int = 16000) -> bytes:
+def make_audio(seconds: float = 2.0, rate: int = 16000) -> bytes:
     """A WAV file, mono, 16 bit: three rising tones."""
     tones = (440.0, 554.37, 659.25)
     count = int(seconds * rate)

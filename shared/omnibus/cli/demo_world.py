@@ -10,7 +10,7 @@ _WITHIN = 60.0  # seconds
 _COLUMNS = 32  # of a picture in a terminal
 
 
-class Sample(NamedTuple):
+class DemoSample(NamedTuple):
     """A PNG and a WAV file, the right words for both, and words for another picture."""
 
     picture: bytes
@@ -19,23 +19,23 @@ class Sample(NamedTuple):
     wish: str = ""
 
 
-async def sample(directory: Path, seed: int | None) -> Sample:
+async def make_sample(directory: Path, seed: int | None) -> DemoSample:
     """Something that no training saw; without a ``seed`` another time something else. ``directory`` takes the files."""
     chosen = [] if seed is None else ["--seed", str(seed)]
-    answer, wish = (await _run("make", str(directory), *chosen)).splitlines()
-    return Sample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
+    answer, wish = (await _run_world("make", str(directory), *chosen)).splitlines()
+    return DemoSample((directory / "seen.png").read_bytes(), (directory / "heard.wav").read_bytes(), answer, wish)
 
 
-async def told(file: Path) -> str:
+async def describe_media(file: Path) -> str:
     """Return what a picture shows or a sound says."""
-    return await _run("tell", str(file))
+    return await _run_world("tell", str(file))
 
 
-def verdict(right: bool) -> str:
+def verdict_text(right: bool) -> str:
     return "right" if right else "wrong"
 
 
-def mosaic(picture: bytes) -> str:
+def terminal_image(picture: bytes) -> str:
     """A picture as text for a terminal with colours: two rows of dots in one of characters."""
     import io
 
@@ -43,17 +43,17 @@ def mosaic(picture: bytes) -> str:
 
     image = Image.open(io.BytesIO(picture)).convert("RGB").resize((_COLUMNS, _COLUMNS))
     dots = [[image.getpixel((x, y)) for x in range(_COLUMNS)] for y in range(_COLUMNS)]
-    lines = ("".join(map(_half, upper, lower)) for upper, lower in zip(dots[::2], dots[1::2], strict=True))
+    lines = ("".join(map(_half_block, upper, lower)) for upper, lower in zip(dots[::2], dots[1::2], strict=True))
     return "\n".join(f"  {line}\033[0m" for line in lines)
 
 
-def _half(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str:
+def _half_block(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str:
     above, below = (";".join(map(str, colour)) for colour in (upper, lower))
     return f"\033[38;2;{above}m\033[48;2;{below}m▀"
 
 
-async def _run(*arguments: str) -> str:
-    ended = await run_module.run("omnibus_models.world", *arguments, within=_WITHIN)
+async def _run_world(*arguments: str) -> str:
+    ended = await run_module.run_module("omnibus_models.world", *arguments, within=_WITHIN)
     if ended.code:
         raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{ended.said[-2000:]}")
     return ended.output.strip()

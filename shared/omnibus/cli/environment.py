@@ -8,5 +8,5 @@ from omnibus.up import run_dir
 
 async def print_environment(_: argparse.Namespace) -> int:
     """Print ``export NATS_URL=...``, with the password of this run. Raises ``StageUnavailable`` when nothing runs."""
-    print(f"export NATS_URL={shlex.quote(run_dir.read().nats_url)}")
+    print(f"export NATS_URL={shlex.quote(run_dir.read_state().nats_url)}")
     return 0

@@ -8,9 +8,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from omnibus.errors import Fatal, OmnibusError, Problem, StageUnavailable, from_problem
+from omnibus.errors import Fatal, OmnibusError, ProblemDetails, StageUnavailable, from_problem
 from omnibus.up import run_dir
-from omnibus.up.tls import trust
+from omnibus.up.tls import trusted_context
 
 TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
 #: Seconds that an answer may take: an app may load and its executors may start meanwhile.
@@ -25,18 +25,18 @@ class Gateway:
         self.url = url.rstrip("/")
         self.apps_dir = apps_dir
         self._token = token
-        self._believed = trust(certificate)
+        self._believed = trusted_context(certificate)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON that the gateway answers. Raises its error, typed, and ``StageUnavailable``."""
-        with self._open(method, path, body) as answer:
-            return _json(answer.read())
+        with self._open_request(method, path, body) as answer:
+            return _parse_json(answer.read())
 
-    def parts(self, path: str, body: Any) -> Iterator[Any]:
+    def call_streaming(self, path: str, body: Any) -> Iterator[Any]:
         """The answer to a POST: one value, or the parts of a stream as they come."""
-        with self._open("POST", path, body) as answer:
+        with self._open_request("POST", path, body) as answer:
             if answer.headers.get_content_type() != "text/event-stream":
-                yield _json(answer.read())
+                yield _parse_json(answer.read())
                 return
             for line in answer:
                 data = line.decode().strip().removeprefix("data: ")
@@ -44,10 +44,10 @@ class Gateway:
                     continue
                 part = json.loads(data)
                 if isinstance(part, dict) and set(part) == {"error"} and isinstance(part["error"], dict):
-                    raise _error(part["error"])
+                    raise _typed_error(part["error"])
                 yield part
 
-    def _open(self, method: str, path: str, body: Any) -> Any:
+    def _open_request(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
         try:
@@ -55,34 +55,34 @@ class Gateway:
             # The gateway that was named.
             return urllib.request.urlopen(request, timeout=PATIENCE, context=self._believed)  # noqa: S310
         except urllib.error.HTTPError as error:
-            raise _refusal(error) from error
+            raise _response_error(error) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise StageUnavailable(f"no gateway at {self.url}: {reason}") from error
 
 
-def find(options: argparse.Namespace) -> Gateway:
+def find_gateway(options: argparse.Namespace) -> Gateway:
     """The gateway that was named, or that of the running ``omnibus up``. Raises ``StageUnavailable``."""
     token, apps_dir = os.environ.get(TOKEN, ""), os.environ.get(APPS_DIR, "")
     if options.url:
         return Gateway(options.url, token, apps_dir)
-    state = run_dir.read()
+    state = run_dir.read_state()
     return Gateway(state.gateway_url, token or state.admin_token, state.apps_dir, state.certificate)
 
 
-def _json(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:
         raise Fatal("the server is not an Omnibus gateway: its response is not JSON") from error
 
 
-def _refusal(refused: urllib.error.HTTPError) -> OmnibusError:
+def _response_error(refused: urllib.error.HTTPError) -> OmnibusError:
     try:
-        return _error(json.loads(refused.read())["error"])
+        return _typed_error(json.loads(refused.read())["error"])
     except (ValueError, KeyError, TypeError):
         return Fatal(f"the gateway answered {refused.code} {refused.reason}")
 
 
-def _error(detail: dict[str, Any]) -> OmnibusError:
-    return from_problem(Problem(code=str(detail.get("code")), message=str(detail.get("message"))))
+def _typed_error(detail: dict[str, Any]) -> OmnibusError:
+    return from_problem(ProblemDetails(code=str(detail.get("code")), message=str(detail.get("message"))))

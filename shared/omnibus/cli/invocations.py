@@ -12,31 +12,31 @@ import msgspec
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.waterfall import graph, waterfall
-from omnibus.graph import Invocation, encode
+from omnibus.cli.waterfall import graph_lines, waterfall_lines
+from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
 from omnibus.recording import waterfall as waterfalls
-from omnibus.recording.records import Ended
-from omnibus.settings import BusSettings, load
+from omnibus.recording.records import EndRecord
+from omnibus.settings import BusSettings, read_settings
 from omnibus.up import run_dir
 
 #: Seconds that a replay may keep silent.
 PATIENCE = 120.0
 
 
-async def connect(options: argparse.Namespace) -> NatsBus:
+async def connect_bus(options: argparse.Namespace) -> NatsBus:
     """The bus that was named, that of the environment, or that of the running ``omnibus up``."""
-    settings = load(BusSettings)
+    settings = read_settings(BusSettings)
     if options.nats:
         settings = BusSettings(url=options.nats)
     elif "OMNIBUS_BUS_URL" not in os.environ:
-        settings = BusSettings(url=run_dir.read().nats_url)
+        settings = BusSettings(url=run_dir.read_state().nats_url)
     return await NatsBus.connect(settings, "cli")
 
 
-async def tail(options: argparse.Namespace) -> int:
-    bus = await connect(options)
-    await bus.subscribe(subjects.RECORDS, lambda delivery: print(_line(delivery), flush=True))
+async def tail_records(options: argparse.Namespace) -> int:
+    bus = await connect_bus(options)
+    await bus.subscribe(subjects.RECORDS, lambda delivery: print(_record_line(delivery), flush=True))
     print("watching omnibus.inv.> (Ctrl-C ends)", file=sys.stderr)
     try:
         await asyncio.Event().wait()
@@ -45,7 +45,7 @@ async def tail(options: argparse.Namespace) -> int:
     return 0
 
 
-def _line(delivery: Delivery) -> str:
+def _record_line(delivery: Delivery) -> str:
     record = json.loads(delivery.data)
     clock = time.strftime("%H:%M:%S")
     if record.get("kind") != "end":
@@ -56,29 +56,29 @@ def _line(delivery: Delivery) -> str:
     return f"{clock} end   {record['inv']}  {record['status']} after {took:.0f} ms{why}"
 
 
-async def show(options: argparse.Namespace) -> int:
-    bus = await connect(options)
+async def show_invocation(options: argparse.Namespace) -> int:
+    bus = await connect_bus(options)
     try:
-        found = await records.find(bus, options.id)
+        found = await records.find_record(bus, options.id)
     finally:
         await bus.drain()
     if options.json:
-        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": waterfalls.of(*found)}
+        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": waterfalls.build_waterfall(*found)}
         print(msgspec.json.encode(whole).decode())
         return 0
-    print("\n".join(describe(*found)))
+    print("\n".join(invocation_lines(*found)))
     return 0
 
 
-def describe(invocation: Invocation, ended: Ended | None) -> list[str]:
+def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[str]:
     """Everything worth knowing about one invocation, as lines."""
     origin = f"  step {invocation.step} of {invocation.parent}" if invocation.parent else ""
     again = f"  replay of {invocation.replay_of}" if invocation.replay_of else ""
     lines = [f"{invocation.id}  {invocation.model}  seed {invocation.seed}{origin}{again}"]
     if ended is None:
-        return [*lines, *graph(invocation), "it has not ended yet"]
+        return [*lines, *graph_lines(invocation), "it has not ended yet"]
     moved = f", after {ended.attempts} attempts" if ended.attempts > 1 else ""
-    lines += [*graph(invocation, ended.route), *waterfall(waterfalls.of(invocation, ended))]
+    lines += [*graph_lines(invocation, ended.route), *waterfall_lines(waterfalls.build_waterfall(invocation, ended))]
     lines.append(f"status  {ended.status}{moved}")
     answer = ended.answer
     if answer.text:
@@ -93,33 +93,35 @@ def describe(invocation: Invocation, ended: Ended | None) -> list[str]:
     return lines
 
 
-async def replay(options: argparse.Namespace) -> int:
-    bus = await connect(options)
+async def replay_invocation(options: argparse.Namespace) -> int:
+    bus = await connect_bus(options)
     try:
-        last = await replayed(bus, (await records.find(bus, options.id)).invocation, options.json, _wishes(options))
+        last = await replay_and_print(
+            bus, (await records.find_record(bus, options.id)).invocation, options.json, _replay_headers(options)
+        )
     finally:
         await bus.drain()
     return 0 if last.get("status") == "done" and last.get("identical") is not False else 1
 
 
-def _wishes(options: argparse.Namespace) -> dict[str, str]:
+def _replay_headers(options: argparse.Namespace) -> dict[str, str]:
     """Headers of the request; see ``services.gateway.replay.options``."""
     wishes = {"Omnibus-From": options.start, "Omnibus-Path": options.path, "Omnibus-Route": options.route}
     return {name: value for name, value in wishes.items() if value}
 
 
-async def replayed(
+async def replay_and_print(
     bus: NatsBus, invocation: Invocation, plain: bool, wishes: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
     last: dict[str, Any] = {}
-    async for part in bus.requests(subjects.REPLAY, encode(invocation), PATIENCE, wishes or None):
+    async for part in bus.request_stream(subjects.REPLAY, encode_invocation(invocation), PATIENCE, wishes or None):
         last = json.loads(part)
-        print(part.decode() if plain else _progress(last), flush=True)
+        print(part.decode() if plain else _progress_text(last), flush=True)
     return last
 
 
-def _progress(part: dict[str, Any]) -> str:
+def _progress_text(part: dict[str, Any]) -> str:
     if part["status"] == "running":
         start = f" from node {part['from']}" if part.get("from") else ""
         return f"replaying {part['replay_of']} as {part['id']} via {part['path']}{start}"

@@ -9,36 +9,36 @@ import msgspec
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
 from omnibus.cli import plans
-from omnibus.cli.format.tables import table
+from omnibus.cli.format.tables import table_lines
 from omnibus.store import Store
 
 
-async def keys_of(options: argparse.Namespace) -> int:
+async def run_keys(options: argparse.Namespace) -> int:
     """The command that was named below ``omnibus keys``."""
     if options.keys_command == "create" and options.offline:
-        key, record = _made(options)
+        key, record = _make_key(options)
         _say_new(key, record, options)
         return 0
-    store = Store(plans.settings(options))
+    store = Store(plans.store_settings(options))
     try:
         if options.keys_command == "create":
-            key, record = _made(options)
+            key, record = _make_key(options)
             await store.put_key(record)
             _say_new(key, record, options)
         elif options.keys_command == "revoke":
             gone = await store.drop_key(options.id)
-            print(_json(gone) if options.json else f"the key {gone.id} of {gone.tenant} is revoked")
+            print(_key_json(gone) if options.json else f"the key {gone.id} of {gone.tenant} is revoked")
         else:
-            _list(sorted((await store.keys()).values(), key=lambda each: (each.tenant, each.created)), options)
+            _print_keys(sorted((await store.keys()).values(), key=lambda each: (each.tenant, each.created)), options)
     finally:
         await store.close()
     return 0
 
 
-def _made(options: argparse.Namespace) -> tuple[str, KeyRecord]:
-    key = api_key.new()
+def _make_key(options: argparse.Namespace) -> tuple[str, KeyRecord]:
+    key = api_key.generate_key()
     record = KeyRecord(
-        api_key.digest(key),
+        api_key.hash_key(key),
         options.tenant,
         options.weight,
         options.rate,
@@ -48,7 +48,7 @@ def _made(options: argparse.Namespace) -> tuple[str, KeyRecord]:
         options.note,
         round(time.time(), 3),
     )
-    return key, api_key.decode(api_key.encode(record))  # as strictly as it is read again
+    return key, api_key.decode_key_record(api_key.encode_key_record(record))  # as strictly as it is read again
 
 
 def _say_new(key: str, record: KeyRecord, options: argparse.Namespace) -> None:
@@ -59,7 +59,7 @@ def _say_new(key: str, record: KeyRecord, options: argparse.Namespace) -> None:
     print(f"a key of {record.tenant}, called {record.id}: it is shown this once and kept nowhere")
 
 
-def _list(found: list[KeyRecord], options: argparse.Namespace) -> None:
+def _print_keys(found: list[KeyRecord], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([msgspec.to_builtins(each) for each in found]))
         return
@@ -76,8 +76,8 @@ def _list(found: list[KeyRecord], options: argparse.Namespace) -> None:
         ]
         for each in found
     ]
-    print("\n".join(table(["KEY", "TENANT", "WEIGHT", "RATE", "AT ONCE", "GPU-S/S", "SINCE", "NOTE"], rows)))
+    print("\n".join(table_lines(["KEY", "TENANT", "WEIGHT", "RATE", "AT ONCE", "GPU-S/S", "SINCE", "NOTE"], rows)))
 
 
-def _json(record: KeyRecord) -> str:
+def _key_json(record: KeyRecord) -> str:
     return json.dumps(msgspec.to_builtins(record))

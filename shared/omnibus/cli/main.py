@@ -14,9 +14,9 @@ from omnibus.errors import OmnibusError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are one line on stderr."""
-    options = _parser().parse_args(arguments)
+    options = _build_parser().parse_args(arguments)
     try:
-        return asyncio.run(_command(options))
+        return asyncio.run(_dispatch_command(options))
     except OmnibusError as error:
         print(f"omnibus: {error}", file=sys.stderr)
         return 1
@@ -24,88 +24,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.command == "up":
-        from omnibus.cli.up import up
+        from omnibus.cli.up import run_up
 
-        return up(options)
+        return run_up(options)
     if options.command == "demo":
-        from omnibus.cli.demo import demo
+        from omnibus.cli.demo import run_demo
 
-        return demo(options)
+        return run_demo(options)
     if options.command in ("app", "tasks"):
-        return _app(options)
+        return _dispatch_app_command(options)
     if options.command == "plan":
-        return _plan(options)
+        return _dispatch_plan_command(options)
     if options.command in ("models", "profile", "top", *access.COMMANDS):
-        return _learn(options)
-    return _look(options)
+        return _dispatch_info_command(options)
+    return _dispatch_record_command(options)
 
 
-def _look(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def _dispatch_record_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.command == "deadletters":
-        from omnibus.cli.dead_letters import dead
+        from omnibus.cli.dead_letters import run_dead_letters
 
-        return dead(options)
+        return run_dead_letters(options)
     from omnibus.cli import invocations
 
-    return {"tail": invocations.tail, "show": invocations.show, "replay": invocations.replay}[options.command](options)
+    return {
+        "tail": invocations.tail_records,
+        "show": invocations.show_invocation,
+        "replay": invocations.replay_invocation,
+    }[options.command](options)
 
 
-def _app(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def _dispatch_app_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.command == "tasks":
-        from omnibus.cli.tasks import tasks
+        from omnibus.cli.tasks import list_tasks
 
-        return tasks(options)
+        return list_tasks(options)
     if options.app_command == "run":
         from omnibus.cli.app_run import run_app
 
         return run_app(options)
-    from omnibus.cli.apps import app
+    from omnibus.cli.apps import run_app_command
 
-    return app(options)
+    return run_app_command(options)
 
 
-def _plan(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def _dispatch_plan_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.plan_command == "solve":
-        from omnibus.cli.plan import plan
+        from omnibus.cli.plan import solve_plan
 
-        return plan(options)
-    from omnibus.cli.plans import plan as look
+        return solve_plan(options)
+    from omnibus.cli.plans import run_plan as look
 
     return look(options)
 
 
-def _learn(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+def _dispatch_info_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if options.command == "models":
-        from omnibus.cli.models import models
+        from omnibus.cli.models import run_models
 
-        return models(options)
+        return run_models(options)
     if options.command == "profile":
         from omnibus.cli.profile import profile_model
 
         return profile_model(options)
     if options.command in access.COMMANDS:
-        return access.command(options)
-    from omnibus.cli.top import top
+        return access.dispatch_command(options)
+    from omnibus.cli.top import run_top
 
-    return top(options)
+    return run_top(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
     parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_demo(commands)
-    _add_look(commands)
-    _add_dead(commands)
+    _add_record_commands(commands)
+    _add_dead_letters(commands)
     _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
     _add_models(commands)
     _add_profile(commands)
-    access.add(commands)
+    access.add_access_commands(commands)
     return parser
 
 
@@ -141,7 +145,7 @@ def _add_demo(commands: Any) -> None:
     )  # fmt: skip
 
 
-def _add_look(commands: Any) -> None:
+def _add_record_commands(commands: Any) -> None:
     tail = commands.add_parser("tail", help="watch invocations as they begin and end")
     show = commands.add_parser("show", help="one invocation: its graph, route and waterfall")
     replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
@@ -159,7 +163,7 @@ def _add_look(commands: Any) -> None:
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
 
 
-def _add_dead(commands: Any) -> None:
+def _add_dead_letters(commands: Any) -> None:
     dead = commands.add_parser("deadletters", help="inputs that crashed or failed an engine; try them again")
     own = dead.add_subparsers(dest="dead_command", metavar="COMMAND")
     listed = own.add_parser("list", help="the last ones (also without a command)")

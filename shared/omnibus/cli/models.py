@@ -24,100 +24,106 @@ from omnibus.up import tiny_models
 LOOKS_WITHIN, DOWNLOADS_WITHIN = 300.0, 24 * 3600.0
 
 
-async def models(options: argparse.Namespace) -> int:
+async def run_models(options: argparse.Namespace) -> int:
     """The command that was named below ``omnibus models``; returns its exit code."""
     commands: dict[str, Callable[[argparse.Namespace], Awaitable[int]]] = {
-        "list": _list,
-        "show": _show,
-        "check": _check,
-        "get": _get,
-        "tiny": _tiny,
+        "list": _list_models,
+        "show": _show_model,
+        "check": _check_checkpoint,
+        "get": _download_checkpoint,
+        "tiny": _build_tiny,
     }
     return await commands[options.models_command](options)
 
 
-async def _list(options: argparse.Namespace) -> int:
-    families, absent = {name: models_format.about(name) for name in KNOWN}, dict(ABSENT)
-    for name in sorted({*plugins.families()} - {catalog.PYTHON, *KNOWN}):
+async def _list_models(options: argparse.Namespace) -> int:
+    families, absent = {name: models_format.family_info(name) for name in KNOWN}, dict(ABSENT)
+    for name in sorted({*plugins.family_names()} - {catalog.PYTHON, *KNOWN}):
         try:
-            families[name] = models_format.about(name)
+            families[name] = models_format.family_info(name)
         except BadRequest as error:  # one plugin's fault takes nothing from the others
             absent[name] = error.message
-    plan = await _plan(options)
+    plan = await _current_plan(options)
     if options.json:
-        running = None if plan is None else {name: models_format.running(model) for name, model in plan.models.items()}
+        running = (
+            None
+            if plan is None
+            else {name: models_format.plan_model_summary(model) for name, model in plan.models.items()}
+        )
         print(json.dumps({"families": families, "absent": absent, "running": running}))
     else:
-        print("\n".join(models_format.listed(families, absent, plan)))
+        print("\n".join(models_format.list_lines(families, absent, plan)))
     return 0
 
 
-async def _show(options: argparse.Namespace) -> int:
-    family = _family(options.what)
+async def _show_model(options: argparse.Namespace) -> int:
+    family = _find_family(options.what)
     if family:
-        about = models_format.about(family)
-        print(json.dumps(about) if options.json else "\n".join(models_format.family(about)))
+        about = models_format.family_info(family)
+        print(json.dumps(about) if options.json else "\n".join(models_format.family_lines(about)))
         return 0
-    report = await examined(options.what, options.dtype)
+    report = await examine_checkpoint(options.what, options.dtype)
     if options.json:
-        print(json.dumps({**msgspec.to_builtins(report), "options": models_format.sizes(report)}))
+        print(json.dumps({**msgspec.to_builtins(report), "options": models_format.option_bytes(report)}))
     else:
-        print("\n".join(models_format.checkpoint(report)))
+        print("\n".join(models_format.checkpoint_lines(report)))
     return 0
 
 
-async def _check(options: argparse.Namespace) -> int:
-    report = await examined(options.checkpoint, options.dtype)
-    declared = models_format.declared(report, options.checkpoint)
+async def _check_checkpoint(options: argparse.Namespace) -> int:
+    report = await examine_checkpoint(options.checkpoint, options.dtype)
+    declared = models_format.shortest_declaration(report, options.checkpoint)
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         told = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
         print(json.dumps({**msgspec.to_builtins(report), **told}))
     else:
-        print("\n".join(models_format.checked(report, declared)))
+        print("\n".join(models_format.check_lines(report, declared)))
     return 0 if report.complete else 1
 
 
-async def _get(options: argparse.Namespace) -> int:
-    found = await run_module.ask("omnibus.checkpoints", options.id, within=DOWNLOADS_WITHIN, show=not options.json)
+async def _download_checkpoint(options: argparse.Namespace) -> int:
+    found = await run_module.call_module(
+        "omnibus.checkpoints", options.id, within=DOWNLOADS_WITHIN, show=not options.json
+    )
     print(json.dumps({"id": options.id, "path": found}) if options.json else found)
     return 0
 
 
-async def _tiny(options: argparse.Namespace) -> int:
-    family = _family(options.family)
+async def _build_tiny(options: argparse.Namespace) -> int:
+    family = _find_family(options.family)
     if family not in KNOWN:
         raise NotFound(f"there is no tiny {options.family}; there is one of {', '.join(KNOWN)}")
-    directory = Path(options.directory) if options.directory else tiny_models.directory() / family
-    await (tiny_models.write if options.directory else tiny_models.build)(family, directory)
+    directory = Path(options.directory) if options.directory else tiny_models.tiny_directory() / family
+    await (tiny_models.write_checkpoint if options.directory else tiny_models.build_checkpoint)(family, directory)
     print(json.dumps({"family": family, "path": str(directory)}) if options.json else directory)
     return 0
 
 
-async def examined(checkpoint: str, dtype: str = "") -> Report:
+async def examine_checkpoint(checkpoint: str, dtype: str = "") -> Report:
     """Return the report on a directory, or an id of the hub. Raises the error that makes it impossible."""
-    directory = checkpoints.find(checkpoint)
+    directory = checkpoints.find_checkpoint(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     arguments = [str(directory), *([dtype] if dtype else [])]
-    told = await run_module.ask("omnibus_models.examine", *arguments, within=LOOKS_WITHIN, env=offline)
+    told = await run_module.call_module("omnibus_models.examine", *arguments, within=LOOKS_WITHIN, env=offline)
     return msgspec.convert(told, Report)
 
 
-def _family(name: str) -> str:
+def _find_family(name: str) -> str:
     """The family that is called ``name``, or whose tiny model is; empty when none is."""
     named: dict[str, str] = {
         **{known.tiny: family for family, known in KNOWN.items()},
         **{each: each for each in KNOWN},
     }
-    return named.get(name) or (name if name in plugins.families() else "")
+    return named.get(name) or (name if name in plugins.family_names() else "")
 
 
-async def _plan(options: argparse.Namespace) -> Plan | None:
+async def _current_plan(options: argparse.Namespace) -> Plan | None:
     """The current plan of the running Omnibus; None where none runs. One that was named must be there."""
     named = bool(options.store)
     store: Store | None = None
     try:
-        store = Store(plans.settings(options))
+        store = Store(plans.store_settings(options))
         return await store.plan(0)
     except (StageUnavailable, StoreUnavailable):
         if named or "OMNIBUS_STORE_URL" in os.environ:

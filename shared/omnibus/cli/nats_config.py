@@ -12,7 +12,7 @@ from omnibus.errors import BadRequest
 from omnibus.families import catalog
 
 
-class _Model(msgspec.Struct, frozen=True):
+class _DeclaredModel(msgspec.Struct, frozen=True):
     """A declared model, as far as names of unit tasks depend on it."""
 
     family: str
@@ -21,7 +21,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class _Declarations(msgspec.Struct, frozen=True):
-    models: dict[str, _Model]
+    models: dict[str, _DeclaredModel]
 
 
 async def nats_config(options: argparse.Namespace) -> int:
@@ -30,11 +30,14 @@ async def nats_config(options: argparse.Namespace) -> int:
     if options.json:
         users = {
             user: {"publish": may.publish, "subscribe": may.subscribe}
-            for user, may in permissions.permissions(models).items()
+            for user, may in permissions.permissions_by_user(models).items()
         }
         print(json.dumps(users, indent=2))
     else:
-        print(permissions.config(port=options.port, store=options.store_dir, tls=options.tls, models=models), end="")
+        print(
+            permissions.server_config(port=options.port, store=options.store_dir, tls=options.tls, models=models),
+            end="",
+        )
     return 0
 
 
@@ -50,12 +53,12 @@ def unit_tasks(path: str) -> dict[str, list[str]]:
         raise BadRequest(f"--models {path}: {error}") from error
     except BadRequest as error:
         raise BadRequest(f"--models {path}: {error.message}") from error
-    users = [permissions.variable(permissions.model_user(name)) for name in models]
+    users = [permissions.password_variable(permissions.model_user(name)) for name in models]
     if len(set(users)) != len(users):
         raise BadRequest(f"--models {path}: names of two models differ in punctuation alone: rename one of them")
     return models
 
 
-def _tasks_of(name: str, model: _Model) -> list[str]:
-    kinds = catalog.family(model.family)["tasks"] | (model.tasks or {})
+def _tasks_of(name: str, model: _DeclaredModel) -> list[str]:
+    kinds = catalog.find_family(model.family)["tasks"] | (model.tasks or {})
     return [task_name(kind, name, component) for component, kind in kinds.items() if component not in model.shares]

@@ -9,18 +9,18 @@ import os
 from pathlib import Path
 
 from omnibus.errors import BadRequest
-from omnibus.process.spec import ROOT, python
+from omnibus.process.spec import ROOT, python_command
 
 _MODULE = "services.planner.cli"
 
 
-async def plan(options: argparse.Namespace) -> int:
+async def solve_plan(options: argparse.Namespace) -> int:
     """Run the solver on ``options.file``; its exit code."""
     if not (ROOT / "services" / "planner" / "cli.py").is_file():
         raise BadRequest(f"the planner is not installed beside this SDK: there is no services/planner in {ROOT}")
     paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
-        *python(_MODULE, "solve", _absolute(options.file), "--within", str(options.within)),
+        *python_command(_MODULE, "solve", _absolute_path(options.file), "--within", str(options.within)),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
@@ -32,5 +32,5 @@ async def plan(options: argparse.Namespace) -> int:
             await process.wait()
 
 
-def _absolute(path: str) -> str:
+def _absolute_path(path: str) -> str:
     return str(Path(path).absolute())

@@ -10,13 +10,13 @@ import msgspec
 
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.format import plan as plan_format
-from omnibus.cli.format.tables import table
-from omnibus.cluster.desired import Kind, counts
-from omnibus.cluster.monitor.plan_diff import differences
+from omnibus.cli.format.tables import table_lines
+from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.cluster.monitor.plan_diff import plan_differences
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, NotFound, StageUnavailable
 from omnibus.plan import Plan
-from omnibus.settings import BusSettings, StoreSettings, load
+from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import run_dir
 
@@ -24,16 +24,16 @@ from omnibus.up import run_dir
 ANSWERS_WITHIN = 1.0
 
 
-async def plan(options: argparse.Namespace) -> int:
+async def run_plan(options: argparse.Namespace) -> int:
     """The command that was named below ``omnibus plan``."""
     commands: dict[str, Callable[[Store, argparse.Namespace], Awaitable[None]]] = {
-        "show": _show,
-        "diff": _diff,
-        "history": _history,
-        "rollback": _rollback,
-        "resume": _resume,
+        "show": _show_plan,
+        "diff": _diff_plans,
+        "history": _show_history,
+        "rollback": _rollback_plan,
+        "resume": _resume_planning,
     }
-    store = Store(settings(options))
+    store = Store(store_settings(options))
     try:
         await commands[options.plan_command](store, options)
     finally:
@@ -41,21 +41,21 @@ async def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def settings(options: argparse.Namespace) -> StoreSettings:
+def store_settings(options: argparse.Namespace) -> StoreSettings:
     """The store that was named, that of the environment, or that of the running ``omnibus up``."""
-    settings = load(StoreSettings)
+    settings = read_settings(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:
         return settings
-    return msgspec.structs.replace(settings, url=options.store or run_dir.read().store_url)
+    return msgspec.structs.replace(settings, url=options.store or run_dir.read_state().store_url)
 
 
-async def _show(store: Store, options: argparse.Namespace) -> None:
-    plan = await _kept(store, options.epoch)
-    stand = await store.stand()
-    staged = await store.staged() if stand.staged and plan.epoch == stand.epoch else None
-    wanted = {**counts(plan.models), **(counts(staged.models) if staged is not None else {})}
-    up = await _up(options, wanted)
-    problems = await store.problems() if plan.epoch == stand.epoch else {}
+async def _show_plan(store: Store, options: argparse.Namespace) -> None:
+    plan = await _require_plan(store, options.epoch)
+    stand = await store.plan_state()
+    staged = await store.staged_plan() if stand.staged and plan.epoch == stand.epoch else None
+    wanted = {**replica_counts(plan.models), **(replica_counts(staged.models) if staged is not None else {})}
+    up = await _count_ready(options, wanted)
+    problems = await store.plan_problems() if plan.epoch == stand.epoch else {}
     if options.json:
         told = {
             "plan": msgspec.to_builtins(plan),
@@ -66,58 +66,66 @@ async def _show(store: Store, options: argparse.Namespace) -> None:
         }
         print(json.dumps(told))
         return
-    lacks = plan_format.lacking(counts(staged.models), up) if staged is not None and up is not None else ""
-    print("\n".join([*plan_format.head(plan, staged, lacks, stand.pin, problems), "", *plan_format.shown(plan, up)]))
+    lacks = (
+        plan_format.missing_executors(replica_counts(staged.models), up)
+        if staged is not None and up is not None
+        else ""
+    )
+    print(
+        "\n".join(
+            [*plan_format.state_lines(plan, staged, lacks, stand.pin, problems), "", *plan_format.plan_lines(plan, up)]
+        )
+    )
 
 
-async def _diff(store: Store, options: argparse.Namespace) -> None:
-    before, after = await _two(store, options.epochs)
-    rows = list(differences(before, after))
+async def _diff_plans(store: Store, options: argparse.Namespace) -> None:
+    before, after = await _plans_to_compare(store, options.epochs)
+    rows = list(plan_differences(before, after))
     if options.json:
         changes = [{"what": what, "before": old, "after": new} for what, old, new in rows]
         print(json.dumps({"before": before.epoch, "after": after.epoch, "changes": changes}))
     elif rows:
-        print("\n".join(table(["WHAT", f"EPOCH {before.epoch}", f"EPOCH {after.epoch}"], rows)))
+        print("\n".join(table_lines(["WHAT", f"EPOCH {before.epoch}", f"EPOCH {after.epoch}"], rows)))
     else:
         print(f"epochs {before.epoch} and {after.epoch} do the same")
 
 
-async def _two(store: Store, epochs: list[int]) -> tuple[Plan, Plan]:
+async def _plans_to_compare(store: Store, epochs: list[int]) -> tuple[Plan, Plan]:
     """The plans to compare: without epochs what is staged, or what came last, with the one before."""
     if len(epochs) > 2:
         raise BadRequest(f"{len(epochs)} epochs: name two at most")
     if len(epochs) == 2:
-        return await _kept(store, epochs[0]), await _kept(store, epochs[1])
-    current = await _kept(store, 0)
+        return await _require_plan(store, epochs[0]), await _require_plan(store, epochs[1])
+    current = await _require_plan(store, 0)
     if epochs:
-        return await _kept(store, epochs[0]), current
-    staged = await store.staged()
+        return await _require_plan(store, epochs[0]), current
+    staged = await store.staged_plan()
     if staged is not None:
         return current, staged
-    earlier = [each.plan for each in await store.history(2) if each.epoch < current.epoch]
+    earlier = [each.plan for each in await store.plan_history(2) if each.epoch < current.epoch]
     if not earlier or earlier[0] is None:
         raise NotFound(f"there is no plan before epoch {current.epoch} to compare it with")
     return earlier[0], current
 
 
-async def _history(store: Store, options: argparse.Namespace) -> None:
-    stand, history = await store.stand(), await store.history(options.limit)
+async def _show_history(store: Store, options: argparse.Namespace) -> None:
+    stand, history = await store.plan_state(), await store.plan_history(options.limit)
     if options.json:
-        print(json.dumps([_brief(each.epoch, each.plan, each.fault) for each in history]))
+        print(json.dumps([_plan_summary(each.epoch, each.plan, each.fault) for each in history]))
     else:
-        print("\n".join(plan_format.past(history, stand.epoch, stand.pin)))
+        print("\n".join(plan_format.history_lines(history, stand.epoch, stand.pin)))
 
 
-def _brief(epoch: int, plan: Plan | None, fault: str) -> dict[str, Any]:
+def _plan_summary(epoch: int, plan: Plan | None, fault: str) -> dict[str, Any]:
     if plan is None:
         return {"epoch": epoch, "fault": fault}
-    executors = {f"{kind.model}/{kind.option}": count for kind, count in counts(plan.models).items()}
+    executors = {f"{kind.model}/{kind.option}": count for kind, count in replica_counts(plan.models).items()}
     return {"epoch": epoch, "created": plan.created, "reason": plan.reason, "executors": executors}
 
 
-async def _rollback(store: Store, options: argparse.Namespace) -> None:
+async def _rollback_plan(store: Store, options: argparse.Namespace) -> None:
     await store.pin_plan(options.epoch)
-    _say(
+    _print_result(
         options,
         {"pin": options.epoch},
         f"epoch {options.epoch} is pinned: the planner serves its models as a new epoch once their executors are "
@@ -125,18 +133,18 @@ async def _rollback(store: Store, options: argparse.Namespace) -> None:
     )
 
 
-async def _resume(store: Store, options: argparse.Namespace) -> None:
-    pinned = (await store.stand()).pin
+async def _resume_planning(store: Store, options: argparse.Namespace) -> None:
+    pinned = (await store.plan_state()).pin
     await store.unpin_plan()
     told = f"epoch {pinned} is pinned no more: the planner plans again" if pinned else "no epoch was pinned"
-    _say(options, {"pin": 0, "was": pinned}, told)
+    _print_result(options, {"pin": 0, "was": pinned}, told)
 
 
-def _say(options: argparse.Namespace, told: Mapping[str, Any], text: str) -> None:
+def _print_result(options: argparse.Namespace, told: Mapping[str, Any], text: str) -> None:
     print(json.dumps(told) if options.json else text)
 
 
-async def _kept(store: Store, epoch: int) -> Plan:
+async def _require_plan(store: Store, epoch: int) -> Plan:
     """The plan of ``epoch``, 0 for the current one. Raises ``NotFound``."""
     found = await store.plan(epoch)
     if found is None:
@@ -145,28 +153,30 @@ async def _kept(store: Store, epoch: int) -> Plan:
     return found
 
 
-async def _up(options: argparse.Namespace, wanted: Mapping[Kind, int]) -> dict[Kind, int] | None:
+async def _count_ready(
+    options: argparse.Namespace, wanted: Mapping[ExecutorKind, int]
+) -> dict[ExecutorKind, int] | None:
     """Return the number of ready executors of each kind; None when there is no bus, or it cannot be reached."""
     url = _bus_url(options)
     if not url:
         return None
     try:
-        bus = await NatsBus.connect(msgspec.structs.replace(load(BusSettings), url=url), "cli")
+        bus = await NatsBus.connect(msgspec.structs.replace(read_settings(BusSettings), url=url), "cli")
     except BusUnavailable:
         return None
     try:
         ready = ReadyExecutors()
         await ready.listen(bus)
-        await ready.wait(wanted, ANSWERS_WITHIN)
-        return {kind: ready.count(kind) for kind in wanted}
+        await ready.wait_for_kinds(wanted, ANSWERS_WITHIN)
+        return {kind: ready.count_ready(kind) for kind in wanted}
     finally:
         await bus.drain()
 
 
 def _bus_url(options: argparse.Namespace) -> str:
     if options.nats or "OMNIBUS_BUS_URL" in os.environ:
-        return str(options.nats or load(BusSettings).url)
+        return str(options.nats or read_settings(BusSettings).url)
     try:
-        return "" if options.store else run_dir.read().nats_url
+        return "" if options.store else run_dir.read_state().nats_url
     except StageUnavailable:
         return ""

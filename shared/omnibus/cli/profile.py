@@ -14,20 +14,20 @@ import msgspec
 
 from omnibus import profile
 from omnibus.cli import app_target
-from omnibus.cli.app_check import load as load_app
-from omnibus.cli.format.tables import table
-from omnibus.cli.up import declarations
+from omnibus.cli.app_check import describe_app as load_app
+from omnibus.cli.format.tables import table_lines
+from omnibus.cli.up import load_declarations
 from omnibus.errors import BadRequest, Rejected
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
 from omnibus.process.logs import Log
 from omnibus.profile import ModelProfile
 from omnibus.profiling import experiments, measured_model, plot, run, workload
-from omnibus.profiling.checkpoint import Keeper, write
-from omnibus.profiling.csv_workload import Sampling
-from omnibus.profiling.measure import Found, How
+from omnibus.profiling.checkpoint import PartialProfile, write_file
+from omnibus.profiling.csv_workload import RowSampling
+from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
-from omnibus.settings import ExecutorSettings, StoreSettings, load
+from omnibus.settings import ExecutorSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import run_dir as running
 from omnibus.up.tiny_models import tiny_models
@@ -38,65 +38,69 @@ _BAR = 24  # characters
 
 async def profile_model(options: argparse.Namespace) -> int:
     """Measure, write the profile and its picture, print a table."""
-    store = _store(options)  # before a stack of our own is the one that runs
-    asked = await _asked(options)
+    store = _store_settings(options)  # before a stack of our own is the one that runs
+    asked = await _make_spec(options)
     out = Path(options.out or f"{asked.subject.name.replace('/', '-')}.profile.json")
-    keeper = Keeper(out, asked.key)
-    keeper.open(options.resume)
-    said, bar = io.StringIO(), Bar(sys.stderr, silent=options.json)
+    keeper = PartialProfile(out, asked.key)
+    keeper.read_existing(options.resume)
+    said, bar = io.StringIO(), ProgressBar(sys.stderr, silent=options.json)
     try:
-        measured = await run.profile(asked, keeper, Log(said, {"NO_COLOR": "1"}), bar.tell)
+        measured = await run.run_profiling(asked, keeper, Log(said, {"NO_COLOR": "1"}), bar.update)
     except BaseException as error:
         bar.close()
-        _explain(error, said, keeper)
+        _print_failure(error, said, keeper)
         raise
     bar.close()
     picture = out.with_name(f"{out.name.removesuffix('.json')}.svg")
-    write(out, msgspec.json.format(profile.encode(measured), indent=1) + b"\n")
-    write(picture, plot.svg(measured).encode())
+    write_file(out, msgspec.json.format(profile.encode_profile(measured), indent=1) + b"\n")
+    write_file(picture, plot.render_svg(measured).encode())
     if store is not None:
-        await _put(store, measured)
+        await _store_profile(store, measured)
     notes = [*asked.workload.notes, *(note for found in keeper.found.values() for note in found.notes)]
-    _say(options, measured, keeper.found, notes, [str(out), str(picture)])
+    _print_profile(options, measured, keeper.found, notes, [str(out), str(picture)])
     keeper.remove()
     return 0
 
 
-async def _asked(options: argparse.Namespace) -> run.Asked:
+async def _make_spec(options: argparse.Namespace) -> run.ProfilingSpec:
     """Return the requested run. Raises ``BadRequest`` for what is not known, before anything is started."""
-    _check(options)
-    name, declared = await _declared(options)
-    subject = measured_model.find(name, declared)
-    return run.Asked(
+    _check_options(options)
+    name, declared = await _find_declarations(options)
+    subject = measured_model.find_subject(name, declared)
+    return run.ProfilingSpec(
         subject=subject,
-        workload=workload.read(Path(options.workload), subject, Sampling(options.sample, options.seed, options.scale)),
-        options=experiments.chosen(subject, options.option, options.all_options),
-        how=How(options.seconds, options.requests, options.most, options.others, options.gpu or _device()),
-        env=_environment(options),
-        marks=_marks(options),
+        workload=workload.read_workload(
+            Path(options.workload), subject, RowSampling(options.sample, options.seed, options.scale)
+        ),
+        options=experiments.choose_options(subject, options.option, options.all_options),
+        how=MeasureSettings(
+            options.seconds, options.requests, options.most, options.others, options.gpu or _default_device()
+        ),
+        env=_executor_environment(options),
+        marks=_resume_marks(options),
         start_within=options.start_within,
     )
 
 
-def _environment(options: argparse.Namespace) -> dict[str, str]:
+def _executor_environment(options: argparse.Namespace) -> dict[str, str]:
     """Return environment variables to add for executors; they must take as many requests as are sent."""
     told = {}
     if options.engine:
         told[ENGINE] = options.engine
     if options.engine_profile:
         told[ENGINE_PROFILE] = str(Path(options.engine_profile).resolve())
-    if options.most > load(ExecutorSettings).credits:
+    if options.most > read_settings(ExecutorSettings).credits:
         told[CREDITS] = str(options.most)
     return told
 
 
-def _marks(options: argparse.Namespace) -> dict[str, str]:
+def _resume_marks(options: argparse.Namespace) -> dict[str, str]:
     if not options.engine_profile:
         return {}
     return {"engine profile": hashlib.sha256(Path(options.engine_profile).read_bytes()).hexdigest()[:12]}
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
     for name, least in (("seconds", 0.05), ("requests", 1), ("most", 1), ("others", 1), ("sample", 1), ("scale", 1e-6)):
         if not getattr(options, name) >= least:
             raise BadRequest(f"--{name} must be at least {least:g}")
@@ -104,24 +108,26 @@ def _check(options: argparse.Namespace) -> None:
         raise BadRequest(f"--engine-profile {options.engine_profile}: no such file")
 
 
-def _device() -> str:
+def _default_device() -> str:
     """The GPU type where nobody names one: that of the processor, or the one there is."""
-    device = load(ExecutorSettings).device
+    device = read_settings(ExecutorSettings).device
     return "" if device.startswith("cuda") else device
 
 
-async def _declared(options: argparse.Namespace) -> tuple[str, str]:
+async def _find_declarations(options: argparse.Namespace) -> tuple[str, str]:
     """The model and the declarations that have it."""
     app = options.app
     if options.models:
-        declared = await declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
-        known = measured_model.names(declared)
+        declared = await load_declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
+        known = measured_model.model_names(declared)
         if app not in known and _is_app(app):
-            return _one(app, [each for each in await _called(app) if each in known], options.model), declared
+            return _choose_model(
+                app, [each for each in await _called_models(app) if each in known], options.model
+            ), declared
         return app, declared
     if app in catalog.LOCAL:
-        family = catalog.family(catalog.LOCAL[app])
-        measured_model.chatting(app, family["components"], family["tasks"])  # before anything is built
+        family = catalog.find_family(catalog.LOCAL[app])
+        measured_model.chat_components(app, family["components"], family["tasks"])  # before anything is built
         return app, await tiny_models([app])
     if app in KNOWN:
         raise BadRequest(
@@ -130,8 +136,8 @@ async def _declared(options: argparse.Namespace) -> tuple[str, str]:
     if not _is_app(app):
         named = ", ".join(catalog.LOCAL)
         raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
-    tiny = [each for each in await _called(app) if each in catalog.LOCAL]
-    name = _one(app, tiny, options.model)
+    tiny = [each for each in await _called_models(app) if each in catalog.LOCAL]
+    name = _choose_model(app, tiny, options.model)
     return name, await tiny_models([name])
 
 
@@ -139,13 +145,13 @@ def _is_app(app: str) -> bool:
     return app_target.is_file(app) or all(part.isidentifier() for part in app.split("."))
 
 
-async def _called(app: str) -> list[str]:
+async def _called_models(app: str) -> list[str]:
     """The models whose unit tasks ``app`` calls."""
     description = await load_app(app)
     return list(dict.fromkeys(task.model for task in description.tasks if task.model and not task.own))
 
 
-def _one(app: str, models: list[str], chosen: str) -> str:
+def _choose_model(app: str, models: list[str], chosen: str) -> str:
     if chosen and chosen not in models:
         raise BadRequest(f"{app} does not use {chosen}; it uses {', '.join(models) or 'no model that is known here'}")
     if not chosen and len(models) != 1:
@@ -154,17 +160,17 @@ def _one(app: str, models: list[str], chosen: str) -> str:
     return chosen or models[0]
 
 
-def _store(options: argparse.Namespace) -> StoreSettings | None:
+def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
     """Return the profile's store: the one named, or that of the running ``omnibus up``; None when none is wanted."""
     if not options.store and not options.put:
         return None
-    settings = load(StoreSettings)
+    settings = read_settings(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:
         return settings
-    return msgspec.structs.replace(settings, url=options.store or running.read().store_url)
+    return msgspec.structs.replace(settings, url=options.store or running.read_state().store_url)
 
 
-async def _put(settings: StoreSettings, measured: ModelProfile) -> None:
+async def _store_profile(settings: StoreSettings, measured: ModelProfile) -> None:
     store = Store(settings)
     try:
         await store.put_profile(measured)
@@ -172,18 +178,22 @@ async def _put(settings: StoreSettings, measured: ModelProfile) -> None:
         await store.close()
 
 
-def _explain(error: BaseException, said: io.StringIO, keeper: Keeper) -> None:
+def _print_failure(error: BaseException, said: io.StringIO, keeper: PartialProfile) -> None:
     """Print what helps with ``error``: the services' last lines, and how to go on."""
     lines = said.getvalue().splitlines()
     if isinstance(error, Exception) and not isinstance(error, Rejected) and lines:
         print("\n".join(lines[-12:]), file=sys.stderr)
-    done = [name for name, found in keeper.found.items() if found.option.measured]
+    done = [name for name, found in keeper.found.items() if found.option.is_measured]
     if done and keeper.path.exists():
         print(f"{', '.join(done)} kept in {keeper.path}: go on with --resume", file=sys.stderr)
 
 
-def _say(
-    options: argparse.Namespace, measured: ModelProfile, found: dict[str, Found], notes: list[str], files: list[str]
+def _print_profile(
+    options: argparse.Namespace,
+    measured: ModelProfile,
+    found: dict[str, OptionMeasurement],
+    notes: list[str],
+    files: list[str],
 ) -> None:
     if options.json:
         told = {"model": measured.model, "profile": files[0], "plot": files[1], "notes": notes}
@@ -192,27 +202,35 @@ def _say(
         return
     kinds = list(measured.types)
     head = ["OPTION", "REQ/S", "BUSY", *(f"S OF {kind or 'ANY'}" for kind in kinds), "START S", "GB"]
-    print("\n".join(table(head, [row for name in measured.options for row in _rows(name, measured, found[name])])))
+    print(
+        "\n".join(
+            table_lines(head, [row for name in measured.options for row in _option_rows(name, measured, found[name])])
+        )
+    )
     print("".join(f"\n{note}" for note in notes) + f"\n{'   '.join(files)}")
 
 
-def _rows(name: str, measured: ModelProfile, found: Found) -> Iterator[list[str]]:
+def _option_rows(name: str, measured: ModelProfile, found: OptionMeasurement) -> Iterator[list[str]]:
     """An option, and below it what it does when others have done a part."""
     option = measured.options[name]
     busy = f"{min(found.busy, 1):.0%}" if found.busy >= 0 else ""
-    if not option.measured:
+    if not option.is_measured:
         yield [name, "not measured", *[""] * (len(measured.types) + 3)]
         return
     roles = dict.fromkeys(
-        tuple(part for part in option.components if part not in work.components and part in _used(measured, work.type))
+        tuple(
+            part
+            for part in option.components
+            if part not in work.components and part in _used_components(measured, work.type)
+        )
         for work in option.work
     )
     for done in sorted(roles, key=len):
         seconds = {
             work.type: f"{work.seconds:.3g}"
             for work in option.work
-            if {*work.components} == {*_used(measured, work.type)} & {*option.components} - {*done}
-            and {*done} <= {*_used(measured, work.type)}
+            if {*work.components} == {*_used_components(measured, work.type)} & {*option.components} - {*done}
+            and {*done} <= {*_used_components(measured, work.type)}
         }
         cells = [seconds.get(kind, "") for kind in measured.types]
         if not done:
@@ -221,11 +239,11 @@ def _rows(name: str, measured: ModelProfile, found: Found) -> Iterator[list[str]
             yield [f"  after {'+'.join(done)}", "", "", *cells, "", ""]
 
 
-def _used(measured: ModelProfile, kind: str) -> tuple[str, ...]:
+def _used_components(measured: ModelProfile, kind: str) -> tuple[str, ...]:
     return measured.types[kind].components if kind in measured.types else ()
 
 
-class Bar:
+class ProgressBar:
     """Progress of the run, on one line of a terminal; elsewhere line by line."""
 
     def __init__(self, stream: TextIO, silent: bool) -> None:
@@ -234,7 +252,7 @@ class Bar:
         self._terminal = stream.isatty()
         self._width = 0
 
-    def tell(self, option: str, done: int, count: int, words: str) -> None:
+    def update(self, option: str, done: int, count: int, words: str) -> None:
         if self._silent:
             return
         if not self._terminal:

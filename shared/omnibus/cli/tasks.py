@@ -5,11 +5,11 @@ import asyncio
 import json
 
 from omnibus.cli import gateway
-from omnibus.cli.format.tables import table
+from omnibus.cli.format.tables import table_lines
 
 
-async def tasks(options: argparse.Namespace) -> int:
-    there = gateway.find(options)
+async def list_tasks(options: argparse.Namespace) -> int:
+    there = gateway.find_gateway(options)
     found = (await asyncio.to_thread(there.call, "GET", "/v1/tasks"))["data"]
     if options.json:
         print(json.dumps(found))
@@ -25,5 +25,5 @@ async def tasks(options: argparse.Namespace) -> int:
         ]
         for task in found
     ]
-    print("\n".join(table(["TASK", "KIND", "MODEL", "COMPONENT", "USED BY", "EXECUTORS"], rows)))
+    print("\n".join(table_lines(["TASK", "KIND", "MODEL", "COMPONENT", "USED BY", "EXECUTORS"], rows)))
     return 0

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnibus.cli.apps import APPS, register
+from omnibus.cli.apps import APPS, register_app
 from omnibus.cli.gateway import Gateway
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
-from omnibus.settings import public
+from omnibus.settings import redact_url
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
@@ -18,29 +18,29 @@ NONE = '{"models": {}}'
 SERVED_WITHIN = 120.0  # seconds from an app's registration until every gateway serves it
 
 
-async def up(options: argparse.Namespace) -> int:
+async def run_up(options: argparse.Namespace) -> int:
     stack = Stack(
-        await declarations(options),
+        await load_declarations(options),
         port=options.port,
         gateways=options.gateways,
         apps_dir=Path(options.apps_dir) if options.apps_dir else None,
         nursery=not options.no_models,  # it would only cost time and memory
     )
     async with stack:
-        apps = [await stack.supervisor.unless_over(_registered(stack, target)) for target in options.app]
-        _say(stack, apps)
+        apps = [await stack.supervisor.unless_over(_register_everywhere(stack, target)) for target in options.app]
+        _print_addresses(stack, apps)
         await stack.supervisor.run_until_signal()
     return 0
 
 
-async def _registered(stack: Stack, target: str) -> str:
+async def _register_everywhere(stack: Stack, target: str) -> str:
     """The name of the app ``target``, which every gateway serves from now on. Raises ``DeadlineExceeded``."""
     gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
-    name = str((await asyncio.to_thread(register, gateways[0], target, None))["name"])
+    name = str((await asyncio.to_thread(register_app, gateways[0], target, None))["name"])
     try:
         async with asyncio.timeout(SERVED_WITHIN):
             for gateway in gateways:
-                while not await asyncio.to_thread(_serves, gateway, name):  # noqa: ASYNC110 HTTP cannot tell us
+                while not await asyncio.to_thread(_serves_app, gateway, name):  # noqa: ASYNC110 HTTP cannot tell us
                     await asyncio.sleep(0.1)
     except TimeoutError:
         raise DeadlineExceeded(
@@ -49,7 +49,7 @@ async def _registered(stack: Stack, target: str) -> str:
     return name
 
 
-def _serves(gateway: Gateway, name: str) -> bool:
+def _serves_app(gateway: Gateway, name: str) -> bool:
     try:
         worker = gateway.call("GET", f"{APPS}/{name}")["worker"]
     except NotFound:  # it has not heard of it yet
@@ -57,36 +57,36 @@ def _serves(gateway: Gateway, name: str) -> bool:
     return worker is not None and worker["state"] == "ready"
 
 
-def _say(stack: Stack, apps: Sequence[str]) -> None:
+def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
     others = f"   also: {' '.join(f'{url}/v1' for url in stack.urls[1:])}" if stack.urls[1:] else ""
     token = stack.admin_token if stack.own_token else "that of OMNIBUS_GATEWAY_ADMIN_TOKEN"
     print(
         f"\nOmnibus is up: {stack.url}/v1{others}   routes: {stack.url}/openapi.json   stop: Ctrl-C\n"
         f"Console: {stack.url}/console/   its admin token: {token}\n"
-        f'Bus: {public(stack.nats.url)}   for `nats` and other tools: eval "$(omnibus env)"\n',
+        f'Bus: {redact_url(stack.nats.url)}   for `nats` and other tools: eval "$(omnibus env)"\n',
         flush=True,
     )
     for name in apps:
         print(f"{name} is up: POST {stack.url}/v1/apps/{name}/invoke\n", flush=True)
 
 
-async def declarations(options: argparse.Namespace) -> str:
+async def load_declarations(options: argparse.Namespace) -> str:
     """The declarations file that was named, no models at all, or the tiny ones."""
     if options.no_models:
         return NONE
     if not options.models:
         return await tiny_models(options.only)
-    return _read(Path(options.models))
+    return _read_declarations(Path(options.models))
 
 
-def _read(path: Path) -> str:
+def _read_declarations(path: Path) -> str:
     try:
-        return _whole(path.read_text(), path.parent.resolve())
+        return _resolve_paths(path.read_text(), path.parent.resolve())
     except OSError as error:
         raise BadRequest(f"--models {path}: {error.strerror}") from error
 
 
-def _whole(text: str, directory: Path) -> str:
+def _resolve_paths(text: str, directory: Path) -> str:
     """The declarations with whole paths of profiles, and of checkpoints that begin with ``./`` or ``../``: the planner
     reads a copy of them, which lies elsewhere."""
     try:

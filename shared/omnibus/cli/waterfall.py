@@ -14,7 +14,7 @@ MARKS = dict(zip(PHASES, "·╌░▒█", strict=True))
 LISTED = 8
 
 
-def graph(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator[str]:
+def graph_lines(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator[str]:
     """One line per node: component, executor, and the outputs it waits for. ``route`` is the last attempt's."""
     yield f"graph   type {invocation.type}, path {invocation.path}, plan epoch {invocation.epoch}"
     for index, (node, executor) in enumerate(zip(invocation.nodes, route or invocation.route, strict=True)):
@@ -22,23 +22,25 @@ def graph(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator[str]:
         yield f"  [{index}] {node.component:<8} on {executor:<32} {f'← {feeds}' if feeds else ''}".rstrip()
 
 
-def waterfall(found: Waterfall) -> Iterator[str]:
+def waterfall_lines(found: Waterfall) -> Iterator[str]:
     """One bar per node, its phases in milliseconds, the slowest edges, and where it moved."""
     total = found.summary.seconds
     if total is None:
         return
     first = found.summary.first
-    yield f"times   {_ms(total)} ms in all, first output to the client after {_ms(first) + ' ms' if first else '-'}"
+    after = f"{_milliseconds_text(first)} ms" if first else "-"
+    yield f"times   {_milliseconds_text(total)} ms in all, first output to the client after {after}"
     columns = " ".join(f"{MARKS[name]} {name}".rjust(10) for name in PHASES)
-    yield f"  {'':<12} |{'0 ms':<{WIDTH - 12}}{_ms(total) + ' ms':>12}| {columns}        end"
+    yield f"  {'':<12} |{'0 ms':<{WIDTH - 12}}{_milliseconds_text(total) + ' ms':>12}| {columns}        end"
     for row in found.nodes:
-        yield f"  [{row.node}] {row.component:<8} |{_bar(row, max(total, 1e-6))}| {_numbers(row)}"
-    edges = sorted((edge for edge in found.edges if not edge.local and edge.seconds), key=_slowest)[:LISTED]
+        yield f"  [{row.node}] {row.component:<8} |{_phase_bar(row, max(total, 1e-6))}| {_phase_times(row)}"
+    edges = sorted((edge for edge in found.edges if not edge.local and edge.seconds), key=_slowest_first)[:LISTED]
     for edge in edges:
-        yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {_ms(edge.seconds)} ms from its first output"
+        spent = _milliseconds_text(edge.seconds)
+        yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {spent} ms from its first output"
     for move in found.moves:
         why = f"{move.reason} {move.executor}".rstrip()
-        yield f"moved   attempt {move.attempt} was given up after {_ms(move.at)} ms: {why}"
+        yield f"moved   attempt {move.attempt} was given up after {_milliseconds_text(move.at)} ms: {why}"
         if move.again:
             names = ", ".join(f"[{node}] {found.nodes[node].component}" for node in move.again)
             yield f"again   {names}; all others went on, or were done"
@@ -46,11 +48,11 @@ def waterfall(found: Waterfall) -> Iterator[str]:
             yield f"resumed {output} behind {count}, which were not computed again"
 
 
-def _slowest(edge: Edge) -> float:
+def _slowest_first(edge: Edge) -> float:
     return -(edge.seconds or 0.0)
 
 
-def _bar(row: Row, total: float) -> str:
+def _phase_bar(row: Row, total: float) -> str:
     """To scale, but for what took any time: that leaves a mark of at least one column."""
     bar = [" "] * WIDTH
     free = 0  # the first column that a phase may begin in without hiding the one before it
@@ -62,14 +64,16 @@ def _bar(row: Row, total: float) -> str:
     return "".join(bar)
 
 
-def _numbers(row: Row) -> str:
+def _phase_times(row: Row) -> str:
     if row.state != "done":
         return row.state
     took = {phase.name: phase.end - phase.start for phase in row.phases}
-    return " ".join(f"{_ms(took.get(name)):>10}" for name in PHASES) + f" {_ms(row.end):>10}"
+    return (
+        " ".join(f"{_milliseconds_text(took.get(name)):>10}" for name in PHASES) + f" {_milliseconds_text(row.end):>10}"
+    )
 
 
-def _ms(seconds: float | None) -> str:
+def _milliseconds_text(seconds: float | None) -> str:
     """Milliseconds; short ones with a digit more."""
     if seconds is None:
         return "-"

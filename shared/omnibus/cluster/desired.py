@@ -11,7 +11,7 @@ from omnibus.plan import ModelPlan, Plan
 ID = "OMNIBUS_EXECUTOR_ID"
 
 
-class Kind(NamedTuple):
+class ExecutorKind(NamedTuple):
     """Key of interchangeable executors: each of a kind may replace any other. ``origin`` is ``ModelPlan.origin``."""
 
     model: str
@@ -22,14 +22,14 @@ class Kind(NamedTuple):
         return f"{self.model}/{self.option}@{self.origin[:4]}"
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class DesiredExecutors(msgspec.Struct, frozen=True):
     """Executors of one kind. ``env`` is what they are told, but for their own ``ID``; ``apps`` brought their model.
 
     ``service`` is the service that hosts them, ``gpus`` what each of them takes, of type ``gpu``. ``epoch`` is of the
     newest plan that asks for them.
     """
 
-    kind: Kind
+    kind: ExecutorKind
     replicas: int
     service: str
     gpus: int
@@ -39,13 +39,13 @@ class Wanted(msgspec.Struct, frozen=True):
     epoch: int = 0
 
 
-def wanted(*plans: Plan) -> dict[Kind, Wanted]:
+def desired_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
     """Return the executors that all ``plans`` request together: of each kind, the most that any plan requests.
 
     Those of a shared option belong to the model that lends it. Earlier plans come first.
     """
-    found: dict[Kind, Wanted] = {}
-    for each in (one for plan in plans for one in _asked(plan)):
+    found: dict[ExecutorKind, DesiredExecutors] = {}
+    for each in (one for plan in plans for one in _plan_executors(plan)):
         known = found.get(each.kind)
         if known is not None and known.replicas >= each.replicas:
             each = msgspec.structs.replace(known, epoch=max(known.epoch, each.epoch))
@@ -53,35 +53,35 @@ def wanted(*plans: Plan) -> dict[Kind, Wanted]:
     return found
 
 
-def counts(models: Mapping[str, ModelPlan]) -> dict[Kind, int]:
+def replica_counts(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, int]:
     """Return the number of executors of each kind that ``models`` request."""
     return {
-        Kind(name, option, model.origin(option)): deployed.replicas
+        ExecutorKind(name, option, model.option_origin(option)): deployed.replicas
         for name, model in models.items()
         for option, deployed in model.options.items()
         if deployed.replicas and not deployed.of
     }
 
 
-def starts(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> dict[Kind, int]:
+def added_replicas(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> dict[ExecutorKind, int]:
     """The kinds of which ``after`` asks for more than ``before``, and how many it asks for in all."""
-    there = counts(before)
-    return {kind: count for kind, count in counts(after).items() if count > there.get(kind, 0)}
+    there = replica_counts(before)
+    return {kind: count for kind, count in replica_counts(after).items() if count > there.get(kind, 0)}
 
 
-def groups(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
+def change_groups(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
     """The models that differ, those together that must change together: they lend to one another, or a unit task
     goes from one to the other."""
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return sorted([names & changed for names in tied(before, after) if names & changed], key=min)
+    return sorted([names & changed for names in tied_models(before, after) if names & changed], key=min)
 
 
-def tied(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
+def tied_models(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> list[frozenset[str]]:
     """All models, those together of which one cannot change without a look at the others."""
     ties: dict[str, set[str]] = {}
     for models in (before, after):
         for name, model in models.items():
-            for tie in _ties(name, model):
+            for tie in _model_ties(name, model):
                 ties.setdefault(tie, set()).add(name)
     left, found = set(before.keys() | after.keys()), list[frozenset[str]]()
     while left:
@@ -94,15 +94,17 @@ def tied(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> lis
     return found
 
 
-def _asked(plan: Plan) -> Iterator[Wanted]:
-    for kind, replicas in counts(plan.models).items():
+def _plan_executors(plan: Plan) -> Iterator[DesiredExecutors]:
+    for kind, replicas in replica_counts(plan.models).items():
         model = plan.models[kind.model]
         deployed = model.options[kind.option]
-        told = _environment(kind, model)
-        yield Wanted(kind, replicas, deployed.service, deployed.gpus, told, model.apps, deployed.gpu, plan.epoch)
+        told = _executor_environment(kind, model)
+        yield DesiredExecutors(
+            kind, replicas, deployed.service, deployed.gpus, told, model.apps, deployed.gpu, plan.epoch
+        )
 
 
-def _environment(kind: Kind, model: ModelPlan) -> dict[str, str]:
+def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str]:
     deployed = model.options[kind.option]
     told = {
         "MODEL": kind.model,
@@ -120,7 +122,7 @@ def _environment(kind: Kind, model: ModelPlan) -> dict[str, str]:
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in told.items()}
 
 
-def _ties(name: str, model: ModelPlan) -> Iterable[str]:
+def _model_ties(name: str, model: ModelPlan) -> Iterable[str]:
     yield f"model {name}"
     for option in model.options.values():
         if option.of:

@@ -17,7 +17,7 @@ MORE = 1.5
 LEAST = 1.0
 
 
-class _Heard(NamedTuple):
+class _TimedEvent(NamedTuple):
     at: float
     event: LoadEvent
 
@@ -26,25 +26,25 @@ class _Heard(NamedTuple):
         return self.at - max(0.0, self.event.seconds)
 
 
-class Recent:
+class LoadWindow:
     """The events of the last ``seconds``; ``clock`` tells seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
-        self._heard: deque[_Heard] = deque()
+        self._heard: deque[_TimedEvent] = deque()
         self._last: dict[str, float] = {}
         self._since: float | None = None
 
-    def take(self, event: LoadEvent) -> float:
+    def add_event(self, event: LoadEvent) -> float:
         """Take one gateway's word; returns when what it tells of began."""
-        heard = _Heard(self._clock(), event)
+        heard = _TimedEvent(self._clock(), event)
         self._since = heard.begin if self._since is None else min(self._since, heard.begin)
         self._last[event.gateway] = heard.at
         self._heard.append(heard)
         return heard.begin
 
-    def aged(self) -> list[LoadEvent]:
+    def drop_expired(self) -> list[LoadEvent]:
         """Drop what is too old; returns it."""
         oldest, dropped = self._clock() - self.seconds - MORE, []
         while self._heard and self._heard[0].at <= oldest:
@@ -63,21 +63,21 @@ class Recent:
     @property
     def span(self) -> float:
         """Seconds that rates are over by now."""
-        return self._covered(self._clock())
+        return self._covered_seconds(self._clock())
 
-    def rates(self) -> Iterator[tuple[LoadEvent, float]]:
+    def event_rates(self) -> Iterator[tuple[LoadEvent, float]]:
         """Each event with what its counts are to be multiplied by to become counts per second."""
         now = self._clock()
         ends = {gateway: at if now - at < MORE else now for gateway, at in self._last.items()}
         for heard in self._heard:
             end = ends.get(heard.event.gateway, now)
-            yield heard.event, _part(heard, end - self.seconds) / self._covered(end)
+            yield heard.event, _fraction_since(heard, end - self.seconds) / self._covered_seconds(end)
 
-    def _covered(self, end: float) -> float:
+    def _covered_seconds(self, end: float) -> float:
         return max(LEAST, min(self.seconds, end - (end if self._since is None else self._since)))
 
 
-def _part(heard: _Heard, since: float) -> float:
+def _fraction_since(heard: _TimedEvent, since: float) -> float:
     """Return the share of the event's time span that lies after ``since``."""
     if heard.begin >= since:
         return 1.0

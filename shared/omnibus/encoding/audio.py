@@ -49,33 +49,33 @@ _CODECS: dict[str, _Codec] = {
 }
 
 
-def pcm16(samples: Samples) -> bytes:
+def to_pcm16(samples: Samples) -> bytes:
     """Clipped and rounded, 16-bit little-endian."""
     return (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
 
 
-def wav(pcm: bytes, rate: int) -> bytes:
+def encode_wav(pcm: bytes, rate: int) -> bytes:
     """A WAV file of 16-bit samples."""
     return _wav_header(rate, len(pcm)) + pcm
 
 
-def encode(samples: Samples, rate: int, format: SoundFormat) -> bytes:
+def encode_audio(samples: Samples, rate: int, format: SoundFormat) -> bytes:
     """A whole file; mp3, aac and opus are resampled to 44.1 or 48 kHz.
 
     Compressed sound lasts at least 10 ms, filled up with silence; it takes a while, so call this in a thread.
     """
     if format == "pcm16":
-        return pcm16(samples)
+        return to_pcm16(samples)
     if format == "wav":
-        return wav(pcm16(samples), rate)
+        return encode_wav(to_pcm16(samples), rate)
     out = BytesIO()
-    file = _Compressed(out, _CODECS[format], rate, {})
+    file = _CompressedFile(out, _CODECS[format], rate, {})
     file.write(samples)
     file.close()
     return out.getvalue()
 
 
-class Encoder:
+class StreamingAudioEncoder:
     """A file that is made while its samples come. What ``push`` and ``close`` return, put together, is the file.
 
     ``speed`` makes the speech slower or faster and keeps its pitch, by overlapping and adding (FFmpeg's atempo).
@@ -83,33 +83,33 @@ class Encoder:
     """
 
     def __init__(self, format: SoundFormat, rate: int, speed: float = 1.0) -> None:
-        self._tempo = _Tempo(rate, speed) if speed != 1.0 else None
+        self._tempo = _TempoFilter(rate, speed) if speed != 1.0 else None
         self._out = _Sink()
-        self._file: _Compressed | None = None
+        self._file: _CompressedFile | None = None
         if format in _CODECS:
             codec = _CODECS[format]
-            self._file = _Compressed(self._out, codec, rate, {"flush_packets": "1", **codec.streamed})
+            self._file = _CompressedFile(self._out, codec, rate, {"flush_packets": "1", **codec.streamed})
         elif format == "wav":
             self._out.write(_wav_header(rate, _UNKNOWN))
         self.slow = self._file is not None or self._tempo is not None
 
     def push(self, samples: Samples) -> bytes:
         """Take samples; returns what of the file is ready, which may be nothing."""
-        return self._add(samples if self._tempo is None else self._tempo.push(samples))
+        return self._write_samples(samples if self._tempo is None else self._tempo.push(samples))
 
     def close(self) -> bytes:
         """The rest of the file."""
-        made = self._add(self._tempo.close()) if self._tempo is not None else b""
+        made = self._write_samples(self._tempo.close()) if self._tempo is not None else b""
         if self._file is not None:
             self._file.close()
-        return made + self._out.take()
+        return made + self._out.take_written()
 
-    def _add(self, samples: Samples) -> bytes:
+    def _write_samples(self, samples: Samples) -> bytes:
         if self._file is not None:
             self._file.write(samples)
         else:
-            self._out.write(pcm16(samples))
-        return self._out.take()
+            self._out.write(to_pcm16(samples))
+        return self._out.take_written()
 
 
 class _Sink:
@@ -122,13 +122,13 @@ class _Sink:
         self._parts.append(bytes(data))
         return len(data)
 
-    def take(self) -> bytes:
+    def take_written(self) -> bytes:
         """Everything that was written since the last time."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
 
-class _Compressed:
+class _CompressedFile:
     """A file in the making, by FFmpeg, written to ``out``."""
 
     def __init__(self, out: Any, codec: _Codec, rate: int, options: dict[str, str]) -> None:
@@ -146,7 +146,7 @@ class _Compressed:
     def write(self, samples: Samples) -> None:
         if not len(samples):
             return
-        data = np.frombuffer(pcm16(samples), "<i2")[None, :]
+        data = np.frombuffer(to_pcm16(samples), "<i2")[None, :]
         frame = self._av.AudioFrame.from_ndarray(data, format="s16", layout="mono")
         frame.sample_rate, frame.pts, frame.time_base = self._rate, self._count, Fraction(1, self._rate)
         self._count += len(samples)
@@ -161,7 +161,7 @@ class _Compressed:
         self._file.close()
 
 
-class _Tempo:
+class _TempoFilter:
     """Changes how long speech takes. One filter takes factors from 0.5 on, so slower ones take two."""
 
     def __init__(self, rate: int, speed: float) -> None:
@@ -187,15 +187,15 @@ class _Tempo:
             frame.sample_rate, frame.pts, frame.time_base = self._rate, self._count, Fraction(1, self._rate)
             self._count += len(samples)
             self._graph.push(frame)
-        return self._pulled()
+        return self._pull_samples()
 
     def close(self) -> Samples:
         if not self._count:
             return np.zeros(0, np.float32)
         self._graph.push(None)
-        return self._pulled()
+        return self._pull_samples()
 
-    def _pulled(self) -> Samples:
+    def _pull_samples(self) -> Samples:
         made: list[Samples] = []
         while True:
             try:

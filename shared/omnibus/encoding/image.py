@@ -13,7 +13,7 @@ PictureFormat = Literal["png", "jpeg", "webp"]
 MIME: dict[PictureFormat, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 
-def encode(
+def encode_image(
     pixels: NDArray[np.uint8], format: PictureFormat, quality: int = 100, size: tuple[int, int] | None = None
 ) -> bytes:
     """``pixels`` uint8 [height, width, 3] as a file of ``format``.
@@ -29,9 +29,9 @@ def encode(
     if size is not None and size != picture.size:
         picture = picture.resize(size, Image.Resampling.BICUBIC)
     out = BytesIO()
-    picture.save(out, format.upper(), **_options(format, quality))
+    picture.save(out, format.upper(), **_save_options(format, quality))
     return out.getvalue()
 
 
-def _options(format: PictureFormat, quality: int) -> dict[str, Any]:
+def _save_options(format: PictureFormat, quality: int) -> dict[str, Any]:
     return {} if format == "png" else {"quality": quality}

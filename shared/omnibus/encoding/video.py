@@ -24,7 +24,7 @@ _RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 
 _RATE, _BITS = 48000, 96_000
 
 
-class Film:
+class VideoWriter:
     """A video in the making at ``path``, with ``fps`` frames per second, and a track of sound if it has ``sound``.
 
     What comes of either is taken in any order; ``close`` makes it a whole file, whose index comes first, so that it
@@ -45,10 +45,10 @@ class Film:
         self._early: list[Any] = []  # what came before all tracks were known: nothing can be written until then
         self.count = 0  # frames
         self.heard = 0  # samples
-        with self._writing():  # the file is made with the first that is written
+        with self._map_write_errors():  # the file is made with the first that is written
             self._file = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
 
-    def frames(self, pixels: NDArray[np.uint8]) -> None:
+    def add_frames(self, pixels: NDArray[np.uint8]) -> None:
         """Add frames, uint8 [n, height, width, 3] with even sides."""
         if (
             pixels.ndim != 4
@@ -56,22 +56,22 @@ class Film:
             or pixels.dtype != np.uint8
             or any(n % 2 for n in pixels.shape[1:3])
         ):
-            raise BadRequest(f"frames are uint8 [n, height, width, 3] with even sides, not {_shown(pixels)}")
-        with self._writing():
+            raise BadRequest(f"frames are uint8 [n, height, width, 3] with even sides, not {_describe_array(pixels)}")
+        with self._map_write_errors():
             for each in pixels:
                 if self._pictures is None:
-                    self._pictures = self._track(each.shape[1], each.shape[0])
-                self._mux(self._pictures.encode(self._frame(each)))
+                    self._pictures = self._add_video_stream(each.shape[1], each.shape[0])
+                self._mux_packets(self._pictures.encode(self._to_video_frame(each)))
                 self.count += 1
 
-    def sound(self, samples: NDArray[np.float32], rate: int) -> None:
+    def add_audio(self, samples: NDArray[np.float32], rate: int) -> None:
         """Add sound, float32 [n] or [n, channels] in [-1, 1], of one channel or two."""
         if samples.ndim not in (1, 2) or samples.shape[1:] not in ((), (1,), (2,)):
-            raise BadRequest(f"a film's sound is float32 [n] or [n, 1 or 2], not {_shown(samples)}")
+            raise BadRequest(f"a film's sound is float32 [n] or [n, 1 or 2], not {_describe_array(samples)}")
         if not len(samples):
             return
         layout = "stereo" if samples.shape[1:] == (2,) else "mono"
-        with self._writing():
+        with self._map_write_errors():
             if self._samples is None:
                 self._samples = self._file.add_stream("aac", rate=rate if rate in _RATES else _RATE)
                 self._samples.layout = layout
@@ -80,26 +80,26 @@ class Film:
             frame = self._av.AudioFrame.from_ndarray(data, format="flt", layout=layout)
             frame.sample_rate, frame.pts, frame.time_base = rate, self.heard, Fraction(1, rate)
             self.heard += len(samples)
-            self._mux(self._samples.encode(frame))
+            self._mux_packets(self._samples.encode(frame))
 
     def close(self) -> None:
         """Write what is left."""
         if not self.count:
-            self.drop()
+            self.abort()
             raise BadRequest("a film without frames is none")
-        with self._writing():
-            self._begin()  # no sound came
+        with self._map_write_errors():
+            self._write_pending()  # no sound came
             for stream in (self._pictures, self._samples):
                 if stream is not None:
-                    self._mux(stream.encode(None))
+                    self._mux_packets(stream.encode(None))
             self._file.close()
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Give up; the file is not whole."""
         with suppress(OSError, ValueError):
             self._file.close()
 
-    def _track(self, width: int, height: int) -> Any:
+    def _add_video_stream(self, width: int, height: int) -> Any:
         stream: Any = self._file.add_stream("libx264", rate=self._rate, options=_QUALITY)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         context = stream.codec_context
@@ -108,21 +108,21 @@ class Film:
         context.colorspace = context.color_primaries = context.color_trc = _BT709
         return stream
 
-    def _frame(self, pixels: NDArray[np.uint8]) -> Any:
+    def _to_video_frame(self, pixels: NDArray[np.uint8]) -> Any:
         plain = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
         frame = self._colours.reformat(plain, format="yuv420p", dst_colorspace=_BT709, dst_color_range=_NARROW)
         frame.pts, frame.time_base = self.count, 1 / self._rate
         return frame
 
-    def _begin(self) -> None:
+    def _write_pending(self) -> None:
         """All tracks are known: write what waited for that."""
         self._begun = True
         early, self._early = self._early, []
-        self._mux(early)
+        self._mux_packets(early)
 
-    def _mux(self, packets: Iterable[Any]) -> None:
+    def _mux_packets(self, packets: Iterable[Any]) -> None:
         if not self._begun and self._pictures is not None and (self._silent or self._samples is not None):
-            self._begin()
+            self._write_pending()
         if self._begun:
             for packet in packets:
                 self._file.mux(packet)
@@ -130,7 +130,7 @@ class Film:
             self._early += packets
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _map_write_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, self._av.error.FFmpegError) as error:
@@ -139,5 +139,5 @@ class Film:
             raise Fatal(f"the video cannot be written: {type(error).__name__}") from error
 
 
-def _shown(array: NDArray[Any]) -> str:
+def _describe_array(array: NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"

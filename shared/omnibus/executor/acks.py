@@ -20,22 +20,22 @@ class Confirmations:
         self._records: dict[str, list[bytes]] = {}  # by reply subject, chunks in order
         self._timer: asyncio.TimerHandle | None = None
 
-    def record(self, invocation: Invocation, chunk: bytes) -> None:
+    def add_retained_chunk(self, invocation: Invocation, chunk: bytes) -> None:
         """``chunk`` went to another node: the gateway retains it, and is in no hurry. Chunks keep their order."""
         self._records.setdefault(invocation.reply, []).append(chunk)
-        self._arm()
+        self._start_timer()
 
-    def taken(self, invocation: Invocation) -> None:
+    def add_accepted(self, invocation: Invocation) -> None:
         """This executor works on ``invocation``."""
         accepted = Accepted(invocation.id, self._executor, invocation.attempt)
         self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
-        self._arm()
+        self._start_timer()
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self.tell)
+            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self.send_pending)
 
-    def finished(self, invocation: Invocation, hop: Hop) -> None:
+    def add_finished_node(self, invocation: Invocation, hop: Hop) -> None:
         """A node is finished whose times travel a longer way."""
         known = self._taken.get(invocation.id)
         if known is not None:
@@ -43,11 +43,11 @@ class Confirmations:
         else:
             self._outbox.send(invocation.reply, messages.encode(hop), lazy=True)
 
-    def answered(self, invocation: str) -> None:
+    def discard_accepted(self, invocation: str) -> None:
         """The gateway has this executor's own results, which say more than a confirmation."""
         self._taken.pop(invocation, None)
 
-    def tell(self) -> None:
+    def send_pending(self) -> None:
         """Tell it all now."""
         if self._timer is not None:
             self._timer.cancel()

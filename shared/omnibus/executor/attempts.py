@@ -13,7 +13,7 @@ from omnibus.graph import Invocation
 
 
 @dataclass(eq=False)
-class Live:
+class LiveAttempt:
     """One attempt of one invocation, and its nodes here."""
 
     invocation: Invocation
@@ -22,16 +22,16 @@ class Live:
     hops: list[Hop] = field(default_factory=list)  # of nodes before, to be passed on
     trace: tracing.Carrier = field(default_factory=dict)
     over: bool = False  # the invocation has ended: nobody will read what it has in the arena
-    earlier: "Live | None" = None  # an earlier attempt, some of whose nodes go on
+    earlier: "LiveAttempt | None" = None  # an earlier attempt, some of whose nodes go on
 
-    def chain(self) -> "Iterator[Live]":
+    def iter_attempts(self) -> "Iterator[LiveAttempt]":
         """This attempt and the earlier ones."""
-        each: Live | None = self
+        each: LiveAttempt | None = self
         while each is not None:
             yield each
             each = each.earlier
 
-    def cancel(self, nodes: Iterable[int]) -> None:
+    def cancel_nodes(self, nodes: Iterable[int]) -> None:
         """Stop ``nodes``; the others go on."""
         for node in nodes:
             if self.jobs.pop(node, None) is not None:
@@ -42,43 +42,43 @@ class Attempts:
     """All attempts by invocation. Its length counts invocations."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, Live] = {}
+        self._newest: dict[str, LiveAttempt] = {}
 
     def __len__(self) -> int:
         return len(self._newest)
 
-    def __iter__(self) -> Iterator[Live]:
-        return (each for newest in list(self._newest.values()) for each in newest.chain())
+    def __iter__(self) -> Iterator[LiveAttempt]:
+        return (each for newest in list(self._newest.values()) for each in newest.iter_attempts())
 
-    def newest(self, invocation: str) -> Live | None:
+    def newest_attempt(self, invocation: str) -> LiveAttempt | None:
         return self._newest.get(invocation)
 
-    def find(self, invocation: str, attempt: int) -> Live | None:
+    def find_attempt(self, invocation: str, attempt: int) -> LiveAttempt | None:
         """The attempt of that number, while it has work."""
         live = self._newest.get(invocation)
         while live is not None and live.invocation.attempt != attempt:
             live = live.earlier
         return live
 
-    def add(self, live: Live) -> None:
+    def add(self, live: LiveAttempt) -> None:
         """A new attempt begins; earlier ones that have work go on."""
         live.earlier = self._newest.get(live.invocation.id)
         self._newest[live.invocation.id] = live
 
-    def supersede(self, invocation: Invocation) -> None:
+    def stop_superseded(self, invocation: Invocation) -> None:
         """Stop the nodes of earlier attempts that ``invocation`` runs again."""
         newest = self._newest.get(invocation.id)
-        for live in list(newest.chain()) if newest is not None else ():
+        for live in list(newest.iter_attempts()) if newest is not None else ():
             runs = invocation.attempts or (invocation.attempt,) * len(invocation.nodes)
-            self.cancel(live, [node for node in live.jobs if runs[node] != live.invocation.attempt])
+            self.cancel_nodes(live, [node for node in live.jobs if runs[node] != live.invocation.attempt])
 
-    def cancel(self, live: Live, nodes: Iterable[int]) -> None:
+    def cancel_nodes(self, live: LiveAttempt, nodes: Iterable[int]) -> None:
         """Stop ``nodes`` of one attempt."""
-        live.cancel(nodes)
+        live.cancel_nodes(nodes)
         if not live.jobs:
-            self.forget(live)
+            self.remove_attempt(live)
 
-    def forget(self, live: Live) -> bool:
+    def remove_attempt(self, live: LiveAttempt) -> bool:
         """Nothing of this attempt runs any more. Returns False for one that was ended before."""
         newest = self._newest.get(live.invocation.id)
         if newest is live:
@@ -87,12 +87,16 @@ class Attempts:
             else:
                 self._newest[live.invocation.id] = live.earlier
             return True
-        before = next((each for each in newest.chain() if each.earlier is live), None) if newest is not None else None
+        before = (
+            next((each for each in newest.iter_attempts() if each.earlier is live), None)
+            if newest is not None
+            else None
+        )
         if before is not None:
             before.earlier = live.earlier
         return before is not None
 
-    def pop(self, invocation: str) -> list[Live]:
+    def pop(self, invocation: str) -> list[LiveAttempt]:
         """All attempts of ``invocation``, which are not known any more."""
         newest = self._newest.pop(invocation, None)
-        return [] if newest is None else list(newest.chain())
+        return [] if newest is None else list(newest.iter_attempts())

@@ -11,7 +11,7 @@ EARLY = 10.0  # seconds that an edge may wait for its invocation
 LIMIT = 4096  # invocations whose edges may wait
 
 
-class Early:
+class EarlyMessages:
     """Messages that wait, by invocation; its length is how many invocations they are of."""
 
     def __init__(self) -> None:
@@ -20,18 +20,18 @@ class Early:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def keep(self, message: Chunk | Hop) -> None:
+    def add_message(self, message: Chunk | Hop) -> None:
         if message.inv not in self._waiting and len(self._waiting) >= LIMIT:
             log.warning("dropped an edge of %s: too many edges wait for their invocation", message.inv)
             return
         self._waiting.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
 
-    def take(self, invocation: str) -> list[Chunk | Hop]:
+    def take_messages(self, invocation: str) -> list[Chunk | Hop]:
         """Remove what waits for ``invocation`` and return it, in order."""
         _, messages = self._waiting.pop(invocation, (0.0, []))
         return messages
 
-    def purge(self) -> None:
+    def drop_expired(self) -> None:
         """Forget what has waited for too long."""
         oldest = time.monotonic() - EARLY
         for invocation in [key for key, (arrived, _) in self._waiting.items() if arrived < oldest]:

@@ -8,7 +8,7 @@ from omnibus.bus.messages import ExecutorStatus
 
 
 @dataclass(frozen=True)
-class Identity:
+class ExecutorIdentity:
     """Identity of this executor: set once at start, repeated in every status event."""
 
     id: str
@@ -20,7 +20,7 @@ class Identity:
     origin: str = ""  # of the plan that asked for it; empty when none did
     slots: int = 0  # invocations of a batch
 
-    def status(
+    def make_status(
         self,
         state: str,
         inflight: int,

@@ -10,7 +10,7 @@ from omnibus.executor.runner import Item
 from omnibus.tensors.handle import Handle
 
 
-class Piece(NamedTuple):
+class ChannelChunk(NamedTuple):
     """A chunk as it arrived: from the bus with a handle, or from this process with its array."""
 
     seq: int
@@ -30,13 +30,13 @@ class Channel:
         self._task = task
         self._key = key
         self.began = 0.0  # when the first chunk came, Unix seconds
-        self._arrived: deque[Piece] = deque()
+        self._arrived: deque[ChannelChunk] = deque()
         self._expected = 0
         self._closed = False
         self._failure: OmnibusError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def feed(self, piece: Piece) -> None:
+    def add_chunk(self, piece: ChannelChunk) -> None:
         """Take a chunk. A repeated end is harmless; a gap fails the reader."""
         if self._closed:
             return
@@ -50,14 +50,14 @@ class Channel:
         self._expected += 1
         self._closed = piece.last
         self._arrived.append(piece)
-        self._wake()
+        self._wake_reader()
 
     def fail(self, error: OmnibusError) -> None:
         self._failure = error
         self._closed = True
-        self._wake()
+        self._wake_reader()
 
-    async def next(self) -> Piece | None:
+    async def next_chunk(self) -> ChannelChunk | None:
         """The next chunk, or None after the last one."""
         while not self._arrived:
             if self._failure is not None:
@@ -68,6 +68,6 @@ class Channel:
             await self._waiter
         return self._arrived.popleft()
 
-    def _wake(self) -> None:
+    def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -11,11 +11,11 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError, ProtocolError
-from omnibus.executor.inputs import Channel, Piece
-from omnibus.executor.outputs import Output, Record, Rows, Sibling, Source
+from omnibus.executor.inputs import Channel, ChannelChunk
+from omnibus.executor.outputs import NodeOutput, OutputSource, Record, RowBlockWriter, Sibling
 from omnibus.executor.runner import Item
 from omnibus.executor.start_time import Moment
-from omnibus.graph import HANDLE, REF, Invocation, as_ref, refs
+from omnibus.graph import HANDLE, REF, Invocation, as_ref, find_refs
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
 
@@ -45,9 +45,9 @@ class LiveJob:
         self._tensors = tensors
         self._channels = {key: Channel(self.node.task, key) for key in self.node.uses}
         self._literals: Mapping[str, Any] | None = None
-        self._source = Source(invocation, index, outbox)
+        self._source = OutputSource(invocation, index, outbox)
         self._record = record
-        self._outputs: dict[str, Output] = {}
+        self._outputs: dict[str, NodeOutput] = {}
         #: Subject of another executor that reads an output of this node.
         self.next_edge: str | None = None
         #: Whether the gateway reads an output of this node.
@@ -60,33 +60,33 @@ class LiveJob:
         self.taken = time.time()
         self._ready = self.taken
 
-    def connect(self, siblings: Mapping[int, Sibling]) -> None:
+    def connect_outputs(self, siblings: Mapping[int, Sibling]) -> None:
         """Learn where every output goes, once all jobs of the invocation here exist."""
         asked = {output for node, output in self._invocation.outputs if node == self.index}
         retained = {output for node, output in self._invocation.retained if node == self.index}
-        consumers = self._invocation.consumers(self.index)
+        consumers = self._invocation.find_consumers(self.index)
         for output in asked | retained | consumers.keys():
-            nodes = [node for node in consumers.get(output, []) if self._invocation.runs(node)]
+            nodes = [node for node in consumers.get(output, []) if self._invocation.starts_node(node)]
             elsewhere = [self._invocation.route[node] for node in nodes if node not in siblings]
-            self._outputs[output] = Output(
+            self._outputs[output] = NodeOutput(
                 self._source,
                 output,
                 local=[siblings[node] for node in nodes if node in siblings],
-                edges=[subjects.edge(executor) for executor in dict.fromkeys(elsewhere)],
+                edges=[subjects.edge_subject(executor) for executor in dict.fromkeys(elsewhere)],
                 readers=len(elsewhere) + (output in asked) + (output in retained),
                 gateway=output in asked,
-                record=(self._record if nodes else self._leave) if output in retained else None,
-                targets=self._targets([node for node in nodes if node not in siblings], output in asked),
+                record=(self._record if nodes else self._send_checkpoint) if output in retained else None,
+                targets=self._target_names([node for node in nodes if node not in siblings], output in asked),
             )
             self.answers = self.answers or output in asked
             if elsewhere and self.next_edge is None:
-                self.next_edge = subjects.edge(elsewhere[0])
+                self.next_edge = subjects.edge_subject(elsewhere[0])
 
-    def _leave(self, invocation: Invocation, chunk: bytes) -> None:
+    def _send_checkpoint(self, invocation: Invocation, chunk: bytes) -> None:
         """Send a checkpoint at once: there are few, and what comes after the last one that arrived is lost."""
         self._source.outbox.send(invocation.reply, chunk, lazy=True)
 
-    def _targets(self, nodes: Sequence[int], asked: bool) -> tuple[str, ...]:
+    def _target_names(self, nodes: Sequence[int], asked: bool) -> tuple[str, ...]:
         components = dict.fromkeys(self._invocation.nodes[node].component for node in nodes)
         return (*components, "gateway") if asked else tuple(components)
 
@@ -101,15 +101,17 @@ class LiveJob:
         if self._literals is None:
             given = self.node.inputs
             used = self.node.uses
-            self._literals = {key: given[key] for key in given if not used or not any(refs(given[key]))}
+            self._literals = {key: given[key] for key in given if not used or not any(find_refs(given[key]))}
         return self._literals
 
     @property
     def peers(self) -> Sequence[Mapping[str, Any]]:
         nodes = self._invocation.nodes
         found: Sequence[Mapping[str, Any]] = [self.node.inputs]
-        for reader in {reader for readers in self._invocation.consumers(self.index).values() for reader in readers}:
-            read = [nodes[source] for value in nodes[reader].inputs.values() for source, _ in refs(value)]
+        for reader in {
+            reader for readers in self._invocation.find_consumers(self.index).values() for reader in readers
+        }:
+            read = [nodes[source] for value in nodes[reader].inputs.values() for source, _ in find_refs(value)]
             found = max(found, [node.inputs for node in read if node.task == self.node.task], key=len)
         return found
 
@@ -121,60 +123,60 @@ class LiveJob:
     def deadline(self) -> float:
         return self._invocation.deadline
 
-    def wants(self, output: str) -> bool:
+    def has_consumer(self, output: str) -> bool:
         return output in self._outputs
 
-    def resume(self, output: str) -> Mapping[str, Any]:
+    def resume_state(self, output: str) -> Mapping[str, Any]:
         for node, name, left in self._invocation.resumes:
             if (node, name) == (self.index, output):
-                return self._left(left)
+                return self._resume_item(left)
         return {}
 
-    def _left(self, left: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _resume_item(self, left: Mapping[str, Any]) -> Mapping[str, Any]:
         if HANDLE not in left:
             return left
         try:
-            array = self._view(messages.to_handle(left[HANDLE]))
+            array = self._view_tensor(messages.to_handle(left[HANDLE]))
         except OmnibusError as error:  # its memory was given to others: this node begins at its beginning
             log.info("%s: what was retained of %s is gone: %s", self.invocation, self.node.component, error)
             return {}
         return {"item": Item({key: value for key, value in left.items() if key != HANDLE}, array)}
 
-    def here(self, output: str) -> bool:
+    def is_local(self, output: str) -> bool:
         target = self._outputs.get(output)
-        return target is not None and target.here
+        return target is not None and target.is_local
 
     async def value(self, name: str) -> Any:
-        value = await self._resolve(self.node.inputs.get(name))
+        value = await self._resolve_input(self.node.inputs.get(name))
         self._ready = time.time()
         return value
 
-    async def _resolve(self, value: Any) -> Any:
+    async def _resolve_input(self, value: Any) -> Any:
         key = as_ref(value)
         if key is not None:
-            return await self._value(key)
+            return await self._channel_value(key)
         if type(value) is list:
-            return [await self._resolve(element) for element in value]
+            return [await self._resolve_input(element) for element in value]
         if type(value) is dict and HANDLE in value:
             handle = messages.to_handle(value[HANDLE])
             rest = {key: entry for key, entry in value.items() if key != HANDLE}
-            return Item(rest, self._view(handle))
-        if type(value) is dict and _marked(value):
-            return {key: await self._resolve(element) for key, element in value.items()}
+            return Item(rest, self._view_tensor(handle))
+        if type(value) is dict and _has_references(value):
+            return {key: await self._resolve_input(element) for key, element in value.items()}
         return value
 
-    async def _value(self, key: tuple[int, str]) -> Item:
+    async def _channel_value(self, key: tuple[int, str]) -> Item:
         """The one value of a channel; several inputs may name it."""
         if key not in self._values:
-            piece = await self._channels[key].next()
+            piece = await self._channels[key].next_chunk()
             if piece is None:
                 raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
-            self._values[key] = self._open(piece)
+            self._values[key] = self._open_chunk(piece)
             if piece.handle is not None:
                 self._opened[key] = piece.handle
         return self._values[key]
 
-    def done(self, name: str) -> None:
+    def release_input(self, name: str) -> None:
         key = as_ref(self.node.inputs.get(name))
         handle = None if key is None else self._opened.pop(key, None)
         if handle is not None and handle not in self._opened.values() and self._views.pop(handle, None) is not None:
@@ -185,36 +187,36 @@ class LiveJob:
         if key is None:
             raise ProtocolError(f"{self.node.task}: input {name!r} is no stream")
         channel = self._channels[key]
-        while (piece := await channel.next()) is not None:
+        while (piece := await channel.next_chunk()) is not None:
             if not piece.empty:
                 self._ready = self._ready if self._source.first else time.time()
-                yield self._open(piece)
+                yield self._open_chunk(piece)
 
-    def _open(self, piece: Piece) -> Item:
+    def _open_chunk(self, piece: ChannelChunk) -> Item:
         if piece.handle is None:
             return piece.item
-        whole = self._view(piece.handle)
+        whole = self._view_tensor(piece.handle)
         return Item(piece.item.data, whole if piece.rows is None else whole[piece.rows[0] : piece.rows[1]])
 
-    def _view(self, handle: Handle) -> np.ndarray:
+    def _view_tensor(self, handle: Handle) -> np.ndarray:
         if handle not in self._views:
             self._views[handle] = self._tensors.view(handle)
         return self._views[handle]
 
-    def feed(self, node: int, output: str, piece: Piece) -> None:
+    def feed_input(self, node: int, output: str, piece: ChannelChunk) -> None:
         channel = self._channels.get((node, output))
         if channel is not None:
-            channel.feed(piece)
+            channel.add_chunk(piece)
 
     # What the runner writes
 
     async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
-        await self._emit(output, data, array, last=True)
+        await self._emit_output(output, data, array, last=True)
 
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
-        await self._emit(output, data, array, last=False)
+        await self._emit_output(output, data, array, last=False)
 
-    async def _emit(self, output: str, data: dict[str, Any], array: np.ndarray | None, last: bool) -> None:
+    async def _emit_output(self, output: str, data: dict[str, Any], array: np.ndarray | None, last: bool) -> None:
         target = self._outputs.get(output)
         if target is None or target.closed:
             return
@@ -224,10 +226,10 @@ class LiveJob:
             handle = await self._tensors.put(
                 array, invocation=self.invocation, deadline=self.deadline + GRACE, readers=target.readers
             )
-            target.wrote(array.nbytes, began)
-        target.pass_on(Item(data, array), handle, last=last)
+            target.count_write(array.nbytes, began)
+        target.send_chunk(Item(data, array), handle, last=last)
 
-    async def rows(self, output: str, count: int, width: int, dtype: str) -> Rows:
+    async def open_rows(self, output: str, count: int, width: int, dtype: str) -> RowBlockWriter:
         target = self._outputs[output]
         block = None
         if target.readers:
@@ -239,16 +241,16 @@ class LiveJob:
                 readers=target.readers,
             )
             self._blocks.append(block)
-        return Rows(target, block, count, width)
+        return RowBlockWriter(target, block, count, width)
 
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         target = self._outputs.get(output)
         if target is not None and not target.closed:
-            target.pass_on(Item(data or {}), None, last=True, empty=data is None)
+            target.send_chunk(Item(data or {}), None, last=True, empty=data is None)
 
     # What the executor asks at the end
 
-    def finish(self) -> Hop:
+    def finish_outputs(self) -> Hop:
         """Close what the runner left open, seal what grew here, and report the times."""
         for output, target in self._outputs.items():
             if not target.closed:
@@ -256,9 +258,9 @@ class LiveJob:
         for block in self._blocks:
             block.seal()
         self._blocks.clear()
-        return self.times()
+        return self.make_hop()
 
-    def times(self) -> Hop:
+    def make_hop(self) -> Hop:
         """The times so far; the end is now."""
         now = time.time()
         return Hop(
@@ -275,10 +277,10 @@ class LiveJob:
             nbytes=sum(target.moved for target in self._outputs.values()),
         )
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Give back every view, and every block that was not finished."""
         for target in self._outputs.values():
-            target.tell()
+            target.report_transfers()
         for handle in self._views:
             self._tensors.release(handle)
         self._views.clear()
@@ -287,8 +289,8 @@ class LiveJob:
         self._blocks.clear()
 
 
-def _marked(value: Any) -> bool:
+def _has_references(value: Any) -> bool:
     """Return whether a reference or a handle lies inside of ``value``."""
     if type(value) is dict:
-        return REF in value or HANDLE in value or any(map(_marked, value.values()))
-    return type(value) is list and any(map(_marked, value))
+        return REF in value or HANDLE in value or any(map(_has_references, value.values()))
+    return type(value) is list and any(map(_has_references, value))

@@ -16,18 +16,18 @@ import msgspec
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.coalescer import Outbox
-from omnibus.bus.messages import Busy, Chunk, End, ExecutorStatus, Failed, Hop
-from omnibus.bus.reconnect import Comeback
+from omnibus.bus.messages import BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
+from omnibus.bus.reconnect import ReconnectMonitor
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor import manual
 from omnibus.executor.acks import Confirmations
-from omnibus.executor.attempts import Attempts, Live
-from omnibus.executor.early_edges import Early
-from omnibus.executor.identity import Identity
-from omnibus.executor.inputs import Piece
+from omnibus.executor.attempts import Attempts, LiveAttempt
+from omnibus.executor.early_edges import EarlyMessages
+from omnibus.executor.identity import ExecutorIdentity
+from omnibus.executor.inputs import ChannelChunk
 from omnibus.executor.job import LiveJob
 from omnibus.executor.runner import Item, Runner
-from omnibus.executor.start_time import enter
+from omnibus.executor.start_time import set_current_moment
 from omnibus.executor.status import Vitals
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
@@ -43,20 +43,20 @@ class Executor:
     """One replica of a deployment option. ``runners`` maps a component to its engine."""
 
     def __init__(
-        self, identity: Identity, runners: Mapping[str, Runner], bus: Bus, tensors: TensorClient, limit: int
+        self, identity: ExecutorIdentity, runners: Mapping[str, Runner], bus: Bus, tensors: TensorClient, limit: int
     ) -> None:
         self.identity = identity
         self._runners = runners
         self._bus = bus
         self._tensors = tensors
-        self._outbox = Outbox(bus, limit, subjects.unheard(identity.id))
+        self._outbox = Outbox(bus, limit, subjects.no_responders_prefix(identity.id))
         self._live = Attempts()
-        self._early = Early()
+        self._early = EarlyMessages()
         self._state = "ready"
         self._vitals = Vitals(identity, runners)
         self._heart: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
-        self._comeback = Comeback(bus)
+        self._comeback = ReconnectMonitor(bus)
 
     # Life
 
@@ -65,131 +65,131 @@ class Executor:
         for runner in self._runners.values():
             await runner.load()
         me = self.identity
-        self._vitals.measure(lambda: len(self._live))
+        self._vitals.register_metrics(lambda: len(self._live))
         for task in me.tasks:  # one by one: its user on the bus may be allowed these alone
-            await self._bus.subscribe(subjects.task(task, me.id), self._take)
-        await self._bus.subscribe(subjects.edge(me.id), self._feed)
-        await self._bus.subscribe(f"{subjects.unheard(me.id)}.*", self._nobody)
-        await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._announce())
-        await self._bus.register(
-            f"omnibus-{subjects.token(me.option)}",
+            await self._bus.subscribe(subjects.task_subject(task, me.id), self._on_invocation)
+        await self._bus.subscribe(subjects.edge_subject(me.id), self._on_edges)
+        await self._bus.subscribe(f"{subjects.no_responders_prefix(me.id)}.*", self._on_no_responders)
+        await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._publish_status())
+        await self._bus.register_service(
+            f"omnibus-{subjects.subject_token(me.option)}",
             {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
-            {task: (subjects.task(task), self._by_hand) for task in me.tasks},
-            lambda task: self._vitals.stats(me.tasks[task]),
+            {task: (subjects.task_subject(task), self._on_manual_request) for task in me.tasks},
+            lambda task: self._vitals.component_stats(me.tasks[task]),
         )
-        self._heart = asyncio.get_running_loop().create_task(self._beat())
+        self._heart = asyncio.get_running_loop().create_task(self._send_heartbeats())
         log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new work, finish what was accepted, then leave."""
         self._state = "draining"
-        self._announce()
+        self._publish_status()
         tasks = [task for live in self._live for task in live.tasks.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         # Before the last word: what a gateway does not know to be finished runs again elsewhere.
-        self._confirmations.tell()
+        self._confirmations.send_pending()
         self._outbox.flush()
         self._state = "gone"
-        self._announce()
+        self._publish_status()
         if self._heart is not None:
             self._heart.cancel()
         for runner in self._runners.values():
             await runner.close()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self._announce()
-            self._purge()
-            self._comeback.within(RETURN)  # so that it knows when
+            self._publish_status()
+            self._end_expired()
+            self._comeback.reconnected_within(RETURN)  # so that it knows when
             await asyncio.sleep(HEARTBEAT)
 
-    def _announce(self) -> None:
+    def _publish_status(self) -> None:
         try:
-            self._bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(self.status()))
+            self._bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(self.status()))
         except OmnibusError as error:
             log.warning("status not sent: %s", error)
 
     def status(self) -> ExecutorStatus:
-        return self._vitals.status(self._state, len(self._live))
+        return self._vitals.make_status(self._state, len(self._live))
 
-    def _purge(self) -> None:
+    def _end_expired(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
         now = time.time()
         for live in [live for live in self._live if live.invocation.deadline < now]:
             for job in live.jobs.values():
-                self._fail(live, job, DeadlineExceeded(f"the deadline passed in {job.node.component}"))
-            self._stop(live.invocation.id, over=True)
-        self._early.purge()
+                self._fail_job(live, job, DeadlineExceeded(f"the deadline passed in {job.node.component}"))
+            self._stop_invocation(live.invocation.id, over=True)
+        self._early.drop_expired()
 
     # Take
 
-    def _take(self, delivery: Delivery) -> None:
+    def _on_invocation(self, delivery: Delivery) -> None:
         try:
-            invocation = graph.decode(delivery.data)
+            invocation = graph.decode_invocation(delivery.data)
         except ProtocolError as error:
             log.error("%s: %s", delivery.subject, error)
             return
-        known = self._live.newest(invocation.id)
+        known = self._live.newest_attempt(invocation.id)
         if known is not None:
             if known.invocation.attempt >= invocation.attempt:
                 return
-            self._live.supersede(invocation)
-            known = self._live.newest(invocation.id)
-        if self._state != "ready" or self._full(known) or not self._vitals.serving:
+            self._live.stop_superseded(invocation)
+            known = self._live.newest_attempt(invocation.id)
+        if self._state != "ready" or self._is_full(known) or not self._vitals.is_serving:
             EXECUTOR.refused.inc()
-            self._reply(invocation, Busy(invocation.id, self.identity.id, invocation.attempt))
+            self._send_reply(invocation, BusyReply(invocation.id, self.identity.id, invocation.attempt))
             return
-        self._begin(invocation, delivery.headers)
-        self._confirmations.taken(invocation)
+        self._start_attempt(invocation, delivery.headers)
+        self._confirmations.add_accepted(invocation)
 
-    def _full(self, known: Live | None) -> bool:
+    def _is_full(self, known: LiveAttempt | None) -> bool:
         """Return whether there is no room for an invocation; one whose earlier attempt goes on here has its place."""
         return known is None and len(self._live) >= self.identity.credits
 
-    def _begin(self, invocation: Invocation, headers: Mapping[str, str] | None) -> Live:
-        live = Live(invocation)
+    def _start_attempt(self, invocation: Invocation, headers: Mapping[str, str] | None) -> LiveAttempt:
+        live = LiveAttempt(invocation)
         self._live.add(live)
         if tracing.tracer is not None:
-            live.trace = tracing.carried(headers)
+            live.trace = tracing.extract_context(headers)
         me = self.identity.id
         for index, executor in enumerate(invocation.route):
-            if executor == me and invocation.runs(index):
-                record = self._confirmations.record
+            if executor == me and invocation.starts_node(index):
+                record = self._confirmations.add_retained_chunk
                 live.jobs[index] = LiveJob(invocation, index, me, self._outbox, self._tensors, record)
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():
-            job.connect(live.jobs)
-        for message in self._early.take(invocation.id):
-            self._deliver(live, message)
+            job.connect_outputs(live.jobs)
+        for message in self._early.take_messages(invocation.id):
+            self._deliver_message(live, message)
         for job in live.jobs.values():
-            live.tasks[job.index] = loop.create_task(self._run(live, job))
+            live.tasks[job.index] = loop.create_task(self._run_job(live, job))
         return live
 
-    async def _run(self, live: Live, job: LiveJob) -> None:
+    async def _run_job(self, live: LiveAttempt, job: LiveJob) -> None:
         component = self.identity.tasks.get(job.node.task, "")
-        enter(job.began)
+        set_current_moment(job.began)
         try:
             runner = self._runners.get(component)
             if runner is None:
                 raise StageFailed(f"executor {self.identity.id} has no {job.node.task}: the route is stale")
             await runner.run(job)
-            hop = job.finish()
-            self._report(live, job, hop)
-            tracing.node(live.trace, live.invocation, hop)
-            EXECUTOR.finished(component, hop.taken, hop.ready, hop.first, hop.end)
+            hop = job.finish_outputs()
+            self._send_hops(live, job, hop)
+            tracing.record_node_spans(live.trace, live.invocation, hop)
+            EXECUTOR.observe_finished(component, hop.taken, hop.ready, hop.first, hop.end)
             self._vitals.done[component] += 1
         except OmnibusError as error:
-            self._fail(live, job, error)
+            self._fail_job(live, job, error)
         except Exception as error:  # the engine's own failure: one request fails, the executor lives
             log.exception("%s failed on %s", component, job.invocation)
-            self._fail(live, job, StageFailed(f"{component} failed on this request ({type(error).__name__})"))
+            self._fail_job(live, job, StageFailed(f"{component} failed on this request ({type(error).__name__})"))
         finally:
             self._vitals.steps += 1
-            job.release()
-            self._finished(live, job)
+            job.release_memory()
+            self._finish_job(live, job)
 
-    def _report(self, live: Live, job: LiveJob, hop: Hop) -> None:
+    def _send_hops(self, live: LiveAttempt, job: LiveJob, hop: Hop) -> None:
         """Times go with the last output: to the next executor, or to the gateway.
 
         The next executor may work for long, so the gateway hears of it by itself as well, without haste.
@@ -201,76 +201,78 @@ class Executor:
         for each in hops:
             self._outbox.send(job.next_edge or live.invocation.reply, messages.encode(each))
         if job.next_edge is not None:
-            self._confirmations.finished(live.invocation, hop)
+            self._confirmations.add_finished_node(live.invocation, hop)
 
-    def _fail(self, live: Live, job: LiveJob, error: OmnibusError) -> None:
+    def _fail_job(self, live: LiveAttempt, job: LiveJob, error: OmnibusError) -> None:
         error.stage = error.stage or job.node.component
         error.executor = self.identity.id
         error.attempt = live.invocation.attempt
-        EXECUTOR.done(self.identity.tasks.get(job.node.task, ""), error.code).inc()
-        tracing.node(live.trace, live.invocation, job.times(), error.code)
-        self._reply(live.invocation, Failed(job.invocation, job.index, error.problem(), live.invocation.attempt))
+        EXECUTOR.job_counter(self.identity.tasks.get(job.node.task, ""), error.code).inc()
+        tracing.record_node_spans(live.trace, live.invocation, job.make_hop(), error.code)
+        self._send_reply(
+            live.invocation, NodeFailed(job.invocation, job.index, error.to_problem(), live.invocation.attempt)
+        )
 
-    def _finished(self, live: Live, job: LiveJob) -> None:
+    def _finish_job(self, live: LiveAttempt, job: LiveJob) -> None:
         live.jobs.pop(job.index, None)
         if live.over and not live.jobs:
-            self._tensors.end(job.invocation)
-        if not live.jobs and self._live.forget(live) and job.answers and job.next_edge is None:
-            self._confirmations.answered(job.invocation)
+            self._tensors.end_invocation(job.invocation)
+        if not live.jobs and self._live.remove_attempt(live) and job.answers and job.next_edge is None:
+            self._confirmations.discard_accepted(job.invocation)
 
     # Feed
 
-    def _feed(self, delivery: Delivery) -> None:
+    def _on_edges(self, delivery: Delivery) -> None:
         if not delivery.data:
             return  # somebody asks whether this executor still listens
         for message in messages.decode_edges(delivery.data):
-            if isinstance(message, End):
-                self._end(message)
+            if isinstance(message, InvocationEnd):
+                self._on_end(message)
                 continue
-            live = self._live.find(message.inv, message.attempt)
-            newest = self._live.newest(message.inv)
+            live = self._live.find_attempt(message.inv, message.attempt)
+            newest = self._live.newest_attempt(message.inv)
             if live is not None:
-                self._deliver(live, message)
+                self._deliver_message(live, message)
             elif newest is None or newest.invocation.attempt < message.attempt:
-                self._early.keep(message)
+                self._early.add_message(message)
 
-    def _deliver(self, live: Live, message: Chunk | Hop) -> None:
+    def _deliver_message(self, live: LiveAttempt, message: Chunk | Hop) -> None:
         if message.attempt != live.invocation.attempt:
             return
         if isinstance(message, Hop):
             live.hops.append(message)
             return
-        piece = Piece(message.seq, Item(message.data), message.handle, message.rows, message.last, message.empty)
+        piece = ChannelChunk(message.seq, Item(message.data), message.handle, message.rows, message.last, message.empty)
         self._vitals.steps += 1
         for job in live.jobs.values():
-            job.feed(message.node, message.output, piece)
+            job.feed_input(message.node, message.output, piece)
 
     # End
 
-    def _end(self, end: End) -> None:
-        live = self._live.newest(end.inv)
+    def _on_end(self, end: InvocationEnd) -> None:
+        live = self._live.newest_attempt(end.inv)
         over = end.status != "moved"
         if end.nodes and not over:
-            for each in list(live.chain()) if live is not None else ():
+            for each in list(live.iter_attempts()) if live is not None else ():
                 if each.invocation.attempt <= end.attempt:
-                    self._live.cancel(each, end.nodes)
+                    self._live.cancel_nodes(each, end.nodes)
         elif live is not None and (over or end.attempt >= live.invocation.attempt):
-            self._stop(end.inv, over)
+            self._stop_invocation(end.inv, over)
         elif live is None:
-            self._early.take(end.inv)
+            self._early.take_messages(end.inv)
             if over:
-                self._tensors.end(end.inv)
+                self._tensors.end_invocation(end.inv)
 
-    def _nobody(self, delivery: Delivery) -> None:
+    def _on_no_responders(self, delivery: Delivery) -> None:
         """The server says that a receiver is gone. Without its gateway an invocation has no client."""
-        if not delivery.refused or self._comeback.within(RETURN):
+        if not delivery.refused or self._comeback.reconnected_within(RETURN):
             return
-        gateway = subjects.reply(delivery.subject.rpartition(".")[2])
+        gateway = subjects.reply_subject(delivery.subject.rpartition(".")[2])
         for invocation in dict.fromkeys(live.invocation.id for live in self._live if live.invocation.reply == gateway):
             log.warning("stopping %s: its gateway is gone", invocation)
-            self._stop(invocation, over=True)
+            self._stop_invocation(invocation, over=True)
 
-    def _stop(self, invocation: str, over: bool = False) -> None:
+    def _stop_invocation(self, invocation: str, over: bool = False) -> None:
         """Cancel the jobs; each runner stops before its next step.
 
         When all is ``over`` the sidecar is told here as well: memory may have been granted to a runner
@@ -283,21 +285,21 @@ class Executor:
 
     # By hand
 
-    async def _by_hand(self, delivery: Delivery) -> AsyncIterator[bytes]:
+    async def _on_manual_request(self, delivery: Delivery) -> AsyncIterator[bytes]:
         """Run the nodes of a recorded invocation that are of this executor's tasks; stream frames back."""
         if not delivery.reply:
             log.warning("%s: asked without a reply subject, so there is nothing to do", delivery.subject)
             return
         try:
-            asked = manual.part(delivery.data, self.identity, delivery.reply)
+            asked = manual.select_own_nodes(delivery.data, self.identity, delivery.reply)
         except ProtocolError as error:
-            yield msgspec.json.encode(error.problem())
+            yield msgspec.json.encode(error.to_problem())
             return
-        live = self._begin(asked, delivery.headers)
+        live = self._start_attempt(asked, delivery.headers)
         if live.tasks:
             await asyncio.wait(live.tasks.values())
         self._outbox.flush()
-        self._stop(live.invocation.id)
+        self._stop_invocation(live.invocation.id)
 
-    def _reply(self, invocation: Invocation, message: messages.Reply, lazy: bool = False) -> None:
+    def _send_reply(self, invocation: Invocation, message: messages.Reply, lazy: bool = False) -> None:
         self._outbox.send(invocation.reply, messages.encode(message), lazy)

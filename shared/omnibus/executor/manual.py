@@ -6,19 +6,21 @@ import time
 import msgspec
 
 from omnibus import graph
-from omnibus.executor.identity import Identity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.graph import Invocation
 
 
-def part(body: bytes, me: Identity, reply: str) -> Invocation:
+def select_own_nodes(body: bytes, me: ExecutorIdentity, reply: str) -> Invocation:
     """The nodes of a recorded invocation that are of this executor's tasks, under a new id, for ``reply``.
 
     All that they give goes there, also what nobody asked for. Raises ``ProtocolError``.
     """
-    recorded = graph.decode(body)
-    graph.verify(recorded.nodes)
+    recorded = graph.decode_invocation(body)
+    graph.verify_uses(recorded.nodes)
     mine = [me.id if node.task in me.tasks else "" for node in recorded.nodes]
-    outputs = [(index, output) for index, route in enumerate(mine) if route for output in recorded.consumers(index)]
+    outputs = [
+        (index, output) for index, route in enumerate(mine) if route for output in recorded.find_consumers(index)
+    ]
     return msgspec.structs.replace(
         recorded,
         id=f"hand-{os.urandom(6).hex()}",

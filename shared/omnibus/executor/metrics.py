@@ -16,10 +16,10 @@ _KEYS = {
 }
 
 
-def watch(runners: Mapping[str, Runner]) -> None:
+def watch_runners(runners: Mapping[str, Runner]) -> None:
     """Let the metrics of this process be read from the ``stats`` of ``runners``, which are named by component."""
 
-    def told(key: str) -> Callable[[], Values]:
+    def stat_reader(key: str) -> Callable[[], Values]:
         return lambda: {
             (name,): float(stats[key])
             for name, one in runners.items()
@@ -27,9 +27,11 @@ def watch(runners: Mapping[str, Runner]) -> None:
         }
 
     for key, metric in _KEYS.items():
-        metric.by(told(key))
-    ENGINE.batches.by(lambda: {name: _sizes(one) for name, one in runners.items() if "batches" in one.stats()})
+        metric.set_values(stat_reader(key))
+    ENGINE.batches.set_counts(
+        lambda: {name: _batch_sizes(one) for name, one in runners.items() if "batches" in one.stats()}
+    )
 
 
-def _sizes(runner: Runner) -> dict[int, int]:
+def _batch_sizes(runner: Runner) -> dict[int, int]:
     return {int(size): count for size, count in runner.stats()["batches"].items()}

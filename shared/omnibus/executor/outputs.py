@@ -11,7 +11,7 @@ import numpy as np
 from omnibus.bus import messages
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Chunk
-from omnibus.executor.inputs import Piece
+from omnibus.executor.inputs import ChannelChunk
 from omnibus.executor.runner import Item
 from omnibus.graph import Invocation
 from omnibus.metrics import TRANSFER
@@ -25,10 +25,10 @@ Record = Callable[[Invocation, bytes], None]
 class Sibling(Protocol):
     """Another node of the same invocation in this process."""
 
-    def feed(self, node: int, output: str, piece: Piece) -> None: ...
+    def feed_input(self, node: int, output: str, piece: ChannelChunk) -> None: ...
 
 
-class Source:
+class OutputSource:
     """The node that gives, and what its messages leave by."""
 
     __slots__ = ("first", "index", "invocation", "outbox")
@@ -40,7 +40,7 @@ class Source:
         self.first = 0.0  # when it gave anything first, Unix seconds
 
 
-class Output:
+class NodeOutput:
     """One output of a node: who reads it, and how much of it there was."""
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Output:
 
     def __init__(
         self,
-        source: Source,
+        source: OutputSource,
         name: str,
         local: Sequence[Sibling],
         edges: Sequence[str],
@@ -89,17 +89,17 @@ class Output:
         self.closed = False
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """True if all who read it are in this process."""
         return not (self._edges or self._gateway)
 
-    def wrote(self, size: int, began: float) -> None:
+    def count_write(self, size: int, began: float) -> None:
         """A tensor of ``size`` bytes is in the arena; ``began`` is of ``time.perf_counter``."""
         self._seconds += time.perf_counter() - began
         self.moved += size
         self._pieces += 1
 
-    def pass_on(
+    def send_chunk(
         self,
         item: Item,
         handle: Handle | None,
@@ -113,7 +113,7 @@ class Output:
         source.first = source.first or time.time()
         seq, self._seq, self.closed = self._seq, self._seq + 1, last
         for sibling in self._local:
-            sibling.feed(source.index, self._name, Piece(seq, item, None, None, last, empty))
+            sibling.feed_input(source.index, self._name, ChannelChunk(seq, item, None, None, last, empty))
         if not self._edges and not self._gateway and self._record is None:
             return
         body = messages.encode(
@@ -137,22 +137,22 @@ class Output:
         if self._record is not None:
             self._record(invocation, body)
 
-    def tell(self) -> None:
+    def report_transfers(self) -> None:
         """Count what was written, and begin anew."""
         if self._pieces:
             component = self._source.invocation.nodes[self._source.index].component
             for target in self._targets:
-                TRANSFER.count(component, target, self.moved, self._seconds, self._pieces)
+                TRANSFER.count_transfer(component, target, self.moved, self._seconds, self._pieces)
             self.moved = self._pieces = 0
             self._seconds = 0.0
 
 
-class Rows:
+class RowBlockWriter:
     """A tensor that grows row by row in one block; see ``contract.RowWriter``."""
 
     __slots__ = ("_block", "_count", "_cursor", "_output", "_width")
 
-    def __init__(self, output: Output, block: Block | None, count: int, width: int) -> None:
+    def __init__(self, output: NodeOutput, block: Block | None, count: int, width: int) -> None:
         self._output = output
         self._block = block  # None where nobody elsewhere reads it
         self._count = count
@@ -166,7 +166,7 @@ class Rows:
         if self._block is not None:
             began = time.perf_counter()
             self._block.array[start:end] = rows
-            self._output.wrote(rows.nbytes, began)
+            self._output.count_write(rows.nbytes, began)
         self._cursor = end
         handle = self._block.handle if self._block is not None else None
-        self._output.pass_on(Item(data or {}, rows), handle, last=False, rows=(start, end))
+        self._output.send_chunk(Item(data or {}, rows), handle, last=False, rows=(start, end))

@@ -35,10 +35,10 @@ def engine(component: str, settings: ExecutorSettings) -> Runner:
     Raises ``BadRequest`` when it is not among the records, cannot be imported, or has another name by now, and
     ``Forbidden`` for code that this executor may not run.
     """
-    record = _record(component, settings.source or settings.checkpoint)
+    record = _find_record(component, settings.source or settings.checkpoint)
     _check_root(record, settings.apps_dir)
     execute: Execute = importlib.import_module("omnibus.task.execute").execute
-    return OwnRunner(record, instance(record), execute)
+    return OwnRunner(record, instantiate_task(record), execute)
 
 
 class Computing:
@@ -79,46 +79,48 @@ class OwnRunner:
         return self._computing.seconds
 
     async def load(self) -> None:
-        await _if_there(self._task, "load")
+        await _call_if_defined(self._task, "load")
 
     async def run(self, job: Job) -> None:
         await self._execute(self._task, job, self._computing)
 
     async def close(self) -> None:
-        await _if_there(self._task, "close")
+        await _call_if_defined(self._task, "close")
 
     def stats(self) -> dict[str, Any]:
         return {"task": self._record.name, "class": self._record.cls}
 
 
-def instance(record: TaskRecord) -> Any:
+def instantiate_task(record: TaskRecord) -> Any:
     """The unit task that ``record`` describes. Raises ``BadRequest`` when it is not what was registered."""
-    found = _class(record)
+    found = _import_class(record)
     _check_class(record, found)
     names = []
-    for component in _components(record):
+    for component in _component_names(record):
         try:
             task = found(**{"model": record.model, "component": component, **record.fields})
             names.append(task.name)
         except Exception as error:  # whatever a stranger's class raises
-            raise BadRequest(f"{_called(record)} cannot be made of {record.fields}: {_told(error)}") from error
+            raise BadRequest(
+                f"{_describe_task(record)} cannot be made of {record.fields}: {_describe_error(error)}"
+            ) from error
         if task.name == record.name:
-            return _runnable(record, task)
-    raise BadRequest(f"{_called(record)} is named {names[0]!r} by now: register its app again")
+            return _check_runnable(record, task)
+    raise BadRequest(f"{_describe_task(record)} is named {names[0]!r} by now: register its app again")
 
 
-def _components(record: TaskRecord) -> list[str]:
+def _component_names(record: TaskRecord) -> list[str]:
     """Return the component names that the task may have given: one that gives none is called after its kind."""
     return [record.component] if record.component not in ("", record.kind) else ["", record.kind]
 
 
-def _runnable(record: TaskRecord, task: Any) -> Any:
+def _check_runnable(record: TaskRecord, task: Any) -> Any:
     if not callable(getattr(task, "run", None)):
-        raise BadRequest(f"{_called(record)} has no method run(self, inputs) any more: register its app again")
+        raise BadRequest(f"{_describe_task(record)} has no method run(self, inputs) any more: register its app again")
     return task
 
 
-def _record(component: str, source: str) -> TaskRecord:
+def _find_record(component: str, source: str) -> TaskRecord:
     try:
         records = _decode(source)
     except msgspec.MsgspecError as error:
@@ -131,10 +133,10 @@ def _record(component: str, source: str) -> TaskRecord:
     return parts[component]
 
 
-def _class(record: TaskRecord) -> Any:
+def _import_class(record: TaskRecord) -> Any:
     module, _, path = record.cls.partition(":")
     if record.root:
-        _open(record)
+        _add_import_root(record)
     try:
         found: Any = importlib.import_module(module)
         if record.root:
@@ -144,8 +146,8 @@ def _class(record: TaskRecord) -> Any:
     except BadRequest:
         raise
     except (Exception, SystemExit) as error:  # whatever a stranger's module does
-        log.error("%s cannot be imported", _called(record), exc_info=error)
-        raise BadRequest(f"{_called(record)} cannot be imported: {_told(error)}") from error
+        log.error("%s cannot be imported", _describe_task(record), exc_info=error)
+        raise BadRequest(f"{_describe_task(record)} cannot be imported: {_describe_error(error)}") from error
     return found
 
 
@@ -154,22 +156,24 @@ def _check_root(record: TaskRecord, apps_dir: str) -> None:
     if not record.root:
         return
     if not apps_dir:
-        raise Forbidden(f"{_called(record)}: tasks from directories are off here: set OMNIBUS_EXECUTOR_APPS_DIR")
+        raise Forbidden(f"{_describe_task(record)}: tasks from directories are off here: set OMNIBUS_EXECUTOR_APPS_DIR")
     if not Path(record.root).resolve().is_relative_to(Path(apps_dir).resolve()):
-        raise Forbidden(f"{_called(record)}: {record.root} is not below OMNIBUS_EXECUTOR_APPS_DIR")
+        raise Forbidden(f"{_describe_task(record)}: {record.root} is not below OMNIBUS_EXECUTOR_APPS_DIR")
 
 
 def _check_class(record: TaskRecord, cls: Any) -> None:
     """A record may name anything that can be imported: nothing but a unit task is called."""
     task: Any = importlib.import_module("omnibus.task").UnitTask
     if not (isinstance(cls, type) and issubclass(cls, task)):
-        raise BadRequest(f"{_called(record)} is no unit task: register its app again")
+        raise BadRequest(f"{_describe_task(record)} is no unit task: register its app again")
 
 
-def _open(record: TaskRecord) -> None:
+def _add_import_root(record: TaskRecord) -> None:
     """Let modules be imported from the record's root."""
     if not Path(record.root).is_dir():
-        raise BadRequest(f"{_called(record)}: there is no directory {record.root} here; mount it on this node too")
+        raise BadRequest(
+            f"{_describe_task(record)}: there is no directory {record.root} here; mount it on this node too"
+        )
     if record.root not in sys.path:
         sys.path.insert(0, record.root)
         importlib.invalidate_caches()
@@ -181,12 +185,12 @@ def _check_origin(record: TaskRecord, module: Any) -> None:
     origin = getattr(module, "__file__", None)
     if there is not None and not (origin and Path(origin).resolve().is_relative_to(Path(record.root).resolve())):
         raise BadRequest(
-            f"{_called(record)}: {module.__name__!r} was imported from {origin}, not from {record.root}: "
+            f"{_describe_task(record)}: {module.__name__!r} was imported from {origin}, not from {record.root}: "
             "give the app's module another name"
         )
 
 
-async def _if_there(task: Any, name: str) -> None:
+async def _call_if_defined(task: Any, name: str) -> None:
     method = getattr(task, name, None)
     if method is None:
         return
@@ -196,9 +200,9 @@ async def _if_there(task: Any, name: str) -> None:
         await asyncio.to_thread(method)
 
 
-def _called(record: TaskRecord) -> str:
+def _describe_task(record: TaskRecord) -> str:
     return f"unit task {record.name!r} ({record.cls})"
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

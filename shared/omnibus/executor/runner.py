@@ -49,10 +49,10 @@ class Job(Protocol):
     def deadline(self) -> float:
         """Absolute end in ``time.time()`` seconds."""
 
-    def wants(self, output: str) -> bool:
+    def has_consumer(self, output: str) -> bool:
         """Return whether anybody consumes ``output``: a node downstream, or the client."""
 
-    def resume(self, output: str) -> Mapping[str, Any]:
+    def resume_state(self, output: str) -> Mapping[str, Any]:
         """Return what an earlier attempt of this node gave of ``output``; empty when there is nothing to continue.
 
         Lists and texts are those that the client has (a language model's ``ids``), ``rows`` counts the rows of arrays
@@ -60,7 +60,7 @@ class Job(Protocol):
         begin after it or anywhere before: what it sends again is skipped.
         """
 
-    def here(self, output: str) -> bool:
+    def is_local(self, output: str) -> bool:
         """Return whether everybody who consumes ``output`` runs in this executor."""
 
     async def value(self, name: str) -> Any:
@@ -69,7 +69,7 @@ class Job(Protocol):
         A list input gives a list. Raises ``DeadlineExceeded``.
         """
 
-    def done(self, name: str) -> None:
+    def release_input(self, name: str) -> None:
         """The arrays of the input ``name`` were read: their memory may be given back before the job ends."""
 
     def stream(self, name: str) -> AsyncIterator[Item]:
@@ -84,7 +84,7 @@ class Job(Protocol):
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         """Send one chunk of the streamed ``output``; ``array`` is copied into the arena."""
 
-    async def rows(self, output: str, count: int, width: int, dtype: str) -> RowWriter:
+    async def open_rows(self, output: str, count: int, width: int, dtype: str) -> RowWriter:
         """Open a streamed tensor ``output`` of at most ``count`` rows, allocated at once."""
 
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Budget(NamedTuple):
+class StepBudget(NamedTuple):
     """Most tokens in one step: ``beside`` sequences that decode, and ``alone`` in a step without any.
 
     ``items`` are the most media items, whatever their size; one item is encoded however large it is.
@@ -30,7 +30,7 @@ class Budget(NamedTuple):
     items: int = 1
 
 
-class Turn(NamedTuple, Generic[K]):
+class StepPlan(NamedTuple, Generic[K]):
     """One step: who decodes, who prefills how many tokens, and which media items, of one kind, are encoded."""
 
     decode: list[K]
@@ -61,10 +61,10 @@ class Schedule(Generic[K]):
     the other has work too.
     """
 
-    def __init__(self, slots: int, budget: Budget, *, patience: float = 0.0, whole: int = 1, split: bool = True):
+    def __init__(self, slots: int, budget: StepBudget, *, patience: float = 0.0, whole: int = 1, split: bool = True):
         self.slots = slots
         self.budget = budget
-        self.kinds: dict[Hashable, Budget] = {}
+        self.kinds: dict[Hashable, StepBudget] = {}
         self.patience = patience
         self.whole = whole
         self.split = split
@@ -79,27 +79,27 @@ class Schedule(Generic[K]):
 
     # Arrivals
 
-    def prompt(self, key: K, tokens: int, now: float, spans: Sequence[tuple[int, int]] = ()) -> None:
+    def add_prompt(self, key: K, tokens: int, now: float, spans: Sequence[tuple[int, int]] = ()) -> None:
         """A sequence whose prompt has ``tokens`` tokens (at least 1): waits for a slot, then for its prefill.
 
         No share ends inside of one of the ``spans`` [begin, end) of its tokens, which are in order.
         """
-        heappush(self._waiting, self._due(key, _positive(tokens), now)._replace(spans=spans))
+        heappush(self._waiting, self._make_due(key, _check_positive(tokens), now)._replace(spans=spans))
 
-    def arrive(self, key: K, now: float) -> None:
+    def add_prefilled(self, key: K, now: float) -> None:
         """A sequence that was prefilled elsewhere: waits for a slot, and is held there."""
-        heappush(self._waiting, self._due(key, 0, now))
+        heappush(self._waiting, self._make_due(key, 0, now))
 
-    def item(self, key: K, tokens: int, now: float, kind: Hashable) -> None:
+    def add_media(self, key: K, tokens: int, now: float, kind: Hashable) -> None:
         """A media item of ``tokens`` tokens (at least 1); one step encodes items of one of ``kinds`` only."""
-        heappush(self._media, self._due(key, _positive(tokens), now, kind))
+        heappush(self._media, self._make_due(key, _check_positive(tokens), now, kind))
 
-    def _due(self, key: K, size: int, now: float, kind: Hashable = None) -> Due[K]:
+    def _make_due(self, key: K, size: int, now: float, kind: Hashable = None) -> Due[K]:
         return Due(now + self.patience * min(1.0, size / self.whole), next(self._numbers), key, size, kind)
 
     # Changes
 
-    def admit(self) -> list[K]:
+    def admit_waiting(self) -> list[K]:
         """Give free slots to those who wait; returns who got one. Arrivals are held, prompts begin to prefill."""
         admitted = []
         while self._waiting and self.used < self.slots:
@@ -112,12 +112,12 @@ class Schedule(Generic[K]):
             admitted.append(due.key)
         return admitted
 
-    def decode(self, key: K) -> None:
+    def start_decode(self, key: K) -> None:
         """A sequence that was held takes part in every step from now on."""
         del self._held[key]
         self._decoding[key] = None
 
-    def leave(self, key: K) -> None:
+    def remove_key(self, key: K) -> None:
         """``key`` is over, wherever it stands: its slot is free. Leaving twice is harmless."""
         for stage in (self._decoding, self._held, self._encoding):
             if key in stage:
@@ -125,26 +125,28 @@ class Schedule(Generic[K]):
                 return
         self._left.pop(key, None)
         self._prefilling = [due for due in self._prefilling if due.key != key]
-        self._waiting = _without(self._waiting, key)
-        self._media = _without(self._media, key)
+        self._waiting = _remove_key(self._waiting, key)
+        self._media = _remove_key(self._media, key)
 
     # Steps
 
-    def turn(self, ready: Callable[[K], bool] = lambda _: True) -> Turn[K]:
+    def next_step(self, ready: Callable[[K], bool] = lambda _: True) -> StepPlan[K]:
         """The next step. Its shares count as computed: who has no prompt left is held from here on.
 
         ``ready`` says of a decoding sequence whether it can take its next step.
         """
         decode = [key for key in self._decoding if ready(key)]
         half = self.split and bool(self._prefilling) and bool(self._media)
-        return Turn(decode, self._shares(_limit(self.budget, decode, half)), self._batch(bool(decode), half))
+        return StepPlan(
+            decode, self._prefill_shares(_token_limit(self.budget, decode, half)), self._media_batch(bool(decode), half)
+        )
 
-    def _shares(self, tokens: int) -> list[tuple[K, int]]:
+    def _prefill_shares(self, tokens: int) -> list[tuple[K, int]]:
         shares: list[tuple[K, int]] = []
         for due in self._prefilling:
             if tokens <= 0:
                 break
-            size = _uncut(due.spans, due.size - self._left[due.key], min(self._left[due.key], tokens), not shares)
+            size = _share_size(due.spans, due.size - self._left[due.key], min(self._left[due.key], tokens), not shares)
             if not size:
                 continue
             tokens -= size
@@ -158,13 +160,13 @@ class Schedule(Generic[K]):
             self._prefilling = [due for due in self._prefilling if due.key in self._left]
         return shares
 
-    def _batch(self, decodes: bool, half: bool) -> list[K]:
+    def _media_batch(self, decodes: bool, half: bool) -> list[K]:
         """The item that is due first, and those of its kind that fit in with it, in order."""
         if not self._media:
             return []
         kind = self._media[0].kind
         budget = self.kinds[kind]
-        left = _limit(budget, decodes, half)
+        left = _token_limit(budget, decodes, half)
         batch: list[K] = []
         others: list[Due[K]] = []
         while self._media and len(batch) < budget.items:
@@ -184,7 +186,7 @@ class Schedule(Generic[K]):
 
     # What is known
 
-    def has(self, key: K) -> bool:
+    def has_slot(self, key: K) -> bool:
         """Return whether ``key`` has a slot."""
         return key in self._left or key in self._held or key in self._decoding
 
@@ -210,7 +212,7 @@ class Schedule(Generic[K]):
         yield from (*self._held, *self._decoding, *self._encoding)
 
 
-def _uncut(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
+def _share_size(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
     """Return how many of ``size`` tokens behind ``done`` to take so that they end outside of ``spans``.
 
     The ``first`` share takes any span, whole.
@@ -221,18 +223,18 @@ def _uncut(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) 
     return size
 
 
-def _limit(budget: Budget, decodes: object, half: bool) -> int:
+def _token_limit(budget: StepBudget, decodes: object, half: bool) -> int:
     whole = budget.beside if decodes else budget.alone
     return max(1, whole // 2) if half else whole
 
 
-def _positive(size: int) -> int:
+def _check_positive(size: int) -> int:
     if size < 1:
         raise ValueError(f"work of size {size} cannot be scheduled")
     return size
 
 
-def _without(heap: list[Due[K]], key: K) -> list[Due[K]]:
+def _remove_key(heap: list[Due[K]], key: K) -> list[Due[K]]:
     kept = [due for due in heap if due.key != key]
     heapify(kept)
     return kept

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from omnibus import checkpoints, tracing
 from omnibus.bus.nats import NatsBus
-from omnibus.bus.subjects import task_name, token
+from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest
-from omnibus.executor.identity import Identity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Runner
 from omnibus.families import catalog, plugins
 from omnibus.process import run_module
-from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, load
+from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, read_settings
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
 
@@ -26,61 +26,63 @@ LAST_TRACES = 2.0  # seconds that a stopping process may take to send them
 Engine = Callable[[str, ExecutorSettings], Runner]
 
 
-def engine(path: str) -> Engine:
+def load_engine(path: str) -> Engine:
     """The engine at ``module:function``."""
-    return plugins.named(path, "OMNIBUS_EXECUTOR_ENGINE")
+    return plugins.import_object(path, "OMNIBUS_EXECUTOR_ENGINE")
 
 
 class ExecutorService:
     """Runs the components named in the environment (``OMNIBUS_EXECUTOR_*``) as one executor."""
 
     def __init__(self, settings: ExecutorSettings | None = None) -> None:
-        self.settings = settings or load(ExecutorSettings)
+        self.settings = settings or read_settings(ExecutorSettings)
         self.executor: Executor | None = None
         self._bus: NatsBus | None = None
         self._tensors: TensorClient | None = None
 
-    def identity(self, node: str) -> Identity:
+    def make_identity(self, node: str) -> ExecutorIdentity:
         """Raises ``BadRequest`` when model or components are not named, or their unit tasks are not known."""
         wanted = self.settings
         components = [component for component in wanted.components.split(",") if component]
         if not wanted.model or not components:
             raise BadRequest("set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS (e.g. vision,thinker)")
-        tasks = dict(zip(_tasks(wanted, components), components, strict=True))
+        tasks = dict(zip(_unit_task_names(wanted, components), components, strict=True))
         if len(tasks) != len(components):
             raise BadRequest(f"two of the components {components} have the same unit task: {', '.join(tasks)}")
         name = wanted.id or f"{wanted.model}-{wanted.option}-{secrets.token_hex(3)}"
-        return Identity(
-            id=token(name),
+        return ExecutorIdentity(
+            id=subject_token(name),
             model=wanted.model,
             option=wanted.option or "+".join(components),
             node=node,
             tasks=tasks,
             credits=wanted.credits,
-            origin=wanted.origin or catalog.origin(wanted.family, wanted.checkpoint),
+            origin=wanted.origin or catalog.code_origin(wanted.family, wanted.checkpoint),
             slots=min(wanted.batch, wanted.credits),
         )
 
     async def startup(self) -> None:
-        bus, sidecar = load(BusSettings), load(SidecarSettings)
-        identity = self.identity(sidecar.node_name)
-        await self.fetch()
-        tracing.start("executor")
-        make = engine(self.settings.engine)
+        bus, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
+        identity = self.make_identity(sidecar.node_name)
+        await self.fetch_checkpoint()
+        tracing.start_tracing("executor")
+        make = load_engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
-        self._tensors = await waiting.connect(sidecar.socket, identity.id, sidecar.node_name)
+        self._tensors = await waiting.connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
         await self.executor.startup()
 
-    async def fetch(self) -> None:
+    async def fetch_checkpoint(self) -> None:
         """Download the checkpoint where that is asked for. In a process of its own: this one never goes to the hub."""
         wanted = self.settings
         if not wanted.download or not checkpoints.is_id(wanted.checkpoint):
             return
         log.info("%s is downloaded unless it is there", wanted.checkpoint)
         online = {"HF_HUB_OFFLINE": "0"}
-        await run_module.ask("omnibus.checkpoints", wanted.checkpoint, within=wanted.download_seconds, env=online)
+        await run_module.call_module(
+            "omnibus.checkpoints", wanted.checkpoint, within=wanted.download_seconds, env=online
+        )
 
     async def drain(self, seconds: float) -> None:
         if self.executor is not None:
@@ -91,19 +93,19 @@ class ExecutorService:
             await self._bus.drain()
         if self._tensors is not None:
             await self._tensors.close()
-        await asyncio.to_thread(tracing.stop, LAST_TRACES)
+        await asyncio.to_thread(tracing.stop_tracing, LAST_TRACES)
 
 
-def _tasks(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:
+def _unit_task_names(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:
     """The unit task of each component: as told, else by the kinds of the model's family."""
     told = [task for task in wanted.tasks.split(",") if task]
     if told:
-        if len(told) != len(components) or any(token(task) != task for task in told):
+        if len(told) != len(components) or any(subject_token(task) != task for task in told):
             raise BadRequest(
                 f"OMNIBUS_EXECUTOR_TASKS={wanted.tasks!r} must name one unit task for each of {', '.join(components)}"
             )
         return told
-    kinds = catalog.family(wanted.family)["tasks"]
+    kinds = catalog.find_family(wanted.family)["tasks"]
     unknown = [component for component in components if component not in kinds]
     if unknown:
         raise BadRequest(f"unknown components {unknown}; {wanted.family} has {sorted(kinds)}")

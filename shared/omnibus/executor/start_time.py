@@ -16,7 +16,7 @@ class Moment:
     def __init__(self) -> None:
         self.at = 0.0
 
-    def now(self) -> None:
+    def set_now(self) -> None:
         if not self.at:
             self.at = time.time()
 
@@ -24,11 +24,11 @@ class Moment:
 _job: ContextVar[Moment] = ContextVar("omnibus-job-began")
 
 
-def enter(moment: Moment) -> None:
+def set_current_moment(moment: Moment) -> None:
     """Assign what the current task queues from here on to the job of ``moment``."""
     _job.set(moment)
 
 
-def mine() -> Moment:
+def current_moment() -> Moment:
     """The moment of the job in whose task this is called; where there is none, one that nobody reads."""
     return _job.get(None) or Moment()

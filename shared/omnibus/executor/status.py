@@ -7,7 +7,7 @@ from typing import Any
 
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.executor import metrics
-from omnibus.executor.identity import Identity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.runner import Runner
 from omnibus.metrics import EXECUTOR
 
@@ -15,7 +15,7 @@ from omnibus.metrics import EXECUTOR
 class Vitals:
     """Status of the executor ``identity`` and of its ``runners``, which are named by component."""
 
-    def __init__(self, identity: Identity, runners: Mapping[str, Runner]) -> None:
+    def __init__(self, identity: ExecutorIdentity, runners: Mapping[str, Runner]) -> None:
         self._identity = identity
         self._runners = runners
         #: Grows with all that moves here: an executor that has work and takes no step is stuck.
@@ -24,36 +24,36 @@ class Vitals:
         self.done: Counter[str] = Counter()
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """True if every runner has its engine; see ``contract.Runner``."""
         return all(getattr(runner, "serving", True) for runner in self._runners.values())
 
-    def measure(self, inflight: Callable[[], int]) -> None:
+    def register_metrics(self, inflight: Callable[[], int]) -> None:
         """Let the metrics of this process be of this executor; ``inflight`` counts the invocations that it has."""
         me = self._identity
-        EXECUTOR.inflight.one(inflight)
-        EXECUTOR.credits.one(lambda: me.credits)
+        EXECUTOR.inflight.set_value(inflight)
+        EXECUTOR.credits.set_value(lambda: me.credits)
         EXECUTOR.about.labels(me.id, me.model, me.option, me.node).set(1)
-        metrics.watch(self._runners)
+        metrics.watch_runners(self._runners)
         for component in self._runners:
-            EXECUTOR.busy.labels(component).set_function(partial(self._busy, component))
+            EXECUTOR.busy.labels(component).set_function(partial(self._busy_seconds, component))
 
-    def status(self, state: str, inflight: int) -> ExecutorStatus:
+    def make_status(self, state: str, inflight: int) -> ExecutorStatus:
         """The status event. One that is ``ready`` and lacks an engine says that it is loading."""
         components = self._identity.tasks.values()
-        return self._identity.status(
-            state if state != "ready" or self.serving else "loading",
+        return self._identity.make_status(
+            state if state != "ready" or self.is_serving else "loading",
             inflight=inflight,
             steps=self.steps,
             keeps=any(getattr(runner, "keeps", False) for runner in self._runners.values()),
-            busy=tuple(round(self._busy(component), 6) for component in components),
+            busy=tuple(round(self._busy_seconds(component), 6) for component in components),
             done=tuple(self.done[component] for component in components),
         )
 
-    def stats(self, component: str) -> dict[str, Any]:
+    def component_stats(self, component: str) -> dict[str, Any]:
         """The data that ``nats service stats`` shows for a component."""
-        told = {"busy": round(self._busy(component), 6), "done": self.done[component]}
+        told = {"busy": round(self._busy_seconds(component), 6), "done": self.done[component]}
         return {**self._runners[component].stats(), **told}
 
-    def _busy(self, component: str) -> float:
+    def _busy_seconds(self, component: str) -> float:
         return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say

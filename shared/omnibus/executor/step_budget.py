@@ -14,14 +14,14 @@ Cost = Callable[[int], float]
 ALPHA = 0.5
 
 
-class Goals(NamedTuple):
+class StepGoals(NamedTuple):
     """Latency goals in seconds: time to the first token, and time between two tokens. 0: no goal."""
 
     ttft: float = 0.0
     tbt: float = 0.0
 
     @property
-    def first(self) -> float:
+    def first_step_seconds(self) -> float:
         """Seconds that a step without decoding sequences may take; 0: no goal."""
         return ALPHA * self.ttft
 
@@ -30,10 +30,10 @@ class Goals(NamedTuple):
 
 
 #: No goal: work is shared out by fixed sizes.
-NONE = Goals()
+NONE = StepGoals()
 
 
-class Sizes(NamedTuple):
+class BudgetSizes(NamedTuple):
     """Sizes that a budget is chosen from: ``least`` and ``most`` in one step, and the ``usual`` one without a goal."""
 
     least: int
@@ -41,18 +41,18 @@ class Sizes(NamedTuple):
     usual: int
 
 
-def found(cost: Cost, goals: Goals, decode: float, sizes: Sizes) -> tuple[int, int]:
+def find_budget(cost: Cost, goals: StepGoals, decode: float, sizes: BudgetSizes) -> tuple[int, int]:
     """Most of one kind of work beside a decode step, which takes ``decode`` seconds by itself, and without one.
 
     A step with decoding sequences is bound by the time between tokens, any other by the time to the first.
     """
     least, most, usual = sizes
-    beside = search(cost, goals.tbt - decode, least, most) if goals.tbt else usual
-    alone = search(cost, goals.first, least, most) if goals.ttft else max(usual, beside)
+    beside = largest_within_goal(cost, goals.tbt - decode, least, most) if goals.tbt else usual
+    alone = largest_within_goal(cost, goals.first_step_seconds, least, most) if goals.ttft else max(usual, beside)
     return (beside if goals.tbt else min(usual, alone)), alone
 
 
-def search(cost: Cost, goal: float, low: int, high: int) -> int:
+def largest_within_goal(cost: Cost, goal: float, low: int, high: int) -> int:
     """The largest size from ``low`` to ``high`` whose ``cost`` is within ``goal``.
 
     ``low`` when even that is not: a goal that cannot be met must not stop the work.

@@ -6,7 +6,7 @@ from typing import Any
 
 from omnibus.errors import BadRequest
 from omnibus.families import plugins
-from omnibus.families.specs import KNOWN, Known, halves
+from omnibus.families.specs import KNOWN, FamilyDeclaration, prefill_decode_options
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"
@@ -50,7 +50,7 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
 }
 
 #: More options, for models that are declared in these components; see ``split``.
-HALVES: dict[str, dict[str, Any]] = halves()
+HALVES: dict[str, dict[str, Any]] = prefill_decode_options()
 
 #: The tiny models that run anywhere: name to family.
 TINY = {KNOWN[name].tiny: name for name in ("qwen2_5_vl", "qwen2_5_omni")}
@@ -74,7 +74,7 @@ _RANDOM = {**TINY, **ASKED}
 LOCAL = {**_RANDOM, **{name: _RANDOM[shared] for name, shared in TWINS.items()}, **WORLD}
 
 
-def family(name: str) -> dict[str, Any]:
+def find_family(name: str) -> dict[str, Any]:
     """The family ``name``, built in or from a plugin, with the fields of ``plugins.Family``.
 
     Raises ``BadRequest`` that names the families there are.
@@ -88,16 +88,16 @@ def family(name: str) -> dict[str, Any]:
             **FAMILIES[name],
             **DEPLOYMENTS[name],
             "tasks": {**known.tasks, **SPLIT, **EMBED},
-            "options": {**_halves(known), **_embeds(known), **known.more, **known.options},
+            "options": {**_prefill_decode_options(known), **_embedding_options(known), **known.more, **known.options},
         }
-    found = plugins.family(name) if name != PYTHON else None
+    found = plugins.find_family(name) if name != PYTHON else None
     if found is None:
-        names = {*FAMILIES, *plugins.families()} - {PYTHON}
-        raise BadRequest(f"there is no model family {name!r}; there is {plugins.listed(names)}")
+        names = {*FAMILIES, *plugins.family_names()} - {PYTHON}
+        raise BadRequest(f"there is no model family {name!r}; there is {plugins.join_names(names)}")
     return found
 
 
-def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:
+def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:
     """``components`` by what requests ask for: those that chat, then those that make pictures; one list for all of a
     model that does not do both. ``tasks`` says the kind of the unit task of each component.
     """
@@ -107,7 +107,7 @@ def ways(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]
     return [chat, paint] if both else [list(components)]
 
 
-def takes(family: Mapping[str, Any]) -> list[str]:
+def input_kinds(family: Mapping[str, Any]) -> list[str]:
     """Return the kinds of input of a model of ``family``, which has the fields of ``family()``."""
     told = [*family["encoders"]]
     # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
@@ -115,34 +115,34 @@ def takes(family: Mapping[str, Any]) -> list[str]:
     return ["text", *told, *(["image"] if unnamed and "image" not in told else [])]
 
 
-def gives(family: Mapping[str, Any]) -> list[str]:
+def output_kinds(family: Mapping[str, Any]) -> list[str]:
     """Return the kinds of output of a model of ``family``, which has the fields of ``family()``."""
     kinds = {family["tasks"].get(part) for part in family["components"]}
     return [word for kind, word in _GIVEN.items() if kind in kinds]
 
 
-def origin(family: str, checkpoint: str) -> str:
+def code_origin(family: str, checkpoint: str) -> str:
     """Return an id that separates executors of two versions of an app's own unit tasks; empty for other families."""
     return blake2b(checkpoint.encode(), digest_size=8).hexdigest() if family == PYTHON else ""
 
 
-def declaration(family: str, checkpoint: str) -> dict[str, Any]:
+def model_declaration(family: str, checkpoint: str) -> dict[str, Any]:
     """The usual declaration of a model of ``family`` at ``checkpoint``."""
     return {"family": family, "checkpoint": checkpoint, **FAMILIES[family], **DEPLOYMENTS[family]}
 
 
-def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
+def split_declaration(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
     """The declaration of a model of ``family`` whose language model runs as prefill and decode.
 
     ``paths`` name their options, for example ``E>P>D``, ``EP>D``, ``ED>P``, ``E>PD`` or ``EPD``, and ``P>D`` or ``PD``
     of a model that takes text alone; requests are shared evenly among them. A model that also makes pictures is
     declared without what makes them. Raises ``BadRequest`` for other options.
     """
-    options = {**DEPLOYMENTS[family]["options"], **_halves(KNOWN[family])}
+    options = {**DEPLOYMENTS[family]["options"], **_prefill_decode_options(KNOWN[family])}
     named = [path.split(">") for path in paths]
     if strange := {option for path in named for option in path} - options.keys():
         raise BadRequest(f"{family} has no option {', '.join(sorted(strange))}; there is {', '.join(sorted(options))}")
-    [usual, *_] = ways(FAMILIES[family]["components"], FAMILIES[family]["tasks"])
+    [usual, *_] = component_chains(FAMILIES[family]["components"], FAMILIES[family]["tasks"])
     return {
         "family": family,
         "checkpoint": checkpoint,
@@ -152,7 +152,7 @@ def split(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
     }
 
 
-def embedding(family: str, checkpoint: str) -> dict[str, Any]:
+def embedding_declaration(family: str, checkpoint: str) -> dict[str, Any]:
     """The declaration of a model of ``family`` that makes vectors of texts, and nothing else."""
     return {
         "family": family,
@@ -163,17 +163,17 @@ def embedding(family: str, checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _embeds(known: Known) -> dict[str, dict[str, Any]]:
+def _embedding_options(known: FamilyDeclaration) -> dict[str, dict[str, Any]]:
     return EMBEDS if "thinker" in known.components else {}
 
 
-def _halves(known: Known) -> dict[str, dict[str, Any]]:
+def _prefill_decode_options(known: FamilyDeclaration) -> dict[str, dict[str, Any]]:
     """The options of ``HALVES`` whose components a family has; none without a language model."""
     parts = {*known.components, *SPLIT} if "thinker" in known.components else set()
     return {name: option for name, option in HALVES.items() if parts.issuperset(option["components"])}
 
 
-def twin(name: str, checkpoint: str) -> dict[str, Any]:
+def shared_encoder_declaration(name: str, checkpoint: str) -> dict[str, Any]:
     """The declaration of the tiny model ``name``, whose images are encoded by the model it shares with."""
     shared = TWINS[name]
     return {

@@ -27,7 +27,7 @@ _MOVED = {"omnibus.executor.own:engine": "omnibus.executor.python_task:engine"}
 _families: dict[str, dict[str, Any]] = {}
 
 
-class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model family, in the shape of ``omnibus.families.catalog``: what a declared model need not say itself.
 
     ``tasks`` maps each component to the kind of its unit task. ``composite`` is the ``module:callable``
@@ -45,57 +45,59 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: str = ""
 
 
-def families() -> tuple[str, ...]:
+def family_names() -> tuple[str, ...]:
     """Names of the families that plugins bring."""
-    return _names(FAMILIES)
+    return _entry_point_names(FAMILIES)
 
 
-def family(name: str) -> dict[str, Any] | None:
+def find_family(name: str) -> dict[str, Any] | None:
     """The family ``name``, all fields filled in; None when no plugin brings it.
 
     Raises ``BadRequest`` that names the plugin's fault.
     """
     if name not in _families:
-        point = _point(FAMILIES, name)
+        point = _find_entry_point(FAMILIES, name)
         if point is None:
             return None
-        _families[name] = _family(point)
+        _families[name] = _load_family(point)
     return _families[name]
 
 
-def _family(point: EntryPoint) -> dict[str, Any]:
+def _load_family(point: EntryPoint) -> dict[str, Any]:
     try:
-        found = msgspec.convert(_loaded(point), Family)
+        found = msgspec.convert(_load_entry_point(point), PluginFamily)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{_called(point)} is no family: {error}") from error
-    _check(point, found)
+        raise BadRequest(f"{_describe_entry_point(point)} is no family: {error}") from error
+    _check_family(point, found)
     return msgspec.structs.asdict(found)
 
 
-def apps() -> tuple[str, ...]:
+def app_names() -> tuple[str, ...]:
     """Names of the apps that plugins bring."""
-    return _names(APPS)
+    return _entry_point_names(APPS)
 
 
-def app(name: str) -> str:
+def find_app_module(name: str) -> str:
     """Dotted name of the app ``name``'s module, which is not imported when the entry point names it itself.
 
     Raises ``BadRequest`` when there is none.
     """
-    point = _point(APPS, name)
+    point = _find_entry_point(APPS, name)
     if point is None:
-        raise BadRequest(f"no plugin brings the app {name!r}; there is {listed(apps())}")
+        raise BadRequest(f"no plugin brings the app {name!r}; there is {join_names(app_names())}")
     if not point.attr:
         return point.module
-    found = _loaded(point)
+    found = _load_entry_point(point)
     if isinstance(found, ModuleType):
         return found.__name__
     if isinstance(found, str) and found:
         return found
-    raise BadRequest(f"{_called(point)} is no app: it must be a module or its dotted name, not {type(found).__name__}")
+    raise BadRequest(
+        f"{_describe_entry_point(point)} is no app: it must be a module or its dotted name, not {type(found).__name__}"
+    )
 
 
-def named(path: str, what: str = "a plugin") -> Any:
+def import_object(path: str, what: str = "a plugin") -> Any:
     """The object at ``module:name``. Raises ``BadRequest`` that says what names it."""
     module, _, name = _MOVED.get(path, path).partition(":")
     if not module or not name:
@@ -106,49 +108,51 @@ def named(path: str, what: str = "a plugin") -> Any:
         raise BadRequest(f"{what}={path!r} must name module:function: {error}") from error
 
 
-def _names(group: str) -> tuple[str, ...]:
+def _entry_point_names(group: str) -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
-def _point(group: str, name: str) -> EntryPoint | None:
+def _find_entry_point(group: str, name: str) -> EntryPoint | None:
     """The one entry point of ``group`` that is called ``name``; None when there is none."""
-    found = {(point.value, _dist(point)): point for point in entry_points(group=group, name=name)}
+    found = {(point.value, _distribution_name(point)): point for point in entry_points(group=group, name=name)}
     if len(found) > 1:
         both = " and ".join(sorted(dist for _, dist in found))
         raise BadRequest(f"{name!r} of {group} is brought by {both}: uninstall all but one")
     return next(iter(found.values()), None)
 
 
-def _loaded(point: EntryPoint) -> Any:
+def _load_entry_point(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever a stranger's module raises is this plugin's fault alone
-        raise BadRequest(f"{_called(point)} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise BadRequest(f"{_describe_entry_point(point)} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _check(point: EntryPoint, family: Family) -> None:
+def _check_family(point: EntryPoint, family: PluginFamily) -> None:
     strange = {*family.encoders.values(), *family.tasks} - {*family.components}
     if not family.components:
-        raise BadRequest(f"{_called(point)} has no component")
+        raise BadRequest(f"{_describe_entry_point(point)} has no component")
     if strange:
-        raise BadRequest(f"{_called(point)} speaks of {sorted(strange)}, which are no components of it")
+        raise BadRequest(f"{_describe_entry_point(point)} speaks of {sorted(strange)}, which are no components of it")
     if missing := {*family.components} - {*family.tasks}:
-        raise BadRequest(f"{_called(point)} names no unit task for {sorted(missing)}: add them to 'tasks'")
+        raise BadRequest(
+            f"{_describe_entry_point(point)} names no unit task for {sorted(missing)}: add them to 'tasks'"
+        )
     for field in ("composite", "engine"):
         path = getattr(family, field)
         module, _, name = path.partition(":")
         if path and not (module and name):
-            raise BadRequest(f"{_called(point)} has {field} {path!r}: it must name module:function")
+            raise BadRequest(f"{_describe_entry_point(point)} has {field} {path!r}: it must name module:function")
 
 
-def _called(point: EntryPoint) -> str:
-    return f"{point.name!r} of {point.group} ({_dist(point)}: {point.value})"
+def _describe_entry_point(point: EntryPoint) -> str:
+    return f"{point.name!r} of {point.group} ({_distribution_name(point)}: {point.value})"
 
 
-def _dist(point: EntryPoint) -> str:
+def _distribution_name(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unknown distribution"
 
 
-def listed(names: Collection[str]) -> str:
+def join_names(names: Collection[str]) -> str:
     """``names`` for a message."""
     return ", ".join(sorted(names)) or "none"

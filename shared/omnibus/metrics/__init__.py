@@ -30,10 +30,10 @@ __all__ = [
     "STREAMS",
     "TENANTS",
     "TRANSFER",
-    "exposition",
+    "render_exposition",
 ]
 
 
-def exposition() -> bytes:
+def render_exposition() -> bytes:
     """All metrics of this process in the Prometheus text format."""
     return generate_latest(REGISTRY)

@@ -16,7 +16,7 @@ ProcessCollector(registry=REGISTRY)
 Values = Mapping[Any, float]
 
 
-class Told(Collector):
+class CallbackMetric(Collector):
     """A gauge, or with a name that ends in ``_total`` a counter, whose values are asked for at each scrape.
 
     ``by`` says whom to ask, in the thread of the event loop. Without one, or after ``by(None)``, there are no values.
@@ -27,29 +27,29 @@ class Told(Collector):
         self._read: Callable[[], Values] | None = None
         REGISTRY.register(self)
 
-    def by(self, read: Callable[[], Values] | None) -> None:
+    def set_values(self, read: Callable[[], Values] | None) -> None:
         self._read = read
 
-    def one(self, read: Callable[[], float]) -> None:
+    def set_value(self, read: Callable[[], float]) -> None:
         """The same for a metric without labels."""
-        self.by(lambda: {(): read()})
+        self.set_values(lambda: {(): read()})
 
     def describe(self) -> Iterator[Metric]:
-        yield self._family()
+        yield self._metric_family()
 
     def collect(self) -> Iterator[Metric]:
-        family = self._family()
+        family = self._metric_family()
         for labels, value in (self._read() if self._read is not None else {}).items():
             family.add_metric(labels, value)
         yield family
 
-    def _family(self) -> "CounterMetricFamily | GaugeMetricFamily":
+    def _metric_family(self) -> "CounterMetricFamily | GaugeMetricFamily":
         name, help, labels = self._about
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         return kind(name, help, labels=labels)
 
 
-class Sizes(Collector):
+class SizeHistogram(Collector):
     """A histogram of whole numbers, made at each scrape of counts by size, as ``by`` says them for each label."""
 
     def __init__(self, name: str, help: str, label: str, bounds: Iterable[int]) -> None:
@@ -59,7 +59,7 @@ class Sizes(Collector):
         self._read: Callable[[], Mapping[str, Mapping[int, int]]] | None = None
         REGISTRY.register(self)
 
-    def by(self, read: Callable[[], Mapping[str, Mapping[int, int]]] | None) -> None:
+    def set_counts(self, read: Callable[[], Mapping[str, Mapping[int, int]]] | None) -> None:
         self._read = read
 
     def describe(self) -> Iterator[Metric]:

@@ -6,18 +6,18 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.metrics.collectors import REGISTRY, Sizes, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class _Executor:
+class _ExecutorMetrics:
     """Metrics of an executor and its jobs."""
 
     #: Invocations in flight in this executor. At its credits it answers busy.
-    inflight = Told("omnibus_executor_inflight", "Invocations in flight.")
+    inflight = CallbackMetric("omnibus_executor_inflight", "Invocations in flight.")
     #: What it may have in flight, OMNIBUS_EXECUTOR_CREDITS.
-    credits = Told("omnibus_executor_credits", "Invocations that may be in flight.")
+    credits = CallbackMetric("omnibus_executor_credits", "Invocations that may be in flight.")
     #: Always 1; says of this process which executor it is. Join on ``instance`` to get model and option.
     about = Gauge("omnibus_executor_info", "This executor.", ["executor", "model", "option", "node"], registry=REGISTRY)
     #: Invocations that were answered ``busy``, and those that could not be taken at all. Gateways try another one.
@@ -46,20 +46,20 @@ class _Executor:
     busy = Gauge("omnibus_executor_busy_seconds", "Seconds computed.", ["component"], registry=REGISTRY)
 
     @cache  # noqa: B019
-    def seconds(self, component: str) -> tuple[Any, Any, Any]:
+    def job_histograms(self, component: str) -> tuple[Any, Any, Any]:
         """Return the histograms of ``component``: time until inputs were there, to first output, and to the end."""
         return self.inputs.labels(component), self.first.labels(component), self.job.labels(component)
 
-    def finished(self, component: str, taken: float, ready: float, first: float, end: float) -> None:
+    def observe_finished(self, component: str, taken: float, ready: float, first: float, end: float) -> None:
         """A job was done; times in Unix seconds. A stream may begin before its last input has come."""
-        inputs, firsts, whole = self.seconds(component)
+        inputs, firsts, whole = self.job_histograms(component)
         inputs.observe(ready - taken)
         firsts.observe(max(0.0, first - ready))
         whole.observe(end - taken)
-        self.done(component, "ok").inc()
+        self.job_counter(component, "ok").inc()
 
     @cache  # noqa: B019
-    def done(self, component: str, code: str) -> Any:
+    def job_counter(self, component: str, code: str) -> Any:
         return self.jobs.labels(component, code)
 
 
@@ -70,15 +70,15 @@ class _Engine:
     """
 
     #: Jobs, or items of an encoder, that wait for a turn. Long for long: more replicas of the option are needed.
-    waiting = Told("omnibus_engine_waiting", "Waiting for a turn.", ["component"])
+    waiting = CallbackMetric("omnibus_engine_waiting", "Waiting for a turn.", ["component"])
     #: Sequences that are computed together at most, and now. All in use: the others wait.
-    slots = Told("omnibus_engine_slots", "Sequences at once.", ["component"])
-    used = Told("omnibus_engine_slots_used", "Sequences now.", ["component"])
-    tokens = Told("omnibus_engine_tokens_total", "Tokens made.", ["component"])
+    slots = CallbackMetric("omnibus_engine_slots", "Sequences at once.", ["component"])
+    used = CallbackMetric("omnibus_engine_slots_used", "Sequences now.", ["component"])
+    tokens = CallbackMetric("omnibus_engine_tokens_total", "Tokens made.", ["component"])
     #: Times that the engine of a runner died and was started again.
-    restarts = Told("omnibus_engine_restarts_total", "Engines started again.", ["component"])
+    restarts = CallbackMetric("omnibus_engine_restarts_total", "Engines started again.", ["component"])
     #: What is computed together, by its size. All small under load: look at what holds up the stage before.
-    batches = Sizes("omnibus_batch_size", "Sizes of batches.", "component", _SIZES)
+    batches = SizeHistogram("omnibus_batch_size", "Sizes of batches.", "component", _SIZES)
 
 
 class _Encoder:
@@ -91,14 +91,14 @@ class _Encoder:
     held = Gauge("omnibus_encoder_cache_bytes", "Bytes of kept embeddings.", ["component"], registry=REGISTRY)
 
     @cache  # noqa: B019
-    def result(self, component: str, how: str) -> Any:
+    def result_counter(self, component: str, how: str) -> Any:
         return self.results.labels(component, how)
 
     @cache  # noqa: B019
-    def kept(self, component: str) -> Any:
+    def cache_gauge(self, component: str) -> Any:
         return self.held.labels(component)
 
 
-EXECUTOR = _Executor()
+EXECUTOR = _ExecutorMetrics()
 ENGINE = _Engine()
 ENCODER = _Encoder()

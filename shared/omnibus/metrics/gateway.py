@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.metrics.collectors import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 #: From one token to the next.
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -24,7 +24,7 @@ class _Gateway:
     #: Requests per path. Compare with the planned rates; a drift means missing executors.
     paths = Counter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"], registry=REGISTRY)
     #: What part of its type's requests the plan gives each path, of those that were used since it came.
-    planned = Told("omnibus_path_planned_share", "Planned share of a path.", ["model", "type", "path"])
+    planned = CallbackMetric("omnibus_path_planned_share", "Planned share of a path.", ["model", "type", "path"])
     #: Invocations that came, refused ones too, told once a second. Far above what is planned: plan again, or add GPUs.
     arrivals = Counter("omnibus_arrivals_total", "What came, by type.", ["model", "type"], registry=REGISTRY)
     #: Invocations by outcome: done, failed or refused. Refused ones found no room: more executors are needed.
@@ -59,9 +59,9 @@ class _Gateway:
     #: Seconds of sound that clients got.
     sound = Counter("omnibus_audio_seconds_total", "Seconds of sound.", ["model"], registry=REGISTRY)
     #: Requests in flight at this gateway. At its limit clients get 429.
-    inflight = Told("omnibus_gateway_inflight", "Requests in flight.")
+    inflight = CallbackMetric("omnibus_gateway_inflight", "Requests in flight.")
     #: The limit, OMNIBUS_GATEWAY_MAX_INFLIGHT.
-    limit = Told("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
+    limit = CallbackMetric("omnibus_gateway_inflight_limit", "Requests that may be in flight.")
     #: Requests that were refused, by why. No room: ``gateway`` is at its limit, ``executors`` were all busy, ``bodies``
     #: of requests under way fill OMNIBUS_GATEWAY_BODIES. Tenants:
     #: ``queue``, as many of it wait as may; ``turn``, its turn did not come in time; ``rate``, ``concurrent`` and
@@ -69,41 +69,41 @@ class _Gateway:
     #: among what came; ``omnibus_tenant_refused_total`` says whose it was.
     rejected = Counter("omnibus_rejected_total", "Requests refused by reason.", ["model", "reason"], registry=REGISTRY)
     #: Executors that this gateway knows, by state: ``ok``, ``silent`` without heartbeats, ``stuck`` without progress.
-    executors = Told("omnibus_executors", "Executors known here.", ["model", "option", "state"])
+    executors = CallbackMetric("omnibus_executors", "Executors known here.", ["model", "option", "state"])
     #: Work that this gateway has sent to executors of an option and not seen finish.
-    outstanding = Told("omnibus_outstanding_tokens", "Work on its way, in tokens.", ["model", "option"])
+    outstanding = CallbackMetric("omnibus_outstanding_tokens", "Work on its way, in tokens.", ["model", "option"])
     #: Videos that clients have asked for and that are made here now.
-    videos = Told("omnibus_gateway_videos", "Videos being made here.")
+    videos = CallbackMetric("omnibus_gateway_videos", "Videos being made here.")
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
     #: Nodes of such invocations that began ``again``, and that went on or were done (``spared``). Few are spared: see
     #: OMNIBUS_GATEWAY_RETAIN and whether the arena has room.
     restarts = Counter("omnibus_restarted_nodes_total", "Nodes of moved requests.", ["outcome"], registry=REGISTRY)
     #: Bytes that are retained for requests in flight, at most OMNIBUS_GATEWAY_RETAIN_BYTES.
-    retained = Told("omnibus_gateway_retained_bytes", "Bytes retained for restarts.")
+    retained = CallbackMetric("omnibus_gateway_retained_bytes", "Bytes retained for restarts.")
     #: Inputs that ``crashed`` or ``failed`` an engine. Any at all: `omnibus deadletters` lists and shows them.
-    dead = Told("omnibus_deadletters_total", "Dead letters by reason.", ["model", "reason"])
+    dead = CallbackMetric("omnibus_deadletters_total", "Dead letters by reason.", ["model", "reason"])
     #: Records and dead letters that JetStream did not take, though they were sent several times. Any at all: its disk.
-    records_lost = Told("omnibus_records_lost_total", "Records that were given up.")
+    records_lost = CallbackMetric("omnibus_records_lost_total", "Records that were given up.")
     #: Epoch of the plan in use; gateways that differ for long do not hear the store.
-    epoch = Told("omnibus_plan_epoch", "Plan epoch in use.")
+    epoch = CallbackMetric("omnibus_plan_epoch", "Plan epoch in use.")
     #: When that plan was made, Unix seconds; its age is ``time()`` less this.
-    created = Told("omnibus_plan_created_seconds", "When the plan in use was made.")
+    created = CallbackMetric("omnibus_plan_created_seconds", "When the plan in use was made.")
 
     @cache  # noqa: B019 one instance, few labels
-    def outcome(self, model: str, code: str) -> Any:
+    def request_counter(self, model: str, code: str) -> Any:
         return self.requests.labels(model, code)
 
     @cache  # noqa: B019 registered apps alone
-    def app(self, name: str, code: str) -> Any:
+    def app_counter(self, name: str, code: str) -> Any:
         return self.apps.labels(name, code)
 
     @cache  # noqa: B019
-    def refused(self, model: str, reason: str) -> Any:
+    def rejection_counter(self, model: str, reason: str) -> Any:
         return self.rejected.labels(model, reason)
 
     @cache  # noqa: B019
-    def path(self, model: str, kind: str, path: str) -> Any:
+    def path_counter(self, model: str, kind: str, path: str) -> Any:
         return self.paths.labels(model, kind, path)
 
     @cache  # noqa: B019
@@ -111,7 +111,7 @@ class _Gateway:
         return self.first.labels(model, output)
 
     @cache  # noqa: B019
-    def seconds(self, model: str) -> Any:
+    def duration_histogram(self, model: str) -> Any:
         return self.total.labels(model)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omnibus import __version__
 from omnibus.errors import Fatal
-from omnibus.metrics import PROCESS, exposition
+from omnibus.metrics import PROCESS, render_exposition
 
 #: Seconds that a client may take to ask and to take its answer, and bytes of a question.
 PATIENCE, LONGEST = 10.0, 8192
@@ -20,7 +20,7 @@ _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; chars
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-class Scrape:
+class ScrapeServer:
     """Says of ``service`` whether it is ready, and to who asks after ``start`` everything else."""
 
     def __init__(self, service: str) -> None:
@@ -30,9 +30,9 @@ class Scrape:
         self._server: asyncio.Server | None = None
         self._told: Path | None = None
         PROCESS.build.labels(service, __version__).set(1)
-        self.ready(False)
+        self.set_ready(False)
 
-    def ready(self, ready: bool) -> None:
+    def set_ready(self, ready: bool) -> None:
         """From now on the service is ready, or is not."""
         self._ready = ready
         PROCESS.ready.labels(self._service).set(ready)
@@ -40,16 +40,16 @@ class Scrape:
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 is a free one. Raises ``Fatal`` when the address cannot be had."""
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=LONGEST)
+            self._server = await asyncio.start_server(self._serve_client, host, port, limit=LONGEST)
         except OSError as error:
             raise Fatal(f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port") from error
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def tell(self, directory: str, host: str) -> None:
+    def write_discovery_file(self, directory: str, host: str) -> None:
         """Write where this is for Prometheus, as ``file_sd_configs`` reads it, until ``close``."""
         self._told = Path(directory) / f"{self._service}-{os.getpid()}.json"
         self._told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sweep(directory)
+        remove_stale_files(directory)
         found = [{"targets": [f"{host}:{self.port}"], "labels": {"service": self._service}}]
         fresh = self._told.with_suffix(".new")
         fresh.write_text(json.dumps(found))
@@ -62,11 +62,13 @@ class Scrape:
         if self._server is not None:
             self._server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_answer(*self._answer(head.split(b"\r\n", 1)[0].decode("latin-1").split(" "))))
+                writer.write(
+                    _encode_response(*self._route_request(head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")))
+                )
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asks like this gets no answer
@@ -75,12 +77,12 @@ class Scrape:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    def _answer(self, words: list[str]) -> tuple[int, str, bytes]:
+    def _route_request(self, words: list[str]) -> tuple[int, str, bytes]:
         if len(words) != 3 or words[0] != "GET":
             return 405, _TEXT, b"send a GET\n"
         path = words[1].partition("?")[0]
         if path == "/metrics":
-            return 200, _METRICS, exposition()
+            return 200, _METRICS, render_exposition()
         if path == "/health":
             return 200, _TEXT, b"ok\n"
         if path == "/readyz":
@@ -88,7 +90,7 @@ class Scrape:
         return 404, _TEXT, b"there is /metrics, /health and /readyz\n"
 
 
-def sweep(directory: str) -> None:
+def remove_stale_files(directory: str) -> None:
     """Remove what processes that were killed have left of ``Scrape.tell``."""
     for file in Path(directory).glob("*-*.json"):
         try:
@@ -99,6 +101,6 @@ def sweep(directory: str) -> None:
             continue
 
 
-def _answer(status: int, kind: str, body: bytes) -> bytes:
+def _encode_response(status: int, kind: str, body: bytes) -> bytes:
     lines = (f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Type: {kind}", f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body

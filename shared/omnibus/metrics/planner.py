@@ -3,26 +3,26 @@
 from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.metrics.collectors import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 
 class _Planner:
     """Metrics of the planner: the wanted state, and the actual one."""
 
     #: Epoch of the plan that is current in the store, and when it was made, Unix seconds.
-    epoch = Told("omnibus_planner_epoch", "Epoch of the current plan.")
-    created = Told("omnibus_planner_plan_created_seconds", "When the current plan was made.")
+    epoch = CallbackMetric("omnibus_planner_epoch", "Epoch of the current plan.")
+    created = CallbackMetric("omnibus_planner_plan_created_seconds", "When the current plan was made.")
     #: Plans that this planner made current. Many an hour: raise OMNIBUS_PLANNER_MARGIN or _COOLDOWN.
     swaps = Counter("omnibus_planner_plans_total", "Plans that became current.", registry=REGISTRY)
     #: Seconds that a plan has been waiting for its executors to start; 0: none waits.
-    staged = Told("omnibus_planner_staged_age_seconds", "Age of the staged plan.")
+    staged = CallbackMetric("omnibus_planner_staged_age_seconds", "Age of the staged plan.")
     #: 1 while something that is wanted cannot be done: `omnibus plan show` says what.
-    problems = Told("omnibus_planner_problems", "Whether changes are put off.")
+    problems = CallbackMetric("omnibus_planner_problems", "Whether changes are put off.")
     #: 1 while an operator has pinned an epoch: what is wanted waits for `omnibus plan resume`.
-    pinned = Told("omnibus_planner_pinned", "Whether an epoch is pinned.")
+    pinned = CallbackMetric("omnibus_planner_pinned", "Whether an epoch is pinned.")
     #: Executors that the current plan asks for, and those of them that say that they are ready.
-    wanted = Told("omnibus_planner_executors_wanted", "Executors asked for.", ["model", "option"])
-    ready = Told("omnibus_planner_executors_ready", "Executors ready.", ["model", "option"])
+    wanted = CallbackMetric("omnibus_planner_executors_wanted", "Executors asked for.", ["model", "option"])
+    ready = CallbackMetric("omnibus_planner_executors_ready", "Executors ready.", ["model", "option"])
     #: Time to plan.
     solve = Histogram("omnibus_planner_solve_seconds", "Time to plan.", registry=REGISTRY, buckets=SECONDS)
 
@@ -30,15 +30,17 @@ class _Planner:
 class _Streams:
     """JetStream, as the planner sees it every few seconds."""
 
-    messages = Told("omnibus_stream_messages", "Messages kept.", ["stream"])
+    messages = CallbackMetric("omnibus_stream_messages", "Messages kept.", ["stream"])
     #: Bytes kept, and the most that are. At the limit the oldest leave before their time: OMNIBUS_BUS_RECORD_BYTES.
-    bytes = Told("omnibus_stream_bytes", "Bytes kept.", ["stream"])
-    limit = Told("omnibus_stream_limit_bytes", "Bytes that may be kept.", ["stream"])
+    bytes = CallbackMetric("omnibus_stream_bytes", "Bytes kept.", ["stream"])
+    limit = CallbackMetric("omnibus_stream_limit_bytes", "Bytes that may be kept.", ["stream"])
     #: Messages that came in all.
-    last = Told("omnibus_stream_published_total", "Messages that came.", ["stream"])
+    last = CallbackMetric("omnibus_stream_published_total", "Messages that came.", ["stream"])
     #: Messages that a durable consumer has still to get, and those that it got and has not acknowledged.
-    pending = Told("omnibus_stream_consumer_pending", "Messages to come.", ["stream", "consumer"])
-    unacknowledged = Told("omnibus_stream_consumer_unacknowledged", "Not acknowledged.", ["stream", "consumer"])
+    pending = CallbackMetric("omnibus_stream_consumer_pending", "Messages to come.", ["stream", "consumer"])
+    unacknowledged = CallbackMetric(
+        "omnibus_stream_consumer_unacknowledged", "Not acknowledged.", ["stream", "consumer"]
+    )
 
 
 PLANNER = _Planner()

@@ -2,18 +2,18 @@
 
 from prometheus_client import Gauge
 
-from omnibus.metrics.collectors import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 
 class _Process:
     """Every service."""
 
     #: Whether the connection to NATS is up, and how often it came back. What was under way then ran again.
-    bus = Told("omnibus_bus_connected", "Whether NATS is there.")
-    reconnects = Told("omnibus_bus_reconnects_total", "Times that the connection came back.")
+    bus = CallbackMetric("omnibus_bus_connected", "Whether NATS is there.")
+    reconnects = CallbackMetric("omnibus_bus_reconnects_total", "Times that the connection came back.")
     #: Messages and bytes to and from NATS.
-    messages = Told("omnibus_bus_messages_total", "Messages.", ["direction"])
-    bytes = Told("omnibus_bus_bytes_total", "Bytes.", ["direction"])
+    messages = CallbackMetric("omnibus_bus_messages_total", "Messages.", ["direction"])
+    bytes = CallbackMetric("omnibus_bus_bytes_total", "Bytes.", ["direction"])
     #: 1 once the service has started and until it drains.
     ready = Gauge("omnibus_ready", "Whether this service is ready.", ["service"], registry=REGISTRY)
     #: Always 1; the version of this process.

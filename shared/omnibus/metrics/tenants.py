@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import SECONDS
-from omnibus.metrics.collectors import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 #: Tenants that are told apart. Operators register them, so they are few; who comes after as many is ``other``.
 NAMES = 256
@@ -19,9 +19,9 @@ class _Tenants:
     """
 
     #: Requests that wait for their turn. Long for long: see below who uses most; if all do, more executors are needed.
-    waiting = Told("omnibus_admission_waiting", "Requests that wait for their turn.", ["model"])
+    waiting = CallbackMetric("omnibus_admission_waiting", "Requests that wait for their turn.", ["model"])
     #: Requests that have their turn. Few beside many that wait, and executors idle: raise OMNIBUS_GATEWAY_ADMIT.
-    working = Told("omnibus_admission_working", "Requests that have their turn.", ["model"])
+    working = CallbackMetric("omnibus_admission_working", "Requests that have their turn.", ["model"])
     #: Seconds from a request's coming to its turn, or until it was refused or its client left. What may wait as long as
     #: it has time (videos) is not in it. High: a tenant asks for more than its share, or all for more than there is.
     wait = Histogram(
@@ -36,22 +36,22 @@ class _Tenants:
     )
 
     @cache  # noqa: B019 models of the plan alone
-    def waits(self, model: str) -> Any:
+    def wait_histogram(self, model: str) -> Any:
         return self.wait.labels(model)
 
     @cache  # noqa: B019 registered tenants alone
     def gpu_seconds(self, tenant: str) -> Any:
-        return self.used.labels(self.name(tenant))
+        return self.used.labels(self.tenant_label(tenant))
 
     @cache  # noqa: B019
-    def refusals(self, tenant: str, reason: str) -> Any:
-        return self.refused.labels(self.name(tenant), reason)
+    def refusal_counter(self, tenant: str, reason: str) -> Any:
+        return self.refused.labels(self.tenant_label(tenant), reason)
 
     @cache  # noqa: B019
-    def name(self, tenant: str) -> str:
+    def tenant_label(self, tenant: str) -> str:
         """Return the label value for ``tenant``: its name, or ``other`` after the first ``NAMES`` tenants."""
         # Keys come and go while a gateway runs.
-        return tenant if self.name.cache_info().currsize < NAMES else "other"
+        return tenant if self.tenant_label.cache_info().currsize < NAMES else "other"
 
 
 TENANTS = _Tenants()

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from omnibus.metrics.collectors import REGISTRY, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 #: Pairs of components that are told apart.
 EDGES = 512
@@ -22,15 +22,15 @@ class _Transfer:
     pieces = Counter("omnibus_transfers_total", "Tensors sent.", ["source", "target"], registry=REGISTRY)
 
     @cache  # noqa: B019
-    def edge(self, source: str, target: str) -> tuple[Any, Any, Any]:
+    def edge_counters(self, source: str, target: str) -> tuple[Any, Any, Any]:
         """Bytes, seconds and pieces."""
         # Who writes to the bus by hand may name components as he likes.
-        labels = (source, target) if self.edge.cache_info().currsize < EDGES else ("other", "other")
+        labels = (source, target) if self.edge_counters.cache_info().currsize < EDGES else ("other", "other")
         return self.bytes.labels(*labels), self.seconds.labels(*labels), self.pieces.labels(*labels)
 
-    def count(self, source: str, target: str, size: int, seconds: float, pieces: int = 1) -> None:
+    def count_transfer(self, source: str, target: str, size: int, seconds: float, pieces: int = 1) -> None:
         added = size, seconds, pieces
-        for counter, value in zip(self.edge(source, target), added, strict=True):
+        for counter, value in zip(self.edge_counters(source, target), added, strict=True):
             counter.inc(value)
 
 
@@ -38,26 +38,26 @@ class _Arena:
     """Metrics of the node's shared memory, read from the sidecar's ledger."""
 
     #: Bytes given out. Near the arena's size: raise OMNIBUS_SIDECAR_ARENA_MIB.
-    used = Told("omnibus_arena_used_bytes", "Bytes given out.")
+    used = CallbackMetric("omnibus_arena_used_bytes", "Bytes given out.")
     #: Most bytes that were given out at once.
-    peak = Told("omnibus_arena_peak_bytes", "Most bytes given out.")
+    peak = CallbackMetric("omnibus_arena_peak_bytes", "Most bytes given out.")
     #: Size of the arena.
-    size = Told("omnibus_arena_size_bytes", "Size of the arena.")
+    size = CallbackMetric("omnibus_arena_size_bytes", "Size of the arena.")
     #: The largest free piece. Far below what is free: tensors of very different size; a larger arena helps.
-    hole = Told("omnibus_arena_largest_hole_bytes", "Largest free piece.")
+    hole = CallbackMetric("omnibus_arena_largest_hole_bytes", "Largest free piece.")
     #: Leases. Must return to zero when no request is in flight; else a holder leaks.
-    leases = Told("omnibus_arena_leases", "Blocks given out.")
+    leases = CallbackMetric("omnibus_arena_leases", "Blocks given out.")
     #: Allocations that wait for room, and those that got none in time.
-    waiting = Told("omnibus_arena_waiting", "Allocations that wait.")
-    refused = Told("omnibus_arena_refused_total", "Allocations without room.")
+    waiting = CallbackMetric("omnibus_arena_waiting", "Allocations that wait.")
+    refused = CallbackMetric("omnibus_arena_refused_total", "Allocations without room.")
     #: Blocks that were freed by their deadline. Any at all: somebody did not release.
-    expired = Told("omnibus_arena_expired", "Blocks freed by deadline.")
-    granted = Told("omnibus_arena_granted_total", "Blocks given out so far.")
+    expired = CallbackMetric("omnibus_arena_expired", "Blocks freed by deadline.")
+    granted = CallbackMetric("omnibus_arena_granted_total", "Blocks given out so far.")
     #: Blocks that were freed, by why.
-    freed = Told("omnibus_arena_freed_total", "Blocks freed by reason.", ["reason"])
+    freed = CallbackMetric("omnibus_arena_freed_total", "Blocks freed by reason.", ["reason"])
     #: Processes of this node that are connected, and those that were cut off for breaking the protocol.
-    clients = Told("omnibus_arena_clients", "Connected processes.")
-    dropped = Told("omnibus_arena_dropped_clients_total", "Processes cut off.")
+    clients = CallbackMetric("omnibus_arena_clients", "Connected processes.")
+    dropped = CallbackMetric("omnibus_arena_dropped_clients_total", "Processes cut off.")
 
 
 TRANSFER = _Transfer()

@@ -36,7 +36,7 @@ class Backoff:
         """There were more restarts within the window than are allowed before a process has served."""
         return len(self._restarts) > self._policy.limit
 
-    def next(self, lived: float = 0.0) -> float:
+    def next_delay(self, lived: float = 0.0) -> float:
         """Seconds to wait before the next restart of a process that served for ``lived`` seconds."""
         now, policy = self._clock(), self._policy
         while self._restarts and self._restarts[0] <= now - policy.window:

@@ -28,7 +28,7 @@ class Log:
         self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._width = max(self._width, len(name))
 
-    def line(self, name: str, text: str) -> None:
+    def write_line(self, name: str, text: str) -> None:
         """Write one line of ``name``."""
         self.register(name)
         self._tails.setdefault(name, deque(maxlen=_TAIL)).append(text)
@@ -43,7 +43,7 @@ class Log:
         lines = self._tails.get(name, ())
         return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
-    async def pump(self, name: str, reader: asyncio.StreamReader) -> None:
+    async def copy_lines(self, name: str, reader: asyncio.StreamReader) -> None:
         """Copy the lines of ``reader`` until it ends."""
         rest = b""
         while block := await reader.read(_LONGEST_LINE):
@@ -51,10 +51,10 @@ class Log:
             if len(rest) > _LONGEST_LINE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self.line(name, _text(line))
+                self.write_line(name, _decode_line(line))
         if rest:
-            self.line(name, _text(rest))
+            self.write_line(name, _decode_line(rest))
 
 
-def _text(line: bytes) -> str:
+def _decode_line(line: bytes) -> str:
     return line.decode(errors="replace").rstrip("\r")

@@ -23,15 +23,15 @@ def die_with_parent(death: signal.Signals = signal.SIGKILL) -> Callable[[], None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
-    def bind() -> None:
+    def bind_to_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, int(death))
         if os.getppid() != parent:  # the parent died before prctl: no signal will ever come
             os._exit(1)
 
-    return bind
+    return bind_to_parent
 
 
-def hold(lifeline: int) -> None:
+def die_with_lifeline(lifeline: int) -> None:
     """Have the kernel KILL this process and its group once nobody has the writing end of the pipe ``lifeline`` open.
 
     It does so whatever this process does then, and it need not be a child of who holds that end. The caller keeps

@@ -13,22 +13,22 @@ from omnibus.process.spec import ProcessSpec
 _PIPE_CLOSES_WITHIN = 2.0  # seconds; a grandchild that left the group may keep the pipe open
 
 
-class Child:
+class ChildProcess:
     """A running process in a session of its own: Ctrl-C reaches the supervisor alone."""
 
     def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log: Log, output: int) -> None:
         self.spec = spec
         self._process = process
-        self._pump = asyncio.create_task(_copy(spec.name, log, output), name=f"log of {spec.name}")
+        self._pump = asyncio.create_task(_copy_output(spec.name, log, output), name=f"log of {spec.name}")
 
     @classmethod
-    async def spawn(cls, spec: ProcessSpec, log: Log) -> "Child":
+    async def spawn(cls, spec: ProcessSpec, log: Log) -> "ChildProcess":
         """Start ``spec``. Raises ``Fatal`` when the program cannot be executed."""
         # A pipe of our own: asyncio reports the end of a process only once its pipes are closed, and a
         # grandchild can hold them open for ever.
         output, write_end = os.pipe()
         try:
-            return cls(spec, await _execute(spec, write_end), log, output)
+            return cls(spec, await _start_process(spec, write_end), log, output)
         except BaseException:
             os.close(output)
             raise
@@ -64,14 +64,14 @@ class Child:
             return self._process.returncode
         try:
             if self._process.returncode is None:
-                await self._terminate()
+                await self._terminate_gracefully()
         finally:
             self.kill()  # grandchildren too, also when the process ended by itself
         code = await self._process.wait()
         await self._drain_log()
         return code
 
-    async def _terminate(self) -> None:
+    async def _terminate_gracefully(self) -> None:
         self.terminate()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.spec.grace):
@@ -83,7 +83,7 @@ class Child:
                 await self._pump
 
 
-async def _execute(spec: ProcessSpec, output: int) -> asyncio.subprocess.Process:
+async def _start_process(spec: ProcessSpec, output: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *spec.argv,
@@ -99,13 +99,13 @@ async def _execute(spec: ProcessSpec, output: int) -> asyncio.subprocess.Process
         raise Fatal(f"cannot start {spec.name}: {error}", executor=spec.name) from error
 
 
-async def _copy(name: str, log: Log, output: int) -> None:
+async def _copy_output(name: str, log: Log, output: int) -> None:
     reader = asyncio.StreamReader()
     file = os.fdopen(output, "rb", buffering=0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), file
     )
     try:
-        await log.pump(name, reader)
+        await log.copy_lines(name, reader)
     finally:
         transport.close()

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Problem, from_problem
+from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, ProblemDetails, from_problem
 
 _ROOT = str(Path(__file__).parents[2])
 _SHOWN = 2000  # characters of what a child said that ended without an answer
 
 
-class Ended(NamedTuple):
+class ProcessResult(NamedTuple):
     """Exit code and output of a process that ended."""
 
     code: int
@@ -29,9 +29,9 @@ class Ended(NamedTuple):
     said: str  # on stderr, where that was read apart
 
 
-async def run(
+async def run_module(
     module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, stderr: int | None = PIPE
-) -> Ended:
+) -> ProcessResult:
     """Run ``python -m module``, ``env`` added to its environment; ``stderr`` as ``asyncio.subprocess`` has it.
 
     Raises ``DeadlineExceeded`` after ``within`` seconds. Nothing of it is left, however this ends.
@@ -53,35 +53,37 @@ async def run(
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return Ended(process.returncode or 0, output.decode(errors="replace"), (said or b"").decode(errors="replace"))
+    return ProcessResult(
+        process.returncode or 0, output.decode(errors="replace"), (said or b"").decode(errors="replace")
+    )
 
 
-async def ask(
+async def call_module(
     module: str, *arguments: str, within: float, env: Mapping[str, str] | None = None, show: bool = False
 ) -> Any:
     """The answer of ``python -m module``, ``env`` added to its environment; ``show`` its stderr as ours.
 
     Raises its problem, ``DeadlineExceeded`` after ``within`` seconds, and ``Fatal`` when it gives no answer.
     """
-    ended = await run(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
-    return _read(module, ended)
+    ended = await run_module(module, *arguments, within=within, env=env, stderr=None if show else PIPE)
+    return _parse_answer(module, ended)
 
 
-def answer(work: Callable[[], Any]) -> int:
+def report_answer(work: Callable[[], Any]) -> int:
     """In the child: do the work and say its answer; returns the exit code."""
     try:
         told = {"answer": work()}
     except OmnibusError as error:
-        told = {"problem": msgspec.to_builtins(error.problem())}
+        told = {"problem": msgspec.to_builtins(error.to_problem())}
     sys.stdout.write(f"\n{json.dumps(told)}\n")
     return 1 if "problem" in told else 0
 
 
-def _read(module: str, ended: Ended) -> Any:
+def _parse_answer(module: str, ended: ProcessResult) -> Any:
     lines = ended.output.strip().splitlines()
     try:
         told = json.loads(lines[-1])
-        problem = msgspec.convert(told["problem"], Problem) if "problem" in told else None
+        problem = msgspec.convert(told["problem"], ProblemDetails) if "problem" in told else None
     except (LookupError, ValueError, TypeError):
         raise Fatal(f"{module} ended without an answer:\n{ended.said[-_SHOWN:]}") from None
     if problem is not None:

@@ -30,6 +30,6 @@ class ProcessSpec:
     grace: float = 10.0  # between TERM and KILL
 
 
-def python(module: str, *arguments: str) -> tuple[str, ...]:
+def python_command(module: str, *arguments: str) -> tuple[str, ...]:
     """The command line of ``python -m module`` with this interpreter, its output unbuffered."""
     return (sys.executable, "-u", "-m", module, *arguments)

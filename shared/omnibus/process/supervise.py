@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError
 from omnibus.process.backoff import Backoff, RestartPolicy
 from omnibus.process.logs import Log
-from omnibus.process.process import Child
+from omnibus.process.process import ChildProcess
 from omnibus.process.spec import ProcessSpec
 
 _TELL_WITHIN = 5.0  # seconds for the on_exit callback
@@ -27,7 +27,7 @@ class Exit:
 OnExit = Callable[[Exit], Awaitable[None]]
 
 
-class Keeper:
+class ProcessKeeper:
     """One ``ProcessSpec`` and the process that is alive for it at the moment."""
 
     def __init__(self, spec: ProcessSpec, log: Log, policy: RestartPolicy, on_exit: OnExit | None = None) -> None:
@@ -36,7 +36,7 @@ class Keeper:
         self._policy = policy
         self._backoff = Backoff(policy)
         self._on_exit = on_exit
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._confirmed = False
@@ -48,7 +48,7 @@ class Keeper:
         return self._child.pid if self._child else None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True if nothing runs here any more, nor will."""
         return self._task is None or self._task.done()
 
@@ -60,16 +60,16 @@ class Keeper:
         Raises ``Fatal`` and ``DeadlineExceeded``, with the last log lines.
         """
         began = time.monotonic()
-        child = await self._spawn()
+        child = await self._spawn_child()
         try:
             await self._until_ready(child)
         except BaseException:
-            await self._end(child, wanted=True)
+            await self._end_child(child, wanted=True)
             raise
         self._since = time.monotonic()
         self._confirmed = self._confirmed or self.spec.ready is not None
-        self._log.line(self.spec.name, f"ready after {self._since - began:.2f} s")
-        self._task = asyncio.create_task(self._keep(child), name=f"keeper of {self.spec.name}")
+        self._log.write_line(self.spec.name, f"ready after {self._since - began:.2f} s")
+        self._task = asyncio.create_task(self._keep_running(child), name=f"keeper of {self.spec.name}")
         self._task.add_done_callback(given_up)
 
     def confirm(self) -> None:
@@ -95,56 +95,56 @@ class Keeper:
         if self._child:
             self._child.terminate()
 
-    async def _keep(self, child: Child) -> None:
-        while await self._live(child) and self.spec.restart:
-            child = await self._restart()
+    async def _keep_running(self, child: ChildProcess) -> None:
+        while await self._wait_for_end(child) and self.spec.restart:
+            child = await self._restart_child()
 
-    async def _live(self, child: Child) -> bool:
+    async def _wait_for_end(self, child: ChildProcess) -> bool:
         """Wait for the end of ``child``; True when it ended by itself."""
         wanted = True
         try:
             await child.wait()
             wanted = False
         finally:
-            await self._end(child, wanted)
+            await self._end_child(child, wanted)
         return True
 
-    async def _restart(self) -> Child:
+    async def _restart_child(self) -> ChildProcess:
         """A new child that is ready; tries until one is, or the policy gives up one that never served."""
         lived = time.monotonic() - self._since
         while True:
-            pause, lived = self._backoff.next(lived), 0.0
+            pause, lived = self._backoff.next_delay(lived), 0.0
             if self._backoff.exhausted and not self._confirmed:
-                raise Fatal(self._gave_up(), executor=self.spec.name)
-            self._log.line(self.spec.name, f"restarting in {pause:.1f} s")
+                raise Fatal(self._give_up_message(), executor=self.spec.name)
+            self._log.write_line(self.spec.name, f"restarting in {pause:.1f} s")
             await asyncio.sleep(pause)
-            child = await self._attempt()
+            child = await self._try_start()
             if child is not None:
                 self._since = time.monotonic()
                 return child
 
-    async def _attempt(self) -> Child | None:
+    async def _try_start(self) -> ChildProcess | None:
         """A new child that is ready; None when it could not be started or did not become ready."""
-        child: Child | None = None
+        child: ChildProcess | None = None
         try:
-            child = await self._spawn()
+            child = await self._spawn_child()
             await self._until_ready(child)
         except (OmnibusError, OSError) as error:  # the latter: no descriptors or processes left
-            self._log.line(self.spec.name, str(error).splitlines()[0])
+            self._log.write_line(self.spec.name, str(error).splitlines()[0])
             if child is not None:
-                await self._end(child, wanted=False)
+                await self._end_child(child, wanted=False)
             return None
         except BaseException:
             if child is not None:
-                await self._end(child, wanted=True)
+                await self._end_child(child, wanted=True)
             raise
         return child
 
-    async def _spawn(self) -> Child:
-        self._child = await Child.spawn(self.spec, self._log)
+    async def _spawn_child(self) -> ChildProcess:
+        self._child = await ChildProcess.spawn(self.spec, self._log)
         return self._child
 
-    async def _until_ready(self, child: Child) -> None:
+    async def _until_ready(self, child: ChildProcess) -> None:
         if self.spec.ready is None:
             return
         ready = asyncio.ensure_future(self.spec.ready())
@@ -152,41 +152,43 @@ class Keeper:
         try:
             await asyncio.wait({ready, ended}, timeout=self.spec.ready_within, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() or isinstance(ready.exception(), TimeoutError):
-                raise await self._not_ready(child, ended.done())
+                raise await self._not_ready_error(child, ended.done())
             ready.result()
         finally:
             ready.cancel()
             ended.cancel()
 
-    async def _not_ready(self, child: Child, ended: bool) -> OmnibusError:
+    async def _not_ready_error(self, child: ChildProcess, ended: bool) -> OmnibusError:
         name = self.spec.name
         code = await child.end()  # first, so that its last lines are in the log
         if ended:
-            return Fatal(f"{name} ended ({_shown(code)}) before it was ready{self._log.tail(name)}", executor=name)
+            return Fatal(
+                f"{name} ended ({_describe_exit(code)}) before it was ready{self._log.tail(name)}", executor=name
+            )
         waited = f"{name} was not ready in time ({self.spec.ready_within:g} s at most)"
         return DeadlineExceeded(waited + self._log.tail(name), executor=name)
 
-    def _gave_up(self) -> str:
+    def _give_up_message(self) -> str:
         policy, name = self._policy, self.spec.name
         return f"{name} ended more than {policy.limit} times within {policy.window:g} s; gave up{self._log.tail(name)}"
 
-    async def _end(self, child: Child, wanted: bool) -> None:
+    async def _end_child(self, child: ChildProcess, wanted: bool) -> None:
         pid = child.pid
         code = await child.end()
         self._child = None
         if not wanted:
-            self._log.line(self.spec.name, f"ended ({_shown(code)})")
-        await self._tell(Exit(self.spec.name, pid, code, wanted))
+            self._log.write_line(self.spec.name, f"ended ({_describe_exit(code)})")
+        await self._report_exit(Exit(self.spec.name, pid, code, wanted))
 
-    async def _tell(self, end: Exit) -> None:
+    async def _report_exit(self, end: Exit) -> None:
         if self._on_exit is None:
             return
         try:
             async with asyncio.timeout(_TELL_WITHIN):
                 await self._on_exit(end)
         except (OmnibusError, TimeoutError) as error:
-            self._log.line(self.spec.name, f"could not announce its end: {error!r}")
+            self._log.write_line(self.spec.name, f"could not announce its end: {error!r}")
 
 
-def _shown(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -6,25 +6,25 @@ from pathlib import Path
 import msgspec
 
 from omnibus.errors import BadRequest, Conflict
-from omnibus.profiling.measure import Found
+from omnibus.profiling.measure import OptionMeasurement
 
 
 class Partial(msgspec.Struct, frozen=True):
     """``key``: what was asked for, in words; ``found``: options that are done."""
 
     key: dict[str, str]
-    found: dict[str, Found] = {}
+    found: dict[str, OptionMeasurement] = {}
 
 
-class Keeper:
+class PartialProfile:
     """Keeps ``found`` in ``<name>.partial.json`` beside ``out``."""
 
     def __init__(self, out: Path, key: Mapping[str, str]) -> None:
         self.path = out.with_name(f"{out.name.removesuffix('.json')}.partial.json")
         self._key = dict(key)
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, OptionMeasurement] = {}
 
-    def open(self, resume: bool) -> None:
+    def read_existing(self, resume: bool) -> None:
         """Read what is there. Raises ``Conflict`` when it is not to be gone on with, or is of something else."""
         if not self.path.exists():
             return
@@ -39,18 +39,18 @@ class Keeper:
             was = ", ".join(f"{name} {partial.key.get(name, 'unknown')}" for name in differs)
             raise Conflict(f"{self.path} was begun with {was}: ask for the same again, or remove it to begin anew")
         # What did not start may do so now.
-        self.found = {name: found for name, found in partial.found.items() if found.option.measured}
+        self.found = {name: found for name, found in partial.found.items() if found.option.is_measured}
 
-    def keep(self, option: str, found: Found) -> None:
+    def save_option(self, option: str, found: OptionMeasurement) -> None:
         """Write at once; raises ``BadRequest`` when that fails."""
         self.found[option] = found
-        write(self.path, msgspec.json.format(msgspec.json.encode(Partial(self._key, self.found))))
+        write_file(self.path, msgspec.json.format(msgspec.json.encode(Partial(self._key, self.found))))
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
 
 
-def write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path``: others see the old file or the new one. Raises ``BadRequest``."""
     draft = path.with_name(f".{path.name}.draft")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import Fatal, OmnibusError, Problem, StageUnavailable, from_problem
+from omnibus.errors import Fatal, OmnibusError, ProblemDetails, StageUnavailable, from_problem
 
 #: Seconds that a connection may be idle in the middle of an answer.
 SILENT = 600.0
@@ -21,7 +21,7 @@ _LINE = 1 << 22  # bytes of one event at most
 _decode = msgspec.json.Decoder().decode
 
 
-class Answer(msgspec.Struct):
+class TimedAnswer(msgspec.Struct):
     """One answer. Times are seconds from the request to the first token, the first sound, the end; 0: there was none.
 
     ``gaps`` are seconds between tokens, ``speech`` seconds of sound, ``spoken`` those after its first piece, which
@@ -64,14 +64,14 @@ class Client:
             self._writer.transport.abort()
         self._reader = self._writer = None
 
-    async def ask(self, body: bytes, path: str = "") -> Answer:
+    async def send_chat(self, body: bytes, path: str = "") -> TimedAnswer:
         """Send a chat request along ``path`` and read its answer.
 
         Raises the gateway's error, typed, and ``StageUnavailable`` when it does not answer.
         """
         try:
             async with asyncio.timeout(SILENT):
-                return await self._ask(body, path)
+                return await self._send_chat(body, path)
         except (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError) as error:
             self.close()
             raise StageUnavailable(f"the gateway's answer broke off: {error!r}", stage="gateway") from error
@@ -79,9 +79,9 @@ class Client:
             self.close()
             raise
 
-    async def _ask(self, body: bytes, path: str) -> Answer:
+    async def _send_chat(self, body: bytes, path: str) -> TimedAnswer:
         began = time.perf_counter()
-        reader, writer = await self._connection()
+        reader, writer = await self._open_connection()
         pin = b"x-omnibus-path: %b\r\n" % path.encode() if path else b""
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: profiler\r\ncontent-type: application/json\r\n"
@@ -89,36 +89,36 @@ class Client:
         )
         writer.write(body)
         await writer.drain()
-        status, length = await _head(reader)
+        status, length = await _read_head(reader)
         if status != 200:
-            raise _refusal(status, await reader.readexactly(length) if length else b"")
-        told = _Listening(began)
+            raise _response_error(status, await reader.readexactly(length) if length else b"")
+        told = _EventStreamReader(began)
         if length >= 0:
-            told.event(await reader.readexactly(length))
+            told.feed_data(await reader.readexactly(length))
         else:
-            await _chunks(reader, told)
+            await _read_chunks(reader, told)
         if not told.ended:
             raise ValueError("it did not end with [DONE]")
         return told.answer
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None or self._reader.at_eof():
             self.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_LINE)
         return self._reader, self._writer
 
 
-class _Listening:
+class _EventStreamReader:
     """Takes server-sent events as they come."""
 
     def __init__(self, began: float) -> None:
-        self.answer = Answer(gaps=[])
+        self.answer = TimedAnswer(gaps=[])
         self.ended = False
         self._began = self._latest = began
         self._rest = b""
         self._rate = 0
 
-    def event(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:
         """Take what has come: whole events, and the beginning of the next one."""
         now = time.perf_counter()
         *lines, self._rest = (self._rest + data).split(b"\n\n")
@@ -127,28 +127,28 @@ class _Listening:
                 self.ended = True
                 self.answer.done = now - self._began
             elif line.startswith(b"data: "):
-                self._take(_decode(line[6:]), now)
+                self._handle_event(_decode(line[6:]), now)
 
-    def _take(self, event: dict[str, Any], now: float) -> None:
+    def _handle_event(self, event: dict[str, Any], now: float) -> None:
         if event.get("error"):
-            raise _problem(event["error"])
+            raise _typed_error(event["error"])
         self.answer.usage = event.get("usage") or self.answer.usage
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
             sound = delta.get("audio") or {}
             if delta.get("content") or sound.get("transcript"):
-                self._token(now)
+                self._count_token(now)
             if sound.get("data"):
-                self._sound(base64.b64decode(sound["data"]), now)
+                self._count_audio(base64.b64decode(sound["data"]), now)
 
-    def _token(self, now: float) -> None:
+    def _count_token(self, now: float) -> None:
         if self.answer.first_token:
             self.answer.gaps.append(now - self._latest)
         else:
             self.answer.first_token = now - self._began
         self._latest = now
 
-    def _sound(self, data: bytes, now: float) -> None:
+    def _count_audio(self, data: bytes, now: float) -> None:
         answer = self.answer
         if not self._rate:
             self._rate = struct.unpack_from("<I", data, 24)[0] if data[:4] == b"RIFF" else _RATE
@@ -160,7 +160,7 @@ class _Listening:
         answer.speech += len(data) / 2 / self._rate
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, int]:
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, int]:
     """Status, and length of the body; -1 when it comes in chunks."""
     lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
     fields = dict(line.split(b": ", 1) for line in lines[1:] if b": " in line)
@@ -168,18 +168,18 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, int]:
     return int(lines[0].split(b" ")[1]), length
 
 
-async def _chunks(reader: asyncio.StreamReader, told: _Listening) -> None:
+async def _read_chunks(reader: asyncio.StreamReader, told: _EventStreamReader) -> None:
     while size := int(await reader.readuntil(b"\r\n"), 16):
-        told.event((await reader.readexactly(size + 2))[:-2])
+        told.feed_data((await reader.readexactly(size + 2))[:-2])
     await reader.readuntil(b"\r\n")
 
 
-def _refusal(status: int, body: bytes) -> OmnibusError:
+def _response_error(status: int, body: bytes) -> OmnibusError:
     try:
-        return _problem(_decode(body)["error"])
+        return _typed_error(_decode(body)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return Fatal(f"the gateway answered {status}")
 
 
-def _problem(detail: dict[str, Any]) -> OmnibusError:
-    return from_problem(Problem(code=str(detail.get("code")), message=str(detail.get("message"))))
+def _typed_error(detail: dict[str, Any]) -> OmnibusError:
+    return from_problem(ProblemDetails(code=str(detail.get("code")), message=str(detail.get("message"))))

@@ -24,7 +24,7 @@ TOKENS = ("image_tokens", "text_tokens", "output_tokens")
 SIZES = ("num_images", *TOKENS, "has_video", "has_audio", "audio_output")
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class RowSampling(msgspec.Struct, frozen=True):
     """``rows`` to take of a CSV, by chance of ``seed``; numbers of tokens are multiplied by ``scale``."""
 
     rows: int = 64
@@ -32,11 +32,11 @@ class Sampling(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
 
-USUAL = Sampling()
+USUAL = RowSampling()
 
 
-def bodies(
-    path: Path, text: str, subject: Subject, how: Sampling, notes: list[str]
+def sample_bodies(
+    path: Path, text: str, subject: Subject, how: RowSampling, notes: list[str]
 ) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """Yield the place, share and body of each sampled row. Raises ``BadRequest``; ``notes`` get what is left out."""
     reader = csv.DictReader(io.StringIO(text))
@@ -48,20 +48,20 @@ def bodies(
     missing: dict[str, int] = {}
     for line, row in rows:
         try:
-            sizes = {name: _whole(row.get(name), how.scale if name in TOKENS else 1.0) for name in SIZES}
+            sizes = {name: _scaled_count(row.get(name), how.scale if name in TOKENS else 1.0) for name in SIZES}
         except (ValueError, OverflowError) as error:
             raise BadRequest(f"{path}, line {line}: {error}") from error
-        yield f"line {line}", 1.0, _body(sizes, subject, missing)
+        yield f"line {line}", 1.0, _chat_body(sizes, subject, missing)
     notes += [
         f"{count} of {len(rows)} requests ask for {what}, which {subject.name} lacks" for what, count in missing.items()
     ]
 
 
-def _whole(value: Any, scale: float) -> int:
+def _scaled_count(value: Any, scale: float) -> int:
     return max(0, math.ceil(float(value or 0) * scale))
 
 
-def _body(sizes: dict[str, int], subject: Subject, missing: dict[str, int]) -> dict[str, Any]:
+def _chat_body(sizes: dict[str, int], subject: Subject, missing: dict[str, int]) -> dict[str, Any]:
     images = sizes["num_images"]
     side = max(1, round((sizes["image_tokens"] / images) ** 0.5)) * TOKEN if images else 0
     wanted: list[tuple[str, Any]] = [("image", [side, side])] * images

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.plan import Option
+from omnibus.plan import DeploymentOption
 from omnibus.profiling.measured_model import Subject
 
 
@@ -16,34 +16,34 @@ class Trial(msgspec.Struct, frozen=True):
     they take components: the first that has a component runs it. The first path gives the option all it can do."""
 
     option: str
-    options: dict[str, Option]
+    options: dict[str, DeploymentOption]
     paths: tuple[tuple[str, ...], ...]
 
     @property
     def components(self) -> tuple[str, ...]:
         return self.options[self.option].components
 
-    def runs(self, path: Sequence[str], component: str) -> str:
+    def hosting_option(self, path: Sequence[str], component: str) -> str:
         """The option that runs ``component`` on ``path``."""
         return next(name for name in path if component in self.options[name].components)
 
-    def role(self, path: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:
+    def role_components(self, path: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:
         """The components of ``used`` that the option runs on ``path``."""
-        return tuple(part for part in used if self.runs(path, part) == self.option)
+        return tuple(part for part in used if self.hosting_option(path, part) == self.option)
 
-    def pin(self, path: Sequence[str], used: Iterable[str]) -> str:
+    def path_name(self, path: Sequence[str], used: Iterable[str]) -> str:
         """Return the name of ``path`` for requests that use ``used``, in the order in which data flows."""
-        return ">".join(dict.fromkeys(self.runs(path, part) for part in used))
+        return ">".join(dict.fromkeys(self.hosting_option(path, part) for part in used))
 
 
-def chosen(subject: Subject, only: Sequence[str] = (), every: bool = False) -> dict[str, Option]:
+def choose_options(subject: Subject, only: Sequence[str] = (), every: bool = False) -> dict[str, DeploymentOption]:
     """The options to measure: the declared ones, ``only`` some, or ``every`` set of components.
 
     Raises ``BadRequest`` that names what is not known.
     """
-    known = _own(subject)
+    known = _own_options(subject)
     if every:
-        known = {**known, **_every(subject, known.values())}
+        known = {**known, **_all_options(subject, known.values())}
     unknown = [name for name in only if name not in known]
     if unknown:
         more = "" if every else "; --all-options has every set of components"
@@ -51,12 +51,12 @@ def chosen(subject: Subject, only: Sequence[str] = (), every: bool = False) -> d
     return {name: option for name, option in known.items() if not only or name in only}
 
 
-def trial(subject: Subject, name: str, option: Option, others: int = 1) -> Trial:
+def make_trial(subject: Subject, name: str, option: DeploymentOption, others: int = 1) -> Trial:
     """Return the trial of ``option``; all else that has to run gets ``others`` replicas, borrowed options none."""
-    rest = _rest(subject, option)
-    prefixes = list(dict.fromkeys([*_declared(subject, name), *_encoded(subject, option)]))
+    rest = _remaining_options(subject, option)
+    prefixes = list(dict.fromkeys([*_declared_prefixes(subject, name), *_encoder_prefixes(subject, option)]))
     paths = [(name, *rest), *((*prefix, name, *rest) for prefix in prefixes if not subject.shares)]
-    runs = {**_own(subject), **_singles(subject), **_borrowed(subject), name: option}
+    runs = {**_own_options(subject), **_single_options(subject), **_borrowed_options(subject), name: option}
     used = dict.fromkeys(each for path in paths for each in path)
     replicas = {each: 1 if each == name else 0 if runs[each].of else others for each in used}
     return Trial(
@@ -66,7 +66,7 @@ def trial(subject: Subject, name: str, option: Option, others: int = 1) -> Trial
     )
 
 
-def declared(subject: Subject, trial: Trial) -> dict[str, Any]:
+def trial_declarations(subject: Subject, trial: Trial) -> dict[str, Any]:
     """The declarations that deploy ``trial``, and the models that it borrows from."""
     entry = {
         **subject.declared,
@@ -76,25 +76,27 @@ def declared(subject: Subject, trial: Trial) -> dict[str, Any]:
     return {"models": {**subject.others, subject.name: entry}}
 
 
-def _own(subject: Subject) -> dict[str, Option]:
+def _own_options(subject: Subject) -> dict[str, DeploymentOption]:
     """The options that run components of the model's own, not what another one lends."""
-    return {name: each for name, each in subject.options.items() if {*each.components} <= {*subject.own}}
+    return {name: each for name, each in subject.options.items() if {*each.components} <= {*subject.own_components}}
 
 
-def _every(subject: Subject, known: Iterable[Option]) -> dict[str, Option]:
+def _all_options(subject: Subject, known: Iterable[DeploymentOption]) -> dict[str, DeploymentOption]:
     """Every set of components that is not among ``known``, but those that a request would have to visit twice."""
     there = {frozenset(option.components) for option in known}
     found = {}
-    for count in range(1, len(subject.own) + 1):
-        for parts in combinations(subject.own, count):
-            if frozenset(parts) not in there and not _twice(subject, parts):
-                found["-".join(parts)] = Option(parts, subject.service(parts), engine=_engine(subject))
+    for count in range(1, len(subject.own_components) + 1):
+        for parts in combinations(subject.own_components, count):
+            if frozenset(parts) not in there and not _visits_twice(subject, parts):
+                found["-".join(parts)] = DeploymentOption(
+                    parts, subject.host_service(parts), engine=_common_engine(subject)
+                )
     return found
 
 
-def _twice(subject: Subject, parts: Sequence[str]) -> bool:
+def _visits_twice(subject: Subject, parts: Sequence[str]) -> bool:
     """Return whether something between two of ``parts`` runs elsewhere."""
-    behind = _behind(subject)
+    behind = _all_successors(subject)
     return any(
         middle not in parts and middle in behind[first] and last in behind[middle]
         for first in parts
@@ -103,7 +105,7 @@ def _twice(subject: Subject, parts: Sequence[str]) -> bool:
     )
 
 
-def _behind(subject: Subject) -> Mapping[str, set[str]]:
+def _all_successors(subject: Subject) -> Mapping[str, set[str]]:
     """Return all components that come after each component, directly or not."""
     found: dict[str, set[str]] = {part: set() for part in subject.components}
     for part in reversed(subject.components):
@@ -113,49 +115,49 @@ def _behind(subject: Subject) -> Mapping[str, set[str]]:
     return found
 
 
-def _engine(subject: Subject) -> str:
+def _common_engine(subject: Subject) -> str:
     engines = {option.engine for option in subject.options.values()}
     return engines.pop() if len(engines) == 1 else ""
 
 
-def _singles(subject: Subject) -> dict[str, Option]:
+def _single_options(subject: Subject) -> dict[str, DeploymentOption]:
     """An option for each component alone, for those that have none."""
-    alone = {option.components for option in _own(subject).values()}
+    alone = {option.components for option in _own_options(subject).values()}
     return {
-        part: Option((part,), subject.service((part,)), engine=_engine(subject))
-        for part in subject.own
+        part: DeploymentOption((part,), subject.host_service((part,)), engine=_common_engine(subject))
+        for part in subject.own_components
         if (part,) not in alone
     }
 
 
-def _rest(subject: Subject, option: Option) -> tuple[str, ...]:
+def _remaining_options(subject: Subject, option: DeploymentOption) -> tuple[str, ...]:
     """Options that run what ``option`` does not: the smallest that have nothing in common with it."""
     found = []
     for part in subject.components:
         if part in option.components:
             continue
-        lent = [name for name, each in _borrowed(subject).items() if part in each.components]
-        found.append((lent or _hosts(subject, part, option.components))[0])
+        lent = [name for name, each in _borrowed_options(subject).items() if part in each.components]
+        found.append((lent or _host_options(subject, part, option.components))[0])
     return tuple(dict.fromkeys(found))
 
 
-def _hosts(subject: Subject, part: str, without: Sequence[str]) -> list[str]:
-    known = {**_own(subject), **_singles(subject)}
+def _host_options(subject: Subject, part: str, without: Sequence[str]) -> list[str]:
+    known = {**_own_options(subject), **_single_options(subject)}
     fit = [name for name, each in known.items() if part in each.components and not {*without} & {*each.components}]
     return sorted(fit, key=lambda name: len(known[name].components))
 
 
-def _borrowed(subject: Subject) -> dict[str, Option]:
+def _borrowed_options(subject: Subject) -> dict[str, DeploymentOption]:
     """The options of other models on declared paths, for what they lend."""
     found = {}
     for name in dict.fromkeys(name for path in subject.paths for name in path if "/" in name):
         owner = name.rpartition("/")[0]
         parts = tuple(part for part in subject.components if subject.shares.get(part) == owner)
-        found[name] = Option(parts, "", replicas=0, of=name)
+        found[name] = DeploymentOption(parts, "", replicas=0, of=name)
     return found
 
 
-def _declared(subject: Subject, name: str) -> Iterator[tuple[str, ...]]:
+def _declared_prefixes(subject: Subject, name: str) -> Iterator[tuple[str, ...]]:
     """Yield the options that run a part of its components before it, for each declared path that leaves it the rest."""
     for path in subject.paths:
         if name in path and not any("/" in each for each in path):
@@ -166,10 +168,12 @@ def _declared(subject: Subject, name: str) -> Iterator[tuple[str, ...]]:
                 yield tuple(each for each in before if mine & {*subject.options[each].components})
 
 
-def _encoded(subject: Subject, option: Option) -> Iterator[tuple[str, ...]]:
+def _encoder_prefixes(subject: Subject, option: DeploymentOption) -> Iterator[tuple[str, ...]]:
     """Encoders that may have run elsewhere, where the option has more than they do."""
-    encoders = [part for part in subject.encoding if part in option.components and part in subject.own]
-    singles = {**_own(subject), **_singles(subject)}
+    encoders = [
+        part for part in subject.encoder_components if part in option.components and part in subject.own_components
+    ]
+    singles = {**_own_options(subject), **_single_options(subject)}
     alone = {each.components[0]: name for name, each in reversed(singles.items()) if len(each.components) == 1}
     for count in range(1, len(encoders) + 1):
         for parts in combinations(encoders, count):

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
-from omnibus.profile import Line
+from omnibus.profile import CostLine
 from omnibus.profiling.measured_model import SPEECH, Subject
 
 #: Unknowns of a line at most, its base included.
@@ -14,7 +14,7 @@ UNKNOWNS = 3
 SPREAD = 0.05
 
 
-def nonnegative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def solve_nonnegative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Least squares without negative unknowns: ``rows`` [n, k] float, ``wanted`` [n] float, the result [k].
 
     Exact: of all choices of unknowns that are not zero, the best whose solution has no negative one.
@@ -32,21 +32,23 @@ def nonnegative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return best
 
 
-def fit(samples: Sequence[tuple[Mapping[str, float], float]], quantities: Sequence[str]) -> Line | None:
+def fit_line(samples: Sequence[tuple[Mapping[str, float], float]], quantities: Sequence[str]) -> CostLine | None:
     """The line through ``samples``, quantities and seconds of requests; None when they do not differ enough."""
-    spread = {name: _spread([each.get(name, 0.0) for each, _ in samples]) for name in quantities} if samples else {}
+    spread = (
+        {name: _relative_spread([each.get(name, 0.0) for each, _ in samples]) for name in quantities} if samples else {}
+    )
     names = sorted((name for name, width in spread.items() if width >= SPREAD), key=lambda name: -spread[name])
     names = names[: min(UNKNOWNS, len(samples)) - 1] if len(samples) > 1 else []
     if not names:
         return None
     rows = np.array([[1.0, *(each.get(name, 0.0) for name in names)] for each, _ in samples])
     scale = rows.max(axis=0)
-    found = nonnegative(rows / scale, np.array([seconds for _, seconds in samples])) / scale
+    found = solve_nonnegative(rows / scale, np.array([seconds for _, seconds in samples])) / scale
     per = {name: float(value) for name, value in zip(names, found[1:], strict=True) if value > 0}
-    return Line(base=float(found[0]), per=per) if per else None
+    return CostLine(base=float(found[0]), per=per) if per else None
 
 
-def quantities(subject: Subject, component: str) -> tuple[str, ...]:
+def quantity_names(subject: Subject, component: str) -> tuple[str, ...]:
     """Return the names of the quantities that the seconds of ``component`` may depend on."""
     read = tuple(f"{modality}_tokens" for modality, part in subject.encoders.items() if part == component)
     if read:
@@ -54,6 +56,6 @@ def quantities(subject: Subject, component: str) -> tuple[str, ...]:
     return ("speech_seconds",) if component in SPEECH else ("prompt_tokens", "completion_tokens")
 
 
-def _spread(values: Sequence[float]) -> float:
+def _relative_spread(values: Sequence[float]) -> float:
     top = max(values)
     return (top - min(values)) / top if top > 0 else 0.0

@@ -14,8 +14,8 @@ import numpy as np
 
 from omnibus.errors import BadRequest, Rejected
 from omnibus.profile import Point
-from omnibus.profiling.client import Answer, Client
-from omnibus.profiling.workload import Request
+from omnibus.profiling.client import Client, TimedAnswer
+from omnibus.profiling.workload import WorkloadRequest
 
 #: Multiples of it fill [0, 1) evenly.
 GOLDEN = 0.6180339887498949
@@ -25,17 +25,17 @@ WARM = 0.25
 LONGEST = 20.0
 
 
-class Step(msgspec.Struct, frozen=True):
+class LoadStep(msgspec.Struct, frozen=True):
     """Length of a step: ``seconds`` at least, and until ``requests`` have ended."""
 
     seconds: float
     requests: int
 
 
-class Order(NamedTuple):
+class LoadRequest(NamedTuple):
     """A request on a path; ``short``: with an answer of one token."""
 
-    request: Request
+    request: WorkloadRequest
     path: str = ""
     short: bool = False
 
@@ -44,14 +44,14 @@ class Order(NamedTuple):
         return self.request.short if self.short else self.request.body
 
 
-class Seen(NamedTuple):
+class LoadResult(NamedTuple):
     """Requests that ended in a step: orders and their answers, ``rate`` of them per second."""
 
     at_once: int
     rate: float
-    answers: list[tuple[Order, Answer]]
+    answers: list[tuple[LoadRequest, TimedAnswer]]
 
-    def point(self) -> Point:
+    def to_point(self) -> Point:
         answers = [answer for _, answer in self.answers]
         done = sorted(answer.done for answer in answers)
         return Point(
@@ -66,29 +66,29 @@ class Seen(NamedTuple):
         )
 
 
-class Loop:
+class ClosedLoop:
     """``at_once`` requests of ``orders`` at all times, by their shares."""
 
-    def __init__(self, port: int, orders: Sequence[Order], at_once: int) -> None:
+    def __init__(self, port: int, orders: Sequence[LoadRequest], at_once: int) -> None:
         self._port = port
         self._orders = orders
         self._marks = list(accumulate(order.request.share for order in orders))
         self._numbers = count()
         self._at_once = at_once
-        self._ended: list[tuple[float, Order, Answer]] = []
+        self._ended: list[tuple[float, LoadRequest, TimedAnswer]] = []
         self._news = asyncio.Event()
         self._begun = 0
         self._warm_at = math.inf  # the first time that each of them had one
 
-    async def run(self, step: Step, between: Callable[[], Awaitable[None]]) -> Seen:
+    async def run(self, step: LoadStep, between: Callable[[], Awaitable[None]]) -> LoadResult:
         """One step. ``between`` is awaited at its beginning, once it is warm, and at its end, all under load.
 
         Raises the first request's error.
         """
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(self._port)) for _ in range(self._at_once)]
-            workers = [asyncio.ensure_future(self._work(client)) for client in clients]
-            watch = asyncio.ensure_future(self._watch(step, between))
+            workers = [asyncio.ensure_future(self._run_client(client)) for client in clients]
+            watch = asyncio.ensure_future(self._watch_step(step, between))
             try:
                 await asyncio.wait({watch, *workers}, return_when=asyncio.FIRST_COMPLETED)
                 for worker in workers:
@@ -100,12 +100,12 @@ class Loop:
                     task.cancel()
                 await asyncio.gather(watch, *workers, return_exceptions=True)
 
-    async def _work(self, client: Client) -> None:
+    async def _run_client(self, client: Client) -> None:
         first = True
         while True:
-            order = self._next()
+            order = self._next_request()
             try:
-                answer = await client.ask(order.body, order.path)
+                answer = await client.send_chat(order.body, order.path)
             except Rejected as error:
                 raise BadRequest(f"{order.request.where} of the workload is refused: {error.message}") from error
             self._ended.append((time.monotonic(), order, answer))
@@ -115,27 +115,27 @@ class Loop:
             first = False
             self._news.set()
 
-    def _next(self) -> Order:
+    def _next_request(self) -> LoadRequest:
         place = next(self._numbers) * GOLDEN % 1.0 * self._marks[-1]
         return next(order for order, mark in zip(self._orders, self._marks, strict=True) if place < mark)
 
-    async def _watch(self, step: Step, between: Callable[[], Awaitable[None]]) -> Seen:
+    async def _watch_step(self, step: LoadStep, between: Callable[[], Awaitable[None]]) -> LoadResult:
         ended = self._ended
         warm = time.monotonic() + WARM * step.seconds
-        first = await self._until(lambda at: at >= self._warm_at and ended[at][0] >= warm)
+        first = await self._wait_for_index(lambda at: at >= self._warm_at and ended[at][0] >= warm)
         await between()
         begin = ended[first][0]
         least, lasts, last = max(step.requests, 2 * self._at_once), begin + step.seconds, begin + LONGEST * step.seconds
-        end = await self._until(
+        end = await self._wait_for_index(
             lambda at: at > first and ended[at][0] >= lasts and (at - first >= least or ended[at][0] >= last)
         )
         await between()
         window = ended[first : end + 1]
-        return Seen(
-            self._at_once, pace([at for at, *_ in window]), [(order, answer) for _, order, answer in window[1:]]
+        return LoadResult(
+            self._at_once, request_rate([at for at, *_ in window]), [(order, answer) for _, order, answer in window[1:]]
         )
 
-    async def _until(self, true: Callable[[int], bool]) -> int:
+    async def _wait_for_index(self, true: Callable[[int], bool]) -> int:
         """The first of those that have ended for which ``true``."""
         at = 0
         while True:
@@ -147,7 +147,7 @@ class Loop:
             await self._news.wait()
 
 
-def pace(ends: Sequence[float]) -> float:
+def request_rate(ends: Sequence[float]) -> float:
     """Requests per second by the times at which they ended: the line through these, so that it matters little
     whether the first and the last batch were seen as a whole."""
     numbers = np.arange(len(ends)) - (len(ends) - 1) / 2
@@ -155,13 +155,13 @@ def pace(ends: Sequence[float]) -> float:
     return 1.0 / max(slope, 1e-9)
 
 
-def means(answers: Sequence[tuple[Order, Answer]]) -> dict[str, dict[str, float]]:
+def mean_quantities(answers: Sequence[tuple[LoadRequest, TimedAnswer]]) -> dict[str, dict[str, float]]:
     """Mean quantities per request type, as the answers tell them."""
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for order, answer in answers:
         own = sums[order.request.kind]
         own["requests"] += 1
-        for name, value in quantities(order.request, answer).items():
+        for name, value in request_quantities(order.request, answer).items():
             own[name] += value
     return {
         kind: {name: total / own["requests"] for name, total in own.items() if name != "requests" and total}
@@ -169,7 +169,7 @@ def means(answers: Sequence[tuple[Order, Answer]]) -> dict[str, dict[str, float]
     }
 
 
-def quantities(request: Request, answer: Answer) -> dict[str, float]:
+def request_quantities(request: WorkloadRequest, answer: TimedAnswer) -> dict[str, float]:
     """Return the quantities of one request and its answer. An answer's image tokens include those of videos: for a
     request with both, all count as those of images."""
     usage = answer.usage

@@ -9,7 +9,7 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import Option, request_type
+from omnibus.plan import DeploymentOption, request_type
 
 #: Components that a request uses only when the answer is to be heard.
 SPEECH = ("talker", "vocoder")
@@ -28,35 +28,35 @@ class Subject(msgspec.Struct, frozen=True):
     checkpoint: str
     components: tuple[str, ...]
     encoders: dict[str, str]
-    options: dict[str, Option]
+    options: dict[str, DeploymentOption]
     paths: tuple[tuple[str, ...], ...]
     shares: dict[str, str]
     declared: dict[str, Any]
     others: dict[str, dict[str, Any]]
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def own_components(self) -> tuple[str, ...]:
         """The components that its own executors run."""
         return tuple(part for part in self.components if part not in self.shares)
 
     @property
-    def encoding(self) -> tuple[str, ...]:
+    def encoder_components(self) -> tuple[str, ...]:
         """The components that read media."""
         return tuple(part for part in self.components if part in self.encoders.values())
 
     @property
-    def always(self) -> tuple[str, ...]:
+    def required_components(self) -> tuple[str, ...]:
         """The components that every request uses."""
-        return tuple(part for part in self.components if part not in self.encoding and part not in SPEECH)
+        return tuple(part for part in self.components if part not in self.encoder_components and part not in SPEECH)
 
     @property
     def order(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a component and its direct successor: encoders side by side, then one component after the other."""
-        chain = [part for part in self.components if part not in self.encoding]
-        first = [(encoder, chain[0]) for encoder in self.encoding] if chain else []
+        chain = [part for part in self.components if part not in self.encoder_components]
+        first = [(encoder, chain[0]) for encoder in self.encoder_components] if chain else []
         return (*first, *pairwise(chain))
 
-    def used(self, modalities: Collection[str], speaks: bool) -> frozenset[str]:
+    def used_components(self, modalities: Collection[str], speaks: bool) -> frozenset[str]:
         """The components that a request with these media uses. Raises ``BadRequest`` for what the model lacks."""
         for modality in sorted(modalities):
             if modality not in self.encoders:
@@ -64,47 +64,49 @@ class Subject(msgspec.Struct, frozen=True):
         spoken = [part for part in SPEECH if part in self.components]
         if speaks and not spoken:
             raise BadRequest(f"{self.name} has no audio output: leave modalities out")
-        return frozenset([*self.always, *(self.encoders[each] for each in modalities), *(spoken if speaks else ())])
+        return frozenset(
+            [*self.required_components, *(self.encoders[each] for each in modalities), *(spoken if speaks else ())]
+        )
 
-    def named(self, parts: Collection[str]) -> tuple[str, ...]:
+    def in_flow_order(self, parts: Collection[str]) -> tuple[str, ...]:
         """``parts`` in the order in which data flows."""
         return tuple(part for part in self.components if part in parts)
 
-    def kind(self, used: Collection[str]) -> str:
+    def type_name(self, used: Collection[str]) -> str:
         """Name of the request type that uses ``used``."""
         return request_type(self.components, used)  # type: ignore[arg-type]
 
-    def service(self, parts: Collection[str]) -> str:
+    def host_service(self, parts: Collection[str]) -> str:
         """The service that hosts ``parts`` together."""
-        usual = {self._usual(part) for part in parts}
+        usual = {self._usual_service(part) for part in parts}
         return next(service for service in SERVICES if service in usual)
 
-    def _usual(self, part: str) -> str:
-        family = catalog.family(self.family)["options"]
-        options = [*self.options.values(), *msgspec.convert(family, dict[str, Option]).values()]
+    def _usual_service(self, part: str) -> str:
+        family = catalog.find_family(self.family)["options"]
+        options = [*self.options.values(), *msgspec.convert(family, dict[str, DeploymentOption]).values()]
         hosts = [option for option in options if part in option.components]
         return min(hosts, key=lambda option: len(option.components)).service if hosts else "llm"
 
 
-def find(name: str, declarations: str) -> Subject:
+def find_subject(name: str, declarations: str) -> Subject:
     """The model ``name`` of a declarations file's text. Raises ``BadRequest`` that says what is wrong with either."""
-    models = _models(declarations)
+    models = _parse_models(declarations)
     if name not in models:
         raise BadRequest(f"no model {name!r} is declared; there is {', '.join(sorted(models)) or 'none'}")
-    entry = _plain(models[name])
+    entry = _without_planned(models[name])
     try:
-        family = catalog.family(str(entry.get("family", "")))
-        return _subject(name, entry, models, family)
+        family = catalog.find_family(str(entry.get("family", "")))
+        return _make_subject(name, entry, models, family)
     except (msgspec.ValidationError, TypeError, AttributeError) as error:
         raise BadRequest(f"the declaration of {name} cannot be read: {error}") from error
 
 
-def chatting(name: str, components: Sequence[str], tasks: Mapping[str, str]) -> tuple[str, ...]:
+def chat_components(name: str, components: Sequence[str], tasks: Mapping[str, str]) -> tuple[str, ...]:
     """Return those of ``components`` that answer chats, of which a workload consists. ``tasks`` are kinds by component.
 
     Raises ``BadRequest`` when none does.
     """
-    [chat, *_] = catalog.ways(components, tasks)
+    [chat, *_] = catalog.component_chains(components, tasks)
     if catalog.CHATTING.isdisjoint(tasks.get(part) for part in chat):
         raise BadRequest(
             f"{name} does not chat, and only chats can be measured: it has {', '.join(components)}; choose a model "
@@ -113,16 +115,16 @@ def chatting(name: str, components: Sequence[str], tasks: Mapping[str, str]) -> 
     return tuple(chat)
 
 
-def names(declarations: str) -> tuple[str, ...]:
+def model_names(declarations: str) -> tuple[str, ...]:
     """All models that are declared. Raises ``BadRequest``."""
-    return tuple(_models(declarations))
+    return tuple(_parse_models(declarations))
 
 
-def _subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], family: Mapping[str, Any]) -> Subject:
+def _make_subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], family: Mapping[str, Any]) -> Subject:
     whole = msgspec.convert(entry.get("components") or list(family["components"]), tuple[str, ...])
-    components = chatting(name, whole, family["tasks"])
+    components = chat_components(name, whole, family["tasks"])
     encoders = {key: part for key, part in family["encoders"].items() if part in components}
-    options = msgspec.convert(entry.get("options") or family["options"], dict[str, Option])
+    options = msgspec.convert(entry.get("options") or family["options"], dict[str, DeploymentOption])
     if components != whole:  # it makes pictures as well
         tasks = {part: kind for part, kind in (entry.get("tasks") or {}).items() if part in components}
         entry = {**entry, "components": list(components), "tasks": tasks}
@@ -140,11 +142,11 @@ def _subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], family
         paths=msgspec.convert(list(paths), tuple[tuple[str, ...], ...]),
         shares=shares,
         declared=entry,
-        others={other: _plain(models[other]) for other in shares.values() if other in models},
+        others={other: _without_planned(models[other]) for other in shares.values() if other in models},
     )
 
 
-def _models(declarations: str) -> dict[str, Any]:
+def _parse_models(declarations: str) -> dict[str, Any]:
     try:
         models = json.loads(declarations)["models"]
     except (ValueError, KeyError, TypeError) as error:
@@ -154,7 +156,7 @@ def _models(declarations: str) -> dict[str, Any]:
     return models
 
 
-def _plain(entry: Any) -> dict[str, Any]:
+def _without_planned(entry: Any) -> dict[str, Any]:
     """An entry without what the planner would do with it: here each deployment is said."""
     if not isinstance(entry, dict):
         raise BadRequest("the declarations cannot be read: each of `models` must be an object")

@@ -15,16 +15,16 @@ SOUND, FRAMES = 16_000, 4
 _GRAIN = 14
 
 
-def picture(width: int, height: int, seed: int) -> bytes:
+def make_image(width: int, height: int, seed: int) -> bytes:
     """A PNG of ``width`` x ``height`` pixels."""
-    rows = _pixels(np.random.default_rng(seed), width, height)
+    rows = _random_pixels(np.random.default_rng(seed), width, height)
     raw = np.concatenate([np.zeros((height, 1), np.uint8), rows.reshape(height, width * 3)], axis=1)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(raw.tobytes(), 1)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in parts)
 
 
-def sound(seconds: float, seed: int) -> bytes:
+def make_audio(seconds: float, seed: int) -> bytes:
     """A WAV file, mono, 16 bit: a tone in noise."""
     count = max(1, round(seconds * SOUND))
     noise = np.random.default_rng(seed).standard_normal(count)
@@ -38,7 +38,7 @@ def sound(seconds: float, seed: int) -> bytes:
     return out.getvalue()
 
 
-def video(width: int, height: int, seconds: float, seed: int) -> bytes:
+def make_video(width: int, height: int, seconds: float, seed: int) -> bytes:
     """An MP4. Raises ``BadRequest`` where PyAV is not installed."""
     try:
         import av
@@ -50,16 +50,16 @@ def video(width: int, height: int, seconds: float, seed: int) -> bytes:
         stream = file.add_stream("mpeg4", rate=FRAMES)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for _ in range(max(1, round(seconds * FRAMES))):
-            frame = av.VideoFrame.from_ndarray(_pixels(random, width, height), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(_random_pixels(random, width, height), format="rgb24")
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
     return out.getvalue()
 
 
-def _pixels(random: np.random.Generator, width: int, height: int) -> np.ndarray:
+def _random_pixels(random: np.random.Generator, width: int, height: int) -> np.ndarray:
     coarse = random.integers(0, 255, (-(-height // _GRAIN), -(-width // _GRAIN), 3), dtype=np.uint8)
     return np.ascontiguousarray(coarse.repeat(_GRAIN, 0).repeat(_GRAIN, 1)[:height, :width])
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from omnibus.checkpoints import find, safetensors
+from omnibus.checkpoints import find_checkpoint, safetensors
 from omnibus.errors import BadRequest, NotFound
 from omnibus.families.specs import KNOWN
 
@@ -28,21 +28,21 @@ def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float
         return 0.0
     wanted = {*components}
     total = 0
-    for path in _files(checkpoint):
+    for path in _weight_files(checkpoint):
         with suppress(BadRequest):  # of a file that cannot be read nothing is known, whoever loads it will say so
-            tensors = safetensors.read(path).items()
-            total += sum(tensor.nbytes for name, tensor in tensors if _owners(known.weights, name) & wanted)
+            tensors = safetensors.read_header(path).items()
+            total += sum(tensor.nbytes for name, tensor in tensors if _loading_components(known.weights, name) & wanted)
     return total / GB
 
 
-def _files(checkpoint: str) -> list[Path]:
+def _weight_files(checkpoint: str) -> list[Path]:
     try:
-        return sorted(find(checkpoint).glob("*.safetensors"))
+        return sorted(find_checkpoint(checkpoint).glob("*.safetensors"))
     except NotFound:
         return []
 
 
-def _owners(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
+def _loading_components(prefixes: Mapping[str, Sequence[str]], tensor: str) -> set[str]:
     """The components that load ``tensor``: all that name the longest beginning that fits."""
     fits = [(len(start), part) for part, starts in prefixes.items() for start in starts if tensor.startswith(start)]
     longest = max(fits, default=(0, ""))[0]

@@ -21,14 +21,14 @@ ANSWERS, NOTICED = 3.0, 2.0
 T = TypeVar("T")
 
 
-class Busy(NamedTuple):
+class BusySample(NamedTuple):
     """Seconds that each component of an executor had computed at the time ``at`` (monotonic). None: it does not say."""
 
     at: float
     seconds: dict[str, float] | None
 
 
-class Hearing:
+class ExecutorMonitor:
     """Executors by their own word. ``listen`` first."""
 
     def __init__(self, bus: Bus) -> None:
@@ -39,23 +39,25 @@ class Hearing:
         self._news = asyncio.Event()
 
     async def listen(self) -> None:
-        await self._bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
-        await self._bus.subscribe(subjects.event(subjects.GONE), lambda delivery: self._gone(delivery.data.decode()))
+        await self._bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
+        await self._bus.subscribe(
+            subjects.event_subject(subjects.GONE), lambda delivery: self._on_gone(delivery.data.decode())
+        )
 
-    def ready(self, model: str, option: str) -> list[ExecutorStatus]:
+    def ready_executors(self, model: str, option: str) -> list[ExecutorStatus]:
         """The executors of an option that are ready."""
         return [each for _, each in self._known.values() if (each.model, each.option) == (model, option)]
 
-    def since(self, executor: str) -> float:
+    def ready_since(self, executor: str) -> float:
         """Return the time at which ``executor`` first reported that it is ready, on the monotonic clock; 0 before."""
         return self._first.get(executor, 0.0)
 
-    def ends(self, model: str, option: str) -> int:
+    def end_count(self, model: str, option: str) -> int:
         """Return the number of times that executors of an option have ended so far."""
-        prefix = subjects.token(f"{model}-{option}-")
+        prefix = subjects.subject_token(f"{model}-{option}-")
         return sum(count for id, count in self._ends.items() if id.startswith(prefix))
 
-    async def until(self, true: Callable[[], bool], seconds: float) -> bool:
+    async def wait_until(self, true: Callable[[], bool], seconds: float) -> bool:
         """Return whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -64,21 +66,21 @@ class Hearing:
                     await self._news.wait()
         return true()
 
-    async def busy(self, executor: str) -> Busy:
+    async def read_busy(self, executor: str) -> BusySample:
         """Read the busy time of ``executor`` up to now. Raises ``StageFailed`` when it does not answer."""
         asked = time.monotonic()
         with suppress(BusUnavailable):
-            self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
-        if not await self.until(lambda: self._heard(executor) > asked, ANSWERS):
+            self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        if not await self.wait_until(lambda: self._last_status_time(executor) > asked, ANSWERS):
             raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
         at, status = self._known[executor]
         named = dict(zip(status.components, status.busy, strict=False))
-        return Busy(at, named if len(named) == len(status.components) else None)
+        return BusySample(at, named if len(named) == len(status.components) else None)
 
     async def unless_ended(self, executors: dict[str, str], work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``; raises ``StageFailed`` when one of ``executors``, id to option, ends meanwhile."""
         task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._end_of(executors))
+        watch = asyncio.ensure_future(self._wait_for_end(executors))
         try:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and isinstance(task.exception(), OmnibusError) and not watch.done():
@@ -91,7 +93,7 @@ class Hearing:
             await asyncio.gather(task, watch, return_exceptions=True)
         return task.result()
 
-    async def _end_of(self, executors: dict[str, str]) -> StageFailed:
+    async def _wait_for_end(self, executors: dict[str, str]) -> StageFailed:
         before = {id: self._ends.get(id, 0) for id in executors}
         while True:
             for id, option in executors.items():
@@ -100,7 +102,7 @@ class Hearing:
             self._news.clear()
             await self._news.wait()
 
-    def _heard(self, executor: str) -> float:
+    def _last_status_time(self, executor: str) -> float:
         return self._known[executor][0] if executor in self._known else 0.0
 
     def _on_status(self, delivery: Delivery) -> None:
@@ -113,20 +115,20 @@ class Hearing:
             self._first.setdefault(status.id, now)
             self._known[status.id] = (now, status)
         else:
-            self._forget(status.id)
+            self._forget_executor(status.id)
         self._news.set()
 
-    def _gone(self, executor: str) -> None:
+    def _on_gone(self, executor: str) -> None:
         self._ends[executor] = self._ends.get(executor, 0) + 1
-        self._forget(executor)
+        self._forget_executor(executor)
         self._news.set()
 
-    def _forget(self, executor: str) -> None:
+    def _forget_executor(self, executor: str) -> None:
         self._known.pop(executor, None)
         self._first.pop(executor, None)
 
 
-class Edges:
+class EdgeRecorder:
     """Bytes from component to component and seconds in an executor, of requests of type ``kind`` that end well."""
 
     def __init__(self, model: str, kind: str) -> None:
@@ -138,7 +140,12 @@ class Edges:
         self._stops: list[Callable[[], Awaitable[None]]] = []
 
     async def listen(self, bus: Bus) -> None:
-        takes = (("task.*.*", self._sent), ("edge.*", self._edge), ("reply.*", self._reply), ("end.*", self._end))
+        takes = (
+            ("task.*.*", self._on_invocation),
+            ("edge.*", self._on_edge),
+            ("reply.*", self._on_reply),
+            ("end.*", self._on_end),
+        )
         for subject, take in takes:
             self._stops.append(await bus.subscribe(f"{subjects.ROOT}.{subject}", take))
 
@@ -146,7 +153,7 @@ class Edges:
         for stop in self._stops:
             await stop()
 
-    def bytes(self) -> dict[tuple[str, str], float]:
+    def mean_bytes(self) -> dict[tuple[str, str], float]:
         """Per request, by producing and consuming component."""
         found: dict[tuple[str, str], float] = defaultdict(float)
         for (invocation, source, target), nbytes in self._bytes.items():
@@ -154,7 +161,7 @@ class Edges:
                 found[source, target] += nbytes / len(self._done)
         return found
 
-    def latency(self, executor: str) -> float:
+    def mean_latency(self, executor: str) -> float:
         """Mean seconds from the inputs of a request's work in ``executor`` to its end; 0 when none was seen."""
         spans: dict[str, list[Hop]] = defaultdict(list)
         for (invocation, _), hop in self._hops.items():
@@ -163,19 +170,19 @@ class Edges:
         found = [max(hop.end for hop in hops) - min(hop.ready for hop in hops) for hops in spans.values()]
         return sum(found) / len(found) if found else 0.0
 
-    def _sent(self, delivery: Delivery) -> None:
+    def _on_invocation(self, delivery: Delivery) -> None:
         with suppress(ProtocolError):
-            invocation = graph.decode(delivery.data)
+            invocation = graph.decode_invocation(delivery.data)
             if (invocation.model, invocation.type) == self._about:
                 self._invocations.setdefault(invocation.id, invocation)
 
-    def _end(self, delivery: Delivery) -> None:
+    def _on_end(self, delivery: Delivery) -> None:
         with suppress(ProtocolError):
             end = messages.decode_end(delivery.data)
             if end.status == "done" and end.inv in self._invocations:
                 self._done.add(end.inv)
 
-    def _edge(self, delivery: Delivery) -> None:
+    def _on_edge(self, delivery: Delivery) -> None:
         if not delivery.data:
             return
         executor = delivery.subject.rpartition(".")[2]
@@ -184,9 +191,9 @@ class Edges:
                 if isinstance(message, Hop):
                     self._hops[message.inv, message.node] = message
                 elif isinstance(message, Chunk):
-                    self._count(message, executor)
+                    self._count_bytes(message, executor)
 
-    def _reply(self, delivery: Delivery) -> None:
+    def _on_reply(self, delivery: Delivery) -> None:
         if not delivery.data:
             return
         with suppress(ProtocolError):
@@ -194,17 +201,17 @@ class Edges:
                 if isinstance(message, Hop):
                     self._hops[message.inv, message.node] = message
 
-    def _count(self, chunk: Chunk, executor: str) -> None:
+    def _count_bytes(self, chunk: Chunk, executor: str) -> None:
         invocation = self._invocations.get(chunk.inv)
         if invocation is None or chunk.node >= len(invocation.nodes):
             return
-        readers = invocation.consumers(chunk.node).get(chunk.output, [])
-        size = _size(chunk)
+        readers = invocation.find_consumers(chunk.node).get(chunk.output, [])
+        size = _chunk_bytes(chunk)
         for part in {invocation.nodes[each].component for each in readers if invocation.route[each] == executor}:
             self._bytes[chunk.inv, invocation.nodes[chunk.node].component, part] += size
 
 
-def _size(chunk: Chunk) -> float:
+def _chunk_bytes(chunk: Chunk) -> float:
     """Bytes that a chunk brings: its data, and of its tensor the rows that it adds."""
     size = float(len(msgspec.json.encode(chunk.data))) if chunk.data else 0.0
     if chunk.handle is None:

@@ -28,11 +28,11 @@ class _Scale(NamedTuple):
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - rate / self.top)
 
 
-def svg(profile: ModelProfile) -> str:
+def render_svg(profile: ModelProfile) -> str:
     """The curve of each option that was measured."""
     curves = {name: option.curve for name, option in profile.options.items() if option.curve}
     points = [point for curve in curves.values() for point in curve]
-    every = _nice(max((point.rate for point in points), default=1.0) / 5)
+    every = _nice_step(max((point.rate for point in points), default=1.0) / 5)
     top = every * math.ceil(max((point.rate for point in points), default=1.0) / every)
     scale = _Scale(max((point.at_once for point in points), default=1), top)
     return "\n".join(
@@ -40,33 +40,33 @@ def svg(profile: ModelProfile) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
             f'height="{HEIGHT}" font-family="sans-serif" font-size="12" fill="#222">',
             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-            _text(LEFT, 22, f"{profile.model}: throughput against load, one replica of each option", size=15),
-            _text(LEFT, 40, f"{profile.workload}; {profile.machine}", colour="#666"),
-            *_axes(scale, every),
-            *_curves(curves, scale),
+            _text_element(LEFT, 22, f"{profile.model}: throughput against load, one replica of each option", size=15),
+            _text_element(LEFT, 40, f"{profile.workload}; {profile.machine}", colour="#666"),
+            *_draw_axes(scale, every),
+            *_draw_curves(curves, scale),
             "</svg>\n",
         ]
     )
 
 
-def _axes(scale: _Scale, every: float) -> Iterator[str]:
+def _draw_axes(scale: _Scale, every: float) -> Iterator[str]:
     for step in range(round(scale.top / every) + 1):
         y = scale.y(step * every)
         yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - _LABELS}" y2="{y:.1f}" stroke="#ddd"/>'
-        yield _text(LEFT - 8, y + 4, f"{step * every:g}", anchor="end")
+        yield _text_element(LEFT - 8, y + 4, f"{step * every:g}", anchor="end")
     for power in range(round(math.log2(scale.most)) + 1):
         x = scale.x(2**power)
         yield f'<line x1="{x:.1f}" y1="{HEIGHT - BOTTOM}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM + 5}" stroke="#888"/>'
-        yield _text(x, HEIGHT - BOTTOM + 20, str(2**power), anchor="middle")
+        yield _text_element(x, HEIGHT - BOTTOM + 20, str(2**power), anchor="middle")
     middle = (LEFT + WIDTH - _LABELS) / 2
-    yield _text(middle, HEIGHT - 12, "requests at a time", anchor="middle")
+    yield _text_element(middle, HEIGHT - 12, "requests at a time", anchor="middle")
     up = (TOP + HEIGHT - BOTTOM) / 2
-    yield f'<g transform="rotate(-90 16 {up})">{_text(16, up + 4, "requests per second", anchor="middle")}</g>'
+    yield f'<g transform="rotate(-90 16 {up})">{_text_element(16, up + 4, "requests per second", anchor="middle")}</g>'
 
 
-def _curves(curves: Mapping[str, Sequence[Point]], scale: _Scale) -> Iterator[str]:
+def _draw_curves(curves: Mapping[str, Sequence[Point]], scale: _Scale) -> Iterator[str]:
     ends = {name: scale.y(curve[-1].rate) for name, curve in curves.items()}
-    heights = _apart(ends)
+    heights = _spread_labels(ends)
     for index, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[index % len(COLOURS)]
         dashes = ("", "6 3", "2 3")[index // len(COLOURS) % 3]
@@ -81,10 +81,10 @@ def _curves(curves: Mapping[str, Sequence[Point]], scale: _Scale) -> Iterator[st
             'stroke-width="0.7" stroke-dasharray="1 3"/>'
         )
         best = max(point.rate for point in curve)
-        yield _text(at, heights[name] + 4, f"{_cut(name)}  {best:.3g}", colour=colour, weight="bold")
+        yield _text_element(at, heights[name] + 4, f"{_short_name(name)}  {best:.3g}", colour=colour, weight="bold")
 
 
-def _apart(ends: Mapping[str, float]) -> dict[str, float]:
+def _spread_labels(ends: Mapping[str, float]) -> dict[str, float]:
     """Heights of labels near their curves' ends, none over another."""
     placed: dict[str, float] = {}
     floor = 0.0
@@ -95,17 +95,17 @@ def _apart(ends: Mapping[str, float]) -> dict[str, float]:
     return {name: height - over for name, height in placed.items()}
 
 
-def _nice(value: float) -> float:
+def _nice_step(value: float) -> float:
     """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
     unit = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(unit * step for step in _STEPS if unit * step >= value * 0.999)
 
 
-def _cut(name: str) -> str:
+def _short_name(name: str) -> str:
     return name if len(name) <= 14 else f"{name[:13]}…"
 
 
-def _text(
+def _text_element(
     x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, colour: str = "#222", weight: str = ""
 ) -> str:
     bold = f' font-weight="{weight}"' if weight else ""

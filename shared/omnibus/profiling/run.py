@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 
 from omnibus.errors import StageUnavailable
-from omnibus.plan import Option
+from omnibus.plan import DeploymentOption
 from omnibus.process.logs import Log
-from omnibus.profile import EdgeProfile, Line, ModelProfile, OptionProfile, TypeProfile
+from omnibus.profile import CostLine, EdgeProfile, ModelProfile, OptionProfile, TypeProfile
 from omnibus.profiling import linear_fit, measure
-from omnibus.profiling.checkpoint import Keeper
-from omnibus.profiling.experiments import trial
-from omnibus.profiling.measure import Found, How
+from omnibus.profiling.checkpoint import PartialProfile
+from omnibus.profiling.experiments import make_trial
+from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
 from omnibus.profiling.measured_model import Subject
-from omnibus.profiling.testbed import House
+from omnibus.profiling.testbed import Testbed
 from omnibus.profiling.workload import Workload
 
 #: What tells executors of another engine, and that one of the times to follow.
@@ -28,14 +28,14 @@ ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
 Tell = Callable[[str, int, int, str], None]
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ProfilingSpec(msgspec.Struct, frozen=True):
     """Specification of a run: what to measure, and how. ``env`` is added to the environment of the services; ``marks``
     hold what else must be the same for a run to be resumed."""
 
     subject: Subject
     workload: Workload
-    options: dict[str, Option]
-    how: How
+    options: dict[str, DeploymentOption]
+    how: MeasureSettings
     env: dict[str, str] = {}
     marks: dict[str, str] = {}
     start_within: float = 300.0
@@ -55,30 +55,32 @@ class Asked(msgspec.Struct, frozen=True):
         }
 
 
-async def profile(asked: Asked, keeper: Keeper, log: Log, tell: Tell) -> ModelProfile:
+async def run_profiling(asked: ProfilingSpec, keeper: PartialProfile, log: Log, tell: Tell) -> ModelProfile:
     """Measure what ``keeper`` does not have yet. Raises ``StageUnavailable`` when no option could be measured."""
     missing = [name for name in asked.options if name not in keeper.found]
     if missing:
         tell("", len(keeper.found), len(asked.options), "starting the system")
-        async with House(asked.subject, log, asked.env, asked.start_within) as house:
-            await house.stack.supervisor.unless_over(_all(asked, missing, keeper, house, tell))
-    if not any(found.option.measured for found in keeper.found.values()):
+        async with Testbed(asked.subject, log, asked.env, asked.start_within) as house:
+            await house.stack.supervisor.unless_over(_measure_missing(asked, missing, keeper, house, tell))
+    if not any(found.option.is_measured for found in keeper.found.values()):
         raise StageUnavailable("; ".join(note for found in keeper.found.values() for note in found.notes))
-    return assembled(asked, keeper.found)
+    return build_profile(asked, keeper.found)
 
 
-async def _all(asked: Asked, missing: list[str], keeper: Keeper, house: House, tell: Tell) -> None:
+async def _measure_missing(
+    asked: ProfilingSpec, missing: list[str], keeper: PartialProfile, house: Testbed, tell: Tell
+) -> None:
     for name in missing:
         done, count = len(keeper.found), len(asked.options)
-        plan = trial(asked.subject, name, asked.options[name], asked.how.others)
+        plan = make_trial(asked.subject, name, asked.options[name], asked.how.others)
 
         said = partial(tell, name, done, count)
-        found = await measure.option(house, asked.subject, asked.workload, plan, asked.how, said)
-        keeper.keep(name, found)
+        found = await measure.measure_option(house, asked.subject, asked.workload, plan, asked.how, said)
+        keeper.save_option(name, found)
         tell(name, done + 1, count, "done")
 
 
-def assembled(asked: Asked, found: Mapping[str, Found]) -> ModelProfile:
+def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -> ModelProfile:
     """The profile of what was ``found``."""
     subject, workload = asked.subject, asked.workload
     brought: dict[str, dict[str, float]] = {}
@@ -93,39 +95,39 @@ def assembled(asked: Asked, found: Mapping[str, Found]) -> ModelProfile:
         components=subject.components,
         types={
             kind: TypeProfile(used[kind], round(share, 9), brought.get(kind, {}))
-            for kind, share in workload.kinds.items()
+            for kind, share in workload.type_shares.items()
         },
-        options={name: _option(asked, found[name].option) for name in asked.options if name in found},
+        options={name: _with_engine(asked, found[name].option) for name in asked.options if name in found},
         order=subject.order,
-        lines=dict(_lines(subject, found)),
+        lines=dict(_fit_lines(subject, found)),
         edges=tuple(edges.values()),
         checkpoint=subject.checkpoint,
         created=time.time(),
-        machine=machine(),
+        machine=describe_machine(),
         workload=workload.label,
     )
 
 
-def _option(asked: Asked, measured: OptionProfile) -> OptionProfile:
+def _with_engine(asked: ProfilingSpec, measured: OptionProfile) -> OptionProfile:
     """With the engine that it was measured on: its numbers are that one's."""
     return msgspec.structs.replace(measured, engine=measured.engine or asked.env.get(ENGINE, ""))
 
 
-def _lines(subject: Subject, found: Mapping[str, Found]) -> dict[str, Line]:
+def _fit_lines(subject: Subject, found: Mapping[str, OptionMeasurement]) -> dict[str, CostLine]:
     """A line for each component whose requests differ, by the smallest option that has it."""
     fitted = {}
     for component in subject.components:
         hosts = [each for each in found.values() if component in each.option.components and each.samples]
         for host in sorted(hosts, key=lambda each: len(each.option.components)):
             samples = [(each.quantities, each.seconds[component]) for each in host.samples if component in each.seconds]
-            line = linear_fit.fit(samples, linear_fit.quantities(subject, component))
+            line = linear_fit.fit_line(samples, linear_fit.quantity_names(subject, component))
             if line is not None:
                 fitted[component] = line
                 break
     return fitted
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Return the number and the name of this machine's processors, as text."""
     name = ""
     try:

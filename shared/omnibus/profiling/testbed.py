@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from omnibus.cluster.presence import Gateways
+from omnibus.cluster.presence import GatewayPlans
 from omnibus.errors import DeadlineExceeded, StageUnavailable
 from omnibus.plan import ModelPlan, Plan
 from omnibus.process.logs import Log
-from omnibus.profiling.experiments import Trial, declared
+from omnibus.profiling.experiments import Trial, trial_declarations
 from omnibus.profiling.measured_model import Subject
-from omnibus.profiling.monitor import Hearing
+from omnibus.profiling.monitor import ExecutorMonitor
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.up.stack import Stack
@@ -35,7 +35,7 @@ class NotStarted(StageUnavailable):
     code = "not_started"
 
 
-class Deployed(NamedTuple):
+class DeployedTrial(NamedTuple):
     """A plan that is current. ``executors`` is id to option; ``under`` runs the option that is measured."""
 
     executors: dict[str, str]
@@ -43,7 +43,7 @@ class Deployed(NamedTuple):
     pid: int
 
 
-class House:
+class Testbed:
     """``async with House(subject, ...) as house``: services run, executors come and go with ``deploy``."""
 
     def __init__(self, subject: Subject, log: Log, env: Mapping[str, str], start_within: float) -> None:
@@ -57,13 +57,13 @@ class House:
         #: By option, the fewest seconds from a plan being staged to its executor being ready.
         self.starts: dict[str, float] = {}
 
-    async def __aenter__(self) -> "House":
+    async def __aenter__(self) -> "Testbed":
         try:
             await self._exits.enter_async_context(self._stack)
             self._store = Store(StoreSettings(url=self._stack.valkey.url))
             self._exits.push_async_callback(self._store.close)
-            self.hearing = Hearing(self._stack.bus)
-            self._gateways = Gateways()
+            self.hearing = ExecutorMonitor(self._stack.bus)
+            self._gateways = GatewayPlans()
             await self.hearing.listen()
             await self._gateways.listen(self._stack.bus)
         except BaseException:
@@ -80,33 +80,37 @@ class House:
     def stack(self) -> Stack:
         return self._stack
 
-    async def deploy(self, trial: Trial) -> Deployed:
+    async def deploy(self, trial: Trial) -> DeployedTrial:
         """Make ``trial`` the plan and wait until it serves. Raises ``NotStarted``."""
-        before = {*self._executors(trial)}
-        ends = {name: self.hearing.ends(self._subject.name, name) for name in trial.options}
-        await asyncio.to_thread(_replace, self._stack.directory / "models.json", declared(self._subject, trial))
-        staged = await self._swapped(trial, ends)
-        executors = self._executors(trial)
+        before = {*self._ready_executors(trial)}
+        ends = {name: self.hearing.end_count(self._subject.name, name) for name in trial.options}
+        await asyncio.to_thread(
+            _replace_json, self._stack.directory / "models.json", trial_declarations(self._subject, trial)
+        )
+        staged = await self._wait_for_swap(trial, ends)
+        executors = self._ready_executors(trial)
         for id in executors.keys() - before if staged else ():
-            took = max(0.0, self.hearing.since(id) - staged)
+            took = max(0.0, self.hearing.ready_since(id) - staged)
             self.starts[executors[id]] = min(took, self.starts.get(executors[id], took))
-        status = self.hearing.ready(self._subject.name, trial.option)[0]
-        return Deployed(executors, status.id, status.pid)
+        status = self.hearing.ready_executors(self._subject.name, trial.option)[0]
+        return DeployedTrial(executors, status.id, status.pid)
 
-    def _executors(self, trial: Trial) -> dict[str, str]:
+    def _ready_executors(self, trial: Trial) -> dict[str, str]:
         """Return the ready executors of ``trial``, id to option."""
-        return {each.id: name for name in trial.options for each in self.hearing.ready(self._subject.name, name)}
+        return {
+            each.id: name for name in trial.options for each in self.hearing.ready_executors(self._subject.name, name)
+        }
 
-    async def _swapped(self, trial: Trial, ends: Mapping[str, int]) -> float:
+    async def _wait_for_swap(self, trial: Trial, ends: Mapping[str, int]) -> float:
         """Wait until the plan is as ``trial`` wants and executors are ready; returns when it was staged, or 0."""
-        watch = asyncio.ensure_future(self._fails(trial, ends))
-        change = asyncio.ensure_future(self._change(trial))
+        watch = asyncio.ensure_future(self._watch_failures(trial, ends))
+        change = asyncio.ensure_future(self._follow_change(trial))
         try:
             async with asyncio.timeout(self._start_within + FOLLOWS):
                 await asyncio.wait({watch, change}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            missing = [name for name in trial.options if not self._up(trial, name)]
-            raise NotStarted(f"{self._said(missing)} not ready within {self._start_within:g} s") from None
+            missing = [name for name in trial.options if not self._is_ready(trial, name)]
+            raise NotStarted(f"{self._executors_text(missing)} not ready within {self._start_within:g} s") from None
         finally:
             for task in (watch, change):
                 task.cancel()
@@ -115,7 +119,7 @@ class House:
             raise watch.result()
         return change.result()
 
-    async def _change(self, trial: Trial) -> float:
+    async def _follow_change(self, trial: Trial) -> float:
         staged = 0.0
         async for stand in self._store.plan_changes():
             if stand.staged and not staged:
@@ -123,72 +127,74 @@ class House:
             if stand.staged or not stand.epoch:
                 continue
             plan = await self._store.plan(stand.epoch)
-            if plan is not None and _fits(plan, self._subject.name, trial):
-                await self._serves(plan, trial)
+            if plan is not None and _matches_trial(plan, self._subject.name, trial):
+                await self._wait_until_serving(plan, trial)
                 break
         return staged
 
-    async def _serves(self, plan: Plan, trial: Trial) -> None:
+    async def _wait_until_serving(self, plan: Plan, trial: Trial) -> None:
         """Wait until the gateway goes by ``plan`` and knows its executors."""
-        if not await self._gateways.follow(plan.created, FOLLOWS):
+        if not await self._gateways.wait_for_plan(plan.created, FOLLOWS):
             raise DeadlineExceeded(f"the gateway does not go by plan epoch {plan.epoch} after {FOLLOWS:g} s")
-        await self._stack.ready(READY)
-        if not await self.hearing.until(lambda: all(self._up(trial, name) for name in trial.options), READY):
-            raise NotStarted(f"{self._said([n for n in trial.options if not self._up(trial, n)])} not ready")
+        await self._stack.wait_until_ready(READY)
+        if not await self.hearing.wait_until(lambda: all(self._is_ready(trial, name) for name in trial.options), READY):
+            raise NotStarted(
+                f"{self._executors_text([n for n in trial.options if not self._is_ready(trial, n)])} not ready"
+            )
 
-    async def _fails(self, trial: Trial, ends: Mapping[str, int]) -> NotStarted:
+    async def _watch_failures(self, trial: Trial, ends: Mapping[str, int]) -> NotStarted:
         """The reason when an executor ends again and again instead of being ready."""
         name = ""
 
-        def failing() -> bool:
+        def is_failing() -> bool:
             nonlocal name
             for name in trial.options:
-                ended = self.hearing.ends(self._subject.name, name) - ends[name]
-                if ended >= ENDS and not self._up(trial, name):
+                ended = self.hearing.end_count(self._subject.name, name) - ends[name]
+                if ended >= ENDS and not self._is_ready(trial, name):
                     return True
             return False
 
-        await self.hearing.until(failing, self._start_within + READY)
+        await self.hearing.wait_until(is_failing, self._start_within + READY)
         lines = self._log.tail(f"{self._subject.name}/{name}").splitlines()
         words = [line.strip() for line in lines[1:] if line.strip() and not line.strip().startswith("restarting")]
-        return NotStarted(f"an executor of option {name} does not start: {_last(words)}")
+        return NotStarted(f"an executor of option {name} does not start: {_last_message(words)}")
 
-    def _up(self, trial: Trial, name: str) -> bool:
+    def _is_ready(self, trial: Trial, name: str) -> bool:
         option = trial.options[name]
         if option.of:
             return True
-        return len(self.hearing.ready(self._subject.name, name)) >= option.replicas
+        return len(self.hearing.ready_executors(self._subject.name, name)) >= option.replicas
 
-    def _said(self, options: list[str]) -> str:
+    def _executors_text(self, options: list[str]) -> str:
         return f"executors of {', '.join(options) or 'the plan'} are"
 
 
-def _fits(plan: Plan, name: str, trial: Trial) -> bool:
+def _matches_trial(plan: Plan, name: str, trial: Trial) -> bool:
     model = plan.models.get(name)
     return (
         model is not None
-        and _deployment(model) == {each: option.replicas for each, option in trial.options.items()}
-        and all(trial.pin(path, model.components) in _paths(model) for path in trial.paths)
+        and _replica_counts(model) == {each: option.replicas for each, option in trial.options.items()}
+        and all(trial.path_name(path, model.components) in _path_names(model) for path in trial.paths)
     )
 
 
-def _deployment(model: ModelPlan) -> dict[str, int]:
+def _replica_counts(model: ModelPlan) -> dict[str, int]:
     return {name: option.replicas for name, option in model.options.items()}
 
 
-def _paths(model: ModelPlan) -> set[str]:
+def _path_names(model: ModelPlan) -> set[str]:
     """Names of the paths of the request type that uses everything, as far as such a type is planned."""
     widest = max(model.types, key=lambda kind: kind.count("+"))
     return {path.name for path in model.types[widest]}
 
 
-def _last(words: list[str]) -> str:
+def _last_message(words: list[str]) -> str:
     """Return the last log message of a process before it ended, without its traceback."""
     told = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
     return told[-1].rpartition(" ERROR ")[2] if told else "it said nothing"
 
 
-def _replace(path: Path, document: Any) -> None:
+def _replace_json(path: Path, document: Any) -> None:
     """Write ``document`` so that whoever reads sees the old one or the new one."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(document))

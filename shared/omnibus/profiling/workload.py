@@ -30,7 +30,7 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.profiling import csv_workload, media
-from omnibus.profiling.csv_workload import TOKEN, USUAL, Sampling
+from omnibus.profiling.csv_workload import TOKEN, USUAL, RowSampling
 from omnibus.profiling.measured_model import Subject
 
 MODALITIES = ("image", "audio", "video")
@@ -42,7 +42,7 @@ _WORDS = (
 )  # fmt: skip
 
 
-class Request(msgspec.Struct, frozen=True):
+class WorkloadRequest(msgspec.Struct, frozen=True):
     """One request: its share of all, its type, and its body, also as one whose answer has a single token.
 
     ``size`` says which of two is larger, about in tokens.
@@ -62,22 +62,22 @@ class Workload(msgspec.Struct, frozen=True):
     """Requests, shares summing to 1. ``label`` names file and content, ``notes`` say what was left out."""
 
     label: str
-    requests: tuple[Request, ...]
+    requests: tuple[WorkloadRequest, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def kinds(self) -> dict[str, float]:
+    def type_shares(self) -> dict[str, float]:
         """Share of each request type."""
         found: dict[str, float] = {}
         for request in self.requests:
             found[request.kind] = found.get(request.kind, 0.0) + request.share
         return found
 
-    def of(self, kind: str) -> tuple[Request, ...]:
+    def requests_of(self, kind: str) -> tuple[WorkloadRequest, ...]:
         return tuple(request for request in self.requests if request.kind == kind)
 
 
-def read(path: Path, subject: Subject, how: Sampling = USUAL) -> Workload:
+def read_workload(path: Path, subject: Subject, how: RowSampling = USUAL) -> Workload:
     """The workload of ``path`` for ``subject``. Raises ``BadRequest`` that names what is wrong with it."""
     try:
         data = path.read_bytes()
@@ -86,10 +86,10 @@ def read(path: Path, subject: Subject, how: Sampling = USUAL) -> Workload:
         raise BadRequest(f"the workload {path} cannot be read: {error}") from error
     notes: list[str] = []
     if path.name.endswith((".csv", ".csv.gz")):
-        entries = list(csv_workload.bodies(path, text, subject, how, notes))
+        entries = list(csv_workload.sample_bodies(path, text, subject, how, notes))
     else:
-        entries = list(_entries(path, text))
-    found = [_request(path, subject, how.seed, *entry) for entry in entries]
+        entries = list(_json_entries(path, text))
+    found = [_build_request(path, subject, how.seed, *entry) for entry in entries]
     found = [request for request in found if request.share > 0]
     if not found:
         raise BadRequest(f"the workload {path} has no requests")
@@ -102,7 +102,7 @@ def read(path: Path, subject: Subject, how: Sampling = USUAL) -> Workload:
     )
 
 
-def _entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
+def _json_entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
     try:
         requests = json.loads(text)["requests"]
     except (ValueError, KeyError, TypeError) as error:
@@ -119,12 +119,14 @@ def _entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str, Any]
         yield where, float(share), entry["body"]
 
 
-def _request(path: Path, subject: Subject, seed: int, where: str, share: float, body: dict[str, Any]) -> Request:
-    reader = _Reader(path, seed, where)
+def _build_request(
+    path: Path, subject: Subject, seed: int, where: str, share: float, body: dict[str, Any]
+) -> WorkloadRequest:
+    reader = _MessageReader(path, seed, where)
     try:
-        messages = [reader.message(message) for message in body["messages"]]
+        messages = [reader.convert_message(message) for message in body["messages"]]
         speaks = "audio" in (body.get("modalities") or ())
-        used = subject.used(reader.modalities, speaks)
+        used = subject.used_components(reader.modalities, speaks)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadRequest(f"{path}: {where} is no chat request: {error!r}") from error
     except BadRequest as error:
@@ -134,30 +136,30 @@ def _request(path: Path, subject: Subject, seed: int, where: str, share: float, 
     whole["stream_options"] = {"include_usage": True}
     if speaks and isinstance(whole.get("audio"), dict):
         whole["audio"] = {**whole["audio"], "format": "wav"}  # what streams, and says its rate
-    return Request(
+    return WorkloadRequest(
         share=share,
-        kind=subject.kind(used),
-        used=subject.named(used),
+        kind=subject.type_name(used),
+        used=subject.in_flow_order(used),
         media=tuple(sorted(reader.modalities)),
         body=json.dumps(whole).encode(),
-        short=json.dumps(_short(whole, speaks)).encode(),
-        size=reader.size + _limit(body),
+        short=json.dumps(_one_token_body(whole, speaks)).encode(),
+        size=reader.size + _token_limit(body),
         where=where,
     )
 
 
-def _short(body: dict[str, Any], speaks: bool) -> dict[str, Any]:
+def _one_token_body(body: dict[str, Any], speaks: bool) -> dict[str, Any]:
     """The same with an answer of one token."""
     short = {key: value for key, value in body.items() if key != "max_completion_tokens"} | {"max_tokens": 1}
     return short | ({"audio": {**body["audio"], "max_tokens": 1}} if speaks and body.get("audio") else {})
 
 
-def _limit(body: dict[str, Any]) -> float:
+def _token_limit(body: dict[str, Any]) -> float:
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or 0
     return float(limit) if isinstance(limit, int | float) else 0.0
 
 
-class _Reader:
+class _MessageReader:
     """Reads one request's messages: which media they bring, and how large they are together."""
 
     def __init__(self, path: Path, seed: int, where: str) -> None:
@@ -166,58 +168,58 @@ class _Reader:
         self._near = path.parent
         self._seeds = random.Random(f"{seed}/{where}")
 
-    def message(self, message: dict[str, Any]) -> dict[str, Any]:
+    def convert_message(self, message: dict[str, Any]) -> dict[str, Any]:
         content = message["content"]
         if not isinstance(content, list):
-            self._text(str(content))
+            self._text_part(str(content))
             return message
-        return {**message, "content": [self._part(part) for part in content]}
+        return {**message, "content": [self._convert_part(part) for part in content]}
 
-    def _part(self, part: Any) -> dict[str, Any]:
+    def _convert_part(self, part: Any) -> dict[str, Any]:
         if isinstance(part, str):
-            return self._text(part)
+            return self._text_part(part)
         kind = part.get("type", "")
         if "words" in part:
-            return self._text(" ".join(self._seeds.choices(_WORDS, k=int(part["words"]))))
+            return self._text_part(" ".join(self._seeds.choices(_WORDS, k=int(part["words"]))))
         if kind == "text":
-            return self._text(str(part["text"]))
+            return self._text_part(str(part["text"]))
         if kind == "input_audio":
-            self._took("audio", _SECOND)
+            self._add_media("audio", _SECOND)
             return dict(part)
         modality = next((each for each in MODALITIES if each in part or kind == f"{each}_url"), "")
         if not modality:
             raise ValueError(f"a part of content must be text, words, {', '.join(MODALITIES)}, not {str(part)[:80]}")
         value = part[modality] if modality in part else part[kind]["url"]
-        url = self._url(modality, value) if isinstance(value, str) else self._made(modality, value)
+        url = self._media_url(modality, value) if isinstance(value, str) else self._make_media(modality, value)
         return {"type": f"{modality}_url", f"{modality}_url": {**part.get(kind, {}), "url": url}}
 
-    def _text(self, text: str) -> dict[str, Any]:
+    def _text_part(self, text: str) -> dict[str, Any]:
         self.size += len(text.split())
         return {"type": "text", "text": text}
 
-    def _took(self, modality: str, tokens: float) -> None:
+    def _add_media(self, modality: str, tokens: float) -> None:
         self.modalities.add(modality)
         self.size += tokens
 
-    def _url(self, modality: str, url: str) -> str:
+    def _media_url(self, modality: str, url: str) -> str:
         if url.startswith(("data:", "http:", "https:")):
-            self._took(modality, len(url) / 1000)
+            self._add_media(modality, len(url) / 1000)
             return url
         path = self._near / url
         try:
             data = path.read_bytes()
         except OSError as error:
             raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
-        self._took(modality, len(data) / 1000)
+        self._add_media(modality, len(data) / 1000)
         return _data_url(mimetypes.guess_type(path.name)[0] or f"{modality}/*", data)
 
-    def _made(self, modality: str, size: Any) -> str:
+    def _make_media(self, modality: str, size: Any) -> str:
         """A medium of that size as data URL. Raises ``ValueError`` for a size that is none."""
         seed = self._seeds.randrange(1 << 31)
         makers: dict[str, tuple[int, Callable[..., bytes], str]] = {
-            "image": (2, media.picture, "image/png"),
-            "audio": (1, media.sound, "audio/wav"),
-            "video": (3, media.video, "video/mp4"),
+            "image": (2, media.make_image, "image/png"),
+            "audio": (1, media.make_audio, "audio/wav"),
+            "video": (3, media.make_video, "video/mp4"),
         }
         count, make, mime = makers[modality]
         numbers: Sequence[Any] = size if isinstance(size, list) else [size]
@@ -226,7 +228,9 @@ class _Reader:
         pixels = [int(each) for each in numbers[:2]] if count > 1 else []
         area = pixels[0] * pixels[1] / TOKEN**2 if pixels else 1.0
         seconds = list(numbers[len(pixels) :])
-        self._took(modality, area * (seconds[0] * media.FRAMES if seconds else 1) if pixels else seconds[0] * _SECOND)
+        self._add_media(
+            modality, area * (seconds[0] * media.FRAMES if seconds else 1) if pixels else seconds[0] * _SECOND
+        )
         return _data_url(mime, make(*pixels, *seconds, seed))
 
 

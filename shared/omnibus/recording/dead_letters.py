@@ -13,9 +13,9 @@ import msgspec
 from omnibus import graph
 from omnibus.bus import Bus, Stored, messages, subjects
 from omnibus.bus.subjects import DEADLETTERS
-from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, NotFound, OmnibusError, Problem, ProtocolError
+from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, NotFound, OmnibusError, ProblemDetails, ProtocolError
 from omnibus.graph import DIGEST, UNREADABLE, WIRE_VERSION, Invocation
-from omnibus.recording.records import Moved, find
+from omnibus.recording.records import Moved, find_record
 
 #: Why an attempt was given up that cost an executor, or its engine.
 LOST = frozenset({"gone", "unavailable"})
@@ -35,7 +35,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str
     type: str
     path: str
-    problem: Problem
+    problem: ProblemDetails
     attempts: int = 1
     #: The node that failed or whose executor was lost, and its component; -1 when it is not known.
     node: int = -1
@@ -49,7 +49,7 @@ class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: tuple[str, ...] = ()
 
 
-def reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int) -> str:
+def dead_letter_reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int) -> str:
     """Return why an invocation that failed in ``attempt`` with ``failure`` is a dead letter; empty when it is none.
 
     ``node`` is the one that an executor said had failed, -1 for none.
@@ -63,7 +63,7 @@ def reason(failure: OmnibusError | None, node: int, moves: list[Moved], attempt:
     return FAILED if engine and node >= 0 and failure.executor else ""
 
 
-def encode(*letters: DeadLetter, limit: int) -> bytes:
+def encode_dead_letter(*letters: DeadLetter, limit: int) -> bytes:
     """The first of ``letters`` that takes at most ``limit`` bytes, else the last one without its graph."""
     for letter in letters:
         if len(body := messages.encode(letter)) <= limit:
@@ -71,12 +71,12 @@ def encode(*letters: DeadLetter, limit: int) -> bytes:
     return messages.encode(msgspec.structs.replace(letters[-1], invocation=None))
 
 
-def decode(body: bytes) -> DeadLetter:
+def decode_dead_letter(body: bytes) -> DeadLetter:
     """Raises ``ProtocolError``."""
     try:
         letter = _decode(body)
     except UNREADABLE as error:
-        raise ProtocolError(f"not a dead letter: {graph.explain(body, error)}") from error
+        raise ProtocolError(f"not a dead letter: {graph.explain_unreadable(body, error)}") from error
     if letter.v != WIRE_VERSION:
         raise ProtocolError(f"dead letter of wire version {letter.v}, this build reads {WIRE_VERSION}: update one side")
     return letter
@@ -88,36 +88,36 @@ _decode = msgspec.json.Decoder(DeadLetter).decode
 # Looking
 
 
-async def latest(bus: Bus, count: int, below: int = 0) -> list[Stored]:
+async def list_dead_letters(bus: Bus, count: int, below: int = 0) -> list[Stored]:
     """The last dead letters as they lie in the stream, newest first."""
-    return (await bus.latest(DEADLETTERS, count, below))[::-1]
+    return (await bus.read_latest(DEADLETTERS, count, below))[::-1]
 
 
-async def read(bus: Bus, id: str) -> DeadLetter:
+async def read_dead_letter(bus: Bus, id: str) -> DeadLetter:
     """The last letter of invocation ``id``. Raises ``NotFound``."""
-    if not graph.addressable(id) or "." in id:
+    if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is no id of an invocation")
-    found = await bus.records(f"{subjects.ROOT}.event.deadletter.*.{id}", DEADLETTERS)
+    found = await bus.read_records(f"{subjects.ROOT}.event.deadletter.*.{id}", DEADLETTERS)
     if not found:
         raise NotFound(f"no dead letter of invocation {id[:80]}: `omnibus deadletters` lists those that there are")
-    return decode(found[-1].data)
+    return decode_dead_letter(found[-1].data)
 
 
-async def body(bus: Bus, letter: DeadLetter) -> Invocation:
+async def resolve_invocation(bus: Bus, letter: DeadLetter) -> Invocation:
     """Return the invocation that runs the input of ``letter`` again: the letter's own, or the record's.
 
     Raises ``BadRequest`` that says why there is none any more.
     """
-    if letter.invocation is not None and not _digested(letter.invocation):
+    if letter.invocation is not None and not _has_digested_inputs(letter.invocation):
         return letter.invocation
     try:
-        recorded = (await find(bus, letter.inv)).invocation
+        recorded = (await find_record(bus, letter.inv)).invocation
     except NotFound:
         raise BadRequest(
             f"the record of {letter.inv} is gone, and its dead letter has digests only: "
             "set OMNIBUS_GATEWAY_DEADLETTERS=full to keep inputs as long as the letters"
         ) from None
-    if _digested(recorded):
+    if _has_digested_inputs(recorded):
         raise BadRequest(
             f"the inputs of {letter.inv} were recorded as digests: set OMNIBUS_GATEWAY_RECORD=full, or "
             "OMNIBUS_GATEWAY_DEADLETTERS=full, to retry what fails from then on"
@@ -125,12 +125,12 @@ async def body(bus: Bus, letter: DeadLetter) -> Invocation:
     return recorded
 
 
-def _digested(invocation: Invocation) -> bool:
+def _has_digested_inputs(invocation: Invocation) -> bool:
     return any(
         isinstance(value, dict) and (DIGEST in value) for node in invocation.nodes for value in node.inputs.values()
     )
 
 
-async def remove(bus: Bus, letter: DeadLetter) -> None:
+async def delete_dead_letter(bus: Bus, letter: DeadLetter) -> None:
     """It is no dead letter any more."""
-    await bus.forget(DEADLETTERS, subjects.dead(letter.app, letter.inv))
+    await bus.purge_subject(DEADLETTERS, subjects.dead_letter_subject(letter.app, letter.inv))

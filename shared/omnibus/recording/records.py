@@ -7,11 +7,11 @@ import msgspec
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, subjects
 from omnibus.bus.messages import Hop
-from omnibus.errors import NotFound, Problem, ProtocolError
+from omnibus.errors import NotFound, ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
 
 
-class Answer(msgspec.Struct, omit_defaults=True):
+class RecordedAnswer(msgspec.Struct, omit_defaults=True):
     """Answer that the client got. ``audio_sha256`` is of its 16-bit samples."""
 
     text: str = ""
@@ -39,7 +39,7 @@ class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
     resumed: dict[str, int] = {}
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """An output that nodes read, kept under its SHA-256 in the media directory: ``nbytes`` of tensors in ``chunks``.
 
     ``digest`` says what it holds, however it was cut into chunks.
@@ -53,7 +53,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
 
 
-class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
+class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The end of an invocation as it is recorded. Times are Unix seconds."""
 
     inv: str
@@ -65,8 +65,8 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     path: str = ""
     route: tuple[str, ...] = ()
     hops: tuple[Hop, ...] = ()
-    answer: Answer = msgspec.field(default_factory=Answer)
-    problem: Problem | None = None
+    answer: RecordedAnswer = msgspec.field(default_factory=RecordedAnswer)
+    problem: ProblemDetails | None = None
     v: int = WIRE_VERSION
     #: Digests of an app's results, by ``<node>.<output>``.
     outputs: dict[str, str] = {}
@@ -79,50 +79,50 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     #: The node that failed; -1: none is known to have.
     node: int = -1
     #: What nodes passed to each other, where that is kept.
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptOutput, ...] = ()
 
 
 class Record(NamedTuple):
     """An invocation as it was recorded first, and its end if it has ended."""
 
     invocation: Invocation
-    ended: Ended | None
+    ended: EndRecord | None
 
 
-_ended = msgspec.json.Decoder(Ended).decode
+_ended = msgspec.json.Decoder(EndRecord).decode
 
 
 def is_end(body: bytes) -> bool:
     """Return whether a record is that of an end. Its text may hold any words, so the tag is searched in its place."""
-    return body.startswith(b'{"kind":"end"') or (b'"kind"' in body and _tagged(body))
+    return body.startswith(b'{"kind":"end"') or (b'"kind"' in body and _has_end_tag(body))
 
 
-def _tagged(body: bytes) -> bool:
+def _has_end_tag(body: bytes) -> bool:
     try:
         return msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("kind") == msgspec.Raw(b'"end"')
     except UNREADABLE:
         return False
 
 
-def decode_end(body: bytes) -> Ended:
+def decode_end(body: bytes) -> EndRecord:
     """Raises ``ProtocolError``."""
     try:
         return _ended(body)
     except UNREADABLE as error:
-        raise ProtocolError(f"not the end of an invocation: {graph.explain(body, error)}") from error
+        raise ProtocolError(f"not the end of an invocation: {graph.explain_unreadable(body, error)}") from error
 
 
-def read(found: list[Delivery], id: str) -> Record:
+def parse_record(found: list[Delivery], id: str) -> Record:
     """The record of ``id`` from what the stream has of it, oldest first. Raises ``NotFound`` and ``ProtocolError``."""
     ends = [delivery.data for delivery in found if is_end(delivery.data)]
     begins = [delivery.data for delivery in found if not is_end(delivery.data)]
     if not begins:
         raise NotFound(f"no record of invocation {id[:80]}: watch for ids with `omnibus tail`; it may be too old")
-    return Record(graph.decode(begins[0]), decode_end(ends[-1]) if ends else None)
+    return Record(graph.decode_invocation(begins[0]), decode_end(ends[-1]) if ends else None)
 
 
-async def find(bus: Bus, id: str) -> Record:
+async def find_record(bus: Bus, id: str) -> Record:
     """Find the record of ``id``. Raises ``NotFound`` and ``ProtocolError``."""
-    if not graph.addressable(id) or "." in id:
+    if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is no id of an invocation")
-    return read(await bus.records(f"{subjects.ROOT}.inv.*.{id}"), id)
+    return parse_record(await bus.read_records(f"{subjects.ROOT}.inv.*.{id}"), id)

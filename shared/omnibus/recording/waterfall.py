@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from omnibus.bus.messages import Hop
-from omnibus.errors import Problem
-from omnibus.graph import DIGEST, HANDLE, Invocation, Node, refs
-from omnibus.recording.records import Ended
+from omnibus.errors import ProblemDetails
+from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation, find_refs
+from omnibus.recording.records import EndRecord
 
 #: Of the document.
 VERSION = 1
@@ -102,7 +102,7 @@ class Move(msgspec.Struct, frozen=True):
     resumed: dict[str, int] = {}
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class WaterfallOutcome(msgspec.Struct, frozen=True):
     """Results that the client received: sizes and digests."""
 
     characters: int = 0
@@ -136,7 +136,7 @@ class Summary(msgspec.Struct, frozen=True):
     code: str = ""
 
 
-class Page(msgspec.Struct, frozen=True):
+class SummaryPage(msgspec.Struct, frozen=True):
     """Summaries, newest first. ``next`` is what ``before`` is to be for the page after it, null at the end."""
 
     data: tuple[Summary, ...]
@@ -157,8 +157,8 @@ class Waterfall(msgspec.Struct, frozen=True):
     nodes: tuple[Row, ...]
     edges: tuple[Edge, ...]
     moves: tuple[Move, ...] = ()
-    outcome: Outcome | None = None
-    problem: Problem | None = None
+    outcome: WaterfallOutcome | None = None
+    problem: ProblemDetails | None = None
     #: ``full``: inputs are kept and it can be replayed. ``digest``: sizes and digests of them only.
     record: str = "full"
     v: int = VERSION
@@ -170,30 +170,30 @@ class Waterfall(msgspec.Struct, frozen=True):
 _OF_MOVES = ("reason", "executor", "message", "again", "resumed")
 
 
-def of(invocation: Invocation, ended: Ended | None) -> Waterfall:
+def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfall:
     """The waterfall of an invocation that was recorded as ``invocation``; ``ended`` is None while it runs."""
     start = invocation.created
     moves = tuple(
-        Move(each.attempt, _after(each.at, start), *(getattr(each, name) for name in _OF_MOVES))
+        Move(each.attempt, _seconds_after(each.at, start), *(getattr(each, name) for name in _OF_MOVES))
         for each in (ended.moves if ended is not None else ())
     )
-    rows = tuple(_rows(invocation, ended, moves))
+    rows = tuple(_build_rows(invocation, ended, moves))
     return Waterfall(
-        summary=summary(invocation, ended),
+        summary=build_summary(invocation, ended),
         seed=invocation.seed,
         step=invocation.step,
         segments=ended.segments if ended is not None else (),
         allowed=max(0.0, invocation.deadline - start),
         nodes=rows,
-        edges=tuple(_edges(invocation, ended, rows)),
+        edges=tuple(_build_edges(invocation, ended, rows)),
         moves=moves,
-        outcome=_outcome(ended) if ended is not None else None,
+        outcome=_build_outcome(ended) if ended is not None else None,
         problem=ended.problem if ended is not None else None,
         record="digest" if any(_is_digest(node) for node in invocation.nodes) else "full",
     )
 
 
-def summary(invocation: Invocation, ended: Ended | None) -> Summary:
+def build_summary(invocation: Invocation, ended: EndRecord | None) -> Summary:
     """An invocation in brief."""
     problem = ended.problem if ended is not None else None
     return Summary(
@@ -205,8 +205,8 @@ def summary(invocation: Invocation, ended: Ended | None) -> Summary:
         epoch=invocation.epoch,
         status=ended.status if ended is not None else "running",
         created=invocation.created,
-        seconds=_after(ended.finished, invocation.created) if ended is not None else None,
-        first=_moment(ended.first, invocation.created) if ended is not None else None,
+        seconds=_seconds_after(ended.finished, invocation.created) if ended is not None else None,
+        first=_optional_seconds(ended.first, invocation.created) if ended is not None else None,
         attempts=ended.attempts if ended is not None else 1 + invocation.attempt,
         replay_of=invocation.replay_of,
         parent=invocation.parent,
@@ -214,16 +214,16 @@ def summary(invocation: Invocation, ended: Ended | None) -> Summary:
     )
 
 
-def _after(moment: float, start: float) -> float:
+def _seconds_after(moment: float, start: float) -> float:
     return max(0.0, round(moment - start, 6))
 
 
-def _moment(moment: float, start: float) -> float | None:
+def _optional_seconds(moment: float, start: float) -> float | None:
     """0 stands for a moment that never came."""
-    return _after(moment, start) if moment else None
+    return _seconds_after(moment, start) if moment else None
 
 
-def _rows(invocation: Invocation, ended: Ended | None, moves: Sequence[Move]) -> Iterator[Row]:
+def _build_rows(invocation: Invocation, ended: EndRecord | None, moves: Sequence[Move]) -> Iterator[Row]:
     route = (ended.route if ended is not None else ()) or invocation.route
     options = (ended.options if ended is not None else ()) or invocation.options
     hops = {hop.node: hop for hop in ended.hops} if ended is not None else {}
@@ -235,15 +235,15 @@ def _rows(invocation: Invocation, ended: Ended | None, moves: Sequence[Move]) ->
             model=node.model or invocation.model,
             option=options[index],
             executor=route[index],
-            state=_state(index, route[index], ended),
-            inputs=tuple(_input(name, value) for name, value in node.inputs.items()),
+            state=_node_state(index, route[index], ended),
+            inputs=tuple(_describe_input(name, value) for name, value in node.inputs.items()),
         )
         hop = hops.get(index)
         sent = max((move.at for move in moves if not move.again or index in move.again), default=0.0)
-        yield _timed(row, hop, invocation.created, sent) if hop is not None else row
+        yield _add_times(row, hop, invocation.created, sent) if hop is not None else row
 
 
-def _state(node: int, executor: str, ended: Ended | None) -> str:
+def _node_state(node: int, executor: str, ended: EndRecord | None) -> str:
     """Of a node that has not told its times; see ``_timed`` for one that has."""
     if ended is None:
         return "open"
@@ -253,9 +253,9 @@ def _state(node: int, executor: str, ended: Ended | None) -> str:
     return "failed" if lost else "stopped"
 
 
-def _timed(row: Row, hop: Hop, start: float, sent: float) -> Row:
+def _add_times(row: Row, hop: Hop, start: float, sent: float) -> Row:
     taken, ready, began, first, end = (
-        _moment(each, start) for each in (hop.taken, hop.ready, hop.began, hop.first, hop.end)
+        _optional_seconds(each, start) for each in (hop.taken, hop.ready, hop.began, hop.first, hop.end)
     )
     return msgspec.structs.replace(
         row,
@@ -265,12 +265,12 @@ def _timed(row: Row, hop: Hop, start: float, sent: float) -> Row:
         began=began,
         first=first,
         end=end,
-        phases=tuple(_phases((sent, taken, ready, began, first, end))),
+        phases=tuple(_build_phases((sent, taken, ready, began, first, end))),
         nbytes=hop.nbytes,
     )
 
 
-def _phases(moments: tuple[float | None, ...]) -> Iterator[Phase]:
+def _build_phases(moments: tuple[float | None, ...]) -> Iterator[Phase]:
     """Stretches between the moments, which a clock may have put out of order; what is not told ends nothing."""
     last = moments[-1]
     at = moments[0] or 0.0
@@ -283,21 +283,21 @@ def _phases(moments: tuple[float | None, ...]) -> Iterator[Phase]:
         at = until
 
 
-def _edges(invocation: Invocation, ended: Ended | None, rows: tuple[Row, ...]) -> Iterator[Edge]:
+def _build_edges(invocation: Invocation, ended: EndRecord | None, rows: tuple[Row, ...]) -> Iterator[Edge]:
     hops = {hop.node: hop for hop in ended.hops} if ended is not None else {}
     for target, node in enumerate(invocation.nodes):
         hop = hops.get(target)
         for place, (source, output) in enumerate(node.uses):
             sent = rows[source].first
             came = hop.arrived[place] if hop is not None and place < len(hop.arrived) else 0.0
-            arrived = _moment(came, invocation.created)
+            arrived = _optional_seconds(came, invocation.created)
             took = round(max(0.0, arrived - sent), 6) if arrived is not None and sent is not None else None
             yield Edge(source, output, target, rows[source].executor == rows[target].executor, sent, arrived, took)
 
 
-def _outcome(ended: Ended) -> Outcome:
+def _build_outcome(ended: EndRecord) -> WaterfallOutcome:
     answer = ended.answer
-    return Outcome(
+    return WaterfallOutcome(
         characters=answer.characters or len(answer.text),
         text_sha256=answer.text_sha256,
         audio_seconds=answer.audio_seconds,
@@ -311,19 +311,19 @@ def _outcome(ended: Ended) -> Outcome:
 # Inputs, by their size
 
 
-def _input(name: str, value: Any) -> Input:
-    if any(refs(value)):
+def _describe_input(name: str, value: Any) -> Input:
+    if any(find_refs(value)):
         return Input(name, "nodes")
     if isinstance(value, str):
         return Input(name, "text", len(value.encode()))
     if value is None or isinstance(value, bool | int | float):
         return Input(name, "number", len(msgspec.json.encode(value)))
     if isinstance(value, dict) and (HANDLE in value or "sha256" in value or DIGEST in value):
-        return _bulk(name, value)
+        return _describe_bulk_input(name, value)
     return Input(name, "json", len(msgspec.json.encode(value)))
 
 
-def _bulk(name: str, value: dict[str, Any]) -> Input:
+def _describe_bulk_input(name: str, value: dict[str, Any]) -> Input:
     """Something that is kept elsewhere, or of which only the digest is."""
     kind = "tensor" if "dtype" in value else "media" if "sha256" in value else "json"
     size = value.get("nbytes")
@@ -331,5 +331,5 @@ def _bulk(name: str, value: dict[str, Any]) -> Input:
     return Input(name, kind, size if isinstance(size, int) else 0, digest, str(value.get("mime", "")))
 
 
-def _is_digest(node: Node) -> bool:
+def _is_digest(node: GraphNode) -> bool:
     return any(isinstance(value, dict) and DIGEST in value for value in node.inputs.values())

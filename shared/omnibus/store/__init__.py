@@ -24,18 +24,18 @@ function on the server that refuses whoever is late, so that two writers cannot 
 """
 
 from omnibus.store.apps import AppConflict
-from omnibus.store.apps import Apps as _Apps
+from omnibus.store.apps import AppStore as _Apps
 from omnibus.store.connection import REREAD
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
-from omnibus.store.jobs import Jobs as _Jobs
-from omnibus.store.keys import Keys as _Keys
-from omnibus.store.plans import Past, PlanLed, PlanProblem, StaleEpoch, Stand, mark
-from omnibus.store.plans import Plans as _Plans
-from omnibus.store.profiles import Profiles as _Profiles
-from omnibus.store.spoken_answers import Said
-from omnibus.store.spoken_answers import Sayings as _Sayings
+from omnibus.store.jobs import JobStore as _Jobs
+from omnibus.store.keys import ApiKeyStore as _Keys
+from omnibus.store.plans import PlanHistoryEntry, PlanLed, PlanProblem, PlanState, StaleEpoch, plan_mark
+from omnibus.store.plans import PlanStore as _Plans
+from omnibus.store.profiles import ProfileStore as _Profiles
+from omnibus.store.spoken_answers import SpokenAnswer
+from omnibus.store.spoken_answers import SpokenAnswerStore as _Sayings
 from omnibus.store.streams import StreamRecord
-from omnibus.store.streams import Streams as _Streams
+from omnibus.store.streams import StreamStore as _Streams
 
 __all__ = [
     "REREAD",
@@ -44,15 +44,15 @@ __all__ = [
     "JobReview",
     "JobRules",
     "JobState",
-    "Past",
+    "PlanHistoryEntry",
     "PlanLed",
     "PlanProblem",
-    "Said",
+    "PlanState",
+    "SpokenAnswer",
     "StaleEpoch",
-    "Stand",
     "Store",
     "StreamRecord",
-    "mark",
+    "plan_mark",
 ]
 
 

@@ -9,7 +9,7 @@ from omnibus import app_record
 from omnibus.app_record import AppRecord
 from omnibus.errors import Conflict, NotFound, ProtocolError
 from omnibus.settings import StoreSettings
-from omnibus.store.connection import Connection, Refused
+from omnibus.store.connection import FunctionRefused, StoreConnection
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class AppConflict(Conflict):
         self.current = current
 
 
-class Apps(Connection):
+class AppStore(StoreConnection):
     """The app registry. A record that this build cannot read is logged and left out."""
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -41,11 +41,11 @@ class Apps(Connection):
 
     async def apps(self) -> dict[str, AppRecord]:
         """All apps by name."""
-        return (await self._read())[1]
+        return (await self._read_apps())[1]
 
     async def app(self, name: str) -> AppRecord | None:
         """One app; None when there is none. Raises ``ProtocolError`` for one of another build, or a forged one."""
-        body = await self._call(self._redis.hget(self._key(_APPS), name))
+        body = await self._run_command(self._redis.hget(self._redis_key(_APPS), name))
         return self._decode_app(name, body) if body else None
 
     async def put_app(self, record: AppRecord, expected_version: int) -> None:
@@ -54,19 +54,21 @@ class Apps(Connection):
         Raises ``AppConflict`` when it is not, ``Conflict`` that names the app that has its route and model,
         and ``NotFound`` when its uploaded source is not in the store.
         """
-        body = self._seal.sign(_label(record.name), app_record.encode(record))
+        body = self._seal.sign(_app_label(record.name), app_record.encode_app_record(record))
         keys = (_APPS, _LIFE, _APPS, _SOURCES)
         try:
-            await self._run("omnibus_put_app", keys, record.name, str(expected_version), body, secrets.token_hex(8))
-        except Refused as error:
-            raise _refusal(record, error) from error
+            await self._run_function(
+                "omnibus_put_app", keys, record.name, str(expected_version), body, secrets.token_hex(8)
+            )
+        except FunctionRefused as error:
+            raise _refusal_error(record, error) from error
 
     async def drop_app(self, name: str, expected_version: int | None) -> None:
         """Remove an app at ``expected_version``, None for any. Raises ``NotFound`` and ``AppConflict``."""
         expected = "any" if expected_version is None else str(expected_version)
         try:
-            dropped = await self._run("omnibus_drop_app", (_APPS, _APPS, _SOURCES), name, expected)
-        except Refused as error:
+            dropped = await self._run_function("omnibus_drop_app", (_APPS, _APPS, _SOURCES), name, expected)
+        except FunctionRefused as error:
             raise AppConflict(name, int(error.what)) from error
         if not dropped:
             raise NotFound(f"there is no app {name!r}", param="name")
@@ -79,32 +81,32 @@ class Apps(Connection):
         """
         life, known = "", dict[str, AppRecord]()
 
-        async def read() -> dict[str, AppRecord]:
+        async def read_apps() -> dict[str, AppRecord]:
             nonlocal life, known
-            lives, found = await self._read()
+            lives, found = await self._read_apps()
             if life and lives != life:
                 log.warning("the store lost %d apps: writing them again", len(known.keys() - found.keys()))
                 for name in known.keys() - found.keys():
-                    await self._restore(known[name])
-                lives, found = await self._read()
-            for lost in _sources(known) - _sources(found):
+                    await self._restore_app(known[name])
+                lives, found = await self._read_apps()
+            for lost in _source_digests(known) - _source_digests(found):
                 self._texts.pop(lost, None)
             life, known = lives, found
             return found
 
-        async for apps in self._follow(_APPS, read):
+        async for apps in self._follow_channel(_APPS, read_apps):
             yield apps
 
     async def put_source(self, text: str) -> str:
         """Keep the text of an app until the last app that refers to it is gone; returns its SHA-256 in hex."""
         digest = hashlib.sha256(text.encode()).hexdigest()
-        await self._run("omnibus_put_source", (_SOURCES + digest,), text, str(SPARE))
+        await self._run_function("omnibus_put_source", (_SOURCES + digest,), text, str(SPARE))
         self._texts[digest] = text
         return digest
 
     async def source(self, sha256: str) -> str:
         """Raises ``NotFound`` when it was never kept or has left, ``ProtocolError`` when it is another text."""
-        body = await self._call(self._redis.get(self._key(_SOURCES + sha256)))
+        body = await self._run_command(self._redis.get(self._redis_key(_SOURCES + sha256)))
         if body is None:
             raise NotFound(f"the source {sha256[:12]} is not in the store: upload it again")
         if hashlib.sha256(body).hexdigest() != sha256:
@@ -112,12 +114,12 @@ class Apps(Connection):
         self._texts[sha256] = body.decode()
         return self._texts[sha256]
 
-    async def _read(self) -> tuple[str, dict[str, AppRecord]]:
+    async def _read_apps(self) -> tuple[str, dict[str, AppRecord]]:
         """The store's life and all apps, of one moment."""
         async with self._redis.pipeline(transaction=True) as both:
-            both.get(self._key(_LIFE))
-            both.hgetall(self._key(_APPS))
-            life, bodies = await self._call(both.execute())
+            both.get(self._redis_key(_LIFE))
+            both.hgetall(self._redis_key(_APPS))
+            life, bodies = await self._run_command(both.execute())
         found = {}
         for key, body in sorted(bodies.items()):
             name = key.decode(errors="replace")
@@ -130,9 +132,9 @@ class Apps(Connection):
         return (life or b"").decode(), found
 
     def _decode_app(self, name: str, body: bytes) -> AppRecord:
-        return app_record.decode(self._seal.verify(_label(name), body))
+        return app_record.decode_app_record(self._seal.verify(_app_label(name), body))
 
-    async def _restore(self, record: AppRecord) -> None:
+    async def _restore_app(self, record: AppRecord) -> None:
         try:
             if text := self._texts.get(record.source.sha256):
                 await self.put_source(text)
@@ -141,11 +143,11 @@ class Apps(Connection):
             log.info("app %r: %s", record.name, error)
 
 
-def _label(name: str) -> str:
+def _app_label(name: str) -> str:
     return f"the app {name!r}"
 
 
-def _refusal(record: AppRecord, error: Refused) -> Conflict | NotFound:
+def _refusal_error(record: AppRecord, error: FunctionRefused) -> Conflict | NotFound:
     if error.reason == "STALE":
         return AppConflict(record.name, int(error.what))
     if error.reason == "TAKEN":
@@ -157,5 +159,5 @@ def _refusal(record: AppRecord, error: Refused) -> Conflict | NotFound:
     return NotFound(f"the source {record.source.sha256[:12]} is not in the store: upload it again")
 
 
-def _sources(apps: dict[str, AppRecord]) -> set[str]:
+def _source_digests(apps: dict[str, AppRecord]) -> set[str]:
     return {record.source.sha256 for record in apps.values() if record.source.sha256}

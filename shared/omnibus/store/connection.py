@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from omnibus.errors import BadRequest, StoreUnavailable
-from omnibus.settings import StoreSettings, public
+from omnibus.settings import StoreSettings, redact_url
 from omnibus.store.seal import Seal
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN", "FULL")
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class FunctionRefused(Exception):
     """A function on the server says no: ``reason`` is one of its words, ``what`` the rest."""
 
     def __init__(self, answer: str) -> None:
@@ -37,7 +37,7 @@ class Refused(Exception):
         self.reason, _, self.what = answer.partition(" ")
 
 
-class Connection:
+class StoreConnection:
     """Commands, functions and announcements; what they mean is said by ``Plans`` and ``Apps``."""
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -49,16 +49,16 @@ class Connection:
             socket_connect_timeout=settings.timeout,
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
             health_check_interval=10,
-            **_tls(settings),
+            **_tls_arguments(settings),
         )
 
     async def open(self) -> None:
         """Load the server-side functions; raises ``StoreUnavailable``."""
-        await self._call(self._redis.function_load(_LIBRARY, replace=True))
+        await self._run_command(self._redis.function_load(_LIBRARY, replace=True))
 
     async def ping(self) -> bool:
         try:
-            await self._call(self._redis.ping())
+            await self._run_command(self._redis.ping())
         except StoreUnavailable:
             return False
         return True
@@ -66,28 +66,28 @@ class Connection:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _key(self, name: str) -> str:
+    def _redis_key(self, name: str) -> str:
         return f"{self._settings.prefix}:{name}"
 
-    async def _run(self, function: str, keys: Sequence[str], *arguments: str) -> Any:
+    async def _run_function(self, function: str, keys: Sequence[str], *arguments: str) -> Any:
         """Run a function of ours on the server. Raises ``Refused`` and ``StoreUnavailable``."""
         await self.open()  # a restarted server has forgotten its functions
-        return await self._call(self._redis.fcall(function, len(keys), *map(self._key, keys), *arguments))
+        return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
 
-    async def _call(self, command: Any) -> Any:
-        before = _cancellations()
+    async def _run_command(self, command: Any) -> Any:
+        before = _cancellation_count()
         try:
             answer = await command
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
-                raise Refused(str(error)) from error
-            raise StoreUnavailable(f"the store at {public(self._settings.url)} refuses: {error}") from error
+                raise FunctionRefused(str(error)) from error
+            raise StoreUnavailable(f"the store at {redact_url(self._settings.url)} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"no store at {public(self._settings.url)}: {error}") from error
-        _heed_cancellation(before)
+            raise StoreUnavailable(f"no store at {redact_url(self._settings.url)}: {error}") from error
+        _raise_if_cancelled(before)
         return answer
 
-    async def _follow(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+    async def _follow_channel(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
         """Yield the result of ``read``, at once and whenever it has changed. Reconnects by itself.
 
         Announcements may be lost while the store restarts, so ``read`` runs every ``REREAD`` seconds as well.
@@ -97,10 +97,10 @@ class Connection:
         while True:
             try:
                 async with self._redis.pubsub() as announced:
-                    await announced.subscribe(self._key(channel))
+                    await announced.subscribe(self._redis_key(channel))
                     while True:
                         found = await read()
-                        _heed_cancellation()
+                        _raise_if_cancelled()
                         if not known or found != last:
                             known, last = True, found
                             yield found
@@ -110,7 +110,7 @@ class Connection:
                 await asyncio.sleep(AGAIN)
 
 
-def _tls(settings: StoreSettings) -> dict[str, Any]:
+def _tls_arguments(settings: StoreSettings) -> dict[str, Any]:
     """Arguments that only a URL of TLS takes. Raises ``BadRequest`` where files are named and the URL has none."""
     named = {"ssl_ca_certs": settings.tls_ca, "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
     given = {name: path for name, path in named.items() if path}
@@ -119,13 +119,13 @@ def _tls(settings: StoreSettings) -> dict[str, Any]:
     return given
 
 
-def _cancellations() -> int:
+def _cancellation_count() -> int:
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 
 
-def _heed_cancellation(before: int = 0) -> None:
+def _raise_if_cancelled(before: int = 0) -> None:
     """redis-py sends with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes in the
     same turn as its result. Whoever cancelled would wait for ever. ``before`` there were so many already."""
-    if _cancellations() > before:
+    if _cancellation_count() > before:
         raise asyncio.CancelledError

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from omnibus.errors import Overloaded
-from omnibus.store.connection import Connection, Refused
+from omnibus.store.connection import FunctionRefused, StoreConnection
 
 JobStatus = Literal["queued", "in_progress", "completed", "failed"]
 _STATUS: dict[bytes, JobStatus] = {
@@ -54,7 +54,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
         return JobState(self.status, self.attempt, self.ended)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.status in ("completed", "failed")
 
 
@@ -88,14 +88,14 @@ class JobRules(Struct, frozen=True):
     tenant_kept: int = 0
 
 
-class Page(NamedTuple):
+class JobPage(NamedTuple):
     """Jobs in order, and whether there are more behind them."""
 
     jobs: list[JobRecord]
     more: bool
 
 
-class Jobs(Connection):
+class JobStore(StoreConnection):
     """Jobs by kind and id. A kind is a word, as ``video``."""
 
     async def put_job(self, kind: str, job: JobRecord, rules: JobRules) -> bool:
@@ -104,10 +104,12 @@ class Jobs(Connection):
         Raises ``Overloaded`` when there are as many as ``rules`` allow.
         """
         limits = (job.tenant, *map(str, (rules.open, rules.kept, rules.tenant_open, rules.tenant_kept)))
-        fields = _fields(job, "", "queued")
+        fields = _job_fields(job, "", "queued")
         try:
-            put = await self._run("omnibus_put_job", _keys(kind), job.id, _ms(job.expires), *limits, *fields)
-        except Refused as error:
+            put = await self._run_function(
+                "omnibus_put_job", _job_keys(kind), job.id, _milliseconds_text(job.expires), *limits, *fields
+            )
+        except FunctionRefused as error:
             raise Overloaded(_FULL[error.what], retry_after=_AGAIN) from error
         return bool(put)
 
@@ -119,13 +121,13 @@ class Jobs(Connection):
         holds it can say so.
         """
         status: JobStatus = "in_progress" if owner else job.status
-        about = (_ms(job.expires), _ms(seconds), owner, status, str(job.attempt))
-        fields = _fields(job, owner, status)
-        return bool(await self._run("omnibus_restore_job", _keys(kind), job.id, *about, *fields))
+        about = (_milliseconds_text(job.expires), _milliseconds_text(seconds), owner, status, str(job.attempt))
+        fields = _job_fields(job, owner, status)
+        return bool(await self._run_function("omnibus_restore_job", _job_keys(kind), job.id, *about, *fields))
 
     async def review_jobs(self, kind: str, most: int, known: Collection[str]) -> JobReview:
         """States of the ``most`` newest jobs, and what became of those that are ``known`` by id."""
-        found = await self._run("omnibus_review_jobs", _keys(kind), token_hex(8), str(most), *known)
+        found = await self._run_function("omnibus_review_jobs", _job_keys(kind), token_hex(8), str(most), *known)
         life, flat, removed, lost = found
         rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
         states = {
@@ -137,84 +139,86 @@ class Jobs(Connection):
 
     async def take_job(self, kind: str, owner: str, seconds: float) -> JobRecord | float:
         """Hold the job that is due first for ``seconds``, as ``owner``; without one the seconds until one may be."""
-        found = await self._run("omnibus_take_job", _keys(kind), owner, _ms(seconds))
-        return _record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
+        found = await self._run_function("omnibus_take_job", _job_keys(kind), owner, _milliseconds_text(seconds))
+        return _decode_record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
 
     async def hold_job(self, kind: str, id: str, owner: str, seconds: float, progress: int, trace: bytes = b"") -> bool:
         """Hold a job for another ``seconds``, say how many percent are done, and what is under way for it.
 
         False when ``owner`` has lost it.
         """
-        told = (id, owner, _ms(seconds), str(progress), _text(trace))
-        return bool(await self._run("omnibus_hold_job", _keys(kind), *told))
+        told = (id, owner, _milliseconds_text(seconds), str(progress), _as_text(trace))
+        return bool(await self._run_function("omnibus_hold_job", _job_keys(kind), *told))
 
     async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
         """Give a job back, due again in ``seconds``; False when ``owner`` has lost it.
 
         Unless it ``counts`` that it was begun, it is as if it had not been taken.
         """
-        told = (id, owner, _ms(seconds), "0" if counts else "-1")
-        return bool(await self._run("omnibus_free_job", _keys(kind), *told))
+        told = (id, owner, _milliseconds_text(seconds), "0" if counts else "-1")
+        return bool(await self._run_function("omnibus_free_job", _job_keys(kind), *told))
 
     async def end_job(
         self, kind: str, id: str, owner: str, status: Literal["completed", "failed"], outcome: bytes, seconds: float
     ) -> bool:
         """The one end of a job, which is kept for ``seconds``; False when ``owner`` has lost it."""
-        told = (id, owner, status, _text(outcome), _ms(seconds))
-        return bool(await self._run("omnibus_end_job", _keys(kind), *told))
+        told = (id, owner, status, _as_text(outcome), _milliseconds_text(seconds))
+        return bool(await self._run_function("omnibus_end_job", _job_keys(kind), *told))
 
     async def drop_job(self, kind: str, id: str) -> bool:
         """Forget a job, whatever becomes of it just now; False when there is none."""
-        return bool(await self._run("omnibus_drop_job", _keys(kind), id))
+        return bool(await self._run_function("omnibus_drop_job", _job_keys(kind), id))
 
     async def job(self, kind: str, id: str) -> JobRecord | None:
         """None when there is none, or no more."""
-        found = await self._jobs(kind, [id])
+        found = await self._fetch_jobs(kind, [id])
         return found.get(id)
 
-    async def jobs(self, kind: str, limit: int = 20, after: str = "", newest: bool = True) -> Page | None:
+    async def jobs(self, kind: str, limit: int = 20, after: str = "", newest: bool = True) -> JobPage | None:
         """At most ``limit`` jobs in the order in which they came, those behind ``after``; None if that one is gone."""
-        made = self._key(f"jobs:{kind}:made")
+        made = self._redis_key(f"jobs:{kind}:made")
         begin = 0
         if after:
-            rank = await self._call(self._redis.zrevrank(made, after) if newest else self._redis.zrank(made, after))
+            rank = await self._run_command(
+                self._redis.zrevrank(made, after) if newest else self._redis.zrank(made, after)
+            )
             if rank is None:
                 return None
             begin = int(rank) + 1
-        ids = await self._call(self._redis.zrange(made, begin, begin + limit, desc=newest))
-        found = await self._jobs(kind, [id.decode() for id in ids])
-        return Page(list(found.values())[:limit], len(ids) > limit)
+        ids = await self._run_command(self._redis.zrange(made, begin, begin + limit, desc=newest))
+        found = await self._fetch_jobs(kind, [id.decode() for id in ids])
+        return JobPage(list(found.values())[:limit], len(ids) > limit)
 
     async def held_jobs(self, kind: str, owners: dict[str, str]) -> set[str]:
         """The ids in ``owners`` that these owners still hold."""
         async with self._redis.pipeline(transaction=False) as several:
             for id in owners:
-                several.hget(self._key(f"job:{kind}:{id}"), "owner")
-            found = await self._call(several.execute()) if owners else []
+                several.hget(self._redis_key(f"job:{kind}:{id}"), "owner")
+            found = await self._run_command(several.execute()) if owners else []
         return {id for (id, owner), held in zip(owners.items(), found, strict=True) if held == owner.encode()}
 
     async def read_jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
         """Return the jobs of ``ids`` that exist, by id."""
-        return await self._jobs(kind, ids)
+        return await self._fetch_jobs(kind, ids)
 
-    def job_news(self, kind: str) -> AsyncIterator[int]:
+    def job_changes(self, kind: str) -> AsyncIterator[int]:
         """A number whenever a job came, ended or was removed, and every few seconds. Reconnects by itself."""
         numbers = count()
 
-        async def read() -> int:
+        async def next_number() -> int:
             return next(numbers)
 
-        return self._follow(f"jobs:{kind}", read)
+        return self._follow_channel(f"jobs:{kind}", next_number)
 
-    async def _jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
+    async def _fetch_jobs(self, kind: str, ids: Sequence[str]) -> dict[str, JobRecord]:
         async with self._redis.pipeline(transaction=False) as several:
             for id in ids:
-                key = self._key(f"job:{kind}:{id}")
+                key = self._redis_key(f"job:{kind}:{id}")
                 several.hmget(key, *_FIELDS)
                 several.pexpiretime(key)
-            found = await self._call(several.execute()) if ids else []
+            found = await self._run_command(several.execute()) if ids else []
         bodies = zip(ids, found[::2], found[1::2], strict=True)
-        return {id: _record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
+        return {id: _decode_record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
 
 
 _FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace", "tenant")
@@ -226,30 +230,30 @@ _FULL = {
 }
 
 
-def _keys(kind: str) -> tuple[str, ...]:
+def _job_keys(kind: str) -> tuple[str, ...]:
     root = f"jobs:{kind}"
     return f"{root}:made", f"{root}:due", f"{root}:ends", f"job:{kind}:", root, f"{root}:removed", f"{root}:life"
 
 
-def _fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]:
+def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]:
     """A job as names and values, flat. One that is not over has ``open_status`` and belongs to ``owner``."""
     fields = {
         "request": job.request,
-        "status": job.status if job.over else open_status,
+        "status": job.status if job.is_over else open_status,
         "attempt": str(job.attempt),
-        "progress": "0" if open_status == "queued" and not job.over else str(job.progress),
-        "created": _ms(job.created),
-        "until": _ms(job.until),
-        "ended": _ms(job.ended),
+        "progress": "0" if open_status == "queued" and not job.is_over else str(job.progress),
+        "created": _milliseconds_text(job.created),
+        "until": _milliseconds_text(job.until),
+        "ended": _milliseconds_text(job.ended),
         "outcome": job.outcome,
-        "trace": b"" if job.over else job.trace,
-        "owner": "" if job.over else owner,
+        "trace": b"" if job.is_over else job.trace,
+        "owner": "" if job.is_over else owner,
         "tenant": job.tenant,
     }
-    return [_text(each) for pair in fields.items() for each in pair]
+    return [_as_text(each) for pair in fields.items() for each in pair]
 
 
-def _record(id: str, values: Sequence[Any]) -> JobRecord:
+def _decode_record(id: str, values: Sequence[Any]) -> JobRecord:
     request, created, until, status, progress, attempt, ended, outcome, trace, tenant, expires = values
     return JobRecord(
         id=id,
@@ -267,9 +271,9 @@ def _record(id: str, values: Sequence[Any]) -> JobRecord:
     )
 
 
-def _ms(seconds: float) -> str:
+def _milliseconds_text(seconds: float) -> str:
     return str(round(seconds * 1000))
 
 
-def _text(value: str | bytes) -> str:
+def _as_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()

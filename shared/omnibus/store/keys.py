@@ -8,14 +8,14 @@ from omnibus import api_key
 from omnibus.api_key import KeyRecord
 from omnibus.errors import BadRequest, Conflict, NotFound
 from omnibus.settings import StoreSettings
-from omnibus.store.connection import Connection
+from omnibus.store.connection import StoreConnection
 
 log = logging.getLogger(__name__)
 
 _KEYS, _LIFE = "keys", "keys:life"
 
 
-class Keys(Connection):
+class ApiKeyStore(StoreConnection):
     """Keys by the hash of them."""
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -24,8 +24,8 @@ class Keys(Connection):
 
     async def put_key(self, record: KeyRecord) -> None:
         """Keep a new key. Raises ``BadRequest``, and ``Conflict`` when it is there already."""
-        api_key.check(record)
-        if not await self._write(record):
+        api_key.check_key_record(record)
+        if not await self._write_key(record):
             raise Conflict(f"the key {record.id} is there already: revoke it first")
 
     async def drop_key(self, id: str) -> KeyRecord:
@@ -36,9 +36,9 @@ class Keys(Connection):
         if not found:
             raise NotFound(f"there is no key {id[:64]!r}: `omnibus keys list` shows them")
         async with self._redis.pipeline(transaction=True) as both:
-            both.hdel(self._key(_KEYS), found[0].sha256)
-            both.publish(self._key(_KEYS), found[0].id)
-            await self._call(both.execute())
+            both.hdel(self._redis_key(_KEYS), found[0].sha256)
+            both.publish(self._redis_key(_KEYS), found[0].id)
+            await self._run_command(both.execute())
         return found[0]
 
     async def keys(self) -> dict[str, KeyRecord]:
@@ -52,38 +52,38 @@ class Keys(Connection):
         """
         life, known = "", dict[str, KeyRecord]()
 
-        async def read() -> dict[str, KeyRecord]:
+        async def read_keys() -> dict[str, KeyRecord]:
             nonlocal life, known
             lives, found = await self._read_keys()
             if life and lives != life:
                 log.warning("the store lost %d API keys: writing them again", len(known.keys() - found.keys()))
                 for lost in known.keys() - found.keys():
-                    await self._write(known[lost])
+                    await self._write_key(known[lost])
                 lives, found = await self._read_keys()
             life, known = lives, found
             return found
 
-        async for found in self._follow(_KEYS, read):
+        async for found in self._follow_channel(_KEYS, read_keys):
             yield found
 
-    async def _write(self, record: KeyRecord) -> bool:
+    async def _write_key(self, record: KeyRecord) -> bool:
         async with self._redis.pipeline(transaction=True) as all_at_once:
-            all_at_once.setnx(self._key(_LIFE), secrets.token_hex(8))
-            all_at_once.hsetnx(self._key(_KEYS), record.sha256, api_key.encode(record))
-            all_at_once.publish(self._key(_KEYS), record.id)
-            _, new, _ = await self._call(all_at_once.execute())
+            all_at_once.setnx(self._redis_key(_LIFE), secrets.token_hex(8))
+            all_at_once.hsetnx(self._redis_key(_KEYS), record.sha256, api_key.encode_key_record(record))
+            all_at_once.publish(self._redis_key(_KEYS), record.id)
+            _, new, _ = await self._run_command(all_at_once.execute())
         return bool(new)
 
     async def _read_keys(self) -> tuple[str, dict[str, KeyRecord]]:
         async with self._redis.pipeline(transaction=True) as both:
-            both.get(self._key(_LIFE))
-            both.hgetall(self._key(_KEYS))
-            life, bodies = await self._call(both.execute())
+            both.get(self._redis_key(_LIFE))
+            both.hgetall(self._redis_key(_KEYS))
+            life, bodies = await self._run_command(both.execute())
         found = {}
         for field, body in bodies.items():
             name = field.decode(errors="replace")
             try:
-                record = api_key.decode(body)
+                record = api_key.decode_key_record(body)
                 if record.sha256 != name:
                     raise BadRequest("it is filed under another hash")
                 found[name] = record

@@ -10,7 +10,7 @@ from omnibus import plan as plans
 from omnibus.errors import NotFound, ProtocolError, StoreUnavailable
 from omnibus.graph import UNREADABLE
 from omnibus.plan import Plan
-from omnibus.store.connection import Connection, Refused
+from omnibus.store.connection import FunctionRefused, StoreConnection
 from omnibus.store.seal import Seal
 
 _EPOCH, _PLAN, _HISTORY, _STAGED = "plan:epoch", "plan:", "plan:history", "plan:staged"
@@ -37,7 +37,7 @@ class PlanLed(StoreUnavailable):
         super().__init__(f"the planner {leader} leads a change of the plan: wait until it is over")
 
 
-class Stand(NamedTuple):
+class PlanState(NamedTuple):
     """State of the plans: the current epoch, that of the staged plan, and the pinned one; 0 for none.
 
     ``mark`` differs for staged plans that differ, which may have one epoch after one another.
@@ -49,7 +49,7 @@ class Stand(NamedTuple):
     mark: int
 
 
-class Past(NamedTuple):
+class PlanHistoryEntry(NamedTuple):
     """An epoch of the history. ``plan`` is None when this build cannot read it; ``fault`` says why."""
 
     epoch: int
@@ -73,18 +73,18 @@ _head = msgspec.json.Decoder(_Head).decode
 _problem = msgspec.json.Decoder(PlanProblem).decode
 
 
-class Plans(Connection):
+class PlanStore(StoreConnection):
     """Plans by epoch. A change goes: stage, wait until its executors are ready, swap."""
 
     async def epoch(self) -> int:
         """The current epoch, 0 before the first plan."""
-        return int(await self._call(self._redis.get(self._key(_EPOCH))) or 0)
+        return int(await self._run_command(self._redis.get(self._redis_key(_EPOCH))) or 0)
 
-    async def stand(self) -> Stand:
+    async def plan_state(self) -> PlanState:
         """Return the state of the plans, all of one moment."""
-        epoch, staged, pin = await self._call(self._redis.mget(*map(self._key, (_EPOCH, _STAGED, _PIN))))
-        mark = _mark(_document(staged)) if staged is not None else 0
-        return Stand(int(epoch or 0), _epoch_of(staged), int(pin or 0), mark)
+        epoch, staged, pin = await self._run_command(self._redis.mget(*map(self._redis_key, (_EPOCH, _STAGED, _PIN))))
+        mark = _document_mark(_unsigned_document(staged)) if staged is not None else 0
+        return PlanState(int(epoch or 0), _epoch_of(staged), int(pin or 0), mark)
 
     async def plan(self, epoch: int = 0) -> Plan | None:
         """The current plan, or that of ``epoch``; None when there is none, or no more.
@@ -92,7 +92,7 @@ class Plans(Connection):
         Raises ``ProtocolError`` when this build cannot read it, and when it is forged.
         """
         number = epoch or await self.epoch()
-        body = await self._call(self._redis.get(self._key(f"{_PLAN}{number}"))) if number else None
+        body = await self._run_command(self._redis.get(self._redis_key(f"{_PLAN}{number}"))) if number else None
         return self._decode_plan(body) if body is not None else None
 
     async def swap_plan(self, plan: Plan, then: Plan | None = None, pin: bool = False) -> None:
@@ -104,23 +104,23 @@ class Plans(Connection):
         kept = str(max(1, self._settings.history))
         body, after = (self._encode_plan(each) if each is not None else "" for each in (plan, then))
         try:
-            await self._run("omnibus_swap_plan", keys, str(plan.epoch), body, after, kept, "1" if pin else "0")
-        except Refused as error:
+            await self._run_function("omnibus_swap_plan", keys, str(plan.epoch), body, after, kept, "1" if pin else "0")
+        except FunctionRefused as error:
             raise StaleEpoch(int(error.what)) from error
 
-    def swaps(self) -> AsyncIterator[int]:
+    def epoch_changes(self) -> AsyncIterator[int]:
         """Epochs as they become current; 0 when the store has lost its plan. Reconnects by itself."""
-        return self._follow(_CHANNEL, self.epoch)
+        return self._follow_channel(_CHANNEL, self.epoch)
 
-    def plan_changes(self) -> AsyncIterator[Stand]:
+    def plan_changes(self) -> AsyncIterator[PlanState]:
         """Follow the state of the plans: yields it at once and at each change. Reconnects by itself."""
-        return self._follow(_CHANNEL, self.stand)
+        return self._follow_channel(_CHANNEL, self.plan_state)
 
     # The plan that is to follow
 
-    async def staged(self) -> Plan | None:
+    async def staged_plan(self) -> Plan | None:
         """The plan whose executors are awaited; None when there is none. Raises ``ProtocolError``."""
-        body = await self._call(self._redis.get(self._key(_STAGED)))
+        body = await self._run_command(self._redis.get(self._redis_key(_STAGED)))
         return self._decode_plan(body) if body is not None else None
 
     async def stage_plan(self, plan: Plan, owner: str, seconds: float) -> None:
@@ -132,42 +132,47 @@ class Plans(Connection):
         keys = (_EPOCH, _STAGED, _LEAD, _CHANNEL)
         lasts = str(round(seconds * 1000))
         try:
-            await self._run("omnibus_stage_plan", keys, str(plan.epoch), self._encode_plan(plan), owner, lasts)
-        except Refused as error:
+            await self._run_function("omnibus_stage_plan", keys, str(plan.epoch), self._encode_plan(plan), owner, lasts)
+        except FunctionRefused as error:
             raise PlanLed(error.what) if error.reason == "LED" else StaleEpoch(int(error.what)) from error
 
     async def unstage_plan(self, owner: str) -> bool:
         """Give up the staged plan; False when there is none, or another one leads."""
-        return bool(await self._run("omnibus_unstage_plan", (_STAGED, _LEAD, _CHANNEL), owner))
+        return bool(await self._run_function("omnibus_unstage_plan", (_STAGED, _LEAD, _CHANNEL), owner))
 
     async def lead_plan(self, owner: str, seconds: float) -> bool:
         """Lead the change under way for another ``seconds``, or from now on if nobody does; False if another does."""
-        return bool(await self._run("omnibus_lead_plan", (_LEAD,), owner, str(round(seconds * 1000))))
+        return bool(await self._run_function("omnibus_lead_plan", (_LEAD,), owner, str(round(seconds * 1000))))
 
     # The past
 
-    async def history(self, limit: int = 20) -> list[Past]:
+    async def plan_history(self, limit: int = 20) -> list[PlanHistoryEntry]:
         """The last ``limit`` epochs, the newest first."""
-        epochs = [int(each) for each in await self._call(self._redis.zrevrange(self._key(_HISTORY), 0, limit - 1))]
+        epochs = [
+            int(each)
+            for each in await self._run_command(self._redis.zrevrange(self._redis_key(_HISTORY), 0, limit - 1))
+        ]
         bodies = (
-            await self._call(self._redis.mget([self._key(f"{_PLAN}{epoch}") for epoch in epochs])) if epochs else []
+            await self._run_command(self._redis.mget([self._redis_key(f"{_PLAN}{epoch}") for epoch in epochs]))
+            if epochs
+            else []
         )
-        return [self._past(epoch, body) for epoch, body in zip(epochs, bodies, strict=True)]
+        return [self._history_entry(epoch, body) for epoch, body in zip(epochs, bodies, strict=True)]
 
     async def pin_plan(self, epoch: int) -> None:
         """Let the planner serve the plan of ``epoch`` and no other. Raises ``NotFound`` when it is not kept."""
-        if not await self._run("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), str(max(epoch, -1) or -1)):
+        if not await self._run_function("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), str(max(epoch, -1) or -1)):
             raise NotFound(f"there is no plan of epoch {epoch}: `omnibus plan history` lists those that are kept")
 
     async def unpin_plan(self) -> None:
         """Let the planner plan again."""
-        await self._run("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), "0")
+        await self._run_function("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), "0")
 
     # What is wrong
 
-    async def problems(self) -> dict[str, PlanProblem]:
+    async def plan_problems(self) -> dict[str, PlanProblem]:
         """Return the problems that block plans, by the name under which they were reported."""
-        found = await self._call(self._redis.hgetall(self._key(_PROBLEMS)))
+        found = await self._run_command(self._redis.hgetall(self._redis_key(_PROBLEMS)))
         told = {}
         for name, body in sorted(found.items()):
             try:
@@ -176,39 +181,39 @@ class Plans(Connection):
                 continue  # of another build
         return told
 
-    async def tell_problem(self, who: str, problem: PlanProblem | None) -> None:
+    async def put_problem(self, who: str, problem: PlanProblem | None) -> None:
         """Say what stands in the way, or that nothing does any more."""
-        key = self._key(_PROBLEMS)
+        key = self._redis_key(_PROBLEMS)
         if problem is None:
-            await self._call(self._redis.hdel(key, who))
+            await self._run_command(self._redis.hdel(key, who))
         else:
-            await self._call(self._redis.hset(key, who, msgspec.json.encode(problem)))
+            await self._run_command(self._redis.hset(key, who, msgspec.json.encode(problem)))
 
     def _encode_plan(self, plan: Plan) -> str:
-        return self._seal.sign(_PLAN_LABEL, plans.encode(plan))
+        return self._seal.sign(_PLAN_LABEL, plans.encode_plan(plan))
 
     def _decode_plan(self, body: bytes) -> Plan:
-        return plans.decode(self._seal.verify(_PLAN_LABEL, body))
+        return plans.decode_plan(self._seal.verify(_PLAN_LABEL, body))
 
-    def _past(self, epoch: int, body: bytes | None) -> Past:
+    def _history_entry(self, epoch: int, body: bytes | None) -> PlanHistoryEntry:
         if body is None:
-            return Past(epoch, None, "it is lost")
+            return PlanHistoryEntry(epoch, None, "it is lost")
         try:
-            return Past(epoch, self._decode_plan(body), "")
+            return PlanHistoryEntry(epoch, self._decode_plan(body), "")
         except ProtocolError as error:
-            return Past(epoch, None, error.message)
+            return PlanHistoryEntry(epoch, None, error.message)
 
 
-def mark(plan: Plan) -> int:
+def plan_mark(plan: Plan) -> int:
     """``Stand.mark`` while ``plan`` is the staged one."""
-    return _mark(plans.encode(plan))
+    return _document_mark(plans.encode_plan(plan))
 
 
-def _mark(document: bytes) -> int:
+def _document_mark(document: bytes) -> int:
     return crc32(document)
 
 
-def _document(body: bytes) -> bytes:
+def _unsigned_document(body: bytes) -> bytes:
     """A stored plan without its signature, which is not checked."""
     return Seal("").verify(_PLAN_LABEL, body)
 

@@ -7,14 +7,14 @@ from omnibus import profile as profiles
 from omnibus.errors import BadRequest
 from omnibus.profile import ModelProfile
 from omnibus.settings import StoreSettings
-from omnibus.store.connection import Connection
+from omnibus.store.connection import StoreConnection
 
 log = logging.getLogger(__name__)
 
 _PROFILES = "profiles"
 
 
-class Profiles(Connection):
+class ProfileStore(StoreConnection):
     """Profiles by model."""
 
     def __init__(self, settings: StoreSettings) -> None:
@@ -25,21 +25,21 @@ class Profiles(Connection):
         """Keep ``profile`` as that of its model, in place of any other. Raises ``BadRequest`` when it names none."""
         if not profile.model:
             raise BadRequest("the profile names no model: write its 'model'")
-        await self._put(profile, keep=False)
+        await self._write_profile(profile, keep=False)
 
     async def profile(self, model: str) -> ModelProfile | None:
         """None when there is none. Raises ``BadRequest`` for one that this build cannot read."""
-        body = await self._call(self._redis.hget(self._key(_PROFILES), model))
-        return profiles.decode(body, _called(model)) if body is not None else None
+        body = await self._run_command(self._redis.hget(self._redis_key(_PROFILES), model))
+        return profiles.decode_profile(body, _profile_label(model)) if body is not None else None
 
     async def profiles(self) -> dict[str, ModelProfile]:
         """All profiles by model. One that this build cannot read is logged and left out."""
-        bodies = await self._call(self._redis.hgetall(self._key(_PROFILES)))
+        bodies = await self._run_command(self._redis.hgetall(self._redis_key(_PROFILES)))
         found = {}
         for key, body in sorted(bodies.items()):
             model = key.decode(errors="replace")
             try:
-                found[model] = profiles.decode(body, _called(model))
+                found[model] = profiles.decode_profile(body, _profile_label(model))
             except BadRequest as error:
                 if self._unread.get(model) != body:
                     self._unread[model] = body
@@ -53,25 +53,25 @@ class Profiles(Connection):
         """
         known: dict[str, ModelProfile] = {}
 
-        async def read() -> dict[str, ModelProfile]:
+        async def read_profiles() -> dict[str, ModelProfile]:
             found = await self.profiles()
             lost = known.keys() - found.keys()
             for model in lost:
-                await self._put(known[model], keep=True)
+                await self._write_profile(known[model], keep=True)
             return await self.profiles() if lost else found
 
-        async for found in self._follow(_PROFILES, read):
+        async for found in self._follow_channel(_PROFILES, read_profiles):
             known = found
             yield found
 
-    async def _put(self, profile: ModelProfile, keep: bool) -> None:
+    async def _write_profile(self, profile: ModelProfile, keep: bool) -> None:
         """Write it and say so; ``keep``: not in place of another one."""
         async with self._redis.pipeline(transaction=True) as both:
             write = both.hsetnx if keep else both.hset
-            write(self._key(_PROFILES), profile.model, profiles.encode(profile))
-            both.publish(self._key(_PROFILES), profile.model)
-            await self._call(both.execute())
+            write(self._redis_key(_PROFILES), profile.model, profiles.encode_profile(profile))
+            both.publish(self._redis_key(_PROFILES), profile.model)
+            await self._run_command(both.execute())
 
 
-def _called(model: str) -> str:
+def _profile_label(model: str) -> str:
     return f"the store's profile of {model}"

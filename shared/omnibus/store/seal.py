@@ -24,7 +24,7 @@ class Seal:
         """The text of a JSON object ``document`` as it is stored."""
         if not self._key:
             return document.decode()
-        return f'{{"signature":"{self._signature(label, document)}",{document[1:].decode()}'
+        return f'{{"signature":"{self._compute_signature(label, document)}",{document[1:].decode()}'
 
     def verify(self, label: str, text: bytes) -> bytes:
         """The document of a stored ``text``. Raises ``ProtocolError`` when it is not signed with the secret."""
@@ -34,9 +34,9 @@ class Seal:
             return document
         if signed is None:
             raise ProtocolError(f"{label} in the store is not signed: refused, since OMNIBUS_STORE_SECRET is set")
-        if not hmac.compare_digest(signed[1].decode(), self._signature(label, document)):
+        if not hmac.compare_digest(signed[1].decode(), self._compute_signature(label, document)):
             raise ProtocolError(f"{label} in the store is not signed with this OMNIBUS_STORE_SECRET: refused")
         return document
 
-    def _signature(self, label: str, document: bytes) -> str:
+    def _compute_signature(self, label: str, document: bytes) -> str:
         return hmac.new(self._key, b"%b\0%b" % (label.encode(), document), sha256).hexdigest()

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import msgspec
 
 from omnibus.graph import UNREADABLE
-from omnibus.store.connection import Connection
+from omnibus.store.connection import StoreConnection
 
 log = logging.getLogger(__name__)
 
 _SAID = "audio:"
 
 
-class Said(msgspec.Struct, frozen=True):
+class SpokenAnswer(msgspec.Struct, frozen=True):
     """A spoken answer: its text, the Unix seconds at which it is forgotten, and the tenant whose it is, if any."""
 
     transcript: str
@@ -22,20 +22,22 @@ class Said(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Said).decode
+_decode = msgspec.json.Decoder(SpokenAnswer).decode
 
 
-class Sayings(Connection):
+class SpokenAnswerStore(StoreConnection):
     """Spoken answers by the id that clients hold."""
 
-    async def put_said(self, id: str, said: Said, seconds: float) -> None:
+    async def put_spoken_answer(self, id: str, said: SpokenAnswer, seconds: float) -> None:
         """Keep a spoken answer for ``seconds``."""
         lasts = max(1, round(seconds * 1000))
-        await self._call(self._redis.set(self._key(f"{_SAID}{id}"), _encode(said), px=lasts))
+        await self._run_command(self._redis.set(self._redis_key(f"{_SAID}{id}"), _encode(said), px=lasts))
 
-    async def said(self, ids: Sequence[str]) -> dict[str, Said]:
+    async def spoken_answers(self, ids: Sequence[str]) -> dict[str, SpokenAnswer]:
         """Return those of ``ids`` that are kept, by id. One that this build cannot read is logged and left out."""
-        bodies = await self._call(self._redis.mget([self._key(f"{_SAID}{id}") for id in ids])) if ids else []
+        bodies = (
+            await self._run_command(self._redis.mget([self._redis_key(f"{_SAID}{id}") for id in ids])) if ids else []
+        )
         found = {}
         for id, body in zip(ids, bodies, strict=True):
             try:

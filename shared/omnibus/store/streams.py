@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from omnibus.errors import ProtocolError
-from omnibus.store.connection import Connection
+from omnibus.store.connection import StoreConnection
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +37,19 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(StreamRecord).decode
 
 
-class Streams(Connection):
+class StreamStore(StoreConnection):
     """Streamed answers by the token that their clients hold, and who sends each of them now."""
 
     async def put_stream(self, token: str, record: StreamRecord, owner: str, seconds: float) -> None:
         """Keep ``record`` for ``seconds``; ``owner`` sends the answer."""
         await asyncio.gather(
-            self._call(self._redis.set(self._stream(token), _encode(record), px=_milliseconds(seconds))),
+            self._run_command(self._redis.set(self._stream_key(token), _encode(record), px=_to_milliseconds(seconds))),
             self.claim_stream(token, owner, seconds),
         )
 
     async def stream(self, token: str) -> StreamRecord | None:
         """None when it was never kept, or long enough. Raises ``ProtocolError`` for one that cannot be read."""
-        body = await self._call(self._redis.get(self._stream(token)))
+        body = await self._run_command(self._redis.get(self._stream_key(token)))
         try:
             return _decode(body) if body is not None else None
         except msgspec.MsgspecError as error:
@@ -62,12 +62,14 @@ class Streams(Connection):
         """
         pipeline = self._redis.pipeline(transaction=False)
         for token, (ids, seconds) in tokens.items():
-            pipeline.set(self._key(f"stream:{token}:tokens"), array(_IDS, ids).tobytes(), px=_milliseconds(seconds))
-        await self._call(pipeline.execute())
+            pipeline.set(
+                self._redis_key(f"stream:{token}:tokens"), array(_IDS, ids).tobytes(), px=_to_milliseconds(seconds)
+            )
+        await self._run_command(pipeline.execute())
 
     async def stream_tokens(self, token: str) -> tuple[int, ...]:
         """The ids that were kept of an answer; none when there are none, or they cannot be read."""
-        body = await self._call(self._redis.get(self._key(f"stream:{token}:tokens"))) or b""
+        body = await self._run_command(self._redis.get(self._redis_key(f"stream:{token}:tokens"))) or b""
         ids = array(_IDS)
         if len(body) % ids.itemsize:
             return ()
@@ -76,18 +78,24 @@ class Streams(Connection):
 
     async def forget_stream(self, token: str, seconds: float) -> None:
         """Keep the answer for no more than ``seconds`` from now on."""
-        keys = self._stream(token), self._key(f"stream:{token}:owner"), self._key(f"stream:{token}:tokens")
-        await asyncio.gather(*(self._call(self._redis.pexpire(key, _milliseconds(seconds), lt=True)) for key in keys))
+        keys = (
+            self._stream_key(token),
+            self._redis_key(f"stream:{token}:owner"),
+            self._redis_key(f"stream:{token}:tokens"),
+        )
+        await asyncio.gather(
+            *(self._run_command(self._redis.pexpire(key, _to_milliseconds(seconds), lt=True)) for key in keys)
+        )
 
     async def claim_stream(self, token: str, owner: str, seconds: float) -> str:
         """Make ``owner`` the sender of the answer; returns the one before. Of several, the last one has it."""
-        key = self._key(f"stream:{token}:owner")
-        before = await self._call(self._redis.set(key, owner, px=_milliseconds(seconds), get=True))
+        key = self._redis_key(f"stream:{token}:owner")
+        before = await self._run_command(self._redis.set(key, owner, px=_to_milliseconds(seconds), get=True))
         return before.decode() if before is not None else ""
 
-    def _stream(self, token: str) -> str:
-        return self._key(f"stream:{token}")
+    def _stream_key(self, token: str) -> str:
+        return self._redis_key(f"stream:{token}")
 
 
-def _milliseconds(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))

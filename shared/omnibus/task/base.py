@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from omnibus.bus.subjects import token
+from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from omnibus.task.runtime import run
-from omnibus.task.session import current
+from omnibus.task.session import require_session
 from omnibus.task.types import TaskInput, TaskOutput
 
 #: Characters of a field's value that a name shows; longer ones are digested.
@@ -53,7 +53,7 @@ class UnitTask(_Task, Generic[In, Out]):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        types = _arguments(cls)
+        types = _type_arguments(cls)
         if types is not None:
             cls.inputs_type, cls.outputs_type = types
             cls.outputs = {name: kind for name, (kind, _, _) in types[1].fields.items()}
@@ -62,7 +62,7 @@ class UnitTask(_Task, Generic[In, Out]):
         cls.own = callable(getattr(cls, "run", None))
 
     @property
-    def part(self) -> str:
+    def component_name(self) -> str:
         """The component's name in a plan."""
         return self.component or self.kind
 
@@ -73,11 +73,11 @@ class UnitTask(_Task, Generic[In, Out]):
         }
         own = {name: getattr(self, name) for name in declared}
         told = [
-            f"{name}_{_short(self, name, value)}"
+            f"{name}_{_short_value(self, name, value)}"
             for name, value in own.items()
             if value != declared[name].get_default(call_default_factory=True)
         ]
-        return token("-".join(filter(None, [self.kind, self.model, self.component, *told])))
+        return subject_token("-".join(filter(None, [self.kind, self.model, self.component, *told])))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copy = super().model_copy(update=update, deep=deep)
@@ -93,7 +93,7 @@ class UnitTask(_Task, Generic[In, Out]):
             raise BadRequest(f"{self.name} takes {self.inputs_type.__name__}, not {type(inputs).__name__}")
         told = self.inputs_type.told
         given = {name: value for name, value in inputs.__dict__.items() if value is not None or name in told}
-        return current().call(self, given, work)
+        return require_session().call(self, given, work)
 
     async def __call__(self, inputs: In) -> Out:
         """Run the task by itself, in an app's ``serve``."""
@@ -117,34 +117,34 @@ class CompositeTask(_Task):
 def tasks_of(value: Any) -> list[UnitTask]:
     """Every unit task in ``value``: a task, or a list or dict of tasks. Equal ones once, in order."""
     found: dict[str, UnitTask] = {}
-    for task in _walk(value):
+    for task in _walk_tasks(value):
         if found.setdefault(task.name, task) != task:
             raise BadRequest(
-                f"two different unit tasks are named {task.name!r} ({_class(task)}, {_class(found[task.name])}): "
-                "give one of them another `kind`"
+                f"two different unit tasks are named {task.name!r} ({_class_path(task)}, "
+                f"{_class_path(found[task.name])}): give one of them another `kind`"
             )
     return list(found.values())
 
 
-def _walk(value: Any) -> Iterator[UnitTask]:
+def _walk_tasks(value: Any) -> Iterator[UnitTask]:
     if isinstance(value, UnitTask):
         yield value
     elif isinstance(value, CompositeTask):
         for field in type(value).model_fields:
-            yield from _walk(getattr(value, field))
+            yield from _walk_tasks(getattr(value, field))
     elif isinstance(value, Mapping):
         for element in value.values():
-            yield from _walk(element)
+            yield from _walk_tasks(element)
     elif isinstance(value, list | tuple | set | frozenset):
         for element in value:
-            yield from _walk(element)
+            yield from _walk_tasks(element)
 
 
-def _class(task: UnitTask) -> str:
+def _class_path(task: UnitTask) -> str:
     return f"{type(task).__module__}.{type(task).__qualname__}"
 
 
-def _arguments(cls: type) -> Any:
+def _type_arguments(cls: type) -> Any:
     """``(In, Out)`` of ``UnitTask[In, Out]`` that ``cls`` is or derives from."""
     for base in (cls, *cls.__bases__):
         made = getattr(base, "__pydantic_generic_metadata__", {})
@@ -158,21 +158,22 @@ def _arguments(cls: type) -> Any:
     return None
 
 
-def _short(task: UnitTask, name: str, value: Any) -> str:
+def _short_value(task: UnitTask, name: str, value: Any) -> str:
     """A field's value in a name: itself when short, else a digest of its JSON."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    if isinstance(value, str | int | float) and len(text) <= _LONGEST and token(text) == text:
+    if isinstance(value, str | int | float) and len(text) <= _LONGEST and subject_token(text) == text:
         return text
     try:
-        body = msgspec.json.encode(value, enc_hook=_dumped, order="sorted")
+        body = msgspec.json.encode(value, enc_hook=_encode_hook, order="sorted")
     except TypeError as error:
         raise BadRequest(
-            f"{_class(task)}.{name} is a {type(value).__name__}: fields are part of a task's name, so they must be JSON"
+            f"{_class_path(task)}.{name} is a {type(value).__name__}: fields are part of a task's name, so they must "
+            "be JSON"
         ) from error
     return blake2b(body, digest_size=5).hexdigest()
 
 
-def _dumped(value: Any) -> Any:
+def _encode_hook(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(type(value).__name__)

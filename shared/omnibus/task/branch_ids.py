@@ -23,7 +23,7 @@ _branch: ContextVar[_Branch | None] = ContextVar("omnibus_branch", default=None)
 
 
 @contextmanager
-def trunk() -> Iterator[None]:
+def enter_root_branch() -> Iterator[None]:
     """``invoke`` begins here, in the present task."""
     token = _branch.set(_Branch(()))
     try:
@@ -32,7 +32,7 @@ def trunk() -> Iterator[None]:
         _branch.reset(token)
 
 
-def here() -> Path:
+def current_branch() -> Path:
     """The branch that asks. Tasks inherit their maker's context, so one that finds another's branch is its child:
     children are counted as they first ask, which is the order in which they were made."""
     found = _branch.get()
@@ -45,7 +45,7 @@ def here() -> Path:
     return found.path
 
 
-class Left(Generic[T]):
+class PendingActions(Generic[T]):
     """Actions of an earlier run that are still to be repeated. Each branch takes back its own; without any left, an
     equal one of another branch: workers that share a queue may swap what they do."""
 
@@ -59,10 +59,10 @@ class Left(Generic[T]):
         left = self._by_key.get(key, [])
         if not left:
             return None
-        path = here()
+        path = current_branch()
         own = next((index for index, (by, _) in enumerate(left) if by == path), 0)
         return left.pop(own)[1]
 
-    def all(self) -> list[T]:
+    def remaining_actions(self) -> list[T]:
         """Return all actions that are left."""
         return [done for left in self._by_key.values() for _, done in left]

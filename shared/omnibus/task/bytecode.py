@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 
-class Step(NamedTuple):
+class CodeStep(NamedTuple):
     """One instruction. ``found`` is the object that it names, ``receiver`` the one that this is an attribute of."""
 
     found: Any = None
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     imports: str = ""
 
 
-def steps(function: Any, owner: Any) -> Iterator[Step]:
+def read_code(function: Any, owner: Any) -> Iterator[CodeStep]:
     """``function`` and the functions inside of it. ``owner`` is its ``self``.
 
     What stands between ``tool`` and its ``await`` is left out: it runs once.
@@ -30,18 +30,18 @@ def steps(function: Any, owner: Any) -> Iterator[Step]:
     outer = {name: cell.cell_contents for name, cell in cells.items() if cell != types.CellType()}
     if owner is not None and function.__code__.co_argcount:
         outer[function.__code__.co_varnames[0]] = owner
-    for code in _codes(function.__code__):
-        yield from _Reader(code, function, outer).steps()
+    for code in _nested_codes(function.__code__):
+        yield from _CodeReader(code, function, outer).read_steps()
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from _nested_codes(constant)
 
 
-class _Reader:
+class _CodeReader:
     """Goes through one code object in its order: branches and loops are read as if all were taken once."""
 
     def __init__(self, code: types.CodeType, function: Any, outer: dict[str, Any]) -> None:
@@ -54,25 +54,25 @@ class _Reader:
         self._after: list[tuple[Any, str]] = []  # what was found, after each instruction
         self._in_tool = False
 
-    def steps(self) -> Iterator[Step]:
+    def read_steps(self) -> Iterator[CodeStep]:
         found: Any = None
         path = ""
         for index, each in enumerate(self._code):
             receiver = None
-            step = self._assigned(index, each, found, path)
+            step = self._store_step(index, each, found, path)
             if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                receiver, found, path = found, _attribute(found, each.argval), f"{path}.{each.argval}"
+                receiver, found, path = found, _static_attribute(found, each.argval), f"{path}.{each.argval}"
             else:
-                found, path = self._named(each)
+                found, path = self._loaded_object(each)
             self._in_tool = (self._in_tool and each.opname != "GET_AWAITABLE") or _is_tool(found)
             self._after.append((found, path))
             if step is None:
                 imports = str(each.argval) if each.opname == "IMPORT_NAME" else ""
-                step = Step(found, path, receiver, imports=imports)
+                step = CodeStep(found, path, receiver, imports=imports)
             if not self._in_tool:
                 yield step
 
-    def _named(self, each: dis.Instruction) -> tuple[Any, str]:
+    def _loaded_object(self, each: dis.Instruction) -> tuple[Any, str]:
         name = each.argval
         if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             return self._function.__globals__.get(name, getattr(builtins, name, None)), name
@@ -82,23 +82,23 @@ class _Reader:
             self._module = sys.modules.get(name)
             return self._module, name
         if each.opname == "IMPORT_FROM":
-            return _attribute(self._module, name), f"{getattr(self._module, '__name__', '')}.{name}"
+            return _static_attribute(self._module, name), f"{getattr(self._module, '__name__', '')}.{name}"
         return None, ""
 
-    def _assigned(self, index: int, each: dis.Instruction, found: Any, path: str) -> Step | None:
+    def _store_step(self, index: int, each: dis.Instruction, found: Any, path: str) -> CodeStep | None:
         """Return the step of an instruction that stores, if it changes something outside of the function."""
         if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            return Step(changes=f"the global {each.argval!r}")
+            return CodeStep(changes=f"the global {each.argval!r}")
         if each.opname == "STORE_DEREF" and each.argval in self._function.__code__.co_freevars:
-            return Step(changes=f"the outer variable {each.argval!r}")
+            return CodeStep(changes=f"the outer variable {each.argval!r}")
         if each.opname in ("STORE_FAST", "STORE_DEREF"):
             self._local[each.argval] = (found, path)
         elif each.opname in ("STORE_ATTR", "DELETE_ATTR") and found is not None:
-            return Step(changes=f"{path}.{each.argval}")
+            return CodeStep(changes=f"{path}.{each.argval}")
         elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
             held, called = self._before_key(index)
             if held is not None:
-                return Step(changes=called)
+                return CodeStep(changes=called)
         return None
 
     def _before_key(self, index: int) -> tuple[Any, str]:
@@ -120,7 +120,7 @@ def _is_tool(found: Any) -> bool:
     return getattr(found, "__module__", "") == "omnibus.task.runtime" and getattr(found, "__name__", "") == "tool"
 
 
-def _attribute(found: Any, name: str) -> Any:
+def _static_attribute(found: Any, name: str) -> Any:
     """An attribute, as far as it can be had without running code."""
     if isinstance(found, types.ModuleType):
         return vars(found).get(name)

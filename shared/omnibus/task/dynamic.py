@@ -11,35 +11,35 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from omnibus.errors import OmnibusError, ReplayMismatch
-from omnibus.graph import Node, as_ref, digest, ref
-from omnibus.task.branch_ids import here, trunk
-from omnibus.task.input_codec import FROM, reference, returned
-from omnibus.task.record import Recorder, failed
-from omnibus.task.result import STREAM, Result, Seen, Source
-from omnibus.task.session import Called, Segment
-from omnibus.task.verify_replay import Effect, Trace, Verifier, effect_key, mark, named, shape
+from omnibus.graph import GraphNode, as_ref, call_digest, make_ref
+from omnibus.task.branch_ids import current_branch, enter_root_branch
+from omnibus.task.input_codec import FROM, make_reference, returned_results
+from omnibus.task.record import Recorder, invoke_error
+from omnibus.task.result import STREAM, Observation, Result, Source
+from omnibus.task.session import RecordableTask, Segment
+from omnibus.task.verify_replay import Effect, Trace, Verifier, call_shape, effect_key, foreign_reference, named_results
 
 #: A node of a certain segment: (step, index).
 Place = tuple[int, int]
 
 
-class Segments(Protocol):
+class SegmentSubmitter(Protocol):
     """Interface that a live session needs of the request that it belongs to."""
 
     #: How often equal calls were made.
     calls: dict[str, int]
 
-    def step(self) -> int:
+    def next_step(self) -> int:
         """Number of the next segment."""
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]: ...
 
 
-class Live(Recorder):
+class LiveSession(Recorder):
     """Records segment after segment while ``invoke`` runs."""
 
-    def __init__(self, segments: Segments, point: Callable[[int], float]) -> None:
-        super().__init__(segments.step(), point, segments, segments.calls)
+    def __init__(self, segments: SegmentSubmitter, point: Callable[[int], float]) -> None:
+        super().__init__(segments.next_step(), point, segments, segments.calls)
         self.trace = Trace()
         self._segments = segments
         self._recorded: dict[int, Segment] = {}
@@ -51,37 +51,37 @@ class Live(Recorder):
 
     # What `invoke` calls
 
-    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
-        text = shape(inputs, self._number)
-        index = self.add(task, inputs, work, f"{task.name}{text}")
+    def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
+        text = call_shape(inputs, self._shape_reference)
+        index = self.add_call(task, inputs, work, f"{task.name}{text}")
         step, name, made = self.step, task.name, task.outputs_type
-        self._numbers[step, index] = self.trace.called(name, text)
+        self._numbers[step, index] = self.trace.record_call(name, text)
         results = {
             output: Result(name, (index, output), kind, element, self, step, self)
             for output, kind, element in made.told
         }
         # Who knows what will be read later: all but what is made on demand is asked for.
-        self._want(*(result for output, result in results.items() if not made.fields[output][2]))
+        self._request_outputs(*(result for output, result in results.items() if not made.fields[output][2]))
         return made.of(results)
 
-    def _number(self, result: Result, _: Any) -> Any:
+    def _shape_reference(self, result: Result, _: Any) -> Any:
         """Return the JSON for ``result`` in a shape: a reference by the number of its call in the request."""
         if result.maker is self:
-            return ref(self.number(result), result.origin[1])
-        return mark(result)
+            return make_ref(self.call_number(result), result.origin[1])
+        return foreign_reference(result)
 
-    def number(self, result: Result) -> int:
+    def call_number(self, result: Result) -> int:
         """Of its call in the request."""
         return self._numbers[result.step, result.origin[0]]
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
         chosen = super().choose(count, weights)
-        self.trace.chosen.put(count, here(), chosen)
+        self.trace.chosen.put(count, current_branch(), chosen)
         return chosen
 
     async def effect(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         done = Effect()
-        self.trace.effects.put(effect_key(function, arguments), here(), done)
+        self.trace.effects.put(effect_key(function, arguments), current_branch(), done)
         try:
             result = function(*arguments)
             done.result = await result if inspect.isawaitable(result) else result
@@ -93,155 +93,159 @@ class Live(Recorder):
 
     # What results ask
 
-    def touched(self) -> None:
-        here()
+    def register_branch(self) -> None:
+        current_branch()
 
-    async def bound(self, result: Result) -> None:
+    async def ensure_source(self, result: Result) -> None:
         if result.source is not None:
             return
         if result.step == self.step:
             await asyncio.sleep(0)  # calls of branches that run beside this one join the segment
         if result.step == self.step:
-            self._want(result)
-            self._send()
-        await self._arrival(result.step)
+            self._request_outputs(result)
+            self._send_segment()
+        await self._wait_for_sources(result.step)
         if result.source is None:
-            await self._late(result)
+            await self._rerun_late_output(result)
 
-    async def _arrival(self, step: int) -> None:
+    async def _wait_for_sources(self, step: int) -> None:
         try:
             await asyncio.shield(self._sent[step])
         except Exception:
             self._refused.add(step)  # `invoke` knows, and may go on without it
             raise
 
-    def observed(self, result: Result, seen: Seen) -> None:
-        self.trace.seen[self.number(result), result.origin[1], result.transforms] = seen
+    def record_observation(self, result: Result, seen: Observation) -> None:
+        self.trace.seen[self.call_number(result), result.origin[1], result.transform_count] = seen
 
-    def look(self, result: Result, whole: bool) -> Seen | None:
+    def earlier_observation(self, result: Result, whole: bool) -> Observation | None:
         return None
 
-    def beyond(self, result: Result) -> NoReturn:
-        raise ReplayMismatch(f"{result.shown} was read before")
+    def raise_read_beyond(self, result: Result) -> NoReturn:
+        raise ReplayMismatch(f"{result.display_name} was read before")
 
-    async def _late(self, result: Result) -> None:
+    async def _rerun_late_output(self, result: Result) -> None:
         """An output that was not asked for in time: its node runs again, in the present segment."""
-        again = self._anew(result)
-        self._send()
-        await self._arrival(again.step)
-        _moves(result, again)
+        again = self._copy_result(result)
+        self._send_segment()
+        await self._wait_for_sources(again.step)
+        _move_result(result, again)
 
-    def _anew(self, result: Result) -> Result:
+    def _copy_result(self, result: Result) -> Result:
         """``result``, of a copy of its node in the present segment."""
-        index = self._again(result.step, result.origin[0])
+        index = self._copy_node(result.step, result.origin[0])
         again = Result(result.task, (index, result.origin[1]), result.kind, result.element, self, self.step)
-        self._want(again)
+        self._request_outputs(again)
         return again
 
     # Segments
 
-    def _want(self, *results: Result) -> None:
+    def _request_outputs(self, *results: Result) -> None:
         wanted = self._wanted.setdefault(self.step, [])
         wanted += [result for result in results if not any(result is known for known in wanted)]
 
-    def _send(self) -> None:
+    def _send_segment(self) -> None:
         """Send off what was recorded; what follows belongs to the next segment."""
         outputs = dict.fromkeys(result.origin for result in self._wanted.get(self.step, ()))
-        segment = self._recorded[self.step] = self.segment(tuple(outputs))
-        sent = self._sent[self.step] = asyncio.ensure_future(self._submit(segment, self.step))
-        sent.add_done_callback(_retrieved)
-        self.step = self._segments.step()
+        segment = self._recorded[self.step] = self.build_segment(tuple(outputs))
+        sent = self._sent[self.step] = asyncio.ensure_future(self._submit_segment(segment, self.step))
+        sent.add_done_callback(_ignore_failure)
+        self.step = self._segments.next_step()
         self.nodes, self.work, self.pins, self.choices = [], [], [], []
         self._copies.clear()
 
-    async def _submit(self, segment: Segment, step: int) -> None:
+    async def _submit_segment(self, segment: Segment, step: int) -> None:
         sources = await self._segments.submit(segment, step)
         for result in self._wanted.get(step, ()):
             result.source = sources.get(result.origin)
 
-    async def finish(self, answer: Any) -> None:
+    async def send_remaining(self, answer: Any) -> None:
         """Send what is left: every result that is returned gets a source."""
         again: list[tuple[Result, Result]] = []
-        for result in {id(each.base): each.base for each in returned(answer) if each.maker is self}.values():
+        for result in {
+            id(each.base_result): each.base_result for each in returned_results(answer) if each.maker is self
+        }.values():
             if result.step == self.step:
-                self._want(result)
+                self._request_outputs(result)
             elif result.origin not in self._recorded[result.step].outputs:
-                again.append((result, self._anew(result)))
+                again.append((result, self._copy_result(result)))
         if self.nodes:
-            self._send()
+            self._send_segment()
         for step in sorted(self._sent.keys() - self._refused):
-            await self._arrival(step)
+            await self._wait_for_sources(step)
         for result, anew in again:
-            _moves(result, anew)
+            _move_result(result, anew)
 
     # References to earlier segments
 
-    def refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
-        if result.maker is not self or result.step == self.step or result.transformed:
-            return reference(result, uses, self)
-        return self._bring(result.step, result.origin, result.kind == STREAM, uses)
+    def encode_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+        if result.maker is not self or result.step == self.step or result.is_transformed:
+            return make_reference(result, uses, self)
+        return self._encode_earlier_output(result.step, result.origin, result.kind == STREAM, uses)
 
-    def _bring(self, step: int, origin: tuple[int, str], stream: bool, uses: list[tuple[int, str]]) -> Any:
+    def _encode_earlier_output(
+        self, step: int, origin: tuple[int, str], stream: bool, uses: list[tuple[int, str]]
+    ) -> Any:
         """An output of an earlier segment: by value when it was kept, else by running its node again."""
         if not stream and origin in self._recorded[step].outputs:
             return {FROM: [step, *origin]}
-        here = (self._again(step, origin[0]), origin[1])
+        here = (self._copy_node(step, origin[0]), origin[1])
         uses.append(here)
-        return ref(*here)
+        return make_ref(*here)
 
-    def _again(self, step: int, index: int) -> int:
+    def _copy_node(self, step: int, index: int) -> int:
         """Copy an earlier segment's node into the present one, once, with equal inputs and seed; returns its index."""
         if (step, index) not in self._copies:
             segment = self._recorded[step]
             old, uses = segment.nodes[index], list[tuple[int, str]]()
-            inputs = self._moved(old.inputs, step, uses)
-            found, known = digest(old.task, inputs), tuple(dict.fromkeys(uses))
-            self.nodes.append(Node(old.task, old.component, inputs, found, known, old.model, old.salt))
+            inputs = self._move_references(old.inputs, step, uses)
+            found, known = call_digest(old.task, inputs), tuple(dict.fromkeys(uses))
+            self.nodes.append(GraphNode(old.task, old.component, inputs, found, known, old.model, old.salt))
             self.work.append(segment.work[index])
             self.pins.append(segment.pins[index])
             self._copies[step, index] = len(self.nodes) - 1
             self._numbers[self.step, len(self.nodes) - 1] = self._numbers[step, index]
         return self._copies[step, index]
 
-    def _moved(self, value: Any, step: int, uses: list[tuple[int, str]]) -> Any:
+    def _move_references(self, value: Any, step: int, uses: list[tuple[int, str]]) -> Any:
         origin = as_ref(value)
         if origin is not None:
             streams = (each.kind == STREAM for each in self._wanted.get(step, ()) if each.origin == origin)
-            return self._bring(step, origin, next(streams, True), uses)
+            return self._encode_earlier_output(step, origin, next(streams, True), uses)
         if type(value) is list:
-            return [self._moved(element, step, uses) for element in value]
+            return [self._move_references(element, step, uses) for element in value]
         if type(value) is dict:
-            return {key: self._moved(element, step, uses) for key, element in value.items()}
+            return {key: self._move_references(element, step, uses) for key, element in value.items()}
         return value
 
 
 async def run_live(
-    segments: Segments, point: Callable[[int], float], invoke: Callable[[Any], Awaitable[Any]], request: Any
+    segments: SegmentSubmitter, point: Callable[[int], float], invoke: Callable[[Any], Awaitable[Any]], request: Any
 ) -> Any:
     """Run an async ``invoke``; returns its answer, whose results are on their way."""
-    live = Live(segments, point)
+    live = LiveSession(segments, point)
     verifier = Verifier(live.trace, segments)
     try:
-        with live, trunk():
+        with live, enter_root_branch():
             answer = await invoke(request)
-        live.check()
-        await live.finish(answer)
-        before = named(answer, live, live.number)
-        with verifier, trunk():
+        live.raise_remembered_error()
+        await live.send_remaining(answer)
+        before = named_results(answer, live, live.call_number)
+        with verifier, enter_root_branch():
             again = await invoke(request)
     except OmnibusError:
         raise
     except Exception as error:
-        raise failed(invoke, error) from error
-    verifier.compare(before, again)
+        raise invoke_error(invoke, error) from error
+    verifier.verify_answer(before, again)
     return answer
 
 
-def _moves(result: Result, again: Result) -> None:
+def _move_result(result: Result, again: Result) -> None:
     result.step, result.origin, result.source = again.step, again.origin, again.source
 
 
-def _retrieved(done: "asyncio.Future[None]") -> None:
+def _ignore_failure(done: "asyncio.Future[None]") -> None:
     """A failure that nobody waits for any more needs no log."""
     if not done.cancelled():
         done.exception()

@@ -20,20 +20,20 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from omnibus.errors import BadRequest, StageFailed
-from omnibus.task.item_codec import adapter, item, part
+from omnibus.task.item_codec import decode_part, encode_item, type_adapter
 from omnibus.task.result import STREAM, TENSOR, VALUE
 from omnibus.task.types import TaskOutput
 from omnibus.tensors.item import Item
 
 
-class Job(Protocol):
+class TaskJob(Protocol):
     """Part of ``omnibus.executor.runner.Job`` that ``execute`` needs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
     async def value(self, name: str) -> Any: ...
     def stream(self, name: str) -> AsyncIterator[Item]: ...
-    def wants(self, output: str) -> bool: ...
+    def has_consumer(self, output: str) -> bool: ...
     async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None: ...
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None: ...
     def close(self, output: str, data: dict[str, Any] | None = None) -> None: ...
@@ -43,21 +43,21 @@ _END = object()
 _UNCOUNTED = nullcontext()
 
 
-async def execute(task: Any, job: Job, computing: AbstractContextManager[Any] = _UNCOUNTED) -> None:
+async def execute_task(task: Any, job: TaskJob, computing: AbstractContextManager[Any] = _UNCOUNTED) -> None:
     """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit.
 
     ``computing`` is around the task's own ``run``, once all that it does not read by itself is there.
     """
-    inputs = await _inputs(task.inputs_type, job)
+    inputs = await _read_inputs(task.inputs_type, job)
     if inspect.isasyncgenfunction(task.run):
         with computing:
             async for told in task.run(inputs):
-                await _tell(task, job, told, _part)
+                await _send_outputs(task, job, told, _single_part)
     elif inspect.iscoroutinefunction(task.run):
         with computing:
-            await _tell(task, job, await task.run(inputs), _parts_of)
+            await _send_outputs(task, job, await task.run(inputs), _parts_of)
     else:
-        inputs = await _read(task.inputs_type, inputs)
+        inputs = await _collect_streams(task.inputs_type, inputs)
         with computing:
             await _in_thread(task, job, inputs)
     for name, (kind, _, _) in task.outputs_type.fields.items():
@@ -65,39 +65,39 @@ async def execute(task: Any, job: Job, computing: AbstractContextManager[Any] = 
             job.close(name)
 
 
-async def _in_thread(task: Any, job: Job, inputs: Any) -> None:
+async def _in_thread(task: Any, job: TaskJob, inputs: Any) -> None:
     if not inspect.isgeneratorfunction(task.run):
-        await _tell(task, job, await asyncio.to_thread(task.run, inputs), _parts_of)
+        await _send_outputs(task, job, await asyncio.to_thread(task.run, inputs), _parts_of)
         return
     parts = task.run(inputs)
     while (told := await asyncio.to_thread(next, parts, _END)) is not _END:
-        await _tell(task, job, told, _part)
+        await _send_outputs(task, job, told, _single_part)
 
 
 # Inputs
 
 
-async def _inputs(declared: Any, job: Job) -> Any:
+async def _read_inputs(declared: Any, job: TaskJob) -> Any:
     """Return the inputs as declared; an input that was not given has its default."""
     found: dict[str, Any] = {}
     for name, (kind, element) in declared.fields.items():
         if kind == STREAM and name not in job.inputs:
-            found[name] = _parts(job, name, element)
+            found[name] = _decode_parts(job, name, element)
             continue
-        value = _real(await job.value(name))
+        value = _resolve_values(await job.value(name))
         if value is not None or name in job.inputs:
-            found[name] = _checked(declared, name, value) if kind == VALUE else value
+            found[name] = _validate_value(declared, name, value) if kind == VALUE else value
     return declared.model_construct(**found)
 
 
-def _checked(declared: type[BaseModel], name: str, value: Any) -> Any:
+def _validate_value(declared: type[BaseModel], name: str, value: Any) -> Any:
     """Models in place of their JSON. Arrays are what they are."""
     if _has_array(value):
         return value
     field = declared.model_fields[name]
     kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     try:
-        return adapter(kind).validate_python(value)
+        return type_adapter(kind).validate_python(value)
     except ValidationError as error:
         where = f"{declared.__name__}.{name}"
         raise BadRequest(f"{where}: {error.errors(include_url=False)[0]['msg']}", param=name) from error
@@ -111,23 +111,23 @@ def _has_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _real(value: Any) -> Any:
+def _resolve_values(value: Any) -> Any:
     """Replace outputs of other tasks by their values, also within lists and dicts."""
     if isinstance(value, Item):
-        return part(Any, value)
+        return decode_part(Any, value)
     if isinstance(value, list):
-        return [_real(each) for each in value]
+        return [_resolve_values(each) for each in value]
     if isinstance(value, dict):
-        return {key: _real(each) for key, each in value.items()}
+        return {key: _resolve_values(each) for key, each in value.items()}
     return value
 
 
-async def _parts(job: Job, name: str, element: Any) -> AsyncIterator[Any]:
+async def _decode_parts(job: TaskJob, name: str, element: Any) -> AsyncIterator[Any]:
     async for each in job.stream(name):
-        yield part(element, each)
+        yield decode_part(element, each)
 
 
-async def _read(declared: Any, inputs: Any) -> Any:
+async def _collect_streams(declared: Any, inputs: Any) -> Any:
     """``inputs`` with streams as lists."""
     streams = [name for name, (kind, _) in declared.fields.items() if kind == STREAM]
     read = {
@@ -142,7 +142,7 @@ async def _read(declared: Any, inputs: Any) -> Any:
 Cut = Callable[[Any], AsyncIterator[Any]]
 
 
-async def _tell(task: Any, job: Job, told: Any, cut: Cut) -> None:
+async def _send_outputs(task: Any, job: TaskJob, told: Any, cut: Cut) -> None:
     """Send what ``run`` returned or yielded."""
     fields = task.outputs_type.fields
     if isinstance(told, TaskOutput):
@@ -152,19 +152,19 @@ async def _tell(task: Any, job: Job, told: Any, cut: Cut) -> None:
     for name, value in told.items():
         if name not in fields:
             raise StageFailed(f"{task.name} gave {name!r}, which is not among its outputs {', '.join(fields)}")
-        if not job.wants(name):
+        if not job.has_consumer(name):
             continue
         kind = fields[name][0]
         if kind == VALUE:
-            await job.put(name, *item(value))
+            await job.put(name, *encode_item(value))
         elif kind == TENSOR and value is not None:
             await job.put(name, {}, np.atleast_1d(np.asarray(value)))
         elif value is not None:
             async for each in cut(value):
-                await job.send(name, *item(each))
+                await job.send(name, *encode_item(each))
 
 
-async def _part(value: Any) -> AsyncIterator[Any]:
+async def _single_part(value: Any) -> AsyncIterator[Any]:
     yield value
 
 

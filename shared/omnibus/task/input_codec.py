@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, RootModel
 
 from omnibus.errors import BadRequest, PlaceholderError
-from omnibus.graph import HANDLE, REF, ref
+from omnibus.graph import HANDLE, REF, make_ref
 from omnibus.task.result import STREAM, Maker, Result
 
 #: A literal that the runtime fills in: a tensor or value of an earlier segment, [step, node, output].
@@ -24,7 +24,7 @@ Refer = Callable[[Result, list[tuple[int, str]]], Any]
 _ATOMS = frozenset({str, int, bool, type(None), msgspec.Raw})
 
 
-def plain(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
+def encode_literal(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
     """A literal as JSON values; ``refer`` gives what stands for each result in it.
 
     Raises ``BadRequest`` for what JSON has not, and for keys that only references may have: a request's own
@@ -40,77 +40,79 @@ def plain(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
             raise BadRequest(f"an input may not hold the keys {REF!r} and {FROM!r}: they mark results of other calls")
         if HANDLE in value and type(value[HANDLE]) is dict:
             return value  # a medium as the gateway made it: JSON already, and the gateway knows those that it made
-        return {key: plain(element, refer, uses) for key, element in value.items()}
+        return {key: encode_literal(element, refer, uses) for key, element in value.items()}
     if kind is list or kind is tuple:
-        return [plain(element, refer, uses) for element in value]
-    return _odd(value, refer, uses)
+        return [encode_literal(element, refer, uses) for element in value]
+    return _encode_other(value, refer, uses)
 
 
-def _odd(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
+def _encode_other(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:
     """Convert what is not JSON already: models, relatives of dict and list, numbers of numpy, dates."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise BadRequest(f"an input may not be {value}: JSON has no such number")
         return float(value)
     if isinstance(value, RootModel):
-        return plain(value.root, refer, uses)
+        return encode_literal(value.root, refer, uses)
     if isinstance(value, BaseModel):
         value = {**{name: getattr(value, name) for name in type(value).model_fields}, **(value.model_extra or {})}
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return plain(dict(value), refer, uses)
+        return encode_literal(dict(value), refer, uses)
     if isinstance(value, list | tuple):
-        return [plain(element, refer, uses) for element in value]
+        return [encode_literal(element, refer, uses) for element in value]
     if isinstance(value, np.generic):
-        return plain(value.item(), refer, uses)
+        return encode_literal(value.item(), refer, uses)
     if isinstance(value, np.ndarray | bytes | bytearray | memoryview):
         raise BadRequest(
             f"an input may not be a literal {type(value).__name__}: pass on the result that it comes from, or text or "
             "numbers as JSON"
         )
-    return plain(msgspec.to_builtins(value), refer, uses)
+    return encode_literal(msgspec.to_builtins(value), refer, uses)
 
 
-def reference(result: Result, uses: list[tuple[int, str]], maker: Maker) -> Any:
+def make_reference(result: Result, uses: list[tuple[int, str]], maker: Maker) -> Any:
     """A reference within the graph of ``maker``, added to ``uses``; or a mark for what an earlier one made."""
-    if result.transformed:
+    if result.is_transformed:
         raise PlaceholderError(
-            f"{result.shown} is transformed where it is read: return it, or await it and pass its value"
+            f"{result.display_name} is transformed where it is read: return it, or await it and pass its value"
         )
     if result.maker is maker:
         uses.append(result.origin)
-        return ref(*result.origin)
+        return make_ref(*result.origin)
     if result.maker is None or maker.scope is None or result.maker.scope is not maker.scope:
-        raise PlaceholderError(f"{result.shown} belongs to another graph: await it first and pass its value")
+        raise PlaceholderError(f"{result.display_name} belongs to another graph: await it first and pass its value")
     if result.kind == STREAM:
-        raise PlaceholderError(f"{result.shown} is a stream of another graph: await it first and pass its value")
+        raise PlaceholderError(f"{result.display_name} is a stream of another graph: await it first and pass its value")
     if result.source is None:
-        raise PlaceholderError(f"{result.shown} was not returned by its `invoke`, so nobody kept it: return it as well")
+        raise PlaceholderError(
+            f"{result.display_name} was not returned by its `invoke`, so nobody kept it: return it as well"
+        )
     return {FROM: [result.step, *result.origin]}
 
 
-def returned(answer: Any) -> list[Result]:
+def returned_results(answer: Any) -> list[Result]:
     """Results anywhere in what ``invoke`` returned, in order."""
     found: list[Result] = []
-    _collect(answer, found, set())
+    _collect_results(answer, found, set())
     return found
 
 
-def _collect(value: Any, found: list[Result], seen: set[int]) -> None:
+def _collect_results(value: Any, found: list[Result], seen: set[int]) -> None:
     if type(value) is Result:
         found.append(value)
         return
-    elements = _elements(value)
+    elements = _child_values(value)
     if elements is None or id(value) in seen:
         return
     seen.add(id(value))
     for element in elements:
         if element is not None:
-            _collect(element, found, seen)
+            _collect_results(element, found, seen)
 
 
-def _elements(value: Any) -> Iterable[Any] | None:
+def _child_values(value: Any) -> Iterable[Any] | None:
     """Return the elements of ``value``; None for a value that holds nothing."""
     if isinstance(value, BaseModel):
         return [*value.__dict__.values(), *value.model_extra.values()] if value.model_extra else value.__dict__.values()
@@ -122,10 +124,10 @@ def _elements(value: Any) -> Iterable[Any] | None:
         return value
     if isinstance(value, msgspec.Struct):
         return [getattr(value, name) for name in value.__struct_fields__]
-    return [*getattr(value, "__dict__", {}).values(), *_slots(value)]
+    return [*getattr(value, "__dict__", {}).values(), *_slot_values(value)]
 
 
-def _slots(value: Any) -> list[Any]:
+def _slot_values(value: Any) -> list[Any]:
     named = (kind.__dict__.get("__slots__", ()) for kind in type(value).__mro__)
     names = [name for slots in named for name in ([slots] if isinstance(slots, str) else slots)]
     return [getattr(value, name) for name in names if hasattr(value, name)]

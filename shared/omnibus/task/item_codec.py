@@ -31,16 +31,16 @@ class Part(BaseModel):
         return list(parts)
 
 
-def part(element: Any, item: Item) -> Any:
+def decode_part(element: Any, item: Item) -> Any:
     """One part of a stream of ``element``. Raises ``StageFailed`` when it is none."""
     if item.array is None:
-        return _typed(element, _unwrapped(element, item.data))
+        return _validate_type(element, _unwrap_typed(element, item.data))
     if _is_model(element):
-        return _typed(element, {**item.data, "array": item.array})
+        return _validate_type(element, {**item.data, "array": item.array})
     return item.array
 
 
-def join(element: Any, parts: list[Any], transformed: bool) -> Any:
+def join_parts(element: Any, parts: list[Any], transformed: bool) -> Any:
     """All parts of a stream as one value: text is joined, arrays are put one after the other."""
     if not transformed and isinstance(element, type) and issubclass(element, Part):
         return element.join(parts)
@@ -56,56 +56,56 @@ def join(element: Any, parts: list[Any], transformed: bool) -> Any:
     return parts
 
 
-def whole(element: Any, items: Sequence[Item], shown: str) -> Any:
+def decode_value(element: Any, items: Sequence[Item], shown: str) -> Any:
     """The one value of a tensor or value output."""
     if not items:
         raise ProtocolError(f"{shown} ended without a value")
-    return part(element, items[0])
+    return decode_part(element, items[0])
 
 
-def item(value: Any) -> Item:
+def encode_item(value: Any) -> Item:
     """Return the item that carries ``value``. Raises ``StageFailed`` for what is no JSON."""
     if isinstance(value, np.ndarray):
         return Item({}, value)
     array = getattr(value, "array", None) if isinstance(value, BaseModel) else None
     if not isinstance(array, np.ndarray):
-        data = _json(value)
+        data = _to_json(value)
         return Item(data if isinstance(data, dict) and KEY not in data else {KEY: data})
-    return Item(_json(value, {"array"}), array)
+    return Item(_to_json(value, {"array"}), array)
 
 
-def unwrapped(data: dict[str, Any]) -> Any:
+def unwrap_value(data: dict[str, Any]) -> Any:
     """The value in ``data``, for who does not know its type."""
     return data[KEY] if len(data) == 1 and KEY in data else data
 
 
-def _unwrapped(element: Any, data: dict[str, Any]) -> Any:
-    value = unwrapped(data)
+def _unwrap_typed(element: Any, data: dict[str, Any]) -> Any:
+    value = unwrap_value(data)
     if value is data or not (_is_model(element) or _is_dict(element)):
         return value
     return value if type(value) is dict and KEY in value else data  # engines write a model or dict as it is
 
 
-def _json(value: Any, exclude: set[str] | None = None) -> Any:
+def _to_json(value: Any, exclude: set[str] | None = None) -> Any:
     if type(value) is str:
         return value
     try:
-        data = to_jsonable_python(value, exclude=exclude, fallback=_number)
+        data = to_jsonable_python(value, exclude=exclude, fallback=_convert_number)
     except (PydanticSerializationError, ValueError, TypeError) as error:
         raise StageFailed(f"a value of type {type(value).__name__} is no JSON: {error}") from error
-    if not _finite(data):
+    if not _is_finite(data):
         raise StageFailed(f"a value of type {type(value).__name__} is no JSON: it has a number that is not finite")
     return data
 
 
-def _finite(data: Any) -> bool:
+def _is_finite(data: Any) -> bool:
     if isinstance(data, float):
         return math.isfinite(data)
     inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    return all(map(_finite, inner))
+    return all(map(_is_finite, inner))
 
 
-def _number(value: Any) -> Any:
+def _convert_number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot travel as JSON; an array needs an output annotated `Tensor`")
@@ -119,11 +119,11 @@ def _is_dict(element: Any) -> bool:
     return element is dict or get_origin(element) is dict
 
 
-def _typed(element: Any, value: Any) -> Any:
+def _validate_type(element: Any, value: Any) -> Any:
     if element is Any or type(value) is element:
         return value
     try:
-        return adapter(element).validate_python(value)
+        return type_adapter(element).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -135,7 +135,7 @@ def _typed(element: Any, value: Any) -> Any:
 _adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
-def adapter(element: Any) -> TypeAdapter[Any]:
+def type_adapter(element: Any) -> TypeAdapter[Any]:
     """The check of a type, made once."""
     if element not in _adapters:
         _adapters[element] = TypeAdapter(element)

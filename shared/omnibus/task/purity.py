@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from omnibus.errors import SideEffect
-from omnibus.task.bytecode import Step, steps
+from omnibus.task.bytecode import CodeStep, read_code
 
 #: Modules whose functions give another result, or have an effect, on every call.
 _IMPURE = frozenset(
@@ -49,7 +49,7 @@ _CONTAINERS = (list, dict, set, deque, bytearray)
 _checked: dict[tuple[types.CodeType, type], str] = {}
 
 
-def check(invoke: Callable[[Any], Any]) -> None:
+def check_purity(invoke: Callable[[Any], Any]) -> None:
     """Raise ``SideEffect`` when ``invoke``, or what it calls of its own package, is obviously impure."""
     function = inspect.unwrap(getattr(invoke, "__func__", invoke))
     code = getattr(function, "__code__", None)
@@ -58,7 +58,7 @@ def check(invoke: Callable[[Any], Any]) -> None:
     owner = getattr(invoke, "__self__", None)
     key = (code, type(owner))
     if key not in _checked:
-        _checked[key] = next(_faults(function, owner, set()), "")
+        _checked[key] = next(_find_faults(function, owner, set()), "")
     if _checked[key]:
         name = getattr(invoke, "__qualname__", "invoke")
         raise SideEffect(
@@ -67,41 +67,41 @@ def check(invoke: Callable[[Any], Any]) -> None:
         )
 
 
-def _faults(function: Any, owner: Any, seen: set[types.CodeType]) -> Iterator[str]:
+def _find_faults(function: Any, owner: Any, seen: set[types.CodeType]) -> Iterator[str]:
     if function.__code__ in seen:
         return
     seen.add(function.__code__)
-    for step in steps(function, owner):
+    for step in read_code(function, owner):
         if step.changes:
             yield f"changes {step.changes}"
         elif step.imports.partition(".")[0] in _IMPURE and not step.imports.startswith(_PURE):
             yield f"uses {step.imports}"
         elif step.found is not None:
-            yield from _of(step, function, seen)
+            yield from _object_faults(step, function, seen)
 
 
-def _of(step: Step, function: Any, seen: set[types.CodeType]) -> Iterator[str]:
+def _object_faults(step: CodeStep, function: Any, seen: set[types.CodeType]) -> Iterator[str]:
     """Yield the faults of using the object that ``step`` found."""
     found = step.found
     if isinstance(step.receiver, _CONTAINERS) and step.path.rpartition(".")[2] in _CHANGING:
         yield f"changes {step.path.rpartition('.')[0]}"
-    elif impure(found):
+    elif is_impure(found):
         yield f"uses {step.path}"
     elif inspect.ismethod(found) and inspect.isfunction(found.__func__) and found.__self__ is not function:
-        yield from _faults(found.__func__, found.__self__, seen)
-    elif inspect.isfunction(found) and _package(found) == _package(function):
-        yield from _faults(found, None, seen)
+        yield from _find_faults(found.__func__, found.__self__, seen)
+    elif inspect.isfunction(found) and _top_package(found) == _top_package(function):
+        yield from _find_faults(found, None, seen)
 
 
-def _package(function: Any) -> str:
+def _top_package(function: Any) -> str:
     return str(function.__module__).partition(".")[0]
 
 
-def impure(found: Any) -> bool:
+def is_impure(found: Any) -> bool:
     """Return whether using ``found`` gives another result, or has an effect, each time."""
     if isinstance(found, types.ModuleType):
         return found.__name__ in _IMPURE_NAMES
-    module, name, kind = _called(found)
+    module, name, kind = _qualified_name(found)
     if f"{module}.{name}".startswith(_PURE):
         return False
     top = module.partition(".")[0]
@@ -109,7 +109,7 @@ def impure(found: Any) -> bool:
     return top in _IMPURE or module.startswith("numpy.random") or bool(names & _IMPURE_NAMES)
 
 
-def _called(found: Any) -> tuple[str, str, str]:
+def _qualified_name(found: Any) -> tuple[str, str, str]:
     """Module, name and class of what was found; of an instance, its class's."""
     owner = getattr(found, "__self__", None) or getattr(found, "__objclass__", None)
     if not hasattr(found, "__name__"):

@@ -13,12 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from omnibus.errors import BadRequest, GraphError, OmnibusError, PlaceholderError, ReplayMismatch, StreamConsumed
-from omnibus.graph import Node, digest
-from omnibus.task.input_codec import FROM, plain, reference, returned
+from omnibus.graph import GraphNode, call_digest
+from omnibus.task.input_codec import FROM, encode_literal, make_reference, returned_results
 from omnibus.task.result import STREAM, Result
-from omnibus.task.session import Called, Segment, Session, choose, current, pin, pinned
+from omnibus.task.session import RecordableTask, Segment, Session, choose, pin, pinned, require_session
 
-__all__ = ["FROM", "Recorder", "Segment", "choose", "current", "pinned", "plain", "record", "replay"]
+__all__ = ["FROM", "Recorder", "Segment", "choose", "encode_literal", "pinned", "record", "replay", "require_session"]
 
 
 class Recorder(Session):
@@ -36,31 +36,31 @@ class Recorder(Session):
     ) -> None:
         super().__init__(scope)
         self.step = step
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.work: list[int] = []
         self.pins: list[str] = []
         self.choices: list[int] = []
         self._point = point
         self._equal = {} if calls is None else calls
 
-    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
-        index = self.add(task, inputs, work)
+    def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
+        index = self.add_call(task, inputs, work)
         name, step, made = task.name, self.step, task.outputs_type
         return made.of(
             {output: Result(name, (index, output), kind, element, self, step) for output, kind, element in made.told}
         )
 
-    def add(self, task: Called, inputs: dict[str, Any], work: int, call: str = "") -> int:
+    def add_call(self, task: RecordableTask, inputs: dict[str, Any], work: int, call: str = "") -> int:
         """Record a call; returns its index. ``call`` is equal for equal calls; without it inputs tell."""
         uses: list[tuple[int, str]] = []
-        inner = self._inner
+        inner = self._encode_inner_result
         given = {
-            name: self.refer(value, uses) if type(value) is Result else plain(value, inner, uses)
+            name: self.encode_result(value, uses) if type(value) is Result else encode_literal(value, inner, uses)
             for name, value in inputs.items()
         }
         name = task.name
         try:
-            found = digest(name, given)
+            found = call_digest(name, given)
         except TypeError as error:
             raise BadRequest(f"an input of {name} is no JSON ({error}): keys of dicts must be text") from error
         call = call or found
@@ -69,21 +69,22 @@ class Recorder(Session):
         known = tuple(uses) if len(uses) < 2 else tuple(dict.fromkeys(uses))
         if len(known) < len(uses):
             _check_streams(name, inputs)
-        self.nodes.append(Node(name, task.part, given, found, known, task.model, salt))
+        self.nodes.append(GraphNode(name, task.component_name, given, found, known, task.model, salt))
         self.work.append(work)
         self.pins.append(pin.get())
         return len(self.nodes) - 1
 
-    def refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+    def encode_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
         """The JSON that stands for ``result`` among the inputs of a call."""
-        return reference(result, uses, self)
+        return make_reference(result, uses, self)
 
-    def _inner(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+    def _encode_inner_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
         if result.kind == STREAM:
             raise PlaceholderError(
-                f"{result.shown} lies inside of another value: a stream needs a field of its own, annotated `Stream`"
+                f"{result.display_name} lies inside of another value: a stream needs a field of its own, "
+                "annotated `Stream`"
             )
-        return self.refer(result, uses)
+        return self.encode_result(result, uses)
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
         if self._point is None:
@@ -98,7 +99,7 @@ class Recorder(Session):
         self.choices.append(chosen)
         return chosen
 
-    def segment(self, outputs: Sequence[tuple[int, str]]) -> Segment:
+    def build_segment(self, outputs: Sequence[tuple[int, str]]) -> Segment:
         return Segment(tuple(self.nodes), tuple(outputs), tuple(self.work), tuple(self.pins), tuple(self.choices))
 
 
@@ -107,7 +108,9 @@ def _check_streams(task: str, inputs: dict[str, Any]) -> None:
     for result in inputs.values():
         if type(result) is Result and result.kind == STREAM:
             if (result.step, result.origin) in seen:
-                raise StreamConsumed(f"{result.shown} is given to two inputs of one call of {task}: it is read once")
+                raise StreamConsumed(
+                    f"{result.display_name} is given to two inputs of one call of {task}: it is read once"
+                )
             seen.add((result.step, result.origin))
 
 
@@ -122,24 +125,24 @@ class _Replayer(Session):
         self._results = results
         self._step = step
 
-    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
+    def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
         index = self.position
         self.position += 1
         recorded = self._nodes[index] if index < len(self._nodes) else None
-        refer, uses = self._refer, list[tuple[int, str]]()
-        given = {name: plain(value, refer, uses) for name, value in inputs.items()}
+        refer, uses = self._encode_result, list[tuple[int, str]]()
+        given = {name: encode_literal(value, refer, uses) for name, value in inputs.items()}
         name = task.name
         if recorded is None or recorded.task != name or recorded.inputs != given:
-            raise self.refused(ReplayMismatch(_difference(index, recorded, name, given)))
+            raise self.remember_error(ReplayMismatch(_describe_difference(index, recorded, name, given)))
         made = task.outputs_type
         return made.of(
-            {output: self._result(name, (index, output), kind, element) for output, kind, element in made.told}
+            {output: self._bind_result(name, (index, output), kind, element) for output, kind, element in made.told}
         )
 
-    def _refer(self, result: Result, uses: list[tuple[int, str]]) -> Any:
-        return reference(result, uses, self)
+    def _encode_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
+        return make_reference(result, uses, self)
 
-    def _result(self, task: str, origin: tuple[int, str], kind: str, element: Any) -> Result:
+    def _bind_result(self, task: str, origin: tuple[int, str], kind: str, element: Any) -> Result:
         result = Result(task, origin, kind, element, self, self._step)
         result.source = self._results.get(origin)
         return result
@@ -147,7 +150,7 @@ class _Replayer(Session):
     def choose(self, count: int, weights: Sequence[float]) -> int:
         chosen = next(self._choices, count)
         if chosen >= count:
-            raise self.refused(
+            raise self.remember_error(
                 ReplayMismatch("`invoke` chose among other options on replay: they must follow from its request alone")
             )
         return chosen
@@ -168,11 +171,11 @@ def record(
     """
     recorder = Recorder(step, point, scope, calls)
     with recorder:
-        answer = guarded(invoke, request)
-    recorder.check()
+        answer = call_invoke(invoke, request)
+    recorder.raise_remembered_error()
     if not recorder.nodes:
-        raise GraphError(f"{named(invoke)} called no unit task, so there is nothing to run")
-    return recorder.segment(_outputs(answer, recorder))
+        raise GraphError(f"{invoke_name(invoke)} called no unit task, so there is nothing to run")
+    return recorder.build_segment(_answer_outputs(answer, recorder))
 
 
 def replay(
@@ -187,63 +190,63 @@ def replay(
     """Run ``invoke`` again with ``results``, sources by (node, output), and return its answer."""
     replayer = _Replayer(recorded, results, step, scope)
     with replayer:
-        answer = guarded(invoke, request)
-    replayer.check()
+        answer = call_invoke(invoke, request)
+    replayer.raise_remembered_error()
     if replayer.position != len(recorded.nodes):
         raise ReplayMismatch(
             f"replay made {replayer.position} calls, the record has {len(recorded.nodes)}: `invoke` must not depend on "
             "time, randomness or anything outside of its request"
         )
-    if _outputs(answer, replayer) != recorded.outputs:
+    if _answer_outputs(answer, replayer) != recorded.outputs:
         raise ReplayMismatch("replay returned other results than the record has: `invoke` must be deterministic")
     return answer
 
 
-def _outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
-    return tuple(dict.fromkeys([result.origin for result in returned(answer) if result.maker is maker]))
+def _answer_outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
+    return tuple(dict.fromkeys([result.origin for result in returned_results(answer) if result.maker is maker]))
 
 
-def guarded(invoke: Callable[[Any], Any], request: Any) -> Any:
+def call_invoke(invoke: Callable[[Any], Any], request: Any) -> Any:
     """Run ``invoke``. Raises its own failure as a typed error."""
     try:
         answer = invoke(request)
     except OmnibusError:
         raise
     except Exception as error:
-        raise failed(invoke, error) from error
+        raise invoke_error(invoke, error) from error
     if inspect.iscoroutine(answer):
         answer.close()
-        raise GraphError(f"{named(invoke)} returned a coroutine: make it `async def`, and `await` what it calls")
+        raise GraphError(f"{invoke_name(invoke)} returned a coroutine: make it `async def`, and `await` what it calls")
     return answer
 
 
-def failed(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError:
+def invoke_error(invoke: Callable[[Any], Any], error: Exception) -> OmnibusError:
     """``invoke``'s own failure as a typed error; of several at once, the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, OmnibusError):
         return error
-    said = _said(error).strip().replace("\n", " ")[:400]
+    said = _error_text(error).strip().replace("\n", " ")[:400]
     if isinstance(error, AttributeError) and type(error.obj) is Result:
-        return PlaceholderError(f"{named(invoke)}: {said}")
+        return PlaceholderError(f"{invoke_name(invoke)}: {said}")
     if isinstance(error, TypeError) and Result.__name__ in said:
         said += "; a result has no value while the graph is recorded: pass it to a task as it is, or return it"
-    return GraphError(f"{named(invoke)} failed while its graph was drawn: {type(error).__name__}: {said}")
+    return GraphError(f"{invoke_name(invoke)} failed while its graph was drawn: {type(error).__name__}: {said}")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{error.title}.{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def named(invoke: Any) -> str:
+def invoke_name(invoke: Any) -> str:
     owner = getattr(invoke, "__self__", None)
     return f"{type(owner).__name__}.invoke" if owner is not None else getattr(invoke, "__qualname__", "invoke")
 
 
-def _difference(index: int, recorded: Node | None, task: str, inputs: dict[str, Any]) -> str:
+def _describe_difference(index: int, recorded: GraphNode | None, task: str, inputs: dict[str, Any]) -> str:
     if recorded is None:
         return f"call {index} of {task} is not in the record: `invoke` made more calls on replay"
     if recorded.task != task:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, NoReturn, Protocol
 
 from omnibus.errors import OmnibusError, PlaceholderError, StreamConsumed
-from omnibus.task.item_codec import join, part, whole
+from omnibus.task.item_codec import decode_part, decode_value, join_parts
 from omnibus.tensors.item import Item
 
 TENSOR, STREAM, VALUE = "tensor", "stream", "value"
@@ -19,11 +19,11 @@ TENSOR, STREAM, VALUE = "tensor", "stream", "value"
 class Source(Protocol):
     """Source of a result's items while it arrives."""
 
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         """All items that are ready, at least one; empty after the last. Raises what made it fail."""
 
 
-class Seen:
+class Observation:
     """Part of a result that ``invoke`` saw: its value, or its parts until it stopped reading, and how that ended."""
 
     __slots__ = ("ended", "error", "parts", "value", "whole")
@@ -46,22 +46,22 @@ class Maker(Protocol):
     scope: object
 
 
-class Owner(Protocol):
+class ResultOwner(Protocol):
     """The session of an ``invoke`` that runs while its graph grows."""
 
-    def touched(self) -> None:
+    def register_branch(self) -> None:
         """A branch of ``invoke`` that runs beside others begins to read."""
 
-    async def bound(self, result: "Result") -> None:
+    async def ensure_source(self, result: "Result") -> None:
         """Make sure that ``result`` has a source, by sending off what was recorded so far."""
 
-    def observed(self, result: "Result", seen: Seen) -> None:
+    def record_observation(self, result: "Result", seen: Observation) -> None:
         """``invoke`` has seen this much; what follows may depend on it."""
 
-    def look(self, result: "Result", whole: bool) -> Seen | None:
+    def earlier_observation(self, result: "Result", whole: bool) -> Observation | None:
         """Return what an earlier run of ``invoke`` saw of ``result``."""
 
-    def beyond(self, result: "Result") -> NoReturn:
+    def raise_read_beyond(self, result: "Result") -> NoReturn:
         """``invoke`` reads more of ``result`` than the earlier run."""
 
 
@@ -81,7 +81,7 @@ class Result:
         element: Any,
         maker: Maker | None = None,
         step: int = 0,
-        owner: Owner | None = None,
+        owner: ResultOwner | None = None,
     ) -> None:
         self.task = task
         self.origin = origin
@@ -101,15 +101,15 @@ class Result:
         return self
 
     @property
-    def transforms(self) -> int:
+    def transform_count(self) -> int:
         return len(self._functions)
 
     @property
-    def transformed(self) -> bool:
+    def is_transformed(self) -> bool:
         return bool(self._functions)
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Name of the result in messages."""
         return f"<{self.kind} {self.origin[1]!r} of {self.task} (node {self.origin[0]})>"
 
@@ -119,92 +119,96 @@ class Result:
         It can be returned or read, but not passed to another task: its parts never leave the reader.
         """
         if self.kind != STREAM:
-            raise PlaceholderError(f"{self.shown} is no stream: await it and work on its value")
+            raise PlaceholderError(f"{self.display_name} is no stream: await it and work on its value")
         copy = Result(self.task, self.origin, self.kind, self.element, self.maker, self.step, self.owner)
         copy._functions = (*self._functions, function)
-        copy._root = self.base
+        copy._root = self.base_result
         return copy
 
     @property
-    def base(self) -> "Result":
+    def base_result(self) -> "Result":
         """Result that this one is a transform of, or itself: the one that has a source."""
         return self if self._root is None else self._root
 
     # Reading
 
-    def claim(self) -> Source | None:
+    def claim_source(self) -> Source | None:
         """Its source, for who reads it in place of this one. Raises ``StreamConsumed`` when it was read."""
-        self._consume()
-        return self.base.source
+        self._mark_read()
+        return self.base_result.source
 
-    def _consume(self) -> None:
-        if self.base._read:
+    def _mark_read(self) -> None:
+        if self.base_result._read:
             raise StreamConsumed(
-                f"{self.shown} was read already: a stream is read once; keep its parts, or await it once"
+                f"{self.display_name} was read already: a stream is read once; keep its parts, or await it once"
             )
-        self.base._read = True
+        self.base_result._read = True
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._collect().__await__()
+        return self._await_value().__await__()
 
-    async def _collect(self) -> Any:
+    async def _await_value(self) -> Any:
         if self.owner is not None:
-            self.owner.touched()
+            self.owner.register_branch()
         if self._whole is None:
-            self._consume()
-            self._whole = asyncio.ensure_future(self._gather())
-            self._whole.add_done_callback(_retrieved)
+            self._mark_read()
+            self._whole = asyncio.ensure_future(self._read_value())
+            self._whole.add_done_callback(_ignore_failure)
         return await asyncio.shield(self._whole)
 
-    async def _gather(self) -> Any:
-        seen = Seen(whole=True)
+    async def _read_value(self) -> Any:
+        seen = Observation(whole=True)
         try:
-            seen.value = await self._all()
+            seen.value = await self._replay_or_read()
         except Exception as error:
             seen.error = error
-            self._tell(seen)
+            self._record_observation(seen)
             raise
-        self._tell(seen)
+        self._record_observation(seen)
         return seen.value
 
-    def _tell(self, seen: Seen) -> None:
+    def _record_observation(self, seen: Observation) -> None:
         if self.owner is not None:
-            self.owner.observed(self, seen)
+            self.owner.record_observation(self, seen)
 
-    async def _all(self) -> Any:
-        before = self.owner.look(self, whole=True) if self.owner is not None else None
+    async def _replay_or_read(self) -> Any:
+        before = self.owner.earlier_observation(self, whole=True) if self.owner is not None else None
         if before is not None:
             if before.error is not None:
                 raise before.error
             return before.value
-        items = [item async for item in self._items()]
+        items = [item async for item in self._iterate_items()]
         if self.kind != STREAM:
-            return whole(self.element, items, self.shown)
-        return join(self.element, [self._apply(part(self.element, item)) for item in items], self.transformed)
+            return decode_value(self.element, items, self.display_name)
+        return join_parts(
+            self.element,
+            [self._apply_transforms(decode_part(self.element, item)) for item in items],
+            self.is_transformed,
+        )
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self.kind != STREAM:
-            raise PlaceholderError(f"{self.shown} is no stream: await it")
-        self._consume()
+            raise PlaceholderError(f"{self.display_name} is no stream: await it")
+        self._mark_read()
         if self.owner is not None:
-            self.owner.touched()
-        return self._parts()
+            self.owner.register_branch()
+        return self._iterate_parts()
 
-    async def _parts(self) -> AsyncIterator[Any]:
-        before = self.owner.look(self, whole=False) if self.owner is not None else None
+    async def _iterate_parts(self) -> AsyncIterator[Any]:
+        before = self.owner.earlier_observation(self, whole=False) if self.owner is not None else None
         if before is not None:
             for value in before.parts:
                 yield value
             if before.error is not None:
                 raise before.error
             if not before.ended and self.owner is not None:
-                self.owner.beyond(self)
+                self.owner.raise_read_beyond(self)
             return
-        seen = Seen(whole=False)  # grows while it is read
-        self._tell(seen)
+        seen = Observation(whole=False)  # grows while it is read
+        self._record_observation(seen)
         try:
-            async for item in self._items():
-                value = self._apply(part(self.element, item))
+            async for item in self._iterate_items():
+                value = self._apply_transforms(decode_part(self.element, item))
                 seen.parts.append(value)
                 yield value
             seen.ended = True
@@ -212,17 +216,17 @@ class Result:
             seen.error = error
             raise
 
-    async def _items(self) -> AsyncIterator[Item]:
+    async def _iterate_items(self) -> AsyncIterator[Item]:
         if self.owner is not None:
-            await self.owner.bound(self.base)
-        source = self.base.source
+            await self.owner.ensure_source(self.base_result)
+        source = self.base_result.source
         if source is None:
-            self._refuse()
-        while items := await source.next():
+            self._raise_placeholder_error()
+        while items := await source.next_items():
             for item in items:
                 yield item
 
-    def _apply(self, value: Any) -> Any:
+    def _apply_transforms(self, value: Any) -> Any:
         for function in self._functions:
             value = function(value)
         return value
@@ -231,42 +235,55 @@ class Result:
 
     def __repr__(self) -> str:
         if self.maker is not None and self.maker.drawing:  # f"{[result]}" would put it into a prompt
-            raise PlaceholderError(self._advice())
-        return self.shown
+            raise PlaceholderError(self._usage_advice())
+        return self.display_name
 
-    def _advice(self) -> str:
-        if self.base.source is not None:
-            return f"{self.shown} has to be read first: `await` it, or iterate with `async for`"
+    def _usage_advice(self) -> str:
+        if self.base_result.source is not None:
+            return f"{self.display_name} has to be read first: `await` it, or iterate with `async for`"
         return (
-            f"{self.shown} has no value while the graph is recorded: pass it to another task or return it. To decide "
-            "on it, make `invoke` async and `await` it, or decide in the app's `serve`, where results are real"
+            f"{self.display_name} has no value while the graph is recorded: pass it to another task or return it. "
+            "To decide on it, make `invoke` async and `await` it, or decide in the app's `serve`, where results are "
+            "real"
         )
 
-    def _refuse(self, *_: Any) -> NoReturn:
-        error = PlaceholderError(self._advice())
+    def _raise_placeholder_error(self, *_: Any) -> NoReturn:
+        error = PlaceholderError(self._usage_advice())
         if self.maker is not None and self.maker.fault is None:
             self.maker.fault = error
         raise error
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no {name!r} here: {self._advice()}", name=name, obj=self)
+        raise AttributeError(f"no {name!r} here: {self._usage_advice()}", name=name, obj=self)
 
-    def _same(self, *_: Any) -> "Result":
+    def _return_self(self, *_: Any) -> "Result":
         return self
 
-    __copy__ = __deepcopy__ = _same
-    __bool__ = __len__ = __str__ = __iter__ = __format__ = __contains__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = __round__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
-    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __abs__ = __pos__ = _refuse
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __divmod__ = __rdivmod__ = __trunc__ = _refuse
-    __floor__ = __ceil__ = __bytes__ = __complex__ = __next__ = __reversed__ = __enter__ = __reduce__ = _refuse
-    __array__ = __fspath__ = __setitem__ = __delitem__ = __call__ = _refuse
+    __copy__ = __deepcopy__ = _return_self
+    __bool__ = __len__ = __str__ = __iter__ = __format__ = __contains__ = __getitem__ = _raise_placeholder_error
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = __round__ = (
+        _raise_placeholder_error
+    )
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = (
+        _raise_placeholder_error
+    )
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = (
+        _raise_placeholder_error
+    )
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __abs__ = __pos__ = (
+        _raise_placeholder_error
+    )
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __divmod__ = __rdivmod__ = __trunc__ = (
+        _raise_placeholder_error
+    )
+    __floor__ = __ceil__ = __bytes__ = __complex__ = __next__ = __reversed__ = __enter__ = __reduce__ = (
+        _raise_placeholder_error
+    )
+    __array__ = __fspath__ = __setitem__ = __delitem__ = __call__ = _raise_placeholder_error
     __hash__ = object.__hash__
 
 
-def _retrieved(done: "asyncio.Future[Any]") -> None:
+def _ignore_failure(done: "asyncio.Future[Any]") -> None:
     """A failure that nobody waits for any more needs no log."""
     if not done.cancelled():
         done.exception()

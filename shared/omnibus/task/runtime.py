@@ -13,7 +13,7 @@ from omnibus.task import purity
 from omnibus.task.dynamic import run_live
 from omnibus.task.record import record, replay
 from omnibus.task.result import Source
-from omnibus.task.session import Segment, session
+from omnibus.task.session import Segment, current_session
 
 
 class Runtime(Protocol):
@@ -22,7 +22,7 @@ class Runtime(Protocol):
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
         """Send ``segment``, the ``step``-th of its request, on its way; returns where its outputs arrive."""
 
-    def point(self, site: int) -> float:
+    def choice_point(self, site: int) -> float:
         """Return the point in [0, 1) of this request for its ``site``-th choice: evenly spread over many requests."""
 
 
@@ -36,11 +36,11 @@ class _Request:
         self.calls: dict[str, int] = {}
         self.submit = runtime.submit
 
-    def step(self) -> int:
+    def next_step(self) -> int:
         return next(self._steps)
 
-    def point(self, _: int) -> float:
-        return self._runtime.point(next(self._sites))
+    def choice_point(self, _: int) -> float:
+        return self._runtime.choice_point(next(self._sites))
 
 
 _request: ContextVar[_Request | None] = ContextVar("omnibus_request", default=None)
@@ -58,16 +58,16 @@ def use(runtime: Runtime) -> Iterator[None]:
 
 async def run(invoke: Callable[[Any], Any], request: Any) -> Any:
     """Run ``invoke`` on the current runtime: record, send and replay, or live when it is async."""
-    if session() is not None:
+    if current_session() is not None:
         raise PlaceholderError("inside of `invoke` call a task's `.invoke(...)`, not the task itself")
     around = _request.get()
     if around is None:
         raise PlaceholderError("a task was called where nothing runs it: call it in an app's `serve`")
-    purity.check(invoke)
+    purity.check_purity(invoke)
     if inspect.iscoroutinefunction(invoke):
-        return await run_live(around, around.point, invoke, request)
-    step = around.step()
-    recorded = record(invoke, request, around.point, step, scope=around, calls=around.calls)
+        return await run_live(around, around.choice_point, invoke, request)
+    step = around.next_step()
+    recorded = record(invoke, request, around.choice_point, step, scope=around, calls=around.calls)
     return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
 
 
@@ -76,7 +76,7 @@ async def tool(function: Callable[..., Any], *arguments: Any) -> Any:
 
     When ``invoke`` runs again, the result is repeated and not the call.
     """
-    effect = getattr(session(), "effect", None)
+    effect = getattr(current_session(), "effect", None)
     if effect is not None:
         return await effect(function, arguments)
     result = function(*arguments)
@@ -90,7 +90,7 @@ async def merged(streams: Mapping[str, AsyncIterable[Any]]) -> AsyncIterator[tup
     """
     news: asyncio.Queue[tuple[str, Any, bool, Exception | None]] = asyncio.Queue(maxsize=2 * len(streams) or 1)
 
-    async def read(name: str, stream: AsyncIterable[Any]) -> None:
+    async def read_stream(name: str, stream: AsyncIterable[Any]) -> None:
         parts = aiter(stream)
         try:
             async for part in parts:
@@ -102,7 +102,7 @@ async def merged(streams: Mapping[str, AsyncIterable[Any]]) -> AsyncIterator[tup
             if isinstance(parts, AsyncGenerator):
                 await parts.aclose()
 
-    readers = [asyncio.ensure_future(read(name, stream)) for name, stream in streams.items()]
+    readers = [asyncio.ensure_future(read_stream(name, stream)) for name, stream in streams.items()]
     left = len(readers)
     try:
         while left:

@@ -9,20 +9,20 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from omnibus.errors import BadRequest, OmnibusError, PlaceholderError
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 
 
 class Segment(msgspec.Struct, frozen=True):
     """One recorded graph. ``work`` are expected tokens and ``pins`` fission flags, per node."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     outputs: tuple[tuple[int, str], ...]
     work: tuple[int, ...] = ()
     pins: tuple[str, ...] = ()
     choices: tuple[int, ...] = ()
 
 
-class Called(Protocol):
+class RecordableTask(Protocol):
     """A unit task as a session sees it."""
 
     @property
@@ -30,7 +30,7 @@ class Called(Protocol):
     @property
     def model(self) -> str: ...
     @property
-    def part(self) -> str: ...
+    def component_name(self) -> str: ...
     @property
     def outputs_type(self) -> Any: ...
 
@@ -56,19 +56,19 @@ class Session(ABC):
             _current.reset(self._around)
 
     @abstractmethod
-    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
+    def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
         """One call of a unit task: returns its outputs."""
 
     @abstractmethod
     def choose(self, count: int, weights: Sequence[float]) -> int:
         """One of ``count`` ways, the same when ``invoke`` runs again."""
 
-    def refused(self, error: OmnibusError) -> OmnibusError:
+    def remember_error(self, error: OmnibusError) -> OmnibusError:
         """``error``, kept: ``invoke`` may swallow it."""
         self.fault = self.fault or error
         return error
 
-    def check(self) -> None:
+    def raise_remembered_error(self) -> None:
         """Raise what ``invoke`` swallowed."""
         if self.fault is not None:
             raise self.fault
@@ -79,7 +79,7 @@ _current: ContextVar[Session | None] = ContextVar("omnibus_session", default=Non
 pin: ContextVar[str] = ContextVar("omnibus_pin", default="")
 
 
-def current() -> Session:
+def require_session() -> Session:
     found = _current.get()
     if found is None or not found.drawing:
         raise PlaceholderError(
@@ -89,7 +89,7 @@ def current() -> Session:
     return found
 
 
-def session() -> Session | None:
+def current_session() -> Session | None:
     """The session of the ``invoke`` that is running, if one is."""
     return _current.get()
 
@@ -103,7 +103,7 @@ class pinned:
         self._path = path
 
     def __enter__(self) -> None:
-        current()
+        require_session()
         self._around = pin.set(self._path or pin.get())
 
     def __exit__(self, *_: object) -> None:
@@ -121,4 +121,4 @@ def choose(options: Sequence[Any], weights: Sequence[float] | None = None) -> An
         raise BadRequest(
             "choose needs at least one option, and as many weights, if any: not negative, not infinite, not all 0"
         )
-    return options[current().choose(len(options), given)]
+    return options[require_session().choose(len(options), given)]

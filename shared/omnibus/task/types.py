@@ -32,7 +32,7 @@ class Tensor:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(_tensor)
+        return core_schema.no_info_plain_validator_function(_validate_tensor)
 
 
 class Stream(Generic[T]):
@@ -50,37 +50,38 @@ class Stream(Generic[T]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         element = (get_args(source) or (Any,))[0]
-        return core_schema.no_info_plain_validator_function(lambda value: _stream(value, element))
+        return core_schema.no_info_plain_validator_function(lambda value: _validate_stream(value, element))
 
 
-def _tensor(value: Any) -> Any:
+def _validate_tensor(value: Any) -> Any:
     if type(value) is Result and value.kind == TENSOR:
         return value
     raise ValueError(
-        f"a tensor output of another task is needed here, not {_shown(value)}: pass the result itself, unread"
+        f"a tensor output of another task is needed here, not {_describe_value(value)}: pass the result itself, unread"
     )
 
 
-def _stream(value: Any, element: Any) -> Any:
+def _validate_stream(value: Any, element: Any) -> Any:
     if type(value) is not Result or value.kind != STREAM:
         raise ValueError(
-            f"a stream output of another task is needed here, not {_shown(value)}: pass the result itself, unread"
+            f"a stream output of another task is needed here, not {_describe_value(value)}: pass the result itself, "
+            "unread"
         )
-    if value.transformed:
-        raise ValueError(f"{value.shown} is transformed where it is read: pass the stream itself, or await it")
+    if value.is_transformed:
+        raise ValueError(f"{value.display_name} is transformed where it is read: pass the stream itself, or await it")
     if element is Any or value.element is Any or value.element == element:
         return value
     raise ValueError(
-        f"a stream of {_name(element)} is needed here, and {value.shown} is one of {_name(value.element)}: put a task "
-        "between them that makes one of the other"
+        f"a stream of {_type_name(element)} is needed here, and {value.display_name} is one of "
+        f"{_type_name(value.element)}: put a task between them that makes one of the other"
     )
 
 
-def _shown(value: Any) -> str:
-    return value.shown if type(value) is Result else f"a value of type {type(value).__name__}"
+def _describe_value(value: Any) -> str:
+    return value.display_name if type(value) is Result else f"a value of type {type(value).__name__}"
 
 
-def _name(element: Any) -> str:
+def _type_name(element: Any) -> str:
     return getattr(element, "__name__", str(element))
 
 
@@ -98,7 +99,7 @@ class TaskInput(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         cls.fields = {name: kind_of(field.annotation) for name, field in cls.model_fields.items()}
         for name, (kind, element) in cls.fields.items():
-            if kind == VALUE and _mentions(element, Stream):
+            if kind == VALUE and _mentions_type(element, Stream):
                 raise TypeError(f"{cls.__name__}.{name}: a stream needs a field of its own, annotated `Stream[...]`")
         declared = cls.model_fields.items()
         cls.told = frozenset(
@@ -109,11 +110,14 @@ class TaskInput(BaseModel):
     @classmethod
     def _not_yet(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
         if type(value) is Result:
-            return _placed(value, check, *cls.fields[str(info.field_name)])
+            return _check_result(value, check, *cls.fields[str(info.field_name)])
         try:
             return check(value)
         except ValidationError as error:
-            if _holds(value) and error.errors(include_url=False, include_input=False)[0]["type"] != "value_error":
+            if (
+                _holds_result(value)
+                and error.errors(include_url=False, include_input=False)[0]["type"] != "value_error"
+            ):
                 raise ValueError(
                     "results stand in fields of their own, or in a list or dict that is annotated with `Any` or "
                     "`Tensor`: change the annotation, or await them in an async `invoke` and pass their values"
@@ -121,25 +125,27 @@ class TaskInput(BaseModel):
             raise
 
 
-def _placed(result: Result, check: Any, kind: str, element: Any) -> Any:
+def _check_result(result: Result, check: Any, kind: str, element: Any) -> Any:
     """A result in a field: its kind must fit."""
     if kind != VALUE:
         return check(result)
     if result.kind == VALUE or (result.kind == TENSOR and element is Any):
         return result
-    if result.kind == TENSOR and _mentions(element, Tensor):
+    if result.kind == TENSOR and _mentions_type(element, Tensor):
         return check(result)
-    wanted = "Tensor" if result.kind == TENSOR else f"Stream[{_name(result.element)}]"
+    wanted = "Tensor" if result.kind == TENSOR else f"Stream[{_type_name(result.element)}]"
     raise ValueError(
-        f"a plain value is needed here, and {result.shown} is none: annotate the field `{wanted}`, or await the result "
-        "in an async `invoke` and pass its value"
+        f"a plain value is needed here, and {result.display_name} is none: annotate the field `{wanted}`, or await the "
+        "result in an async `invoke` and pass its value"
     )
 
 
-def _holds(value: Any) -> bool:
+def _holds_result(value: Any) -> bool:
     if isinstance(value, list | tuple | set):
-        return any(_holds(element) for element in value)
-    return any(_holds(element) for element in value.values()) if isinstance(value, dict) else type(value) is Result
+        return any(_holds_result(element) for element in value)
+    return (
+        any(_holds_result(element) for element in value.values()) if isinstance(value, dict) else type(value) is Result
+    )
 
 
 class TaskOutput(BaseModel):
@@ -161,12 +167,12 @@ class TaskOutput(BaseModel):
         cls.fields = {name: (*kind_of(field.annotation), ON_DEMAND in field.metadata) for name, field in declared}
         cls.told = tuple((name, kind, element) for name, (kind, element, _) in cls.fields.items())
         for name, kind, element in cls.told:
-            if kind == VALUE and _mentions(element, Tensor, Stream):
+            if kind == VALUE and _mentions_type(element, Tensor, Stream):
                 raise TypeError(f"{cls.__name__}.{name}: an output is one `Tensor`, one `Stream[...]`, or plain values")
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _made(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
+    def _validate_output(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
         kind, element, _ = cls.fields[str(info.field_name)]
         if value is None or (kind == VALUE and type(value) is not Result):
             return check(value)
@@ -179,7 +185,7 @@ class TaskOutput(BaseModel):
         if fits:
             return value
         wanted = "an array" if kind == TENSOR else "a plain value" if kind == VALUE else "a list or an async iterator"
-        raise ValueError(f"{wanted} is needed here, not {_shown(value)}")
+        raise ValueError(f"{wanted} is needed here, not {_describe_value(value)}")
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:
@@ -210,7 +216,7 @@ def kind_of(annotation: Any) -> tuple[str, Any]:
     return VALUE, annotation
 
 
-def _mentions(annotation: Any, *kinds: Any) -> bool:
+def _mentions_type(annotation: Any, *kinds: Any) -> bool:
     if annotation in kinds or get_origin(annotation) in kinds:
         return True
-    return any(_mentions(each, *kinds) for each in get_args(annotation))
+    return any(_mentions_type(each, *kinds) for each in get_args(annotation))

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import msgspec
 
 from omnibus.errors import ReplayMismatch
-from omnibus.graph import ref
-from omnibus.task.branch_ids import Left, here
-from omnibus.task.input_codec import FROM, Refer, plain, returned
-from omnibus.task.result import Result, Seen
-from omnibus.task.session import Called, Session
+from omnibus.graph import make_ref
+from omnibus.task.branch_ids import PendingActions, current_branch
+from omnibus.task.input_codec import FROM, Refer, encode_literal, returned_results
+from omnibus.task.result import Observation, Result
+from omnibus.task.session import RecordableTask, Session
 
 #: Where a result stands in an answer: number of its call, output, transforms.
 Named = tuple[int, str, int]
@@ -33,16 +33,16 @@ class Trace:
     """Record of what an ``invoke`` did and saw. Calls are numbered over all segments."""
 
     def __init__(self) -> None:
-        self.calls: Left[int] = Left()
-        self.chosen: Left[int] = Left()
-        self.effects: Left[Effect] = Left()
-        self.seen: dict[Named, Seen] = {}
+        self.calls: PendingActions[int] = PendingActions()
+        self.chosen: PendingActions[int] = PendingActions()
+        self.effects: PendingActions[Effect] = PendingActions()
+        self.seen: dict[Named, Observation] = {}
         self.tasks: list[str] = []  # by number
 
-    def called(self, task: str, inputs: str) -> int:
+    def record_call(self, task: str, inputs: str) -> int:
         """Note a call; returns its number."""
         self.tasks.append(task)
-        self.calls.put((task, inputs), here(), len(self.tasks) - 1)
+        self.calls.put((task, inputs), current_branch(), len(self.tasks) - 1)
         return len(self.tasks) - 1
 
 
@@ -51,11 +51,11 @@ class Verifier(Session):
         super().__init__(scope)
         self._trace = trace
 
-    def call(self, task: Called, inputs: dict[str, Any], work: int) -> Any:
+    def call(self, task: RecordableTask, inputs: dict[str, Any], work: int) -> Any:
         name = task.name
-        number = self._trace.calls.take((name, shape(inputs, self._number)))
+        number = self._trace.calls.take((name, call_shape(inputs, self._shape_reference)))
         if number is None:
-            self._differs(f"a call of {name} is not in the record, or got other inputs on replay")
+            self._raise_mismatch(f"a call of {name} is not in the record, or got other inputs on replay")
         return task.outputs_type.of(
             {
                 output: Result(name, (number, output), kind, element, self, 0, self)
@@ -63,55 +63,59 @@ class Verifier(Session):
             }
         )
 
-    def _number(self, result: Result, _: Any) -> Any:
-        return ref(*result.origin) if result.maker is self else mark(result)
+    def _shape_reference(self, result: Result, _: Any) -> Any:
+        return make_ref(*result.origin) if result.maker is self else foreign_reference(result)
 
     def choose(self, count: int, weights: Sequence[float]) -> int:
         chosen = self._trace.chosen.take(count)
         if chosen is None:
-            self._differs("`invoke` chose among other options on replay")
+            self._raise_mismatch("`invoke` chose among other options on replay")
         return chosen
 
     async def effect(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         done = self._trace.effects.take(effect_key(function, arguments))
         if done is None:
-            self._differs(f"`invoke` called the tool {_called(function)} on replay, or with other arguments")
+            self._raise_mismatch(
+                f"`invoke` called the tool {_function_name(function)} on replay, or with other arguments"
+            )
         if not done.ended:
-            self._differs(f"`invoke` waited for the tool {_called(function)} on replay, and did not before")
+            self._raise_mismatch(
+                f"`invoke` waited for the tool {_function_name(function)} on replay, and did not before"
+            )
         if done.error is not None:
             raise done.error
         return done.result
 
-    def touched(self) -> None:
-        here()
+    def register_branch(self) -> None:
+        current_branch()
 
-    async def bound(self, result: Result) -> None:
-        self._differs(f"`invoke` reads {result.shown} on replay, and did not before")
+    async def ensure_source(self, result: Result) -> None:
+        self._raise_mismatch(f"`invoke` reads {result.display_name} on replay, and did not before")
 
-    def observed(self, result: Result, seen: Seen) -> None:
+    def record_observation(self, result: Result, seen: Observation) -> None:
         """Nothing new."""
 
-    def look(self, result: Result, whole: bool) -> Seen | None:
-        seen = self._trace.seen.get((*result.origin, result.transforms))
+    def earlier_observation(self, result: Result, whole: bool) -> Observation | None:
+        seen = self._trace.seen.get((*result.origin, result.transform_count))
         if seen is not None and seen.whole != whole:
-            self.beyond(result)
+            self.raise_read_beyond(result)
         return seen
 
-    def beyond(self, result: Result) -> NoReturn:
-        self._differs(f"`invoke` reads more of {result.shown} on replay than before")
+    def raise_read_beyond(self, result: Result) -> NoReturn:
+        self._raise_mismatch(f"`invoke` reads more of {result.display_name} on replay than before")
 
-    def compare(self, before: Sequence[Named], answer: Any) -> None:
+    def verify_answer(self, before: Sequence[Named], answer: Any) -> None:
         """Raise unless everything was done again, and ``answer`` holds the results that it held ``before``."""
-        self.check()
-        left = self._trace.calls.all()
+        self.raise_remembered_error()
+        left = self._trace.calls.remaining_actions()
         if left:
             tasks = ", ".join(self._trace.tasks[number] for number in left[:5])
-            self._differs(f"replay did not call {tasks}, which the record has")
-        if list(before) != named(answer, self, lambda result: result.origin[0]):
-            self._differs("replay returned other results than the record has")
+            self._raise_mismatch(f"replay did not call {tasks}, which the record has")
+        if list(before) != named_results(answer, self, lambda result: result.origin[0]):
+            self._raise_mismatch("replay returned other results than the record has")
 
-    def _differs(self, what: str) -> NoReturn:
-        raise self.refused(
+    def _raise_mismatch(self, what: str) -> NoReturn:
+        raise self.remember_error(
             ReplayMismatch(
                 f"{what}: `invoke` must not depend on time, randomness or anything outside of its request and results; "
                 "wrap what does in `tool`"
@@ -119,21 +123,23 @@ class Verifier(Session):
         )
 
 
-def named(answer: Any, maker: Session, number: Callable[[Result], int]) -> list[Named]:
+def named_results(answer: Any, maker: Session, number: Callable[[Result], int]) -> list[Named]:
     """The results of ``maker`` in an answer, in order."""
     return [
-        (number(result), result.origin[1], result.transforms) for result in returned(answer) if result.maker is maker
+        (number(result), result.origin[1], result.transform_count)
+        for result in returned_results(answer)
+        if result.maker is maker
     ]
 
 
-def mark(result: Result) -> Any:
+def foreign_reference(result: Result) -> Any:
     """Return the reference that stands for a result of another graph in a call's shape."""
     return {FROM: [result.step, *result.origin]}
 
 
-def shape(inputs: dict[str, Any], refer: Refer) -> str:
+def call_shape(inputs: dict[str, Any], refer: Refer) -> str:
     """A call's inputs as text, with references to calls by their number in the request."""
-    return _sorted.encode({name: plain(value, refer, []) for name, value in inputs.items()}).decode()
+    return _sorted.encode({name: encode_literal(value, refer, []) for name, value in inputs.items()}).decode()
 
 
 _sorted = msgspec.json.Encoder(order="sorted")
@@ -144,8 +150,8 @@ def effect_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
         shown = _sorted.encode(arguments).decode()
     except TypeError:  # told apart by their order alone
         shown = ""
-    return f"{_called(function)}{shown}"
+    return f"{_function_name(function)}{shown}"
 
 
-def _called(function: Callable[..., Any]) -> str:
+def _function_name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -30,7 +30,7 @@ class Allocator:
         self._by_size: SortedList[tuple[int, int]] = SortedList()
         self._by_start: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
-        self.back(self.size if backed is None else backed)
+        self.add_backed(self.size if backed is None else backed)
 
     @property
     def free_bytes(self) -> int:
@@ -45,17 +45,17 @@ class Allocator:
         return len(self._by_start)
 
     @property
-    def largest(self) -> int:
+    def largest_hole(self) -> int:
         """Bytes of the largest hole: the largest block that fits once there are pages for it."""
         hole = int(self._by_size[-1][0]) if self._by_size else 0
-        return max(hole, self.size - self._tail)
+        return max(hole, self.size - self._tail_start)
 
-    def back(self, end: int) -> None:
+    def add_backed(self, end: int) -> None:
         """Hand out the memory below ``end`` too: it has pages now. Less than before changes nothing."""
         end = min(end - end % ALIGNMENT, self.size)
         if end <= self.backed:
             return
-        start = self._tail
+        start = self._tail_start
         if start < self.backed:
             self._drop_hole(start)
         self._add_hole(start, end - start)
@@ -63,17 +63,17 @@ class Allocator:
 
     def required_end(self, nbytes: int) -> int | None:
         """Up to where memory must have pages for ``nbytes`` bytes at its end; ``None`` when that is beyond ``size``."""
-        end = self._tail + _rounded(nbytes)
+        end = self._tail_start + _round_up(nbytes)
         return end if end <= self.size else None
 
     def allocate(self, nbytes: int) -> int | None:
         """The offset of ``nbytes`` bytes (rounded up to ``ALIGNMENT``), or ``None`` when no hole fits."""
-        length = _rounded(nbytes)
+        length = _round_up(nbytes)
         place = self._by_size.bisect_left((length, 0))
         if place == len(self._by_size):
             return None
         hole, start = self._by_size.pop(place)
-        self._cut(start, hole, length)
+        self._split_hole(start, hole, length)
         self._taken[start] = length
         self.used += length
         self.peak = max(self.peak, self.used)
@@ -93,11 +93,11 @@ class Allocator:
         self._add_hole(start, end - start)
 
     @property
-    def _tail(self) -> int:
+    def _tail_start(self) -> int:
         """Offset of the free memory at the end of the backed memory, in bytes; ``backed`` when there is none."""
         return self._by_end.get(self.backed, self.backed)
 
-    def _cut(self, start: int, hole: int, length: int) -> None:
+    def _split_hole(self, start: int, hole: int, length: int) -> None:
         del self._by_start[start], self._by_end[start + hole]
         if hole > length:
             self._add_hole(start + length, hole - length)
@@ -114,5 +114,5 @@ class Allocator:
         return length
 
 
-def _rounded(nbytes: int) -> int:
+def _round_up(nbytes: int) -> int:
     return max(nbytes + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)

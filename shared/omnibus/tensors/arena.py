@@ -62,7 +62,7 @@ class Arena:
             raise Fatal(f"{name!r} cannot name an arena; use 1 to 200 letters, digits, '.', '_' and '-'")
         _check_room(directory, size)
         path = Path(directory) / name
-        descriptor = _claim(path)
+        descriptor = _create_locked(path)
         os.ftruncate(descriptor, size)
         return cls(path, size, descriptor)
 
@@ -78,7 +78,7 @@ class Arena:
         finally:
             os.close(descriptor)
 
-    def back(self, start: int, end: int) -> None:
+    def allocate_pages(self, start: int, end: int) -> None:
         """Give the bytes from ``start`` to ``end`` their pages; those that have some keep what is in them.
 
         Takes about 0.3 s for a GiB. Raises ``ArenaFull`` when there are none left; then nothing has changed.
@@ -90,7 +90,7 @@ class Arena:
                 raise
             raise ArenaFull(f"{self.path.parent} has no room for {end - start} more bytes: {error.strerror}") from error
 
-    def stamp(self, offset: int, block: int, generation: int, nbytes: int) -> None:
+    def write_header(self, offset: int, block: int, generation: int, nbytes: int) -> None:
         """Write the header of the data at ``offset``; the generation last, for it makes the block valid."""
         words, at = self._words, (offset - HEADER_BYTES) // _WORD
         words[at + 2] = block
@@ -98,17 +98,17 @@ class Arena:
         words[at] = _MAGIC
         words[at + 1] = generation
 
-    def wipe(self, offset: int) -> None:
+    def clear_header(self, offset: int) -> None:
         """Clear the header of the data at ``offset``: from now on its handles are stale."""
         at = (offset - HEADER_BYTES) // _WORD
         self._words[at + 1] = 0
         self._words[at] = 0
 
-    def clear(self, offset: int, nbytes: int) -> None:
+    def zero_bytes(self, offset: int, nbytes: int) -> None:
         """Overwrite ``nbytes`` bytes at ``offset`` with zeros."""
         np.ndarray((nbytes,), np.uint8, self._writable, offset).fill(0)
 
-    def array(self, handle: Handle) -> np.ndarray:
+    def writable_array(self, handle: Handle) -> np.ndarray:
         """The tensor of ``handle`` for its producer: writable, in place, zero copies."""
         return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._writable, handle.offset)
 
@@ -118,15 +118,15 @@ class Arena:
         Raises ``ProtocolError`` when the handle contradicts itself or leaves the arena, ``StaleHandle``
         when its memory was freed.
         """
-        handle.check()
-        self.verify(handle)
+        handle.validate()
+        self.verify_handle(handle)
         try:
             return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._readable, handle.offset)
         except (ValueError, OverflowError):
             # An empty tensor agrees with its nbytes however absurd its other extents are.
             raise ProtocolError(f"handle {handle.id}: no array has the shape {handle.shape}") from None
 
-    def verify(self, handle: Handle) -> None:
+    def verify_handle(self, handle: Handle) -> None:
         """Compare ``handle`` with the bounds and with the header in memory. Raises as ``view`` does."""
         offset = handle.offset
         if offset % HEADER_BYTES or not HEADER_BYTES <= offset <= self.size - handle.nbytes:
@@ -167,18 +167,18 @@ def _check_room(directory: str, size: int) -> None:
         )
 
 
-def _claim(path: Path) -> int:
+def _create_locked(path: Path) -> int:
     """A fresh locked file at ``path``. The lock dies with its process, so it tells the living from the dead."""
-    old = _lock(path, os.O_CREAT)
+    old = _open_locked(path, os.O_CREAT)
     try:
         path.unlink()
         # A new inode, not a truncated one: clients of a dead sidecar may still read views of the old file.
-        return _lock(path, os.O_CREAT | os.O_EXCL)
+        return _open_locked(path, os.O_CREAT | os.O_EXCL)
     finally:
         os.close(old)
 
 
-def _lock(path: Path, flags: int) -> int:
+def _open_locked(path: Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,8 +29,8 @@ import numpy as np
 from omnibus.errors import ArenaFull, DeadlineExceeded, OmnibusError, ProtocolError, Retryable, TooLarge
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import ITEMSIZE, Handle
-from omnibus.tensors.link import ANSWER, Link
-from omnibus.tensors.protocol import Frame, Verb, Welcome, encode, encode_block, tag
+from omnibus.tensors.link import ANSWER, SidecarLink
+from omnibus.tensors.protocol import SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class TensorClient:
         self.owner = owner
         self._path = socket_path
         self._timeout = timeout
-        self._link: Link | None = None
+        self._link: SidecarLink | None = None
         self._arena: Arena | None = None
         self._welcome: Welcome | None = None
         self._back = asyncio.Event()
@@ -84,7 +84,7 @@ class TensorClient:
         client itself; until then calls raise ``Retryable``.
         """
         client = cls(socket_path, owner, node, timeout)
-        await client._open()
+        await client._open_link()
         return client
 
     async def __aenter__(self) -> Self:
@@ -97,13 +97,13 @@ class TensorClient:
     def connected(self) -> bool:
         return self._link is not None
 
-    async def ready(self, timeout: float = 5.0) -> None:
+    async def wait_ready(self, timeout: float = 5.0) -> None:
         """Wait until the sidecar is back. Raises ``Retryable`` after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._back.wait()
         except TimeoutError:
-            raise self._away() from None
+            raise self._away_error() from None
 
     async def close(self) -> None:
         """Leave the sidecar: what this client has open is freed. Arrays in use keep their memory."""
@@ -139,18 +139,18 @@ class TensorClient:
         sidecar, ``ProtocolError`` for a dtype that may not travel or a request that makes no sense.
         """
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = _size(extents, dtype)
+        nbytes = _tensor_nbytes(extents, dtype)
         if not (0 <= readers < 1 << 16 and isfinite(deadline) and isfinite(wait)):
             raise ProtocolError(f"{readers} readers, deadline {deadline} or wait {wait} is out of range")
-        link, arena = self._connected()
+        link, arena = self._require_link()
         wait = max(min(wait, deadline - time.time()), 0.0)
-        request = Frame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, tag(invocation))
+        request = SidecarFrame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, encode_tag(invocation))
         answer = await link.call(request, wait + ANSWER)
         if answer.verb != Verb.GRANTED:
-            raise _refusal(answer, nbytes, wait)
+            raise _refusal_error(answer, nbytes, wait)
         offset, generation = answer.offset, answer.generation
         handle = Handle(answer.block, self.node, arena.name, offset, nbytes, dtype, extents, generation)
-        return Block(self, handle, arena.array(handle))
+        return Block(self, handle, arena.writable_array(handle))
 
     async def put(
         self,
@@ -183,71 +183,71 @@ class TensorClient:
         was freed, ``ProtocolError`` when the handle is malformed, ``Retryable`` without sidecar or when
         the tensor is on another node.
         """
-        link, arena = self._located(handle)
+        link, arena = self._require_arena(handle)
         array = arena.view(handle)
         link.send(encode_block(Verb.HOLD, handle.id, handle.generation))
         return array
 
     def seal(self, handle: Handle) -> None:
         """The producer has written everything (``Block.seal``)."""
-        self._tell(Verb.SEAL, handle)
+        self._send_verb(Verb.SEAL, handle)
 
     def release(self, handle: Handle) -> None:
         """This read is over; without a ``view`` before it, the read is declined."""
-        self._tell(Verb.RELEASE, handle)
+        self._send_verb(Verb.RELEASE, handle)
 
     def retain(self, handle: Handle) -> None:
         """In the place of a read, let the tensor live on until its invocation ends or others need its memory.
 
         Raises as ``view`` does.
         """
-        link, _ = self._located(handle)
+        link, _ = self._require_arena(handle)
         link.send(encode_block(Verb.RETAIN, handle.id, handle.generation))
 
     def drop(self, handle: Handle) -> None:
         """Undo ``retain``: the tensor may be freed as soon as nobody reads it."""
-        self._tell(Verb.DROP, handle)
+        self._send_verb(Verb.DROP, handle)
 
-    def check(self, handle: Handle) -> None:
+    def check_handle(self, handle: Handle) -> None:
         """Raise as ``view`` does, without reading."""
-        self._located(handle)[1].verify(handle)
+        self._require_arena(handle)[1].verify_handle(handle)
 
     def discard(self, handle: Handle) -> None:
         """The producer takes its tensor back, sealed or not: nobody can begin to read it."""
-        self._tell(Verb.DISCARD, handle)
+        self._send_verb(Verb.DISCARD, handle)
 
     def extend(self, handle: Handle, deadline: float) -> None:
         """Give the tensor another deadline, in ``time.time()`` seconds."""
-        self._tell(Verb.EXTEND, handle, deadline)
+        self._send_verb(Verb.EXTEND, handle, deadline)
 
-    def end(self, invocation: str) -> None:
+    def end_invocation(self, invocation: str) -> None:
         """The invocation is over and this process has stopped working on it. Ending twice is harmless.
 
         Everything of it that nobody else has open is free at once.
         """
         if self._link is not None:
-            self._link.send(encode(Frame(Verb.END, text=tag(invocation))))
+            self._link.send(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
 
     async def stats(self) -> dict[str, Any]:
         """The sidecar's counters."""
-        return msgspec.json.decode(await self._json(Verb.STATS), type=dict[str, Any])
+        return msgspec.json.decode(await self._request_json(Verb.STATS), type=dict[str, Any])
 
     async def ledger(self) -> list[dict[str, Any]]:
         """The oldest thousand leases, for people who debug."""
-        return msgspec.json.decode(await self._json(Verb.LEDGER), type=list[dict[str, Any]])
+        return msgspec.json.decode(await self._request_json(Verb.LEDGER), type=list[dict[str, Any]])
 
-    async def _json(self, verb: Verb) -> bytes:
-        link, _ = self._connected()
-        return (await link.call(Frame(verb), ANSWER)).text
+    async def _request_json(self, verb: Verb) -> bytes:
+        link, _ = self._require_link()
+        return (await link.call(SidecarFrame(verb), ANSWER)).text
 
-    def _tell(self, verb: Verb, handle: Handle, deadline: float = 0.0) -> None:
+    def _send_verb(self, verb: Verb, handle: Handle, deadline: float = 0.0) -> None:
         # Without a sidecar there is nothing to tell: its end has freed everything.
         if self._link is not None:
             self._link.send(encode_block(verb, handle.id, handle.generation, deadline))
 
-    def _located(self, handle: Handle) -> tuple[Link, Arena]:
+    def _require_arena(self, handle: Handle) -> tuple[SidecarLink, Arena]:
         """The connection to the arena that ``handle`` is of."""
-        link, arena = self._connected()
+        link, arena = self._require_link()
         if handle.node != self.node:
             raise Retryable(
                 f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}; pulls between nodes "
@@ -257,28 +257,28 @@ class TensorClient:
             raise ProtocolError(f"handle {handle.id} names arena {handle.arena!r}; this node's is {arena.name!r}")
         return link, arena
 
-    def _connected(self) -> tuple[Link, Arena]:
+    def _require_link(self) -> tuple[SidecarLink, Arena]:
         if self._link is None or self._arena is None:
-            raise self._away()
+            raise self._away_error()
         return self._link, self._arena
 
-    def _away(self) -> Retryable:
+    def _away_error(self) -> Retryable:
         return Retryable(f"the sidecar at {self._path} is away; this client reconnects by itself")
 
-    async def _open(self) -> None:
-        link, welcome = await Link.open(self._path, self.owner, self._timeout)
+    async def _open_link(self) -> None:
+        link, welcome = await SidecarLink.open(self._path, self.owner, self._timeout)
         try:
-            self._map(welcome)
+            self._map_arena(welcome)
         except (OmnibusError, OSError):
             link.close()
             raise
-        if not link.alive:
-            raise self._away()
-        link.lost = self._lost
+        if not link.is_alive:
+            raise self._away_error()
+        link.lost = self._on_lost
         self._link = link
         self._back.set()
 
-    def _map(self, welcome: Welcome) -> None:
+    def _map_arena(self, welcome: Welcome) -> None:
         if welcome.node != self.node:
             raise ProtocolError(f"the sidecar at {self._path} serves node {welcome.node!r}, not {self.node!r}")
         if welcome == self._welcome:
@@ -288,24 +288,24 @@ class TensorClient:
             self._arena.close()
         self._arena, self._welcome = arena, welcome
 
-    def _lost(self, error: OmnibusError) -> None:
+    def _on_lost(self, error: OmnibusError) -> None:
         log.warning("client %r lost its sidecar: %s", self.owner, error)
         self._link = None
         self._back.clear()
-        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect_link())
 
-    async def _reconnect(self) -> None:
+    async def _reconnect_link(self) -> None:
         pause, longest = BACKOFF
         while self._link is None:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, longest)
             try:
-                await self._open()
+                await self._open_link()
             except (OmnibusError, OSError) as error:
                 log.info("client %r cannot reach its sidecar yet: %s", self.owner, error)
 
 
-def _size(shape: tuple[int, ...], dtype: str) -> int:
+def _tensor_nbytes(shape: tuple[int, ...], dtype: str) -> int:
     size = ITEMSIZE.get(dtype)
     if size is None:
         raise ProtocolError(f"an array of {dtype!r} may not travel; convert it to one of {sorted(ITEMSIZE)}")
@@ -314,7 +314,7 @@ def _size(shape: tuple[int, ...], dtype: str) -> int:
     return prod(shape) * size
 
 
-def _refusal(answer: Frame, nbytes: int, wait: float) -> OmnibusError:
+def _refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusError:
     if answer.verb == Verb.TOO_LARGE:
         return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
     if answer.verb == Verb.FULL:

@@ -37,7 +37,7 @@ class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
     generation: int
 
-    def check(self) -> "Handle":
+    def validate(self) -> "Handle":
         """Raise ``ProtocolError`` unless dtype, shape and nbytes agree."""
         size = ITEMSIZE.get(self.dtype)
         if size is None:

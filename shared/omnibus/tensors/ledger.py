@@ -30,25 +30,25 @@ NEVER = inf
 class Headers(Protocol):
     """Operations of the ledger on the memory itself."""
 
-    def stamp(self, offset: int, block: int, generation: int, nbytes: int) -> None: ...
+    def write_header(self, offset: int, block: int, generation: int, nbytes: int) -> None: ...
 
-    def wipe(self, offset: int) -> None: ...
+    def clear_header(self, offset: int) -> None: ...
 
-    def clear(self, offset: int, nbytes: int) -> None: ...
+    def zero_bytes(self, offset: int, nbytes: int) -> None: ...
 
 
-class Owner:
+class BlockOwner:
     """One client: the blocks that it is writing and those that it is reading, by id."""
 
     __slots__ = ("holding", "name", "writing")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.writing: dict[int, Lease] = {}
-        self.holding: dict[int, Lease] = {}
+        self.writing: dict[int, BlockLease] = {}
+        self.holding: dict[int, BlockLease] = {}
 
 
-class Lease:
+class BlockLease:
     """One granted block.
 
     ``readers`` is how many reads are still expected, ``holders`` how many each client has open now.
@@ -60,7 +60,7 @@ class Lease:
         "retained", "tag", "writing",
     )  # fmt: skip
 
-    def __init__(self, id: int, generation: int, offset: int, nbytes: int, owner: Owner, tag: bytes) -> None:
+    def __init__(self, id: int, generation: int, offset: int, nbytes: int, owner: BlockOwner, tag: bytes) -> None:
         self.id = id
         self.generation = generation
         self.offset = offset
@@ -70,12 +70,12 @@ class Lease:
         self.readers = 0
         self.deadline = 0.0
         self.due = NEVER
-        self.holders: dict[Owner, int] = {}
+        self.holders: dict[BlockOwner, int] = {}
         self.writing = True
         self.retained = False
         self.condemned = ""
 
-    def row(self) -> dict[str, object]:
+    def to_row(self) -> dict[str, object]:
         """The lease for people: small JSON."""
         return {
             "id": self.id,
@@ -103,7 +103,7 @@ class Ledger:
     """
 
     def __init__(
-        self, allocator: Allocator, headers: Headers, boot: int, header: int, linger: Callable[[Lease], None]
+        self, allocator: Allocator, headers: Headers, boot: int, header: int, linger: Callable[[BlockLease], None]
     ) -> None:
         self.freed: Counter[str] = Counter()
         self.stale = 0
@@ -115,66 +115,66 @@ class Ledger:
         self._boot = boot
         self._header = header
         self._linger = linger
-        self._leases: dict[int, Lease] = {}
-        self._idle: dict[int, Lease] = {}  # nobody needs them now, and they are retained
+        self._leases: dict[int, BlockLease] = {}
+        self._idle: dict[int, BlockLease] = {}  # nobody needs them now, and they are retained
         self.idle_bytes = 0
-        self._tags: dict[bytes, dict[int, Lease]] = {}
+        self._tags: dict[bytes, dict[int, BlockLease]] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def rows(self, limit: int) -> list[dict[str, object]]:
+    def list_leases(self, limit: int) -> list[dict[str, object]]:
         """The oldest ``limit`` leases as JSON rows."""
-        return [lease.row() for lease, _ in zip(self._leases.values(), range(limit), strict=False)]
+        return [lease.to_row() for lease, _ in zip(self._leases.values(), range(limit), strict=False)]
 
-    def grant(self, owner: Owner, tag: bytes, nbytes: int, readers: int, deadline: float) -> Lease | None:
+    def grant(self, owner: BlockOwner, tag: bytes, nbytes: int, readers: int, deadline: float) -> BlockLease | None:
         """A new block of ``nbytes`` data bytes, or ``None`` when no hole is large enough."""
         extent = self._allocator.allocate(nbytes + self._header)
         if extent is None:
             return None
         self.granted += 1
-        lease = Lease(self.granted, self._boot + self.granted, extent + self._header, nbytes, owner, tag)
+        lease = BlockLease(self.granted, self._boot + self.granted, extent + self._header, nbytes, owner, tag)
         lease.readers = readers
         lease.deadline = deadline
         self._leases[lease.id] = lease
         self._tags.setdefault(tag, {})[lease.id] = lease
         owner.writing[lease.id] = lease
-        self._headers.stamp(lease.offset, lease.id, lease.generation, nbytes)
+        self._headers.write_header(lease.offset, lease.id, lease.generation, nbytes)
         return lease
 
-    def seal(self, owner: Owner, block: int, generation: int) -> None:
+    def seal(self, owner: BlockOwner, block: int, generation: int) -> None:
         """The producer has written everything."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is not None and owner.writing.pop(block, None) is not None:
             lease.writing = False
-            self._settle(lease)
+            self._free_if_unused(lease)
 
-    def hold(self, owner: Owner, block: int, generation: int) -> None:
+    def hold(self, owner: BlockOwner, block: int, generation: int) -> None:
         """``owner`` reads the block from now on."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is not None:
-            self._wake(lease)
+            self._remove_idle(lease)
             owner.holding[block] = lease
             lease.holders[owner] = lease.holders.get(owner, 0) + 1
 
-    def release(self, owner: Owner, block: int, generation: int) -> None:
+    def release(self, owner: BlockOwner, block: int, generation: int) -> None:
         """``owner`` has read the block, or will not read it."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is not None:
             self._let_go(owner, lease, 1)
             lease.readers = max(lease.readers - 1, 0)
-            self._settle(lease)
+            self._free_if_unused(lease)
 
-    def discard(self, owner: Owner, block: int, generation: int) -> None:
+    def discard(self, owner: BlockOwner, block: int, generation: int) -> None:
         """The producer takes the block back, sealed or not."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is not None and lease.owner is owner:
             self._stop_writing(owner, lease)
-            self._condemn(lease, "discarded")
+            self._condemn_lease(lease, "discarded")
 
-    def extend(self, block: int, generation: int, deadline: float) -> Lease | None:
+    def extend(self, block: int, generation: int, deadline: float) -> BlockLease | None:
         """Set a new deadline; ``None`` when the block is gone or condemned."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is None or lease.condemned:
             return None
         lease.deadline = deadline
@@ -182,110 +182,110 @@ class Ledger:
 
     def retain(self, block: int, generation: int) -> None:
         """In the place of one read, let the block live until its invocation ends, if there is room for it."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is not None:
             lease.retained = True
             lease.readers = max(lease.readers - 1, 0)
-            self._settle(lease)
+            self._free_if_unused(lease)
 
     def drop(self, block: int, generation: int) -> None:
         """The block need not outlive its readers any more."""
-        lease = self._find(block, generation)
+        lease = self._find_lease(block, generation)
         if lease is not None:
             lease.retained = False
-            self._settle(lease)
+            self._free_if_unused(lease)
 
-    def reclaim(self) -> bool:
+    def reclaim_oldest(self) -> bool:
         """Free the oldest block that is only retained; returns whether there was one."""
         lease = next(iter(self._idle.values()), None)
         if lease is not None:
-            self._free(lease, "reclaimed")
+            self._free_lease(lease, "reclaimed")
         return lease is not None
 
-    def end(self, owner: Owner, tag: bytes) -> None:
+    def end_invocation(self, owner: BlockOwner, tag: bytes) -> None:
         """The invocation is over and ``owner`` has stopped working on it."""
         for lease in tuple(self._tags.get(tag, {}).values()):
             self._stop_writing(owner, lease)
             self._let_go(owner, lease, lease.holders.get(owner, 0))
-            self._condemn(lease, "ended")
+            self._condemn_lease(lease, "ended")
 
-    def expire(self, lease: Lease) -> None:
+    def expire(self, lease: BlockLease) -> None:
         """The deadline of ``lease`` has passed."""
-        self._condemn(lease, "expired")
+        self._condemn_lease(lease, "expired")
 
-    def force(self, lease: Lease) -> None:
+    def force_free(self, lease: BlockLease) -> None:
         """Free a condemned block although somebody still has it open."""
         self._stop_writing(lease.owner, lease)
         for owner in tuple(lease.holders):
             self._let_go(owner, lease, lease.holders[owner])
-        self._free(lease, "forced")
+        self._free_lease(lease, "forced")
 
-    def depart(self, owner: Owner) -> None:
+    def remove_owner(self, owner: BlockOwner) -> None:
         """``owner`` is dead: what it was writing is lost, what it was reading is released."""
         for lease in tuple(owner.writing.values()):
             self._stop_writing(owner, lease)
-            self._condemn(lease, "orphaned")
+            self._condemn_lease(lease, "orphaned")
         for lease in tuple(owner.holding.values()):
             count = lease.holders[owner]
             self._let_go(owner, lease, count)
             lease.readers = max(lease.readers - count, 0)
-            self._settle(lease)
+            self._free_if_unused(lease)
 
-    def _find(self, block: int, generation: int) -> Lease | None:
+    def _find_lease(self, block: int, generation: int) -> BlockLease | None:
         lease = self._leases.get(block)
         if lease is None or lease.generation != generation:
             self.stale += 1
             return None
         return lease
 
-    def _stop_writing(self, owner: Owner, lease: Lease) -> None:
+    def _stop_writing(self, owner: BlockOwner, lease: BlockLease) -> None:
         if owner.writing.pop(lease.id, None) is not None:
             lease.writing = False
 
-    def _let_go(self, owner: Owner, lease: Lease, count: int) -> None:
+    def _let_go(self, owner: BlockOwner, lease: BlockLease, count: int) -> None:
         remaining = lease.holders.pop(owner, 0) - count
         if remaining > 0:
             lease.holders[owner] = remaining
         else:
             owner.holding.pop(lease.id, None)
 
-    def _condemn(self, lease: Lease, reason: str) -> None:
+    def _condemn_lease(self, lease: BlockLease, reason: str) -> None:
         first = not lease.condemned
         if first:
             lease.condemned = reason
             self.condemned += 1
-            self._headers.wipe(lease.offset)
-        self._settle(lease)
+            self._headers.clear_header(lease.offset)
+        self._free_if_unused(lease)
         if first and lease.id in self._leases:
             self._linger(lease)
 
-    def _settle(self, lease: Lease) -> None:
+    def _free_if_unused(self, lease: BlockLease) -> None:
         if lease.writing or lease.holders:
             return
         if lease.condemned or not (lease.readers or lease.retained):
-            self._free(lease, lease.condemned or "released")
+            self._free_lease(lease, lease.condemned or "released")
         elif not lease.readers and lease.id not in self._idle:
             self._idle[lease.id] = lease
             self.idle_bytes += lease.nbytes
 
-    def _wake(self, lease: Lease) -> None:
+    def _remove_idle(self, lease: BlockLease) -> None:
         """Somebody needs a block that was only retained."""
         if self._idle.pop(lease.id, None) is not None:
             self.idle_bytes -= lease.nbytes
 
-    def _free(self, lease: Lease, reason: str) -> None:
+    def _free_lease(self, lease: BlockLease, reason: str) -> None:
         del self._leases[lease.id]
-        self._wake(lease)
+        self._remove_idle(lease)
         self._forget_tag(lease)
-        self._headers.wipe(lease.offset)
+        self._headers.clear_header(lease.offset)
         if self.clear_on_free:
-            self._headers.clear(lease.offset, lease.nbytes)
+            self._headers.zero_bytes(lease.offset, lease.nbytes)
         self._allocator.free(lease.offset - self._header)
         lease.due = NEVER
         self.condemned -= bool(lease.condemned)
         self.freed[reason] += 1
 
-    def _forget_tag(self, lease: Lease) -> None:
+    def _forget_tag(self, lease: BlockLease) -> None:
         tagged = self._tags[lease.tag]
         del tagged[lease.id]
         if not tagged:

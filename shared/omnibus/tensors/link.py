@@ -10,13 +10,13 @@ from typing import cast
 import msgspec
 
 from omnibus.errors import OmnibusError, ProtocolError, Retryable
-from omnibus.tensors.protocol import Frame, FrameReader, Verb, Welcome, encode, encode_block, tag
+from omnibus.tensors.protocol import FrameReader, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 
 #: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
 ANSWER = 5.0
 
 
-class Link(asyncio.Protocol):
+class SidecarLink(asyncio.Protocol):
     """The client's end of the socket. Build it with ``Link.open``.
 
     ``lost`` is called once, when an opened link is gone and every pending request has failed.
@@ -28,7 +28,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
-        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._pending: dict[int, asyncio.Future[SidecarFrame]] = {}
         self._texts: dict[int, list[bytes]] = {}
         self._last = 0
         self._out: list[bytes] = []
@@ -37,17 +37,17 @@ class Link(asyncio.Protocol):
         self._silent = False
 
     @classmethod
-    async def open(cls, socket_path: str, owner: str, timeout: float) -> tuple["Link", Welcome]:
+    async def open(cls, socket_path: str, owner: str, timeout: float) -> tuple["SidecarLink", Welcome]:
         """Connect and greet within ``timeout`` seconds.
 
         Raises ``Retryable``, and ``ProtocolError`` for a process of another user, who would see all tensors.
         """
-        name, link = tag(owner), cls(socket_path)
+        name, link = encode_tag(owner), cls(socket_path)
         try:
             async with asyncio.timeout(timeout):
                 transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: link, socket_path)
                 _check_peer(transport.get_extra_info("socket"), socket_path)
-                answer = await link.call(Frame(Verb.HELLO, text=name), timeout)
+                answer = await link.call(SidecarFrame(Verb.HELLO, text=name), timeout)
             return link, msgspec.json.decode(answer.text, type=Welcome)
         except (OSError, msgspec.DecodeError) as error:
             link.close()
@@ -57,7 +57,7 @@ class Link(asyncio.Protocol):
             raise
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,7 +68,7 @@ class Link(asyncio.Protocol):
         self._silent = False
         try:
             for frame in self._reader.feed(data):
-                self._answer(frame)
+                self._on_answer(frame)
         except ProtocolError as error:
             self._error = error
             self.close()
@@ -77,24 +77,24 @@ class Link(asyncio.Protocol):
         self._transport = None
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(self._error or self._gone())
+                future.set_exception(self._error or self._closed_error())
         self._pending.clear()
         if self.lost is not None:
-            self.lost(self._error or self._gone())
+            self.lost(self._error or self._closed_error())
 
     def close(self) -> None:
         """Send what is queued and close the socket."""
         if self._transport is not None:
-            self._flush()
+            self._flush_frames()
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
         """Queue an encoded frame; nothing answers it. It is dropped, as all leases are, when the sidecar is gone."""
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_frames)
         self._out.append(frame)
 
-    async def call(self, frame: Frame, timeout: float) -> Frame:
+    async def call(self, frame: SidecarFrame, timeout: float) -> SidecarFrame:
         """Send ``frame`` and wait ``timeout`` seconds for its answer; JSON comes whole, as ``text``.
 
         Raises ``Retryable`` when no answer comes or the connection breaks, and at once while the sidecar is known
@@ -102,28 +102,28 @@ class Link(asyncio.Protocol):
         cancelled withdraws its request, and gives back memory that was granted to it too late.
         """
         if self._transport is None:
-            raise self._gone()
+            raise self._closed_error()
         if self._silent:
-            raise self._unanswered(timeout)
+            raise self._timeout_error(timeout)
         self._last = number = (self._last + 1) & 0xFFFF_FFFF
-        self.send(encode(frame._replace(request=number)))
+        self.send(encode_frame(frame._replace(request=number)))
         if not self._pending:
             # Alone: waiting for the end of this turn would cost a turn. In a crowd one write carries all.
-            self._flush()
-        future: asyncio.Future[Frame] = self._loop.create_future()
+            self._flush_frames()
+        future: asyncio.Future[SidecarFrame] = self._loop.create_future()
         self._pending[number] = future
-        timer = self._loop.call_later(timeout, self._late, future, timeout)
+        timer = self._loop.call_later(timeout, self._on_timeout, future, timeout)
         try:
             return await future
         except BaseException:
-            self._withdraw(number, future)
+            self._withdraw_request(number, future)
             raise
         finally:
             timer.cancel()
 
-    def _answer(self, frame: Frame) -> None:
+    def _on_answer(self, frame: SidecarFrame) -> None:
         if frame.verb == Verb.TEXT:
-            whole = self._join(frame)
+            whole = self._join_text(frame)
             if whole is None:
                 return
             frame = whole
@@ -133,43 +133,43 @@ class Link(asyncio.Protocol):
         else:
             self._give_back(frame)
 
-    def _withdraw(self, number: int, future: asyncio.Future[Frame]) -> None:
+    def _withdraw_request(self, number: int, future: asyncio.Future[SidecarFrame]) -> None:
         if number in self._pending:
-            self.send(encode(Frame(Verb.CANCEL, number)))
+            self.send(encode_frame(SidecarFrame(Verb.CANCEL, number)))
         elif not future.cancelled() and future.exception() is None:
             # The answer and the cancellation came in the same turn of the loop.
             self._give_back(future.result())
 
-    def _give_back(self, frame: Frame) -> None:
+    def _give_back(self, frame: SidecarFrame) -> None:
         if frame.verb == Verb.GRANTED:
             self.send(encode_block(Verb.DISCARD, frame.block, frame.generation))
 
-    def _join(self, frame: Frame) -> Frame | None:
+    def _join_text(self, frame: SidecarFrame) -> SidecarFrame | None:
         pieces = self._texts.setdefault(frame.request, [])
         pieces.append(frame.text)
         if frame.nbytes:
             return None
         return frame._replace(text=b"".join(self._texts.pop(frame.request)))
 
-    def _late(self, future: asyncio.Future[Frame], timeout: float) -> None:
+    def _on_timeout(self, future: asyncio.Future[SidecarFrame], timeout: float) -> None:
         if future.done():
             return
-        future.set_exception(self._unanswered(timeout))
+        future.set_exception(self._timeout_error(timeout))
         if self._received > self._loop.time() - timeout:
             return
         # It answers nobody: others need not wait for that as long again.
         self._silent = True
         for other in self._pending.values():
             if not other.done():
-                other.set_exception(self._unanswered(timeout))
+                other.set_exception(self._timeout_error(timeout))
 
-    def _unanswered(self, timeout: float) -> Retryable:
+    def _timeout_error(self, timeout: float) -> Retryable:
         return Retryable(f"the sidecar at {self._path} did not answer within {timeout:.1f} s; retry later")
 
-    def _gone(self) -> Retryable:
+    def _closed_error(self) -> Retryable:
         return Retryable(f"the connection to the sidecar at {self._path} is gone; retry once it is back")
 
-    def _flush(self) -> None:
+    def _flush_frames(self) -> None:
         out, self._out = self._out, []
         if out and self._transport is not None:
             self._transport.write(b"".join(out))

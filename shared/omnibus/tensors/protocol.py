@@ -61,7 +61,7 @@ class Verb(IntEnum):
 _VERBS = frozenset(int(verb) for verb in Verb)
 
 
-class Frame(NamedTuple):
+class SidecarFrame(NamedTuple):
     """One frame. Fields that a verb does not use are zero."""
 
     verb: int
@@ -97,7 +97,7 @@ class VersionMismatch(ProtocolError):
         self.version = version
 
 
-def encode(frame: Frame) -> bytes:
+def encode_frame(frame: SidecarFrame) -> bytes:
     """``frame`` as ``FRAME_BYTES`` bytes."""
     verb, request, readers, block, generation, nbytes, offset, deadline, wait, text = frame
     return _LAYOUT.pack(
@@ -114,10 +114,10 @@ def encode_text(request: int, body: bytes) -> bytes:
     """``body`` as the TEXT frames that answer ``request``; at least one."""
     starts = range(0, max(len(body), 1), TEXT_BYTES)
     pieces = ((body[start : start + TEXT_BYTES], max(len(body) - start - TEXT_BYTES, 0)) for start in starts)
-    return b"".join(encode(Frame(Verb.TEXT, request, nbytes=rest, text=piece)) for piece, rest in pieces)
+    return b"".join(encode_frame(SidecarFrame(Verb.TEXT, request, nbytes=rest, text=piece)) for piece, rest in pieces)
 
 
-def tag(text: str) -> bytes:
+def encode_tag(text: str) -> bytes:
     """``text`` as the bytes of a frame. Raises ``ProtocolError`` when it is empty or too long."""
     raw = text.encode()
     if not 0 < len(raw) <= TEXT_BYTES:
@@ -133,16 +133,16 @@ class FrameReader:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[SidecarFrame]:
         """The frames that ``data`` completes. Raises ``ProtocolError`` at the first that is none."""
         if self._rest:
             data = self._rest + data
         whole = len(data) - len(data) % FRAME_BYTES
         self._rest = data[whole:]
-        return map(_frame, _LAYOUT.iter_unpack(data if not self._rest else data[:whole]))
+        return map(_parse_frame, _LAYOUT.iter_unpack(data if not self._rest else data[:whole]))
 
 
-def _frame(fields: tuple[int, int, int, int, int, int, int, int, int, int, float, float, bytes]) -> Frame:
+def _parse_frame(fields: tuple[int, int, int, int, int, int, int, int, int, int, float, float, bytes]) -> SidecarFrame:
     magic, verb, length, request, version, readers, block, generation, nbytes, offset, deadline, wait, text = fields
     if magic != MAGIC:
         raise ProtocolError(f"magic {magic:#06x} is not that of a sidecar frame")
@@ -150,4 +150,4 @@ def _frame(fields: tuple[int, int, int, int, int, int, int, int, int, int, float
         raise VersionMismatch(version)
     if verb not in _VERBS or length > TEXT_BYTES or not isfinite(deadline + wait):
         raise ProtocolError(f"frame with verb {verb}, text of {length} bytes, times {deadline} and {wait}")
-    return Frame(verb, request, readers, block, generation, nbytes, offset, deadline, wait, text[:length])
+    return SidecarFrame(verb, request, readers, block, generation, nbytes, offset, deadline, wait, text[:length])

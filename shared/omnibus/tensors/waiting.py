@@ -16,7 +16,9 @@ _PAUSE_SECONDS = 0.2
 _REPORT_SECONDS = 5.0  # between two log lines
 
 
-async def connect(socket_path: str, owner: str, node: str, *, within: float = SIDECAR_WITHIN_SECONDS) -> TensorClient:
+async def connect_when_ready(
+    socket_path: str, owner: str, node: str, *, within: float = SIDECAR_WITHIN_SECONDS
+) -> TensorClient:
     """A connected client, as ``TensorClient.connect``, once a sidecar answers.
 
     Raises ``Retryable`` when none does ``within`` seconds, ``ProtocolError`` as ``connect`` does, at once.

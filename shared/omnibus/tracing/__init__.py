@@ -45,10 +45,10 @@ class Span(Protocol):
 class Tracer(Protocol):
     """Interface that ``omnibus.tracing.otel`` implements. Times are Unix seconds."""
 
-    def begin(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> Span:
+    def start_span(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> Span:
         """A span that begins now. ``kind``: server, producer, consumer or internal."""
 
-    def past(
+    def record_span(
         self,
         name: str,
         parent: Mapping[str, str],
@@ -70,7 +70,7 @@ tracer: Tracer | None = None
 HEADERS = ("traceparent", "tracestate")
 
 
-def start(service: str) -> None:
+def start_tracing(service: str) -> None:
     """Trace what this process does from here on, if an endpoint is set. Called once, before any request."""
     global tracer
     endpoint = otlp_endpoint()
@@ -85,7 +85,7 @@ def start(service: str) -> None:
     log.info("traces go to %s", endpoint)
 
 
-def stop(seconds: float) -> None:
+def stop_tracing(seconds: float) -> None:
     """Send what waits; nothing is traced any more."""
     global tracer
     last, tracer = tracer, None
@@ -93,7 +93,7 @@ def stop(seconds: float) -> None:
         last.stop(seconds)
 
 
-def carried(headers: Mapping[str, str] | None) -> Carrier:
+def extract_context(headers: Mapping[str, str] | None) -> Carrier:
     """The trace context of some headers, whose names may be in any case; empty without one."""
     return {name.lower(): value for name, value in (headers or {}).items() if name.lower() in HEADERS}
 
@@ -103,17 +103,17 @@ def carried(headers: Mapping[str, str] | None) -> Carrier:
 _here: ContextVar[Carrier] = ContextVar("omnibus-trace")
 
 
-def here() -> Carrier:
+def current_context() -> Carrier:
     """The trace context of the HTTP request that is being answered; empty without one."""
     return _here.get({}) if tracer is not None else {}
 
 
-def http(application: Application) -> Application:
+def trace_http(application: Application) -> Application:
     """``application`` with a span around each request to the API, and ``here`` set inside of it. Itself while off."""
     if tracer is None:
         return application
 
-    async def traced(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def traced_application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if tracer is None or scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return await application(scope, receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -121,35 +121,35 @@ def http(application: Application) -> Application:
         # Names of spans are few: what follows may be an id.
         name = f"{method} {'/'.join(path.split('/')[:3])}"
         asked: dict[str, Value] = {"http.request.method": method, "url.path": path[:_PATH]}
-        span = tracer.begin(name, carried(headers), "server", asked)
+        span = tracer.start_span(name, extract_context(headers), "server", asked)
         status = 0
 
-        async def told(message: dict[str, Any]) -> None:
+        async def send_recording_status(message: dict[str, Any]) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         before = _here.set(span.carrier)
         try:
-            await application(scope, receive, told)
+            await application(scope, receive, send_recording_status)
         finally:
             _here.reset(before)
             span.end(f"HTTP {status}" if status >= 500 else "", {"http.response.status_code": status})
 
-    return traced
+    return traced_application
 
 
-def invocation(sent: Invocation, parent: Carrier) -> Span | None:
+def start_invocation_span(sent: Invocation, parent: Carrier) -> Span | None:
     """The span of an invocation that is dispatched now; None while off."""
     if tracer is None:
         return None
     more: dict[str, Value] = {
         "omnibus.path": sent.path, "omnibus.epoch": sent.epoch, "omnibus.nodes": len(sent.nodes),
     }  # fmt: skip
-    return tracer.begin(f"invocation {sent.type}", parent, "producer", {**about(sent), **more})
+    return tracer.start_span(f"invocation {sent.type}", parent, "producer", {**invocation_attributes(sent), **more})
 
 
-def about(sent: Invocation) -> dict[str, Value]:
+def invocation_attributes(sent: Invocation) -> dict[str, Value]:
     """Return the attributes that every span of an invocation has."""
     return {"omnibus.invocation": sent.id, "omnibus.app": sent.app, "omnibus.model": sent.model}
 
@@ -157,7 +157,7 @@ def about(sent: Invocation) -> dict[str, Value]:
 # At an executor
 
 
-def node(parent: Carrier, sent: Invocation, hop: Hop, error: str = "") -> None:
+def record_node_spans(parent: Carrier, sent: Invocation, hop: Hop, error: str = "") -> None:
     """The spans of a node that is over; does nothing while off."""
     if tracer is None:
         return
@@ -169,9 +169,11 @@ def node(parent: Carrier, sent: Invocation, hop: Hop, error: str = "") -> None:
         "omnibus.attempt": hop.attempt,
         "omnibus.bytes": hop.nbytes,
     }
-    inside = tracer.past(one.component, parent, "consumer", (hop.taken, hop.end), error, {**about(sent), **more})
+    inside = tracer.record_span(
+        one.component, parent, "consumer", (hop.taken, hop.end), error, {**invocation_attributes(sent), **more}
+    )
     began = hop.began or hop.ready
     moments = {"inputs": (hop.taken, hop.ready), "queue": (hop.ready, began), "run": (began, hop.first)}
     for name, times in {**moments, "output": (hop.first, hop.end)}.items():
         if not error and times[1] > times[0]:
-            tracer.past(name, inside, "internal", times, "", {"omnibus.invocation": sent.id})
+            tracer.record_span(name, inside, "internal", times, "", {"omnibus.invocation": sent.id})

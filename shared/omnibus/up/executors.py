@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from omnibus.cluster.desired import ID
-from omnibus.cluster.presence import Gateways, ReadyExecutors
+from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
 from omnibus.process.spec import ProcessSpec
 from omnibus.store import Store
-from omnibus.up.executor_specs import settle
+from omnibus.up.executor_specs import reconcile_specs
 from omnibus.up.supervisor import Supervisor
 
 READY_WITHIN = 120.0  # seconds that an executor may take to load before those that it replaces leave without it
@@ -33,7 +33,7 @@ class Executors:
         log: Log,
         make: Callable[..., dict[str, ProcessSpec]],
         ready: ReadyExecutors | None = None,
-        gateways: Gateways | None = None,
+        gateways: GatewayPlans | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._log = log
@@ -47,17 +47,17 @@ class Executors:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
 
-    async def begin(self, plan: Plan, store: Store) -> None:
+    async def start(self, plan: Plan, store: Store) -> None:
         """Start what ``plan`` asks for, or raise; from then on follow the plans of ``store``."""
         self._plan, self._wanted = plan, self._make(plan)
-        await self._settle(first=True)
-        self._tasks = [asyncio.create_task(work) for work in (self._follow(store), self._keep())]
+        await self._reconcile_executors(first=True)
+        self._tasks = [asyncio.create_task(work) for work in (self._follow_plans(store), self._run_reconciler())]
         for task in self._tasks:
-            task.add_done_callback(self._stopped)
+            task.add_done_callback(self._on_task_done)
 
-    def confirm(self) -> None:
+    def confirm_ready(self) -> None:
         """Have the supervisor restart those for ever that say on the bus that they are ready."""
-        ready = self._ready.ids() if self._ready is not None else set()
+        ready = self._ready.ready_ids() if self._ready is not None else set()
         for name, spec in self._supervisor.specs.items():
             if spec.env.get(ID) in ready:
                 self._supervisor.confirm(name)
@@ -69,17 +69,17 @@ class Executors:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, store: Store) -> None:
+    async def _follow_plans(self, store: Store) -> None:
         async for stand in store.plan_changes():
             if not stand.epoch:  # the store has lost everything: all stays as it is until the planner has written again
                 continue
-            plan = await self._read(store.plan, stand.epoch)
-            staged = await self._read(store.staged) if stand.staged else None
+            plan = await self._read_plan(store.plan, stand.epoch)
+            staged = await self._read_plan(store.staged_plan) if stand.staged else None
             self._plan = plan or self._plan
             self._wanted = self._make(*(each for each in (self._plan, staged) if each is not None))
             self._changed.set()
 
-    async def _read(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
+    async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
         """The current or the staged plan; None when it is lost, or of another build."""
         while True:
             try:
@@ -87,10 +87,10 @@ class Executors:
             except StoreUnavailable:  # a change is announced once, so stay with it
                 await asyncio.sleep(AGAIN)
             except ProtocolError as error:
-                self._log.line("executors", f"{f'epoch {epoch[0]}' if epoch else 'staged'}: {error}")
+                self._log.write_line("executors", f"{f'epoch {epoch[0]}' if epoch else 'staged'}: {error}")
                 return None
 
-    async def _keep(self) -> None:
+    async def _run_reconciler(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(LOOK):
@@ -99,26 +99,26 @@ class Executors:
                 pass
             self._changed.clear()
             try:
-                await self._settle()
+                await self._reconcile_executors()
             except OmnibusError as error:
-                self._log.line("executors", f"{error}; trying again")
+                self._log.write_line("executors", f"{error}; trying again")
                 await asyncio.sleep(AGAIN)
                 self._changed.set()
 
-    async def _settle(self, first: bool = False) -> None:
+    async def _reconcile_executors(self, first: bool = False) -> None:
         """Start what is not there, then end what is not wanted. A name that is ending is still there."""
         there = {name: spec for name, spec in self._supervisor.specs.items() if ID in spec.env}
-        stay, fresh = settle(self._wanted, there, self._ending, vital=first)
+        stay, fresh = reconcile_specs(self._wanted, there, self._ending, vital=first)
         for name in stay & self._leaving.keys():
             self._leaving.pop(name).cancel()  # it is wanted again, and has not begun to end
         for name in there.keys() - stay - self._leaving.keys():
-            self._leaving[name] = asyncio.create_task(self._leave(name, [spec.env[ID] for spec in fresh]))
+            self._leaving[name] = asyncio.create_task(self._drain_executor(name, [spec.env[ID] for spec in fresh]))
         await self._supervisor.add(*fresh)
 
-    async def _leave(self, name: str, successors: list[str]) -> None:
-        await self._may_go(name, successors)
+    async def _drain_executor(self, name: str, successors: list[str]) -> None:
+        await self._wait_until_replaced(name, successors)
         self._ending.add(name)
-        self._log.line(name, "leaves: the plan does not ask for it any more")
+        self._log.write_line(name, "leaves: the plan does not ask for it any more")
         try:
             await self._supervisor.remove(name)
         finally:
@@ -126,13 +126,13 @@ class Executors:
             self._leaving.pop(name, None)
         self._changed.set()  # it may be wanted again, or anew
 
-    async def _may_go(self, name: str, successors: list[str]) -> None:
+    async def _wait_until_replaced(self, name: str, successors: list[str]) -> None:
         """Wait until nobody needs it; whoever takes longer than that is not waited for."""
         if successors and self._ready is not None and not await self._ready.wait_for(successors, READY_WITHIN):
-            self._log.line(name, f"its successors are not ready after {READY_WITHIN:g} s")
+            self._log.write_line(name, f"its successors are not ready after {READY_WITHIN:g} s")
         if self._gateways is not None and self._plan is not None:
-            await self._gateways.follow(self._plan.created, LEFT_WITHIN)
+            await self._gateways.wait_for_plan(self._plan.created, LEFT_WITHIN)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._log.line("executors", f"the plan is not followed any more: {task.exception()!r}")
+            self._log.write_line("executors", f"the plan is not followed any more: {task.exception()!r}")

@@ -23,7 +23,7 @@ PING = bytes(_HEAD)  # an empty request: the nursery closes the connection
 _LONGEST = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
 
 
-def command(nursery: str, module: str, *arguments: str) -> tuple[str, ...]:
+def nursery_command(nursery: str, module: str, *arguments: str) -> tuple[str, ...]:
     """The command line of ``python -m module`` born by the nursery that listens at the socket ``nursery``.
 
     Interpreter options and ``PYTHONPATH`` are the nursery's.
@@ -31,14 +31,14 @@ def command(nursery: str, module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", __file__, nursery, module, *arguments)
 
 
-def pack(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes:
+def pack_request(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes:
     """A request: length, then directory, number of arguments, arguments and environment, NUL between them."""
     parts = [os.fsencode(cwd), str(len(argv)).encode(), *map(os.fsencode, argv)]
     body = b"\0".join([*parts, *(name + b"=" + value for name, value in environ.items())])
     return len(body).to_bytes(_HEAD, "big") + body
 
 
-def unpack(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
+def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
     """Arguments, environment and directory of a request; None while it is not complete.
 
     Raises ``ValueError`` for anything else.
@@ -59,19 +59,19 @@ def main(arguments: Sequence[str]) -> int:
     """Have ``arguments[1:]`` born by the nursery at ``arguments[0]`` and stay until it ends; its exit code."""
     with socket.socket(socket.AF_UNIX) as nursery:
         try:
-            _connect(nursery, arguments[0])
-            child, pid = _born(nursery, arguments[1:])
+            _connect_nursery(nursery, arguments[0])
+            child, pid = _request_process(nursery, arguments[1:])
         except OSError as error:
-            return _failed(f"the nursery at {arguments[0]} does not answer: {error}")
+            return _report_failure(f"the nursery at {arguments[0]} does not answer: {error}")
         if child < 0:
-            return _failed("the nursery did not start this process; its own log lines say why")
-        answer = _status(nursery)
+            return _report_failure("the nursery did not start this process; its own log lines say why")
+        answer = _read_status(nursery)
     if len(answer) < STATUS:
-        return _outlive(child, pid)
-    return _end(int.from_bytes(answer, "big"))
+        return _wait_without_nursery(child, pid)
+    return _exit_with_status(int.from_bytes(answer, "big"))
 
 
-def _connect(nursery: socket.socket, path: str) -> None:
+def _connect_nursery(nursery: socket.socket, path: str) -> None:
     give_up = time.monotonic() + _BORN_WITHIN
     while True:
         try:
@@ -82,47 +82,47 @@ def _connect(nursery: socket.socket, path: str) -> None:
         time.sleep(_PAUSE)
 
 
-def _born(nursery: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
+def _request_process(nursery: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
     """A descriptor of the new process, see ``os.pidfd_open``, and its id; -1 when there is none. Raises ``OSError``."""
     child = -1
     early: list[int] = []
 
-    def forward(number: int, _: object) -> None:
+    def forward_signal(number: int, _: object) -> None:
         if child < 0:
             early.append(number)
         else:
-            _send(child, number)
+            _send_signal(child, number)
 
     # Before the request is sent a signal ends this process; from then on it is for the other one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    _ask(nursery, argv)
+    _send_request(nursery, argv)
     for number in _FORWARDED:
-        signal.signal(number, forward)
+        signal.signal(number, forward_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     nursery.settimeout(_BORN_WITHIN)
     answer, descriptors, _, _ = socket.recv_fds(nursery, STATUS, 1)
     nursery.settimeout(None)
     child = descriptors[0] if descriptors else -1
     for each in early:
-        _send(child, each)
+        _send_signal(child, each)
     return child, int.from_bytes(answer, "big")
 
 
-def _ask(nursery: socket.socket, argv: Sequence[str]) -> None:
+def _send_request(nursery: socket.socket, argv: Sequence[str]) -> None:
     # The other end of the lifeline is never closed here: the kernel does that, however this process ends.
     line, _ = os.pipe()
-    request = pack(argv, os.environb, os.getcwd())
+    request = pack_request(argv, os.environb, os.getcwd())
     sent = socket.send_fds(nursery, [request], [0, 1, 2, line])
     os.close(line)
     nursery.sendall(request[sent:])
 
 
-def _send(child: int, number: int) -> None:
+def _send_signal(child: int, number: int) -> None:
     with suppress(OSError):  # it has ended
         signal.pidfd_send_signal(child, number)
 
 
-def _status(nursery: socket.socket) -> bytes:
+def _read_status(nursery: socket.socket) -> bytes:
     """The wait status; less than ``STATUS`` bytes when the nursery ends before the process."""
     try:
         return nursery.recv(STATUS, socket.MSG_WAITALL)
@@ -130,16 +130,16 @@ def _status(nursery: socket.socket) -> bytes:
         return b""
 
 
-def _outlive(child: int, pid: int) -> int:
+def _wait_without_nursery(child: int, pid: int) -> int:
     """Stay until the process ends; nobody knows its exit code."""
     sys.stderr.write("the nursery has gone; this process goes on without it\n")
     select.select([child], [], [])
     with suppress(OSError):  # what is left of its group, as the nursery would
         os.killpg(pid, signal.SIGKILL)
-    return _failed("ended; with its nursery gone nobody knows its exit code")
+    return _report_failure("ended; with its nursery gone nobody knows its exit code")
 
 
-def _end(status: int) -> int:
+def _exit_with_status(status: int) -> int:
     """The exit code for a wait status; a process that a signal has killed is followed the same way."""
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
@@ -150,7 +150,7 @@ def _end(status: int) -> int:
     return 128 + number
 
 
-def _failed(message: str) -> int:
+def _report_failure(message: str) -> int:
     sys.stderr.write(message + "\n")
     return 1
 

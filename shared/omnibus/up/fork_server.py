@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from omnibus.errors import Fatal
-from omnibus.process.parent_death import hold
-from omnibus.settings import ExecutorSettings, Settings, load
+from omnibus.process.parent_death import die_with_lifeline
+from omnibus.settings import ExecutorSettings, Settings, read_settings
 from omnibus.up import fork_client
 
 _CHUNK = 1 << 16  # bytes
@@ -46,14 +46,14 @@ class UpSettings(Settings, frozen=True):
     silent: float = 8.0
 
 
-def suits(environ: Mapping[str, str]) -> bool:
+def can_fork(environ: Mapping[str, str]) -> bool:
     """Return whether executors with this environment are forked here: default engine, CPU, Linux, not turned off."""
-    executor, usual = load(ExecutorSettings, environ), ExecutorSettings()
+    executor, usual = read_settings(ExecutorSettings, environ), ExecutorSettings()
     same = (executor.engine, executor.device) == (usual.engine, usual.device)
-    return sys.platform == "linux" and same and load(UpSettings, environ).nursery
+    return sys.platform == "linux" and same and read_settings(UpSettings, environ).nursery
 
 
-class Cradle:
+class ForkedProcess:
     """One connection and the process that is born for it."""
 
     def __init__(self, nursery: "Nursery", connection: socket.socket) -> None:
@@ -64,7 +64,7 @@ class Cradle:
         self._pid = 0  # until it is born
         self._end = -1  # a descriptor that becomes readable when the process ends
         self._closed = False
-        nursery.watch(connection.fileno(), self._heard)
+        nursery.watch_descriptor(connection.fileno(), self._on_readable)
 
     def close(self) -> None:
         """Give back every descriptor. Closing twice is harmless."""
@@ -74,7 +74,7 @@ class Cradle:
             os.close(self._end)
             self._end = -1
 
-    def _heard(self) -> None:
+    def _on_readable(self) -> None:
         if self._closed:  # by another event of the same round
             return
         try:
@@ -85,43 +85,43 @@ class Cradle:
             data, descriptors = b"", []
         self._streams += descriptors
         if not data:
-            self._abandoned()
+            self._on_disconnect()
         elif not self._pid:
-            self._requested(data)
+            self._on_request(data)
 
-    def _requested(self, data: bytes) -> None:
+    def _on_request(self, data: bytes) -> None:
         self._received += data
         if self._received == fork_client.PING:
-            self._leave()
+            self._leave_nursery()
             return
         try:
-            request = fork_client.unpack(self._received)
+            request = fork_client.unpack_request(self._received)
             if request is not None:
-                self._bear(*request)
+                self._fork_process(*request)
         except (OSError, ValueError) as error:
-            _say(f"a process was not born: {error}")
-            self._fail()
+            _print_line(f"a process was not born: {error}")
+            self._handle_failure()
 
-    def _bear(self, argv: list[str], environ: dict[str, str], cwd: str) -> None:
+    def _fork_process(self, argv: list[str], environ: dict[str, str], cwd: str) -> None:
         if len(self._streams) != _STREAMS:
             raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_STREAMS}")
         pid = os.fork()
         if pid == 0:
-            _live(lambda: self._settle(environ, cwd), argv)
+            _run_child(lambda: self._set_up_child(environ, cwd), argv)
         self._pid, self._received = pid, b""
         with suppress(OSError):  # the child does the same; whoever is first, it has a group from here on
             os.setpgid(pid, pid)
         self._close_streams()
         self._end = os.pidfd_open(pid)
-        self._nursery.watch(self._end, self._ended)
+        self._nursery.watch_descriptor(self._end, self._on_process_end)
         with suppress(OSError):  # the sprout has gone: its end of the connection says so too
             socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS, "big")], [self._end])
 
-    def _settle(self, environ: dict[str, str], cwd: str) -> None:
+    def _set_up_child(self, environ: dict[str, str], cwd: str) -> None:
         """In the child: what the kernel would do for a process of its own."""
         os.setpgid(0, 0)
         *streams, lifeline = self._streams
-        hold(os.dup(lifeline))
+        die_with_lifeline(os.dup(lifeline))
         for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
         self._nursery.close()
@@ -130,35 +130,35 @@ class Cradle:
         os.chdir(cwd)
         sys.path[0] = os.getcwd()
 
-    def _fail(self) -> None:
+    def _handle_failure(self) -> None:
         if self._pid:  # born, but there was no descriptor left to watch it
-            self._ended()
+            self._on_process_end()
         else:
-            self._leave()
+            self._leave_nursery()
 
-    def _abandoned(self) -> None:
+    def _on_disconnect(self) -> None:
         """The sprout has gone: so must the process, and its end closes this."""
         if self._pid:
-            self._nursery.forget(self._connection.fileno())
-            self._kill()
+            self._nursery.forget_descriptor(self._connection.fileno())
+            self._kill_group()
         else:
-            self._leave()
+            self._leave_nursery()
 
-    def _ended(self) -> None:
-        self._kill()  # what is left of its group
+    def _on_process_end(self) -> None:
+        self._kill_group()  # what is left of its group
         _, status = os.waitpid(self._pid, 0)
         with suppress(OSError):
             self._connection.send(status.to_bytes(fork_client.STATUS, "big"))
-        self._leave()
+        self._leave_nursery()
 
-    def _kill(self) -> None:
+    def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
 
-    def _leave(self) -> None:
+    def _leave_nursery(self) -> None:
         self._closed = True
         for descriptor in (self._connection.fileno(), self._end):
-            self._nursery.forget(descriptor)
+            self._nursery.forget_descriptor(descriptor)
         self._nursery.cradles.discard(self)
         self.close()
 
@@ -174,10 +174,10 @@ class Nursery:
     def __init__(self, listener: socket.socket) -> None:
         if sys.platform != "linux":
             raise Fatal("the nursery needs Linux; start executors as processes of their own (OMNIBUS_UP_NURSERY=0)")
-        self.cradles: set[Cradle] = set()
+        self.cradles: set[ForkedProcess] = set()
         self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self.watch(listener.fileno(), self._accept)
+        self.watch_descriptor(listener.fileno(), self._accept_connection)
 
     def serve(self) -> NoReturn:
         """Bear a process per connection until a signal ends the nursery, and it alone."""
@@ -185,11 +185,11 @@ class Nursery:
             for key, _ in self._selector.select():
                 key.data()
 
-    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+    def watch_descriptor(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call ``call`` whenever ``descriptor`` is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, call)
 
-    def forget(self, descriptor: int) -> None:
+    def forget_descriptor(self, descriptor: int) -> None:
         """Undo ``watch``. Harmless when nothing is watched."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
@@ -201,23 +201,23 @@ class Nursery:
         for cradle in self.cradles:
             cradle.close()
 
-    def _accept(self) -> None:
+    def _accept_connection(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:  # it was given up meanwhile, or there are no descriptors left
-            _say(f"a connection was not accepted: {error}")
+            _print_line(f"a connection was not accepted: {error}")
             return
         connection.setblocking(False)
-        self.cradles.add(Cradle(self, connection))
+        self.cradles.add(ForkedProcess(self, connection))
 
 
-def _live(settle: Callable[[], None], argv: list[str]) -> NoReturn:
+def _run_child(settle: Callable[[], None], argv: list[str]) -> NoReturn:
     """The whole life of a child: it must never return into the nursery's loop."""
     code = 1
     try:
         settle()
-        _renew()
-        code = _run(argv)
+        _reset_process_state()
+        code = _run_module(argv)
     except BaseException:  # noqa: BLE001 the boundary of a process: an interpreter would end it like this
         sys.excepthook(*sys.exc_info())
     finally:
@@ -228,7 +228,7 @@ def _live(settle: Callable[[], None], argv: list[str]) -> NoReturn:
         os._exit(code)
 
 
-def _renew() -> None:
+def _reset_process_state() -> None:
     """State that two processes must not have in common. ``random`` and ``secrets`` see to it themselves."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -240,7 +240,7 @@ def _renew() -> None:
     gc.enable()
 
 
-def _run(argv: list[str]) -> int:
+def _run_module(argv: list[str]) -> int:
     """Run the module ``argv[0]`` as ``python -m`` does; its exit code."""
     sys.argv = list(argv)
     try:
@@ -248,12 +248,12 @@ def _run(argv: list[str]) -> int:
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
-        _say(str(end.code))
+        _print_line(str(end.code))
         return 1
     return 0
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
@@ -267,7 +267,7 @@ def require_one_thread() -> None:
         )
 
 
-def _listen(path: str) -> socket.socket:
+def _open_listener(path: str) -> socket.socket:
     Path(path).unlink(missing_ok=True)  # of a nursery that was killed
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     require_one_thread()
     gc.collect()
     gc.freeze()
-    Nursery(_listen(arguments[0])).serve()
+    Nursery(_open_listener(arguments[0])).serve()
 
 
 if __name__ == "__main__":

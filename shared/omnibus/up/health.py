@@ -11,21 +11,21 @@ from omnibus.up import fork_client
 _READY = "200"
 
 
-async def status(host: str, port: int, path: str) -> str:
+async def fetch_status(host: str, port: int, path: str) -> str:
     """The HTTP status that ``path`` answers; empty when nobody listens or the connection ends without one.
 
     It waits for the answer as long as the caller does.
     """
-    words = (await _get(host, port, path)).split(b" ", 2)
+    words = (await _http_get(host, port, path)).split(b" ", 2)
     return words[1].decode("latin-1") if len(words) > 1 else ""
 
 
-async def body(host: str, port: int, path: str) -> bytes:
+async def fetch_body(host: str, port: int, path: str) -> bytes:
     """The body that ``path`` answers; empty as ``status``."""
-    return (await _get(host, port, path)).partition(b"\r\n\r\n")[2]
+    return (await _http_get(host, port, path)).partition(b"\r\n\r\n")[2]
 
 
-async def _get(host: str, port: int, path: str) -> bytes:
+async def _http_get(host: str, port: int, path: str) -> bytes:
     try:
         reader, writer = await asyncio.open_connection(host, port)
         try:
@@ -59,17 +59,17 @@ class Endpoints:
 
     async def listen(self, bus: Bus) -> None:
         """Follow which process is which executor: one that was forked is no child of the supervisor."""
-        await bus.subscribe(subjects.event(subjects.EXECUTOR), self._on_status)
+        await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
 
-    async def service(self, pid: int) -> bool:
+    async def service_answers(self, pid: int) -> bool:
         """The event loop of the service in process ``pid`` answers, and has started."""
-        address = self._address(pid)
-        return address is not None and await status(*address, "/readyz") == _READY
+        address = self._find_address(pid)
+        return address is not None and await fetch_status(*address, "/readyz") == _READY
 
-    async def executor(self, id: str, _: int) -> bool:
+    async def executor_answers(self, id: str, _: int) -> bool:
         """The same of the executor ``id``."""
         pid = self._executors.get(id)
-        return pid is not None and await self.service(pid)
+        return pid is not None and await self.service_answers(pid)
 
     def _on_status(self, delivery: Delivery) -> None:
         try:
@@ -78,7 +78,7 @@ class Endpoints:
             return  # of another build
         self._executors[executor.id] = executor.pid
 
-    def _address(self, pid: int) -> tuple[str, int] | None:
+    def _find_address(self, pid: int) -> tuple[str, int] | None:
         """Host and port of the endpoint of ``pid``; None while it has none."""
         for file in self._directory.glob(f"*-{pid}.json"):
             try:

@@ -20,7 +20,7 @@ _USER = "omnibus"  # of the NATS server, where it has a password
 
 
 @dataclass(frozen=True)
-class Server:
+class InfraServer:
     """A server that is not started yet. ``ports`` stay the same over restarts; ``url`` holds the password, if any."""
 
     spec: ProcessSpec
@@ -29,7 +29,7 @@ class Server:
     monitor: str = ""  # base URL of the NATS monitoring endpoint
 
 
-def nats(
+def prepare_nats(
     directory: Path,
     *,
     port: int = 0,
@@ -37,16 +37,16 @@ def nats(
     config: Path | None = None,
     environ: Mapping[str, str] | None = None,
     password: str = "",
-) -> Server:
+) -> InfraServer:
     """A NATS server with JetStream, whose streams live under ``directory``; port 0 takes a free one.
 
     ``config`` is a NATS configuration file for users and permissions. ``password``, where there is none, is that of
     the one user that may connect; the server reads it from a private file, since everybody sees arguments of
     processes. Raises ``BusUnavailable`` when no server binary is found.
     """
-    binary = binaries.find(binaries.NATS, environ)
-    port, monitor_port = _ports(port, monitor_port)
-    store = directory.resolve() / "nats"
+    binary = binaries.find_binary(binaries.NATS, environ)
+    port, monitor_port = _choose_ports(port, monitor_port)
+    store = directory.resolve() / "prepare_nats"
     store.mkdir(parents=True, exist_ok=True)
     if password and config is None:
         user = f"user: {_USER}, password: {json.dumps(password)}"
@@ -63,25 +63,27 @@ def nats(
         alive=partial(_nats_alive, monitor_port),
     )
     who = f"{_USER}:{password}@" if password else ""
-    return Server(spec, f"nats://{who}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}")
+    return InfraServer(
+        spec, f"nats://{who}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}"
+    )
 
 
-def valkey(
+def prepare_valkey(
     directory: Path,
     *,
     port: int = 0,
     environ: Mapping[str, str] | None = None,
     password: str = "",
     durable: bool = False,
-) -> Server:
+) -> InfraServer:
     """A Valkey or Redis server; port 0 takes a free one. If ``durable`` it keeps its data below ``directory``.
 
     With a ``password``, which the server reads from a private file, nobody is served who does not send it. Raises
     ``StoreUnavailable`` when no server binary is found.
     """
-    binary = binaries.find(binaries.VALKEY, environ)
-    (port,) = _ports(port)
-    store = directory.resolve() / "valkey"
+    binary = binaries.find_binary(binaries.VALKEY, environ)
+    (port,) = _choose_ports(port)
+    store = directory.resolve() / "prepare_valkey"
     store.mkdir(parents=True, exist_ok=True)
     listen = ("--bind", LOOPBACK, "--port", str(port), "--dir", str(store))
     files: tuple[str, ...] = ()
@@ -99,20 +101,20 @@ def valkey(
         alive=partial(_valkey_alive, port),
     )
     who = f":{password}@" if password else ""
-    return Server(spec, f"redis://{who}{LOOPBACK}:{port}/0", (port,))
+    return InfraServer(spec, f"redis://{who}{LOOPBACK}:{port}/0", (port,))
 
 
 async def nats_ready(monitor_port: int) -> None:
     """Wait until the NATS server reports itself healthy: clients served and JetStream recovered."""
-    await _until_answer(monitor_port, b"GET /healthz HTTP/1.0\r\n\r\n", (b"HTTP/1.0 200", b"HTTP/1.1 200"))
+    await _wait_for_answer(monitor_port, b"GET /healthz HTTP/1.0\r\n\r\n", (b"HTTP/1.0 200", b"HTTP/1.1 200"))
 
 
 async def valkey_ready(port: int, password: str = "") -> None:
     """Wait until the server answers PING; without the ``password`` a refusal for want of it is an answer too."""
     if password:  # what reads its files still refuses only those who are let in
-        await _until_answer(port, f"AUTH {password}\r\nPING\r\n".encode(), (b"+OK\r\n+PONG",))
+        await _wait_for_answer(port, f"AUTH {password}\r\nPING\r\n".encode(), (b"+OK\r\n+PONG",))
     else:
-        await _until_answer(port, b"PING\r\n", (b"+PONG", b"-NOAUTH"))
+        await _wait_for_answer(port, b"PING\r\n", (b"+PONG", b"-NOAUTH"))
 
 
 def _write_private(path: Path, text: str) -> Path:
@@ -125,7 +127,7 @@ def _write_private(path: Path, text: str) -> Path:
 
 async def _nats_alive(monitor_port: int, _: int) -> bool:
     """The server answers, healthy or not."""
-    return bool(await health.status(LOOPBACK, monitor_port, "/healthz"))
+    return bool(await health.fetch_status(LOOPBACK, monitor_port, "/healthz"))
 
 
 async def _valkey_alive(port: int, _: int) -> bool:
@@ -141,18 +143,18 @@ async def _valkey_alive(port: int, _: int) -> bool:
         return False
 
 
-def _ports(*asked: int) -> list[int]:
+def _choose_ports(*asked: int) -> list[int]:
     free = iter(free_ports(len(asked)))
     return [port or next(free) for port in asked]
 
 
-async def _until_answer(port: int, request: bytes, wanted: tuple[bytes, ...]) -> None:
+async def _wait_for_answer(port: int, request: bytes, wanted: tuple[bytes, ...]) -> None:
     # Neither server can tell us that it is ready, so we ask; the caller holds the deadline.
-    while not (await _ask(port, request)).startswith(wanted):  # noqa: ASYNC110
+    while not (await _exchange_bytes(port, request)).startswith(wanted):  # noqa: ASYNC110
         await asyncio.sleep(_PROBE_PAUSE)
 
 
-async def _ask(port: int, request: bytes) -> bytes:
+async def _exchange_bytes(port: int, request: bytes) -> bytes:
     """The first bytes that 127.0.0.1:``port`` answers to ``request``; empty when there is no answer."""
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT):

@@ -12,7 +12,7 @@ _PAUSE = 0.02  # seconds between two attempts
 _ANSWER_WITHIN = 2.0  # seconds
 
 
-async def serves(port: int) -> None:
+async def wait_for_port(port: int) -> None:
     """Wait until somebody accepts connections on a loopback port."""
     while True:
         try:
@@ -23,7 +23,7 @@ async def serves(port: int) -> None:
             await asyncio.sleep(_PAUSE)
 
 
-async def listens(path: str) -> None:
+async def wait_for_socket(path: str) -> None:
     """Wait until somebody accepts connections at a Unix socket."""
     while True:
         try:

@@ -11,7 +11,7 @@ from types import TracebackType
 import msgspec
 
 from omnibus.errors import Fatal, StageUnavailable
-from omnibus.up.shm import sweep
+from omnibus.up.shm import remove_shared_memory
 
 _PREFIX = "omnibus-run-"
 _STATE = "up.json"
@@ -55,7 +55,7 @@ class RunDirectory:
         self._temporary = path is None
         self._passing = passing
         self._given = path
-        self._pointer = pointer(environ)
+        self._pointer = pointer_path(environ)
 
     def __enter__(self) -> "RunDirectory":
         remove_leftovers()
@@ -64,7 +64,7 @@ class RunDirectory:
         else:
             self.path = self._given.resolve()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _lock(self.path)
+        self._lock = _take_lock(self.path)
         if self._lock is None:
             raise Fatal(f"{self.path} belongs to an `omnibus up` that is still running; choose another directory")
         return self
@@ -80,21 +80,21 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
 
-    def write(self, state: RunState) -> None:
+    def write_state(self, state: RunState) -> None:
         """Publish ``state``: readers see the old one or the new one, never half of one."""
         text = msgspec.json.format(msgspec.json.encode(state))
-        _replace(self.path / _STATE, text)
+        _replace_file(self.path / _STATE, text)
         if self._passing and self._other_runs():
             return
         self._pointer.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(self._pointer, text)
+        _replace_file(self._pointer, text)
 
     def _other_runs(self) -> bool:
-        there = _load(self._pointer)
-        return there is not None and there.directory != str(self.path) and _held(Path(there.directory))
+        there = _load_state(self._pointer)
+        return there is not None and there.directory != str(self.path) and _is_locked(Path(there.directory))
 
 
-def pointer(environ: Mapping[str, str] | None = None) -> Path:
+def pointer_path(environ: Mapping[str, str] | None = None) -> Path:
     """The file that holds the state of the latest run of this user."""
     environ = os.environ if environ is None else environ
     if runtime := environ.get("XDG_RUNTIME_DIR"):
@@ -102,14 +102,14 @@ def pointer(environ: Mapping[str, str] | None = None) -> Path:
     return Path(environ.get("HOME") or Path.home()) / ".omnibus" / "run" / "current.json"
 
 
-def read(directory: Path | None = None, environ: Mapping[str, str] | None = None) -> RunState:
+def read_state(directory: Path | None = None, environ: Mapping[str, str] | None = None) -> RunState:
     """The state of the run in ``directory``, or of the latest run of this user.
 
     Raises ``StageUnavailable`` when no Omnibus runs there.
     """
-    path = directory / _STATE if directory else pointer(environ)
-    state = _load(path)
-    if state is None or not _held(Path(state.directory)):
+    path = directory / _STATE if directory else pointer_path(environ)
+    state = _load_state(path)
+    if state is None or not _is_locked(Path(state.directory)):
         raise StageUnavailable(f"no running Omnibus found at {path}; start one with `omnibus up`")
     return state
 
@@ -119,15 +119,15 @@ def remove_leftovers(root: Path | None = None) -> list[Path]:
     removed = []
     for path in (root or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
         # Without a state it may be one that is just being made.
-        state = _load(path / _STATE) if _is_mine(path) else None
-        if state is not None and not _held(path):
-            sweep(state.shm_prefix)
+        state = _load_state(path / _STATE) if _is_mine(path) else None
+        if state is not None and not _is_locked(path):
+            remove_shared_memory(state.shm_prefix)
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
 
 
-def _load(path: Path) -> RunState | None:
+def _load_state(path: Path) -> RunState | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunState)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -141,27 +141,27 @@ def _is_mine(path: Path) -> bool:
         return False
 
 
-def _lock(path: Path) -> int | None:
+def _take_lock(path: Path) -> int | None:
     """Take the lock of ``path``, which the kernel drops when the holder dies; None when it is held."""
     descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if _take(descriptor, fcntl.LOCK_EX):
+    if _try_flock(descriptor, fcntl.LOCK_EX):
         return descriptor
     os.close(descriptor)
     return None
 
 
-def _held(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     try:
         descriptor = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        return not _take(descriptor, fcntl.LOCK_SH)  # shared: two readers do not disturb each other
+        return not _try_flock(descriptor, fcntl.LOCK_SH)  # shared: two readers do not disturb each other
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, kind: int) -> bool:
+def _try_flock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -170,11 +170,11 @@ def _take(descriptor: int, kind: int) -> bool:
 
 
 def _points_to(pointer_file: Path, directory: Path) -> bool:
-    state = _load(pointer_file)
+    state = _load_state(pointer_file)
     return state is not None and state.directory == str(directory)
 
 
-def _replace(path: Path, text: bytes) -> None:
+def _replace_file(path: Path, text: bytes) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -5,7 +5,7 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def sweep(prefix: str, directory: Path = SHARED_MEMORY) -> list[str]:
+def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[str]:
     """Remove the files in ``directory`` whose name begins with ``prefix`` and return their names.
 
     An empty prefix removes nothing. Memory that is still mapped stays valid until it is unmapped.

@@ -13,27 +13,27 @@ from pathlib import Path
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cluster.desired import ID
-from omnibus.cluster.presence import Gateways, ReadyExecutors
+from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
-from omnibus.metrics.http import sweep
+from omnibus.metrics.http import remove_stale_files
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
-from omnibus.process.spec import ROOT, SHARED, ProcessSpec, python
+from omnibus.process.spec import ROOT, SHARED, ProcessSpec, python_command
 from omnibus.process.supervise import Exit
 from omnibus.service import until_cancelled
-from omnibus.settings import BusSettings, StoreSettings, load
+from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import executor_specs, infra
 from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
 from omnibus.up.fork_server import UpSettings
-from omnibus.up.fork_server import suits as nursery_suits
+from omnibus.up.fork_server import can_fork as nursery_suits
 from omnibus.up.health import Endpoints, nursery_answers
 from omnibus.up.ports import free_ports
-from omnibus.up.probes import listens, not_ready, serves
+from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
 from omnibus.up.run_dir import RunDirectory, RunState
 from omnibus.up.supervisor import Supervisor
-from omnibus.up.tls import trust
+from omnibus.up.tls import trusted_context
 from omnibus.up.watchdog import Watchdog
 
 NODE = "local"
@@ -89,7 +89,7 @@ class Stack:
         self.own_token = not given.get(ADMIN)
         self._store_secret = given.get(STORE_SECRET) or secrets.token_urlsafe(32)
         self.certificate = given.get(CERTIFICATE, "")
-        self._believed = trust(self.certificate)
+        self._believed = trusted_context(self.certificate)
         self._nursery = nursery and nursery_suits(given)
         self._models = models
         self._log = log or Log()
@@ -104,7 +104,7 @@ class Stack:
         if not (ROOT / "services").is_dir():
             raise BadRequest(f"the package services is not in {ROOT}: install omnibus-serve, or a checkout with -e")
         try:
-            await self._start()
+            await self._start_system()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -113,49 +113,52 @@ class Stack:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def _start(self) -> None:
+    async def _start_system(self) -> None:
         run = self._stack.enter_context(RunDirectory(passing=self._passing))
         self.directory = run.path
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
         self._nursery_socket = str(run.path / "nursery.sock")
         (run.path / "models.json").write_text(self._models)
         self._choose_ports()
-        self._env = self._environment()
+        self._env = self._service_environment()
         self._endpoints = Endpoints(self._env[METRICS_DIR])
         self.supervisor = Supervisor(
-            self._specs(), log=self._log, on_exit=self._exited, shm_prefix=f"omnibus-{NODE}-{os.getpid()}"
+            self._service_specs(),
+            log=self._log,
+            on_exit=self._announce_exit,
+            shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
         )
         await self._stack.enter_async_context(self.supervisor)
-        self._watch()
+        self._start_watchdogs()
         self._publish_state(run)  # early: whoever cleans up after a kill needs to know what there was
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
         await self.supervisor.unless_over(self._start_executors())
-        await self.supervisor.unless_over(self.ready(READY_WITHIN))
+        await self.supervisor.unless_over(self.wait_until_ready(READY_WITHIN))
         self.supervisor.confirm_all()
         self._publish_state(run)
 
-    def _watch(self) -> None:
+    def _start_watchdogs(self) -> None:
         """Restart what hangs, and a NATS server whose disk was full, from now on until the end."""
-        silent = load(UpSettings, {**os.environ, **self._env}).silent
+        silent = read_settings(UpSettings, {**os.environ, **self._env}).silent
         disk = StreamDisk(self.supervisor, self._log, "nats", self.directory, self.nats.ports[1])
         works = [disk.run(), *([Watchdog(self.supervisor, self._log, silent).run()] if silent > 0 else [])]
         for work in works:
             watching = asyncio.create_task(work)
-            watching.add_done_callback(self._unwatched)
+            watching.add_done_callback(self._on_watchdog_end)
             self._stack.push_async_callback(until_cancelled, watching)
 
-    def _unwatched(self, task: asyncio.Task[None]) -> None:
+    def _on_watchdog_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._log.line("omnibus", f"nobody looks after what hangs any more: {task.exception()!r}")
+            self._log.write_line("omnibus", f"nobody looks after what hangs any more: {task.exception()!r}")
 
     def _choose_ports(self) -> None:
         """All at once, so that they differ."""
         free = [port for port in free_ports(self._gateways + 4) if port != self._asked_port]
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self.nats = infra.nats(self.directory, port=free.pop(), monitor_port=free.pop(), password=word)
-        self.valkey = infra.valkey(self.directory, port=free.pop(), password=other, durable=True)
+        self.nats = infra.prepare_nats(self.directory, port=free.pop(), monitor_port=free.pop(), password=word)
+        self.valkey = infra.prepare_valkey(self.directory, port=free.pop(), password=other, durable=True)
         self.ports = [self._asked_port or free.pop(), *free[: self._gateways - 1]]
         scheme = "https" if self.certificate else "http"
         self.urls = [f"{scheme}://127.0.0.1:{port}" for port in self.ports]
@@ -165,17 +168,19 @@ class Stack:
         store = Store(StoreSettings(url=self.valkey.url, secret=self._store_secret))
         self._stack.push_async_callback(store.close)
         await self._endpoints.listen(self.bus)
-        ready, gateways = ReadyExecutors(), Gateways()
-        born = Executors(self.supervisor, self._log, self._executors, ready, gateways)
-        await ready.listen(self.bus, born.confirm)
+        ready, gateways = ReadyExecutors(), GatewayPlans()
+        born = Executors(self.supervisor, self._log, self._executor_specs, ready, gateways)
+        await ready.listen(self.bus, born.confirm_ready)
         await gateways.listen(self.bus)
         self._stack.push_async_callback(born.close)
-        await born.begin(await _first_plan(store), store)
+        await born.start(await _first_plan(store), store)
 
-    def _executors(self, *plans: Plan) -> dict[str, ProcessSpec]:
+    def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """The executors that ``plans`` ask for, by the names of their processes."""
-        found = executor_specs.specs(*plans, env=self._env, nursery=self._nursery_socket if self._nursery else "")
-        alive = self._endpoints.executor
+        found = executor_specs.process_specs(
+            *plans, env=self._env, nursery=self._nursery_socket if self._nursery else ""
+        )
+        alive = self._endpoints.executor_answers
         return {name: replace(spec, alive=partial(alive, spec.env[ID])) for name, spec in found.items()}
 
     @property
@@ -186,7 +191,7 @@ class Stack:
         return self._bus
 
     def _publish_state(self, run: RunDirectory) -> None:
-        run.write(
+        run.write_state(
             RunState(
                 directory=str(run.path),
                 pid=os.getpid(),
@@ -195,7 +200,7 @@ class Stack:
                 store_url=self.valkey.url,
                 monitor_url=self.nats.monitor,
                 gateway_url=self.url,
-                ports={_gateway(index): port for index, port in enumerate(self.ports)},
+                ports={_gateway_name(index): port for index, port in enumerate(self.ports)},
                 pids=self.supervisor.pids,
                 shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
                 admin_token=self.admin_token,
@@ -204,7 +209,7 @@ class Stack:
             )
         )
 
-    def _environment(self) -> dict[str, str]:
+    def _service_environment(self) -> dict[str, str]:
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")])),
             "OMNIBUS_BUS_URL": self.nats.url,
@@ -223,22 +228,22 @@ class Stack:
             **self._extra,
         }
 
-    def _specs(self) -> list[ProcessSpec]:
+    def _service_specs(self) -> list[ProcessSpec]:
         return [
             self.nats.spec,
             self.valkey.spec,
-            self._service("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
-            self._service("sidecar", ready=lambda: listens(str(self.directory / "sidecar.sock"))),
+            self._service_spec("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
+            self._service_spec("sidecar", ready=lambda: wait_for_socket(str(self.directory / "sidecar.sock"))),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
             *([self._nursery_spec()] if self._nursery else []),
         ]
 
     def _gateway_spec(self, index: int, port: int) -> ProcessSpec:
-        return self._service(
+        return self._service_spec(
             "gateway",
-            name=_gateway(index),
+            name=_gateway_name(index),
             after=("nats", "valkey", "sidecar"),
-            ready=lambda: serves(port),
+            ready=lambda: wait_for_port(port),
             env={
                 "OMNIBUS_GATEWAY_PORT": str(port),
                 APPS_DIR: str(self.apps_dir),
@@ -250,16 +255,16 @@ class Stack:
     def _nursery_spec(self) -> ProcessSpec:
         return ProcessSpec(
             "nursery",
-            python("omnibus.up.fork_server", self._nursery_socket, *NURSERY_MODULES),
+            python_command("omnibus.up.fork_server", self._nursery_socket, *NURSERY_MODULES),
             # numpy's and scipy's libraries would start threads when they are imported.
             env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
             cwd=ROOT,
-            ready=lambda: listens(self._nursery_socket),
+            ready=lambda: wait_for_socket(self._nursery_socket),
             ready_within=120.0,
             alive=partial(nursery_answers, self._nursery_socket),
         )
 
-    def _service(
+    def _service_spec(
         self,
         service: str,
         *,
@@ -270,16 +275,16 @@ class Stack:
     ) -> ProcessSpec:
         return ProcessSpec(
             name or service,
-            python(f"services.{service}"),
+            python_command(f"services.{service}"),
             env={**self._env, **(env or {})},
             cwd=ROOT,
             ready=ready,
-            alive=self._endpoints.service,
+            alive=self._endpoints.service_answers,
             after=tuple(after),
-            grace=executor_specs.grace(self._env, service),
+            grace=executor_specs.grace_seconds(self._env, service),
         )
 
-    async def ready(self, seconds: float) -> None:
+    async def wait_until_ready(self, seconds: float) -> None:
         """Wait until every gateway says that every stage of every model can make progress."""
         missing = ""
         try:
@@ -290,18 +295,18 @@ class Stack:
         except TimeoutError:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
 
-    async def _exited(self, exit: Exit) -> None:
-        sweep(self.metrics_dir)
+    async def _announce_exit(self, exit: Exit) -> None:
+        remove_stale_files(self.metrics_dir)
         spec = self.supervisor.specs.get(exit.name)
         executor = spec.env.get(ID) if spec is not None else None
         if executor is not None and self._bus is not None:
             try:
-                self._bus.publish(subjects.event(subjects.GONE), executor.encode())
+                self._bus.publish(subjects.event_subject(subjects.GONE), executor.encode())
             except OmnibusError:
                 return  # gateways find out by its silence
 
 
-def _gateway(index: int) -> str:
+def _gateway_name(index: int) -> str:
     """The name of a gateway's process."""
     return f"gateway-{index}" if index else "gateway"
 

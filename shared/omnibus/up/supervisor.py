@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from omnibus.process.backoff import RestartPolicy
 from omnibus.process.logs import Log
 from omnibus.process.spec import ProcessSpec
-from omnibus.process.supervise import Keeper, OnExit
-from omnibus.up.shm import sweep
+from omnibus.process.supervise import OnExit, ProcessKeeper
+from omnibus.up.shm import remove_shared_memory
 
 _Result = TypeVar("_Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,7 +41,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._on_exit = on_exit
         self._shm_prefix = shm_prefix
-        self._keepers: dict[str, Keeper] = {}
+        self._keepers: dict[str, ProcessKeeper] = {}
         self._stopping = False
         self._up = False
 
@@ -60,18 +60,18 @@ class Supervisor:
         self._over: asyncio.Future[int] = self._loop.create_future()
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
-                self._loop.add_signal_handler(number, self._signalled, number)
+                self._loop.add_signal_handler(number, self._on_signal, number)
         try:
-            await self.unless_over(self._start(self._specs))
+            await self.unless_over(self._start_processes(self._specs))
         except BaseException:
-            await self._close()
+            await self._stop_everything()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close()
+        await self._stop_everything()
 
     async def run_until_signal(self) -> int:
         """Wait for a signal, return its number. Raises the ``Fatal`` of a process that was given up."""
@@ -108,7 +108,7 @@ class Supervisor:
             if spec.name in self._keepers:
                 raise ValueError(f"a process named {spec.name} runs already; remove it first")
         try:
-            await self._start(_in_order(specs, known=self._keepers))
+            await self._start_processes(_in_order(specs, known=self._keepers))
         except BaseException:
             await self.remove(*(spec.name for spec in specs))
             raise
@@ -119,25 +119,25 @@ class Supervisor:
         Their names are free afterwards. When this is cancelled, what it has begun to stop goes on ending.
         """
         keepers = {name: self._keepers[name] for name in names if name in self._keepers}
-        needs = _needs(keeper.spec for keeper in keepers.values())
+        needs = _process_dependencies(keeper.spec for keeper in keepers.values())
         needed_by = {name: [other for other, wants in needs.items() if name in wants] for name in needs}
         try:
-            await _walk(needed_by, lambda name: keepers[name].stop())
+            await _walk_dependencies(needed_by, lambda name: keepers[name].stop())
         finally:
             for keeper in keepers.values():
-                if keeper.ended:
-                    self._forget(keeper)
+                if keeper.has_ended:
+                    self._forget_keeper(keeper)
 
-    async def _start(self, specs: Sequence[ProcessSpec]) -> None:
+    async def _start_processes(self, specs: Sequence[ProcessSpec]) -> None:
         for spec in specs:
             self._log.register(spec.name)
-            self._keepers[spec.name] = Keeper(spec, self._log, self._policy, self._on_exit)
-        await _walk(_needs(specs), lambda name: self._begin(self._keepers[name]))
+            self._keepers[spec.name] = ProcessKeeper(spec, self._log, self._policy, self._on_exit)
+        await _walk_dependencies(_process_dependencies(specs), lambda name: self._start_keeper(self._keepers[name]))
 
-    async def _begin(self, keeper: Keeper) -> None:
-        await keeper.start(partial(self._ended, keeper))
+    async def _start_keeper(self, keeper: ProcessKeeper) -> None:
+        await keeper.start(partial(self._on_keeper_end, keeper))
 
-    async def _close(self) -> None:
+    async def _stop_everything(self) -> None:
         self._stopping = True
         try:
             await self.remove(*self._keepers)
@@ -148,26 +148,26 @@ class Supervisor:
                 self._over.cancel()
             elif not self._over.cancelled():
                 self._over.exception()  # seen: it was raised to whoever waited, or came too late to matter
-            sweep(self._shm_prefix)
+            remove_shared_memory(self._shm_prefix)
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._over.done() or self._stopping:
             for keeper in self._keepers.values():
                 keeper.kill()
         else:
             self._over.set_result(number)
 
-    def _ended(self, keeper: Keeper, task: asyncio.Task[None]) -> None:
+    def _on_keeper_end(self, keeper: ProcessKeeper, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
         if self._up or not keeper.spec.vital:
-            self._log.line(keeper.spec.name, "given up; everything else runs on without it")
-            self._forget(keeper)
+            self._log.write_line(keeper.spec.name, "given up; everything else runs on without it")
+            self._forget_keeper(keeper)
         elif not self._over.done():
             self._over.set_exception(error)
 
-    def _forget(self, keeper: Keeper) -> None:
+    def _forget_keeper(self, keeper: ProcessKeeper) -> None:
         if self._keepers.get(keeper.spec.name) is keeper:
             del self._keepers[keeper.spec.name]
 
@@ -202,12 +202,12 @@ def _in_order(specs: Sequence[ProcessSpec], known: Iterable[str] = ()) -> list[P
     return [by_name[name] for name in order if name in by_name]
 
 
-def _needs(specs: Iterable[ProcessSpec]) -> dict[str, list[str]]:
+def _process_dependencies(specs: Iterable[ProcessSpec]) -> dict[str, list[str]]:
     after = {spec.name: spec.after for spec in specs}
     return {name: [other for other in others if other in after] for name, others in after.items()}
 
 
-async def _walk(needs: Mapping[str, list[str]], act: Callable[[str], Awaitable[None]]) -> None:
+async def _walk_dependencies(needs: Mapping[str, list[str]], act: Callable[[str], Awaitable[None]]) -> None:
     """Call ``act`` for every name, at once where nothing stands in between, after what it needs.
 
     The first failure cancels the rest and is raised.

@@ -25,7 +25,7 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
 
     ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
     """
-    cache = cache or directory()
+    cache = cache or tiny_directory()
     alone = {**catalog.TINY, **catalog.ASKED}
     if unknown := [name for name in only if name not in catalog.LOCAL]:
         raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}")
@@ -33,38 +33,40 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     wanted = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in wanted}
     await asyncio.gather(
-        *(build(family, cache / family) for family in chosen.values()),
-        *(build(catalog.LOCAL[name], cache / name, *_other(name)) for name in twins),
+        *(build_checkpoint(family, cache / family) for family in chosen.values()),
+        *(build_checkpoint(catalog.LOCAL[name], cache / name, *_twin_arguments(name)) for name in twins),
     )
-    models = {name: catalog.declaration(family, str(cache / family)) for name, family in chosen.items()}
+    models = {name: catalog.model_declaration(family, str(cache / family)) for name, family in chosen.items()}
     trained = {name: family for name, family in catalog.WORLD.items() if name in only}
-    models |= {name: catalog.declaration(family, str(TRAINED / family)) for name, family in trained.items()}
-    return json.dumps({"models": {**models, **{name: catalog.twin(name, str(cache / name)) for name in twins}}})
+    models |= {name: catalog.model_declaration(family, str(TRAINED / family)) for name, family in trained.items()}
+    return json.dumps(
+        {"models": {**models, **{name: catalog.shared_encoder_declaration(name, str(cache / name)) for name in twins}}}
+    )
 
 
-def _other(twin: str) -> list[str]:
+def _twin_arguments(twin: str) -> list[str]:
     """Return the arguments of the builder for a twin's LLM."""
     return ["--llm-seed", str(TWIN_SEED), *(["--wide"] if twin in catalog.LARGER else [])]
 
 
-def directory() -> Path:
+def tiny_directory() -> Path:
     """Return the directory of the checkpoints: a subdirectory for each, named after its family, or after the twin."""
     return Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus") / "tiny"
 
 
-async def build(family: str, directory: Path, *arguments: str) -> None:
+async def build_checkpoint(family: str, directory: Path, *arguments: str) -> None:
     """Make the checkpoint in a directory of our own, unless it is there; one of an older recipe is made anew.
 
     Raises ``BadRequest`` with what the builder said, and ``DeadlineExceeded``.
     """
     output = await _run_builder(family, directory, *arguments)
-    if output and _removed(directory):
+    if output and _remove_directory(directory):
         output = await _run_builder(family, directory, *arguments)
     if output:
         raise BadRequest(f"the tiny {family} checkpoint was not built:\n{output[-2000:]}")
 
 
-async def write(family: str, directory: Path) -> None:
+async def write_checkpoint(family: str, directory: Path) -> None:
     """Make the checkpoint in anybody's directory, unless it is there. Raises as ``build``, and removes nothing."""
     output = await _run_builder(family, directory)
     if output:
@@ -75,13 +77,15 @@ async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
     """Run the builder; returns what it printed when it failed, and an empty text when the checkpoint is there."""
     builder = "omnibus_models.tiny"
     try:
-        ended = await run_module.run(builder, family, str(directory), *arguments, within=BUILT_WITHIN, stderr=STDOUT)
+        ended = await run_module.run_module(
+            builder, family, str(directory), *arguments, within=BUILT_WITHIN, stderr=STDOUT
+        )
     except DeadlineExceeded:
         raise DeadlineExceeded(f"the tiny {family} checkpoint was not built within {BUILT_WITHIN:g} s") from None
     return ended.output if ended.code else ""
 
 
-def _removed(directory: Path) -> bool:
+def _remove_directory(directory: Path) -> bool:
     """Remove what an older build left; whether there was anything."""
     found = directory.exists()
     shutil.rmtree(directory, ignore_errors=True)

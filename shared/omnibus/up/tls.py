@@ -5,7 +5,7 @@ import ssl
 from omnibus.errors import BadRequest
 
 
-def trust(certificate: str) -> ssl.SSLContext | None:
+def trusted_context(certificate: str) -> ssl.SSLContext | None:
     """Return an SSL context that trusts the PEM file ``certificate`` and nothing else; None when it is empty.
 
     Whoever starts a gateway has its certificate. That it names another host, or which authority signed it, is the

@@ -18,21 +18,21 @@ _TICK_SECONDS = 0.25
 _COUNTED_SECONDS = 2 * _TICK_SECONDS
 
 
-class Life:
+class ProbedProcess:
     """One life of a process. ``answered`` is when it last did, in seconds of the watchdog's clock."""
 
     def __init__(self, pid: int, probe: Probe, clock: Callable[[], float]) -> None:
         self.pid = pid
         self.answered: float | None = None
         self._clock = clock
-        self._task = asyncio.create_task(self._ask(probe))
+        self._task = asyncio.create_task(self._probe_repeatedly(probe))
 
     def close(self) -> None:
         """Ask no more, and expect nothing any more."""
         self._task.cancel()
         self.answered = None
 
-    async def _ask(self, probe: Probe) -> None:
+    async def _probe_repeatedly(self, probe: Probe) -> None:
         while True:
             try:
                 expected = await probe(self.pid)
@@ -52,7 +52,7 @@ class Watchdog:
         self._supervisor = supervisor
         self._log = log
         self._silent = silent
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, ProbedProcess] = {}
         self._now = 0.0
 
     async def run(self) -> None:
@@ -64,13 +64,13 @@ class Watchdog:
                 now = time.monotonic()
                 self._now += min(now - before, _COUNTED_SECONDS)
                 before = now
-                self._follow()
+                self._update_probes()
                 self._kill_silent()
         finally:
             for life in self._lives.values():
                 life.close()
 
-    def _follow(self) -> None:
+    def _update_probes(self) -> None:
         """Ask those that run now, and nobody else."""
         pids, specs = self._supervisor.pids, self._supervisor.specs
         for name, life in tuple(self._lives.items()):
@@ -80,12 +80,12 @@ class Watchdog:
         for name in pids.keys() & specs.keys() - self._lives.keys():
             probe = specs[name].alive
             if probe is not None:
-                self._lives[name] = Life(pids[name], probe, lambda: self._now)
+                self._lives[name] = ProbedProcess(pids[name], probe, lambda: self._now)
 
     def _kill_silent(self) -> None:
         for name, life in self._lives.items():
             if life.answered is None or self._now - life.answered <= self._silent:
                 continue
-            self._log.line(name, f"does not answer for {self._silent:g} s: it is killed and started again")
+            self._log.write_line(name, f"does not answer for {self._silent:g} s: it is killed and started again")
             life.close()
             self._supervisor.kill(name)

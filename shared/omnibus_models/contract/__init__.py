@@ -6,51 +6,67 @@ architecture. Shapes: ``B`` rows of a batch, ``T`` positions, ``H`` hidden width
 All tensors live on ``device``; families never keep per-request state on a module.
 """
 
-from omnibus_models.contract.base import Component, Encoded, Encoder, Loaded, Prepared, Sampling
+from omnibus_models.contract.base import (
+    Encoded,
+    LoadedComponent,
+    MediaEncoder,
+    ModelComponent,
+    Prepared,
+    TokenSamplingParams,
+)
 from omnibus_models.contract.diffusion import (
     AudioDecoder,
     Denoiser,
     Denoising,
     ImageDecoder,
-    Picture,
-    Prior,
+    ImageSpec,
+    PriorModel,
     Resumable,
     Stepper,
     TextEncoder,
     VideoDecoder,
 )
-from omnibus_models.contract.family import Family, no_component
-from omnibus_models.contract.language import CrossDecoder, Decoder, Layout, Prefill, Prompt, Reader, Run, Thinker
+from omnibus_models.contract.family import ModelFamily, no_component
+from omnibus_models.contract.language import (
+    CrossDecoder,
+    Decoder,
+    MediaRun,
+    PrefillInputs,
+    PromptLayout,
+    Reader,
+    Thinker,
+    TokenizedPrompt,
+)
 from omnibus_models.contract.speech import Code, CodePredictor, Talker, Vocoder, Vocoding
 
 __all__ = [
     "AudioDecoder",
     "Code",
     "CodePredictor",
-    "Component",
     "CrossDecoder",
     "Decoder",
     "Denoiser",
     "Denoising",
     "Encoded",
-    "Encoder",
-    "Family",
     "ImageDecoder",
-    "Layout",
-    "Loaded",
-    "Picture",
-    "Prefill",
+    "ImageSpec",
+    "LoadedComponent",
+    "MediaEncoder",
+    "MediaRun",
+    "ModelComponent",
+    "ModelFamily",
+    "PrefillInputs",
     "Prepared",
-    "Prior",
-    "Prompt",
+    "PriorModel",
+    "PromptLayout",
     "Reader",
     "Resumable",
-    "Run",
-    "Sampling",
     "Stepper",
     "Talker",
     "TextEncoder",
     "Thinker",
+    "TokenSamplingParams",
+    "TokenizedPrompt",
     "VideoDecoder",
     "Vocoder",
     "Vocoding",

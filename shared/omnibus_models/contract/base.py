@@ -28,7 +28,7 @@ class Encoded:
     meta: Mapping[str, Any]
 
 
-class Component(Protocol):
+class ModelComponent(Protocol):
     """Anything that was loaded."""
 
     @property
@@ -36,7 +36,7 @@ class Component(Protocol):
         """Number of parameters that were really loaded."""
 
 
-class Encoder(Component, Protocol):
+class MediaEncoder(ModelComponent, Protocol):
     """An image/video or audio encoder."""
 
     modalities: frozenset[str]
@@ -56,7 +56,7 @@ class Encoder(Component, Protocol):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class TokenSamplingParams:
     """Sampling parameters for tokens. ``temperature`` 0 is greedy."""
 
     max_tokens: int
@@ -70,7 +70,7 @@ class Sampling:
 
 
 @dataclass
-class Loaded:
+class LoadedComponent:
     """Mixin: every loaded component can say how many parameters it really holds."""
 
     closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
@@ -83,7 +83,7 @@ class Loaded:
     module: torch.nn.Module = field(repr=False)
 
     @property
-    def usual(self) -> tuple[int, int]:
+    def default_size(self) -> tuple[int, int]:
         """See ``Stepper``."""
         return 1024, 1024
 

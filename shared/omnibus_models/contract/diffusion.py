@@ -6,10 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from omnibus_models.contract.base import Component, Encoded, Prepared
+from omnibus_models.contract.base import Encoded, ModelComponent, Prepared
 
 
-class TextEncoder(Component, Protocol):
+class TextEncoder(ModelComponent, Protocol):
     """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``.
 
     What guides away from something is another prompt; with ``twins`` it is made of the prompt itself, by ``unwanted``.
@@ -26,7 +26,7 @@ class TextEncoder(Component, Protocol):
         one of the model's control tokens or for pictures that the model does not take, and ``ContextTooLong``.
         """
 
-    def unwanted(self, prompt: str, negative: str) -> Prepared:
+    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
         """Prepare the input that ``prompt`` is guided away from; only for models with ``twins``.
 
         Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt where the model takes none.
@@ -37,7 +37,7 @@ class TextEncoder(Component, Protocol):
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImageSpec:
     """A picture that is to be made; a video when it has more than one frame. Sizes are in pixels.
 
     ``guidance`` None is the family's usual one. ``seed`` fixes the noise, the same on every device. ``fps`` are the
@@ -87,11 +87,11 @@ class Resumable(Protocol):
         """Stand where another one stood after ``done`` steps."""
 
 
-class Stepper(Component, Protocol):
+class Stepper(ModelComponent, Protocol):
     """Component that makes pictures step by step, many at a time."""
 
     @property
-    def usual(self) -> tuple[int, int]:
+    def default_size(self) -> tuple[int, int]:
         """Width and height of a picture when nobody says otherwise."""
 
     def step(self, batch: Sequence[Any]) -> None:
@@ -120,14 +120,14 @@ class Denoiser(Stepper, Protocol):
     follows: bool
     sounds: bool
 
-    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> Denoising:
         """Begin a picture. ``guides`` [T, W]: the prompt and, where there is one, the negative prompt.
 
         Raises ``BadRequest`` for a size or a number of steps that the model cannot make, and without an image or a
         prior where it needs one.
         """
 
-    def sound(self, denoising: Any) -> Tensor:
+    def audio_latents(self, denoising: Any) -> Tensor:
         """[channels, time, bins] float32 of the sound, as a decoder takes them, where it ``sounds``."""
 
     def palette(self) -> Tensor:
@@ -137,34 +137,34 @@ class Denoiser(Stepper, Protocol):
         """A small picture of what the latents promise after the last step, uint8 [height, width, 3]."""
 
 
-class Prior(Stepper, Protocol):
+class PriorModel(Stepper, Protocol):
     """A language model that draws a picture roughly, one token in a step, for a denoiser to follow.
 
     Its latents are the tokens, [1, 1, rows, columns].
     """
 
-    def open(self, picture: Picture, prompt: str) -> Denoising:
+    def open(self, picture: ImageSpec, prompt: str) -> Denoising:
         """Begin a picture, of which the sides and the seed count.
 
         Raises ``BadRequest`` for sides that the model cannot make and for control tokens, and ``ContextTooLong``.
         """
 
 
-class ImageDecoder(Component, Protocol):
+class ImageDecoder(ModelComponent, Protocol):
     """The decoder of a VAE. It may keep caches on its module, so one call at a time."""
 
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, 1, height, width] latents to a picture, uint8 [H, W, 3]. Raises ``BadRequest`` for others."""
 
 
-class VideoDecoder(Component, Protocol):
+class VideoDecoder(ModelComponent, Protocol):
     """The decoder of a video's VAE, one call at a time."""
 
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, frames, height, width] latents to a video, uint8 [frames', H, W, 3]. Raises ``BadRequest``."""
 
 
-class AudioDecoder(Component, Protocol):
+class AudioDecoder(ModelComponent, Protocol):
     """The decoder of a sound's VAE with its vocoder, one call at a time."""
 
     rate: int  # samples per second

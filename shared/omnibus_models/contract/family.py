@@ -8,7 +8,7 @@ from omnibus import errors
 from omnibus_models.contract.language import Reader
 
 
-class Family(Protocol):
+class ModelFamily(Protocol):
     """One architecture. ``components`` names what can be loaded alone, e.g. vision, audio, thinker."""
 
     name: str

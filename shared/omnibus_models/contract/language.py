@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from omnibus_models.attention import Attention
-from omnibus_models.contract.base import Component, Encoded
+from omnibus_models.contract.base import Encoded, ModelComponent
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TokenizedPrompt:
     """A tokenised chat: ``ids`` holds one placeholder per media item, still to be expanded."""
 
     ids: tuple[int, ...]
     modalities: tuple[str, ...]  # of the media, in the order in which the messages name them
 
 
-class Run(NamedTuple):
+class MediaRun(NamedTuple):
     """Rows of one media item that follow one another in a prompt: ``rows`` of the item, from ``start`` on."""
 
     item: int
@@ -29,7 +29,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PromptLayout:
     """A prompt as its model counts it."""
 
     ids: Sequence[int]  # as many placeholders as each item has rows
@@ -38,17 +38,17 @@ class Layout:
     delta: int  # as in Prefill
     media: Tensor  # as in Prefill, on the CPU; between the rows of one item there may be text
 
-    def runs(self, media: Sequence[Encoded]) -> Iterator[Run]:
+    def media_runs(self, media: Sequence[Encoded]) -> Iterator[MediaRun]:
         """Yield the places of the rows of ``media``; an item with text between its rows has several runs."""
         for index, (item, start) in enumerate(zip(media, self.starts, strict=True)):
             places = self.media[start:].nonzero()[: item.embeds.shape[0], 0] + start
             ends = (places.diff() != 1).nonzero()[:, 0] + 1
             for first, end in pairwise([0, *ends.tolist(), len(places)] if len(places) else ()):
-                yield Run(index, slice(first, end), int(places[first]))
+                yield MediaRun(index, slice(first, end), int(places[first]))
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillInputs:
     """Inputs of the first forward pass of a request."""
 
     inputs: Tensor  # [T, H] embeddings; with media as wide as their rows, zeros behind text
@@ -64,7 +64,7 @@ class Prefill:
         return (self.positions if self.spoken is None else self.spoken).to(torch.int32)
 
 
-class Decoder(Component, Protocol):
+class Decoder(ModelComponent, Protocol):
     """An autoregressive transformer that runs without per-module state."""
 
     layers: int
@@ -113,7 +113,7 @@ class Reader(Protocol):
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings: [...] int64 to [..., H]."""
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> Prompt:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> TokenizedPrompt:
         """Apply the chat template and tokenise.
 
         ``messages``: ``{"role", "content"}`` with content a string or a list of
@@ -123,26 +123,26 @@ class Reader(Protocol):
         which 0 is the model's own.
         """
 
-    def words(self, text: str, marked: bool = False, context: int = 0) -> Sequence[int]:
+    def encode_text(self, text: str, marked: bool = False, context: int = 0) -> Sequence[int]:
         """The ids of ``text`` as it stands, without a template. Raises as ``prompt`` does.
 
         ``marked``: with what the tokeniser itself puts before and behind a text.
         """
 
-    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+    def layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
         """Expand placeholders and count positions.
 
         Raises ``ContextTooLong``, and ``BadRequest`` for items that are not those of the prompt, or whose
         embedding has not the shape that their meta data says.
         """
 
-    def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
+    def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Expand placeholders and merge embeddings. Raises as ``layout`` does."""
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode_ids(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
 
-    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+    def talker_prompt(self, prefill: PrefillInputs, hidden: Tensor, voice: str) -> Tensor:
         """Rows for the talker after prefill: [S + 3, H]; the last three are begin, end and pad of speech.
 
         ``hidden`` [T, H'] is the prefill's output; S is T, or what ``prefill.spoken`` says. The begin row may depend

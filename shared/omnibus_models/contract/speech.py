@@ -5,8 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from omnibus_models.contract.base import Component, Sampling
-from omnibus_models.contract.language import Decoder, Prefill
+from omnibus_models.contract.base import ModelComponent, TokenSamplingParams
+from omnibus_models.contract.language import Decoder, PrefillInputs
 
 Code = int | Sequence[int]
 
@@ -15,9 +15,9 @@ class CodePredictor(Protocol):
     """Makes frames of codes out of the first code of each."""
 
     vocabulary: int
-    sampling: "Sampling"  # how codes are chosen, when a frame's first one is not chosen greedily
+    sampling: "TokenSamplingParams"  # how codes are chosen, when a frame's first one is not chosen greedily
 
-    def rest(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    def predict_remaining(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """The other codes of each frame: ``hidden`` [B, H'] and first ``codes`` [B] to int64 [B, groups - 1].
 
         ``hidden`` is what the first codes were chosen by. ``choose`` takes float32 logits [B, V] of the next code
@@ -32,7 +32,7 @@ class Talker(Decoder, Protocol):
     bunch: int  # steps that share a message, because a vocoder can rarely use fewer
     predictor: CodePredictor | None
 
-    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
+    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> PrefillInputs:
         """Prefill of one answer.
 
         ``rows`` [S + 3, H] from ``Thinker.talker_prompt``, ``layout`` [k, S] of the thinker's prefill and
@@ -43,7 +43,7 @@ class Talker(Decoder, Protocol):
         """Inputs of one step: previous ``codes`` [B] or frames [B, groups], thinker ``rows`` [B, H] to [B, H']."""
 
 
-class Vocoder(Component, Protocol):
+class Vocoder(ModelComponent, Protocol):
     """Codec codes to waveform."""
 
     rate: int  # samples per second

@@ -34,7 +34,7 @@ _DTYPES = {
 }
 
 
-class Look(NamedTuple):
+class BuiltModel(NamedTuple):
     """A model that was built, the names of its weights that are missing, and of those that have another shape."""
 
     module: nn.Module
@@ -42,24 +42,24 @@ class Look(NamedTuple):
     odd: list[str]
 
 
-class Files(NamedTuple):
+class WeightFiles(NamedTuple):
     """Contents of one model's directory, see ``omnibus.checkpoints.report.Report``."""
 
-    tensors: dict[str, safetensors.Tensor]
+    tensors: dict[str, safetensors.TensorHeader]
     files: int
     lost: list[str]
     broken: list[str]
 
 
-class Dry:
+class DryLoader:
     """See ``loading.StandIn``. ``looks`` are the models that were built since it was emptied."""
 
     def __init__(self) -> None:
-        self.looks: list[Look] = []
-        self.directories: dict[Path, Files] = {}
+        self.looks: list[BuiltModel] = []
+        self.directories: dict[Path, WeightFiles] = {}
 
     @contextmanager
-    def instead(self) -> Iterator[None]:
+    def replace_loaders(self) -> Iterator[None]:
         """Nothing is loaded within."""
         token = loading.stand_in.set(self)
         try:
@@ -67,13 +67,13 @@ class Dry:
         finally:
             loading.stand_in.reset(token)
 
-    def transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
+    def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
         """A model of the library ``transformers``."""
         config = options.pop("config", None) or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
-        module, report = _unloaded(cls).from_pretrained(
+        module, report = _unloaded_class(cls).from_pretrained(
             None,
             config=config,
-            state_dict=self._tensors(checkpoint),
+            state_dict=self._meta_tensors(checkpoint),
             dtype=loading.torch_dtype(dtype),
             attn_implementation="sdpa",
             ignore_mismatched_sizes=True,
@@ -81,46 +81,46 @@ class Dry:
             **options,
         )
         odd = {name for name, *_ in report["mismatched_keys"]}
-        self.looks.append(Look(module, sorted({*report["missing_keys"]} - odd), sorted(odd)))
+        self.looks.append(BuiltModel(module, sorted({*report["missing_keys"]} - odd), sorted(odd)))
         return module.eval()
 
-    def diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
+    def load_diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
         """A model of the library ``diffusers``."""
         config = cls.load_config(checkpoint, subfolder=part, local_files_only=True)
         with _META:
             module = cls.from_config(config).to(loading.torch_dtype(dtype))
-        tensors, wanted = self._tensors(checkpoint / part), module.state_dict()
+        tensors, wanted = self._meta_tensors(checkpoint / part), module.state_dict()
         module._fix_state_dict_keys_on_load(tensors)
         odd = [name for name, tensor in wanted.items() if name in tensors and tensors[name].shape != tensor.shape]
-        self.looks.append(Look(module, sorted(wanted.keys() - tensors.keys()), odd))
+        self.looks.append(BuiltModel(module, sorted(wanted.keys() - tensors.keys()), odd))
         return module.eval()
 
-    def _tensors(self, directory: Path) -> dict[str, torch.Tensor]:
+    def _meta_tensors(self, directory: Path) -> dict[str, torch.Tensor]:
         if directory not in self.directories:
-            self.directories[directory] = _files(directory)
+            self.directories[directory] = _read_weight_files(directory)
         return {
             name: torch.empty(found.shape, dtype=_DTYPES.get(found.dtype, torch.float32), device=_META)
             for name, found in self.directories[directory].tensors.items()
         }
 
 
-def _files(directory: Path) -> Files:
-    there, lost = safetensors.files(directory)
-    tensors: dict[str, safetensors.Tensor] = {}
+def _read_weight_files(directory: Path) -> WeightFiles:
+    there, lost = safetensors.find_weight_files(directory)
+    tensors: dict[str, safetensors.TensorHeader] = {}
     broken = []
     for path in there:
         try:
-            tensors |= safetensors.read(path)
+            tensors |= safetensors.read_header(path)
         except BadRequest as error:
             broken.append(error.message)
     if not there and not lost:
         broken += [
             f"{path.name} is a pickle, which is never read: convert it" for path in sorted(directory.glob("*.bin"))
         ]
-    return Files(tensors, len(there), lost, broken)
+    return WeightFiles(tensors, len(there), lost, broken)
 
 
-def _unloaded(cls: Any) -> Any:
+def _unloaded_class(cls: Any) -> Any:
     """A subclass whose weights stay where they have no memory: the library would put them on the CPU."""
 
     class Unloaded(cls):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import safetensors
-from omnibus.checkpoints.report import Part, Report
+from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families.specs import KNOWN
 from omnibus_models import families, loading
-from omnibus_models.examine.meta_loader import Dry, Look
+from omnibus_models.examine.meta_loader import BuiltModel, DryLoader
 
 #: The dtypes that components can be loaded in, as the headers of files say them.
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -20,19 +20,19 @@ _LOOKING_BACK = ("think", "talk", "prior", "denoise")
 _SHOWN = 500  # characters of what a library says
 
 
-def report(checkpoint: Path, dtype: str = "") -> Report:
+def examine_checkpoint(checkpoint: Path, dtype: str = "") -> Report:
     """Return what ``checkpoint`` consists of when loaded in ``dtype``, or in the dtype of its weights without one.
 
     Raises ``NotFound`` when it is of no known family, and ``Fatal`` for an unknown dtype.
     """
     family = families.family_of(checkpoint)
-    dtype = dtype or _own(checkpoint)
+    dtype = dtype or _stored_dtype(checkpoint)
     loading.torch_dtype(dtype)
-    dry = Dry()
-    with dry.instead():
-        parts = {name: _part(family, name, checkpoint, dtype, dry) for name in family.components}
+    dry = DryLoader()
+    with dry.replace_loaders():
+        parts = {name: _component_report(family, name, checkpoint, dtype, dry) for name in family.components}
         thinker = parts.get("thinker")
-        reason = _refused(family, checkpoint, dtype) if thinker is not None and not thinker.problem else ""
+        reason = _vllm_refusal(family, checkpoint, dtype) if thinker is not None and not thinker.problem else ""
     files = dry.directories.values()
     stored: Counter[str] = Counter()
     for tensor in (tensor for each in files for tensor in each.tensors.values()):
@@ -44,40 +44,44 @@ def report(checkpoint: Path, dtype: str = "") -> Report:
         parts=parts,
         stored=dict(stored),
         files=sum(each.files for each in files),
-        lost=sorted(_named(checkpoint, path, name) for path, each in dry.directories.items() for name in each.lost),
-        broken=[_named(checkpoint, path, fault) for path, each in dry.directories.items() for fault in each.broken],
+        lost=sorted(
+            _relative_name(checkpoint, path, name) for path, each in dry.directories.items() for name in each.lost
+        ),
+        broken=[
+            _relative_name(checkpoint, path, fault) for path, each in dry.directories.items() for fault in each.broken
+        ],
         vllm=reason,
     )
 
 
-def _part(family: Any, name: str, checkpoint: Path, dtype: str, dry: Dry) -> Part:
+def _component_report(family: Any, name: str, checkpoint: Path, dtype: str, dry: DryLoader) -> ComponentReport:
     dry.looks.clear()
     loaded, problem = None, ""
     try:
         loaded = family.load(name, checkpoint, dtype=dtype)
     except OmnibusError as error:
-        problem = _brief(error.message)
+        problem = _first_line(error.message)
     except Exception as error:  # noqa: BLE001 whatever a stranger's checkpoint makes a library raise
-        problem = _brief(f"{type(error).__name__}: {error}")
+        problem = _first_line(f"{type(error).__name__}: {error}")
     looks = list(dry.looks)
-    config = _sequence(loaded, looks) if KNOWN[family.name].tasks[name] in _LOOKING_BACK else None
-    return Part(
+    config = _attention_config(loaded, looks) if KNOWN[family.name].tasks[name] in _LOOKING_BACK else None
+    return ComponentReport(
         parameters=sum(tensor.numel() for look in looks for tensor in look.module.parameters()),
-        nbytes=sum(tensor.numel() * tensor.element_size() for look in looks for tensor in _held(look)),
+        nbytes=sum(tensor.numel() * tensor.element_size() for look in looks for tensor in _held_tensors(look)),
         missing=[missing for look in looks for missing in look.missing],
         odd=[odd for look in looks for odd in look.odd],
         problem=problem,
-        kv_bytes=0 if config is None else _cached(config, dtype),
+        kv_bytes=0 if config is None else _cache_bytes(config, dtype),
         context=int(getattr(config, "max_position_embeddings", 0)),
     )
 
 
-def _held(look: Look) -> Iterator[Any]:
+def _held_tensors(look: BuiltModel) -> Iterator[Any]:
     yield from look.module.parameters()
     yield from look.module.buffers()
 
 
-def _sequence(loaded: Any, looks: Sequence[Look]) -> Any:
+def _attention_config(loaded: Any, looks: Sequence[BuiltModel]) -> Any:
     """The configuration of the layers that look back; None when nothing was built that has some."""
     backbone = getattr(loaded, "_backbone", None)
     if backbone is None and looks:  # it was built, and then something else was missing
@@ -85,7 +89,7 @@ def _sequence(loaded: Any, looks: Sequence[Look]) -> Any:
     return getattr(backbone, "config", None)
 
 
-def _cached(config: Any, dtype: str) -> int:
+def _cache_bytes(config: Any, dtype: str) -> int:
     """Bytes that one position takes in the cache of layers of this configuration."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -94,30 +98,30 @@ def _cached(config: Any, dtype: str) -> int:
     return int(2 * layers * heads * width * loading.torch_dtype(dtype).itemsize)
 
 
-def _refused(family: Any, checkpoint: Path, dtype: str) -> str:
+def _vllm_refusal(family: Any, checkpoint: Path, dtype: str) -> str:
     """Return the reason why the language model does not run in vLLM, as far as its family gives one; else empty."""
     try:
         family.reader(checkpoint, dtype)
     except OmnibusError as error:
-        return _brief(error.message)
+        return _first_line(error.message)
     return ""
 
 
-def _own(checkpoint: Path) -> str:
+def _stored_dtype(checkpoint: Path) -> str:
     """The dtype that most of the weights have, else the one that the configuration says."""
     found: Counter[str] = Counter()
     for path in checkpoint.rglob("*.safetensors"):
         try:
-            tensors = safetensors.read(path).values()
+            tensors = safetensors.read_header(path).values()
         except BadRequest:  # which is told with its component
             continue
         for tensor in tensors:
             found[_NAMES.get(tensor.dtype, "")] += tensor.nbytes
     found.pop("", None)
-    return found.most_common(1)[0][0] if found else _told(checkpoint / "config.json")
+    return found.most_common(1)[0][0] if found else _configured_dtype(checkpoint / "config.json")
 
 
-def _told(path: Path) -> str:
+def _configured_dtype(path: Path) -> str:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -127,11 +131,11 @@ def _told(path: Path) -> str:
     return next((dtype for dtype in said if dtype in _NAMES.values()), "float32")
 
 
-def _named(checkpoint: Path, directory: Path, name: str) -> str:
+def _relative_name(checkpoint: Path, directory: Path, name: str) -> str:
     part = directory.relative_to(checkpoint) if directory.is_relative_to(checkpoint) else directory
     return str(part / name)
 
 
-def _brief(text: str) -> str:
+def _first_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "it cannot be loaded")
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"

@@ -10,37 +10,37 @@ from typing import Any
 from omnibus import errors
 from omnibus.families.specs import ABSENT
 from omnibus_models import torchvision_cpu
-from omnibus_models.contract import Family
+from omnibus_models.contract import ModelFamily
 
 # The library imports torchvision along with its models as soon as it sees it installed.
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
-def family(name: str) -> Family:
+def load_family(name: str) -> ModelFamily:
     """The family called ``name``, e.g. ``qwen2_5_vl``. Raises ``NotFound``."""
     if name in ABSENT:
         raise errors.NotFound(f"{name}: {ABSENT[name]}")
     if name not in NAMES:
         raise errors.NotFound(f"unknown model family {name!r}; known: {', '.join(NAMES)}")
-    found: Family = importlib.import_module(f"{__name__}.{name}").FAMILY
+    found: ModelFamily = importlib.import_module(f"{__name__}.{name}").FAMILY
     return found
 
 
-def family_of(checkpoint: Path) -> Family:
+def family_of(checkpoint: Path) -> ModelFamily:
     """The family of a checkpoint directory, by ``model_type`` in its config.json, or the class in its model_index.json.
 
     Raises ``NotFound`` when neither can be read, or its architecture is not known.
     """
     index = Path(checkpoint) / "model_index.json"
     if index.exists():
-        pipeline = str(_read(index).get("_class_name", "")).removesuffix("Pipeline")
-        return family(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower())
-    return family(str(_read(Path(checkpoint) / "config.json").get("model_type", "")))
+        pipeline = str(_read_config(index).get("_class_name", "")).removesuffix("Pipeline")
+        return load_family(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower())
+    return load_family(str(_read_config(Path(checkpoint) / "config.json").get("model_type", "")))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ def per_frame(config: Any) -> int:
     return math.prod(config.upsampling_ratios) * math.prod(config.upsample_rates)
 
 
-def lost(config: Any) -> int:
+def trailing_samples(config: Any) -> int:
     """Samples at the end that are still to come: each step up in the decoder drops its last step."""
     samples = 0
     for rate in config.upsample_rates:
@@ -35,7 +35,7 @@ def lost(config: Any) -> int:
     return samples
 
 
-def reach(config: Any) -> int:
+def warmup_samples(config: Any) -> int:
     """Samples at the beginning of a piece that are not true, when there were frames before it."""
     back = _KERNEL - 1
     steps = 0
@@ -47,14 +47,14 @@ def reach(config: Any) -> int:
     return steps + back
 
 
-class Vocoding:
+class Code2WavVocoding:
     """One waveform in the making, see ``contract.Vocoding``."""
 
     def __init__(self, module: Any) -> None:
         config = module.config
         self._module = module
         self._cache = DynamicCache(config=config)
-        self._per_frame, self._lost, self._reach = per_frame(config), lost(config), reach(config)
+        self._per_frame, self._lost, self._reach = per_frame(config), trailing_samples(config), warmup_samples(config)
         self._frames = torch.empty(1, 0, config.hidden_size, device=module.device, dtype=module.dtype)
         self._first = 0  # the frame that ``_frames`` begins with
         self._sent = 0  # samples
@@ -76,17 +76,17 @@ class Vocoding:
         self._unseen -= unseen
         if len(codes) == unseen:
             return torch.empty(0)
-        self._see(self._checked(codes[unseen:]))
+        self._run_transformer(self._check_codes(codes[unseen:]))
         end = self._first + self._frames.shape[1]
         if end * self._per_frame - self._lost <= self._sent:
             return torch.empty(0)
         first = max(0, (self._sent - self._reach) // self._per_frame)
         self._frames, self._first = self._frames[:, first - self._first :], first
-        wave = self._sound()[self._sent - first * self._per_frame :]
+        wave = self._render_samples()[self._sent - first * self._per_frame :]
         self._sent = end * self._per_frame - self._lost
         return wave.float().cpu()
 
-    def _checked(self, frames: Sequence[Code]) -> Tensor:
+    def _check_codes(self, frames: Sequence[Code]) -> Tensor:
         """Int64 [1, groups, n]."""
         groups, size = self._module.config.num_quantizers, self._module.config.codebook_size
         for frame in frames:
@@ -94,14 +94,14 @@ class Vocoding:
                 raise errors.BadRequest(f"a frame of this codec has {groups} codes below {size}", param="codes")
         return torch.tensor(frames, device=self._module.device).T[None]
 
-    def _see(self, codes: Tensor) -> None:
+    def _run_transformer(self, codes: Tensor) -> None:
         """Keep what the transformer says of more frames: ``codes`` [1, groups, n]."""
         module = self._module
         inputs = module.code_embedding(codes + module.code_offset).mean(1)
         out = module.pre_transformer(inputs_embeds=inputs, past_key_values=self._cache, use_cache=True)
         self._frames = torch.cat([self._frames, out.last_hidden_state], dim=1)
 
-    def _sound(self) -> Tensor:
+    def _render_samples(self) -> Tensor:
         """The samples of all frames that are kept."""
         wave = self._frames.transpose(1, 2)
         for blocks in self._module.upsample:

@@ -10,7 +10,7 @@ from torch import Tensor
 from omnibus import errors
 
 
-def load(checkpoint: Path) -> Any:
+def load_scheduler(checkpoint: Path) -> Any:
     """The scheduler of ``checkpoint``. Raises ``Fatal`` for one that cannot be read, or whose steps draw noise."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 

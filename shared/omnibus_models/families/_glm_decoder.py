@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models.contract import Loaded
+from omnibus_models.contract import LoadedComponent
 from omnibus_models.families import _latent_preview
 
 
-class ImageDecoder(Loaded):
+class GlmImageDecoder(LoadedComponent):
     """The decoder of the VAE, see ``contract.ImageDecoder``."""
 
     def __init__(self, module: Any) -> None:
@@ -31,10 +31,10 @@ class ImageDecoder(Loaded):
                 f"this decoder takes latents [{self._channels}, 1, height, width], not {list(latents.shape)}",
                 param="latents",
             )
-        return _latent_preview.to_bytes(self.paint(latents.transpose(0, 1))[0].permute(1, 2, 0).cpu())
+        return _latent_preview.to_bytes(self.decode_colours(latents.transpose(0, 1))[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
-    def paint(self, latents: Tensor) -> Tensor:
+    def decode_colours(self, latents: Tensor) -> Tensor:
         """[B, channels, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
         module: Any = self.module
         out = module.decode(latents.to(self._weight) * self._scale + self._mean, return_dict=False)[0]
@@ -42,11 +42,13 @@ class ImageDecoder(Loaded):
         return colours
 
 
-def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+def load_decoder(checkpoint: Path, device: str, dtype: str) -> GlmImageDecoder:
     """Load it."""
     from diffusers import AutoencoderKL
 
     from omnibus_models import diffusers_loading
 
     drop = ("encoder", "quant_conv")
-    return ImageDecoder(diffusers_loading.load(AutoencoderKL, checkpoint, "vae", drop=drop, device=device, dtype=dtype))
+    return GlmImageDecoder(
+        diffusers_loading.load_model(AutoencoderKL, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
+    )

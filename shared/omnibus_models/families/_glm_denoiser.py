@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models.contract import Loaded, Picture
+from omnibus_models.contract import ImageSpec, LoadedComponent
 from omnibus_models.families import _latent_preview
-from omnibus_models.families._glm_decoder import decoder
+from omnibus_models.families._glm_decoder import load_decoder
 
 #: The pipeline's usual guidance.
 GUIDANCE = 1.5
 
 
 @dataclass
-class Denoising:
+class GlmDenoising:
     """One picture in the making, see ``contract.Denoising``.
 
     ``latents`` are [channels, height, width], ``prior`` [positions] the tokens to follow, ``guides`` [T, W] each the
@@ -65,7 +65,7 @@ class Denoising:
         self.done += 1
 
 
-class Denoiser(Loaded):
+class GlmDenoiser(LoadedComponent):
     """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
 
     follows = True
@@ -83,19 +83,19 @@ class Denoiser(Loaded):
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
 
-    def open(self, picture: Picture, guides: Sequence[Tensor], prior: Tensor | None = None) -> Denoising:
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor], prior: Tensor | None = None) -> GlmDenoising:
         """Draw the noise and lay out the steps. What is guided away from counts only with a guidance above 1."""
         check_sides(picture, 2 * self._unit)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
         shape = picture.height // self._unit, picture.width // self._unit
-        sigmas, times = self._schedule(picture.steps, shape[0] * shape[1])
+        sigmas, times = self._noise_schedule(picture.steps, shape[0] * shape[1])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
-        return Denoising(
+        return GlmDenoising(
             shape=shape,
-            latents=self._noise(shape, picture.seed).to(self._device),
-            prior=self._followed(prior, shape).to(self._device),
+            latents=self._draw_noise(shape, picture.seed).to(self._device),
+            prior=self._upsample_prior(prior, shape).to(self._device),
             guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
             guidance=guidance,
             sigmas=sigmas,
@@ -103,7 +103,7 @@ class Denoiser(Loaded):
         )
 
     @torch.no_grad()
-    def step(self, batch: Sequence[Denoising]) -> None:
+    def step(self, batch: Sequence[GlmDenoising]) -> None:
         """A forward pass for all prompts of each length, then each picture's own step.
 
         The library's mask only favours what it should allow alone, so prompts cannot be filled up.
@@ -114,29 +114,29 @@ class Denoiser(Loaded):
                 alike[len(guide)].append((place, row))
         found: dict[tuple[int, int], Tensor] = {}
         for rows in alike.values():
-            found.update(zip(rows, self._velocities(batch, rows), strict=True))
+            found.update(zip(rows, self._predict_velocities(batch, rows), strict=True))
         for place, one in enumerate(batch):
             one.advance([found[place, row] for row in range(one.rows)])
 
-    def latents(self, denoising: Denoising) -> Tensor:
+    def latents(self, denoising: GlmDenoising) -> Tensor:
         """[channels, 1, height, width] float32 on the CPU."""
         return denoising.latents[:, None].float().cpu()
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds, and that of nothing."""
-        vae = decoder(self._checkpoint, str(self._device), "float32")
+        vae = load_decoder(self._checkpoint, str(self._device), "float32")
         size = (_latent_preview.COUNT, self._channels, _latent_preview.SIDE, _latent_preview.SIDE)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
-        return _latent_preview.fitted(drawn.permute(0, 2, 3, 1), vae.paint(drawn))
+        return _latent_preview.fit_palette(drawn.permute(0, 2, 3, 1), vae.decode_colours(drawn))
 
-    def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
+    def preview(self, denoising: GlmDenoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents.float()
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        return _latent_preview.to_bytes(_latent_preview.with_plain(latents.permute(1, 2, 0).cpu()) @ palette)
+        return _latent_preview.to_bytes(_latent_preview.append_constant(latents.permute(1, 2, 0).cpu()) @ palette)
 
-    def _velocities(self, batch: Sequence[Denoising], rows: Sequence[tuple[int, int]]) -> Tensor:
+    def _predict_velocities(self, batch: Sequence[GlmDenoising], rows: Sequence[tuple[int, int]]) -> Tensor:
         """One for each of ``rows``: a picture of the batch, and which of its guides, all equally long."""
         ones = [batch[place] for place, _ in rows]
         prior = torch.stack([one.prior for one in ones])
@@ -156,7 +156,7 @@ class Denoiser(Loaded):
         velocities: Tensor = out
         return velocities
 
-    def _followed(self, prior: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    def _upsample_prior(self, prior: Tensor | None, shape: tuple[int, int]) -> Tensor:
         """[positions]: each token of the prior for four positions."""
         rows, columns = shape[0] // 2, shape[1] // 2
         if prior is None:
@@ -172,7 +172,7 @@ class Denoiser(Loaded):
             )
         return tokens[0, 0].repeat_interleave(2, 0).repeat_interleave(2, 1).flatten()
 
-    def _schedule(self, steps: int, positions: int) -> tuple[Tensor, Tensor]:
+    def _noise_schedule(self, steps: int, positions: int) -> tuple[Tensor, Tensor]:
         """The pipeline's sigmas and timesteps; larger pictures stay longer in the noise."""
         from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 
@@ -186,12 +186,12 @@ class Denoiser(Loaded):
         scheduler.set_timesteps(steps, timesteps=times, sigmas=times / most, mu=shift)
         return scheduler.sigmas, scheduler.timesteps
 
-    def _noise(self, shape: tuple[int, int], seed: int) -> Tensor:
+    def _draw_noise(self, shape: tuple[int, int], seed: int) -> Tensor:
         size = (1, self._channels, self._patch * shape[0], self._patch * shape[1])
         return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype)[0]
 
 
-def check_sides(picture: Picture, unit: int) -> None:
+def check_sides(picture: ImageSpec, unit: int) -> None:
     """Raise ``BadRequest`` for what is no picture with sides of whole ``unit`` pixels."""
     if picture.frames != 1:
         raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")

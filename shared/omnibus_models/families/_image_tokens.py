@@ -18,10 +18,10 @@ from transformers.generation import (
 )
 
 from omnibus import errors
-from omnibus_models.contract import Loaded
+from omnibus_models.contract import LoadedComponent
 
 
-class Rows(Cache):
+class RaggedCache(Cache):
     """Keys and values of sequences, each at its own length: per layer two tensors [rows, heads, room, head_dim]."""
 
     def __init__(self, stored: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -32,31 +32,31 @@ class Rows(Cache):
         self._high = 0
 
     @classmethod
-    def filled(cls, cache: DynamicCache, room: int) -> "Rows":
+    def from_prefill(cls, cache: DynamicCache, room: int) -> "RaggedCache":
         """Copy what a first forward pass left in ``cache``, with space for ``room`` positions."""
-        return cls([(_wider(layer.keys, room), _wider(layer.values, room)) for layer in cache.layers])
+        return cls([(_enlarge_cache(layer.keys, room), _enlarge_cache(layer.values, room)) for layer in cache.layers])
 
     @classmethod
-    def gathered(cls, parts: Sequence[tuple["Rows", int, int]]) -> "Rows":
+    def from_parts(cls, parts: Sequence[tuple["RaggedCache", int, int]]) -> "RaggedCache":
         """Rows ``first`` to ``first + count`` of each of ``parts``, copied, one below the other."""
-        room = max(rows.room for rows, _, _ in parts)
+        room = max(rows.capacity for rows, _, _ in parts)
 
-        def stacked(layer: int, side: int) -> Tensor:
+        def stack_side(layer: int, side: int) -> Tensor:
             return torch.cat(
-                [_wider(rows._stored[layer][side][first : first + count], room) for rows, first, count in parts]
+                [_enlarge_cache(rows._stored[layer][side][first : first + count], room) for rows, first, count in parts]
             )
 
-        return cls([(stacked(layer, 0), stacked(layer, 1)) for layer in range(len(parts[0][0]._stored))])
+        return cls([(stack_side(layer, 0), stack_side(layer, 1)) for layer in range(len(parts[0][0]._stored))])
 
     @property
     def count(self) -> int:
         return len(self._index)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self._stored[0][0].shape[2]
 
-    def begin(self, lengths: Sequence[int]) -> Tensor | None:
+    def begin_step(self, lengths: Sequence[int]) -> Tensor | None:
         """The next forward pass adds one position to each row, behind its ``lengths``.
 
         Returns where each row may look: bool [rows, 1, 1, S], or None when that is everywhere. Until somebody
@@ -85,7 +85,7 @@ class Rows(Cache):
         return self._high, 0
 
 
-class Choice:
+class TokenSampler:
     """Choice of the next token: always at random, weighted as ``generate`` does by the checkpoint's own settings.
 
     Tokens from ``codes`` on are no part of a picture. Where the lot falls on one of them, it is cast again without
@@ -109,28 +109,28 @@ class Choice:
         """A token for each row of ``scores``, float32 [B, V]. Without an error every generator has moved on."""
         if not bool(torch.isfinite(scores).all()):
             raise errors.Fatal("the model computed values that are not numbers for this picture; check its weights")
-        chances = self._chances(scores)
+        chances = self._token_probabilities(scores)
         return [
-            self._cast(chance, score, generator)
+            self._sample_token(chance, score, generator)
             for chance, score, generator in zip(chances, scores, generators, strict=True)
         ]
 
-    def _cast(self, chances: Tensor, scores: Tensor, generator: torch.Generator) -> int:
+    def _sample_token(self, chances: Tensor, scores: Tensor, generator: torch.Generator) -> int:
         token = int(torch.multinomial(chances, 1, generator=generator))
         if token < self._codes:
             return token
         picture = scores.clone()
         picture[self._codes :] = -torch.inf
-        return int(torch.multinomial(self._chances(picture[None])[0], 1, generator=generator))
+        return int(torch.multinomial(self._token_probabilities(picture[None])[0], 1, generator=generator))
 
-    def _chances(self, scores: Tensor) -> Tensor:
+    def _token_probabilities(self, scores: Tensor) -> Tensor:
         """Of each token, on the CPU: a seed means the same lots on every device."""
         weighed: Tensor = self._warp(None, scores)
         return weighed.softmax(-1).cpu()
 
 
 @dataclass
-class Drawing:
+class TokenDenoising:
     """One picture in the making, see ``contract.Denoising``: its sequence and, for guidance, that one's twin.
 
     They are the rows from ``first`` on in ``cache``, ``length`` positions each. ``hidden`` [rows, H] is what the
@@ -142,7 +142,7 @@ class Drawing:
     length: int
     positions: Tensor
     generator: torch.Generator = field(repr=False)
-    cache: Rows = field(repr=False)
+    cache: RaggedCache = field(repr=False)
     hidden: Tensor | None = field(repr=False)
     guidance: float = 1.0
     first: int = 0
@@ -161,14 +161,14 @@ class Drawing:
     def done(self) -> int:
         return len(self.chosen)
 
-    def take(self, token: int) -> None:
+    def append_token(self, token: int) -> None:
         """The token of one step; before any but the first, the one before it went into the cache."""
         self.length += bool(self.chosen)
         self.hidden = None
         self.chosen.append(token)
 
 
-class Drawer(Loaded, ABC):
+class TokenDenoiser(LoadedComponent, ABC):
     """A language model that makes pictures, one token of each in a step."""
 
     axes = 1
@@ -177,33 +177,33 @@ class Drawer(Loaded, ABC):
         super().__init__(module)
         weight = next(backbone.parameters())
         self._backbone = backbone
-        self._choice = Choice(module, codes)
+        self._choice = TokenSampler(module, codes)
         self._device: torch.device = weight.device
         self._dtype: torch.dtype = weight.dtype
 
     @torch.no_grad()
-    def step(self, batch: Sequence[Drawing]) -> None:
+    def step(self, batch: Sequence[TokenDenoising]) -> None:
         """The next token of each picture. Only when all are chosen does any picture change."""
         ahead = [one for one in batch if one.chosen]
-        found = iter(self._ahead(ahead) if ahead else ())
+        found = iter(self._advance_cache(ahead) if ahead else ())
         hidden = [next(found) if one.hidden is None else one.hidden for one in batch]
-        scores = _guided(self._scores(torch.cat(hidden)).float(), batch)
+        scores = _apply_guidance(self._token_scores(torch.cat(hidden)).float(), batch)
         for one, token in zip(batch, self._choice(scores, [one.generator for one in batch]), strict=True):
-            one.take(token)
+            one.append_token(token)
 
-    def latents(self, denoising: Drawing) -> Tensor:
+    def latents(self, denoising: TokenDenoising) -> Tensor:
         """[1, 1, rows, columns] float32 on the CPU: the tokens."""
         return torch.tensor(denoising.chosen, dtype=torch.float32).view(1, 1, *denoising.grid)
 
     @abstractmethod
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed_tokens(self, tokens: Tensor) -> Tensor:
         """Tokens of pictures [B] to [B, H]."""
 
     @abstractmethod
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def _token_scores(self, hidden: Tensor) -> Tensor:
         """[B, H] to [B, V]."""
 
-    def _draw(self, inputs: Tensor, positions: Tensor, **about: Any) -> Drawing:
+    def _start_denoising(self, inputs: Tensor, positions: Tensor, **about: Any) -> TokenDenoising:
         """Begin a picture: ``inputs`` [rows, T, H] of its prompt, at positions 0 to T - 1.
 
         ``positions`` and ``about`` are fields of ``Drawing``.
@@ -211,21 +211,23 @@ class Drawer(Loaded, ABC):
         rows, length, _ = inputs.shape
         cache = DynamicCache()
         places = torch.arange(length, device=self._device).expand(self.axes, rows, length)
-        hidden = self._forward(inputs, places, cache, None)[:, -1]
+        hidden = self._run_backbone(inputs, places, cache, None)[:, -1]
         # The last token is not looked at again.
-        room = Rows.filled(cache, length + positions.shape[1] - 1)
-        return Drawing(rows=rows, length=length, positions=positions, cache=room, hidden=hidden, **about)
+        room = RaggedCache.from_prefill(cache, length + positions.shape[1] - 1)
+        return TokenDenoising(rows=rows, length=length, positions=positions, cache=room, hidden=hidden, **about)
 
-    def _ahead(self, batch: Sequence[Drawing]) -> Sequence[Tensor]:
+    def _advance_cache(self, batch: Sequence[TokenDenoising]) -> Sequence[Tensor]:
         """Compute the hidden states after the last token of each, [rows, H] each."""
-        cache = _together(batch)
-        mask = cache.begin([one.length for one in batch for _ in range(one.rows)])
+        cache = _gather_caches(batch)
+        mask = cache.begin_step([one.length for one in batch for _ in range(one.rows)])
         tokens = torch.tensor([one.chosen[-1] for one in batch for _ in range(one.rows)], device=self._device)
         places = torch.stack([one.positions[:, one.done - 1] for one in batch for _ in range(one.rows)], dim=1)
-        hidden = self._forward(self._embed(tokens)[:, None], places[..., None].to(self._device), cache, mask)
+        hidden = self._run_backbone(
+            self._embed_tokens(tokens)[:, None], places[..., None].to(self._device), cache, mask
+        )
         return hidden[:, -1].split([one.rows for one in batch])
 
-    def _forward(self, inputs: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
+    def _run_backbone(self, inputs: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
         """``inputs`` [B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H]."""
         out = self._backbone(
             inputs_embeds=inputs,
@@ -238,7 +240,7 @@ class Drawer(Loaded, ABC):
         return hidden
 
 
-def _guided(scores: Tensor, batch: Sequence[Drawing]) -> Tensor:
+def _apply_guidance(scores: Tensor, batch: Sequence[TokenDenoising]) -> Tensor:
     """[rows, V] to [pictures, V]: away from the twin's scores, where there is a twin."""
     ends = list(accumulate(one.rows for one in batch))
     firsts = [end - one.rows for end, one in zip(ends, batch, strict=True)]
@@ -247,20 +249,20 @@ def _guided(scores: Tensor, batch: Sequence[Drawing]) -> Tensor:
     return unwanted + (wanted - unwanted) * guidance[:, None]
 
 
-def _together(batch: Sequence[Drawing]) -> Rows:
+def _gather_caches(batch: Sequence[TokenDenoising]) -> RaggedCache:
     """One cache with the rows of ``batch`` in order: gathered anew when others step together than last time."""
     firsts = [0, *accumulate(one.rows for one in batch)]
     cache = batch[0].cache
     same = all(one.cache is cache and one.first == first for one, first in zip(batch, firsts, strict=False))
     if same and cache.count == firsts[-1]:
         return cache
-    cache = Rows.gathered([(one.cache, one.first, one.rows) for one in batch])
+    cache = RaggedCache.from_parts([(one.cache, one.first, one.rows) for one in batch])
     for one, first in zip(batch, firsts, strict=False):
         one.cache, one.first = cache, first
     return cache
 
 
-def _wider(stored: Tensor, room: int) -> Tensor:
+def _enlarge_cache(stored: Tensor, room: int) -> Tensor:
     """A copy of [rows, heads, T, head_dim] with room for as many positions; what is not used yet is zero."""
     rows, heads, length, width = stored.shape
     made = stored.new_zeros(rows, heads, room, width)

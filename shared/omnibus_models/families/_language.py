@@ -12,13 +12,13 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.attention import Attention
-from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prompt
+from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, PromptLayout, TokenizedPrompt
 from omnibus_models.families._lengths import Lengths, texts_of
 
 _ROLES = frozenset({"system", "user", "assistant"})
 
 
-class Decoder(Loaded):
+class LanguageDecoder(LoadedComponent):
     """A decoder stack: backbone plus head, see ``contract.Decoder``.
 
     Every layer attends to all before it; a family with ``windows`` sees to those that do not.
@@ -70,7 +70,7 @@ class Decoder(Loaded):
         return scores
 
 
-class Thinker(Decoder, ABC):
+class LanguageThinker(LanguageDecoder, ABC):
     """A language model that takes media embeddings, see ``contract.Thinker``."""
 
     speaks = False
@@ -79,62 +79,62 @@ class Thinker(Decoder, ABC):
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        super().__init__(module, module.get_decoder(), module.lm_head, _stops(module, self._tokenizer))
+        super().__init__(module, module.get_decoder(), module.lm_head, _stop_ids(module, self._tokenizer))
         self._template = _chat_template(checkpoint, self._tokenizer)
-        self._placeholders = {self._placeholder(kind): kind for kind in modalities}
+        self._placeholders = {self._placeholder_id(kind): kind for kind in modalities}
         self._control = control_tokens(self._tokenizer, self._placeholders)
         self._lengths = Lengths(self._tokenizer)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> Prompt:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> TokenizedPrompt:
         """Apply the chat template and tokenise; one placeholder per media item stays in ``ids``."""
         if not messages:
             raise errors.BadRequest("messages is empty; send at least one message", param="messages")
-        self._lengths.require(texts_of(messages), context or self.context, "messages")
-        chat = [self._message(message) for message in messages]
-        ids = self._tokenise(self._framed(self._written(chat)))
+        self._lengths.require_context(texts_of(messages), context or self.context, "messages")
+        chat = [self._convert_message(message) for message in messages]
+        ids = self._tokenize_text(self._frame_placeholders(self._render_chat(chat)))
         found = [self._placeholders[token] for token in ids if token in self._placeholders]
         named = tuple(_media_of(chat))
         if sorted(found) != sorted(named):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
-        return Prompt(tuple(ids), named)
+        return TokenizedPrompt(tuple(ids), named)
 
-    def words(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
+    def encode_text(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
         """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it."""
-        self._lengths.require([text], context or self.context, "text")
-        return tuple(self._tokenizer(self._clean(text), add_special_tokens=marked)["input_ids"])
+        self._lengths.require_context([text], context or self.context, "text")
+        return tuple(self._tokenizer(self._check_text(text), add_special_tokens=marked)["input_ids"])
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode_ids(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return decoded
 
     @torch.no_grad()
-    def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
+    def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Put each item's embeddings in the place of its placeholder."""
         layout = self.layout(prompt, media)
         inputs = self.embed(torch.tensor(layout.ids, device=self.device))
         if media:
-            inputs = self._widened(inputs)
-        for run in layout.runs(media):
-            rows = self._embedded(media[run.item].embeds[run.rows].to(self.device, self.dtype))
+            inputs = self._widen_inputs(inputs)
+        for run in layout.media_runs(media):
+            rows = self._project_rows(media[run.item].embeds[run.rows].to(self.device, self.dtype))
             inputs[run.start : run.start + len(rows), : rows.shape[1]] = rows
         positions, is_media = layout.positions.to(self.device), layout.media.to(self.device)
-        how = self._attention(layout, media)
-        return Prefill(inputs, positions, layout.delta, is_media, how, self._spoken(layout, media))
+        how = self._prefill_attention(layout, media)
+        return PrefillInputs(inputs, positions, layout.delta, is_media, how, self._talker_layout(layout, media))
 
-    def layout(self, prompt: Prompt, media: Sequence[Encoded]) -> Layout:
+    def layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
         """Each placeholder as often as its item has rows, and positions."""
         _check_items(prompt, media)
         for item in media:
             self._check_item(item)
-        ids, starts = self._expand(prompt, media)
+        ids, starts = self._expand_prompt(prompt, media)
         self._check_context(len(ids))
         # Positions are counted in a loop over the media: on the CPU, where that does not wait for a device.
-        positions, delta = self._positions(torch.tensor([ids]), media)
+        positions, delta = self._count_positions(torch.tensor([ids]), media)
         is_media = torch.tensor([token in self._placeholders for token in ids])
-        return Layout(ids, starts, positions[:, 0], int(delta), is_media)
+        return PromptLayout(ids, starts, positions[:, 0], int(delta), is_media)
 
-    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+    def talker_prompt(self, prefill: PrefillInputs, hidden: Tensor, voice: str) -> Tensor:
         """This family has no talker: always ``BadRequest``."""
         raise errors.BadRequest("this model has no audio output; request text", param="modalities")
 
@@ -145,52 +145,52 @@ class Thinker(Decoder, ABC):
     # What families differ in
 
     @abstractmethod
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int | Tensor]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int | Tensor]:
         """[axes, 1, T] positions and the delta of decoded tokens. Read from the request, never from the module."""
 
     @abstractmethod
-    def _rows(self, meta: Mapping[str, Any]) -> int:
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
         """Return the number of rows of an item with ``meta``.
 
         Raises ``KeyError``, ``OverflowError``, ``TypeError`` or ``ValueError``.
         """
 
-    def _row(self, modality: str) -> int:
+    def _row_width(self, modality: str) -> int:
         """Return the width of the rows of an item of ``modality``."""
         return self.width
 
-    def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
+    def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
         """Return the places of a talker's rows; None where it needs only their positions, see ``Prefill``."""
         return None
 
-    def _widened(self, inputs: Tensor) -> Tensor:
+    def _widen_inputs(self, inputs: Tensor) -> Tensor:
         """[T, H] to [T, width of the widest rows], zeros where nothing was."""
         return inputs
 
-    def _embedded(self, rows: Tensor) -> Tensor:
+    def _project_rows(self, rows: Tensor) -> Tensor:
         """The rows of an item as the layers take them: [n, H]."""
         return rows
 
-    def _attention(self, layout: Layout, media: Sequence[Encoded]) -> Attention | None:
+    def _prefill_attention(self, layout: PromptLayout, media: Sequence[Encoded]) -> Attention | None:
         """See ``contract.Prefill``."""
         return None
 
-    def _placeholder(self, modality: str) -> int:
+    def _placeholder_id(self, modality: str) -> int:
         """The id that stands for an item of ``modality`` in a tokenised chat, and for each of its rows."""
         module: Any = self.module
         return int(getattr(module.config, f"{modality}_token_id"))
 
-    def _framed(self, text: str) -> str:
+    def _frame_placeholders(self, text: str) -> str:
         """A chat as its template has it, with what stands around the rows of each item."""
         return text
 
-    def _expanded(self, token: int, item: Encoded) -> list[int]:
+    def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
         """The ids in the place of one placeholder ``token``: one for each row of ``item``, and text between them."""
         return [token] * item.embeds.shape[0]
 
     # Prompts
 
-    def _written(self, chat: Sequence[Mapping[str, Any]]) -> str:
+    def _render_chat(self, chat: Sequence[Mapping[str, Any]]) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -206,26 +206,26 @@ class Thinker(Decoder, ABC):
             ) from None
         return text
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
             raise errors.BadRequest(f"unknown role {role!r}; use system, user or assistant", param="messages")
         if isinstance(content, str):
-            return {"role": role, "content": self._clean(content)}
+            return {"role": role, "content": self._check_text(content)}
         if not isinstance(content, list | tuple) or not content:
             raise errors.BadRequest("content must be text or a list of parts", param="messages")
-        return {"role": role, "content": [self._part(part) for part in content]}
+        return {"role": role, "content": [self._convert_part(part) for part in content]}
 
-    def _part(self, part: Any) -> dict[str, str]:
+    def _convert_part(self, part: Any) -> dict[str, str]:
         kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
         if kind == "text":
-            return {"type": "text", "text": self._clean(part.get("text"))}
+            return {"type": "text", "text": self._check_text(part.get("text"))}
         if kind not in self._placeholders.values():
             known = ", ".join(["text", *self._placeholders.values()])
             raise errors.BadRequest(f"this model takes no content part of type {kind!r}; use {known}", param="messages")
         return {"type": kind}
 
-    def _clean(self, text: Any) -> str:
+    def _check_text(self, text: Any) -> str:
         if not isinstance(text, str):
             raise errors.BadRequest("a text part needs a string", param="messages")
         for token in self._control:
@@ -233,7 +233,7 @@ class Thinker(Decoder, ABC):
                 raise errors.BadRequest(f"the text holds the control token {token!r}; leave it out", param="messages")
         return text
 
-    def _tokenise(self, text: str) -> list[int]:
+    def _tokenize_text(self, text: str) -> list[int]:
         # Some templates write the begin of a text themselves: one is enough.
         begin = self._tokenizer.bos_token
         bare = not (begin and text.startswith(begin))
@@ -246,10 +246,10 @@ class Thinker(Decoder, ABC):
         # Positions are counted from the meta data, so a step of the model would fail on what does not agree.
         kind = str(item.meta.get("modality"))
         try:
-            rows = self._rows(item.meta)
+            rows = self._row_count(item.meta)
         except (KeyError, OverflowError, TypeError, ValueError):
             raise errors.BadRequest(f"the meta data of an item of {kind} cannot be used", param="items") from None
-        shape = (rows, self._row(kind))
+        shape = (rows, self._row_width(kind))
         if tuple(item.embeds.shape) != shape:
             raise errors.BadRequest(
                 f"an item of {kind} must have an embedding of shape {shape} by its meta data, "
@@ -257,7 +257,7 @@ class Thinker(Decoder, ABC):
                 param="items",
             )
 
-    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+    def _expand_prompt(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         # A template may move pictures before videos; those of one modality stay in their order.
         waiting: defaultdict[str, list[int]] = defaultdict(list)
         for index, kind in enumerate(prompt.modalities):
@@ -269,7 +269,7 @@ class Thinker(Decoder, ABC):
             if token in self._placeholders:
                 index = next(queues[self._placeholders[token]])
                 starts[index] = len(ids)
-                ids += self._expanded(token, media[index])
+                ids += self._expand_placeholder(token, media[index])
             else:
                 ids.append(token)
         return ids, starts
@@ -286,7 +286,7 @@ def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ..
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 
 
-def _check_items(prompt: Prompt, media: Sequence[Encoded]) -> None:
+def _check_items(prompt: TokenizedPrompt, media: Sequence[Encoded]) -> None:
     given = tuple(str(item.meta.get("modality")) for item in media)
     if given != prompt.modalities:
         wanted = ", ".join(prompt.modalities) or "none"
@@ -307,7 +307,7 @@ def _require_full_attention(config: Any) -> None:
         raise errors.Fatal(f"layers with {', '.join(kinds)} cannot be served; only full attention is supported")
 
 
-def _stops(module: Any, tokenizer: Any) -> set[int]:
+def _stop_ids(module: Any, tokenizer: Any) -> set[int]:
     configured = module.generation_config.eos_token_id
     listed = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
     return {int(token) for token in listed if token is not None}

@@ -23,7 +23,7 @@ class Lengths:
         self._tokenizer = tokenizer
         self._longest = max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 
-    def require(self, texts: Sequence[str], context: int, param: str) -> None:
+    def require_context(self, texts: Sequence[str], context: int, param: str) -> None:
         """Raise ``ContextTooLong`` when ``texts`` together have more than ``context`` tokens for sure.
 
         Costs no more than tokenising about as much as fits.
@@ -33,7 +33,7 @@ class Lengths:
         if _count_bytes(texts) > context * self._longest * _MAX_SHRINK:
             raise _too_long(context, param)
         tokens = 0
-        for piece in _pieces(texts):
+        for piece in _text_pieces(texts):
             tokens += len(self._tokenizer(piece, add_special_tokens=False)["input_ids"])
             # Two texts may share a token, or a cut has taken one apart, which makes as many of it as it has bytes.
             tokens -= min(tokens, self._longest)
@@ -52,14 +52,14 @@ def texts_of(messages: Iterable[Any]) -> list[str]:
     return found
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[str]:
+def _text_pieces(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         for start in range(0, len(text), _PIECE_CHARACTERS):
             yield text[start : start + _PIECE_CHARACTERS]
 
 
 def _count_bytes(texts: Iterable[str]) -> int:
-    return sum(len(piece.encode(errors="replace")) for piece in _pieces(texts))
+    return sum(len(piece.encode(errors="replace")) for piece in _text_pieces(texts))
 
 
 def _too_long(context: int, param: str) -> errors.ContextTooLong:

@@ -15,32 +15,32 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import Encoded, Loaded, Prepared
+from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _language
 from omnibus_models.families._vision_language import VisionLanguage
 
 
-class Thinker(_language.Thinker):
+class SequentialThinker(_language.LanguageThinker):
     """A language model whose positions are 0 .. T-1, media or not."""
 
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         return torch.arange(ids.shape[1])[None, None], 0
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
         rows = operator.index(meta["n_tokens"])
         if rows < 1:
             raise ValueError("an item without rows")
         return rows
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         # Templates of these families read parts alone: a plain string would be left out without a word.
-        found = super()._message(message)
+        found = super()._convert_message(message)
         if isinstance(found["content"], str):
             found["content"] = [{"type": "text", "text": found["content"]}]
         return found
 
 
-class VisionEncoder(Loaded):
+class TowerVisionEncoder(LoadedComponent):
     """Pictures, and videos as rows of pictures, through a tower and a projector, see ``contract.Encoder``.
 
     A prepared item is ``tiles`` [n, 3, height, width], as the joint processor makes them.
@@ -48,7 +48,9 @@ class VisionEncoder(Loaded):
 
     modalities: frozenset[str]
 
-    def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str], limits: media.Limits) -> None:
+    def __init__(
+        self, module: Any, checkpoint: Path, modalities: Sequence[str], limits: media.MediaDecodeLimits
+    ) -> None:
         from transformers import AutoProcessor
 
         super().__init__(module)
@@ -71,14 +73,14 @@ class VisionEncoder(Loaded):
             known = " and ".join(sorted(self.modalities))
             raise errors.BadRequest(f"this encoder takes {known}, not {modality}")
         if modality == "image":
-            return self._image(media.image(data, self._limits), alone)
-        return self._video(media.video(data, self._limits))
+            return self._prepare_image(media.decode_image(data, self._limits), alone)
+        return self._prepare_video(media.decode_video(data, self._limits))
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
         """One forward pass for each modality: attention never leaves a tile, so a batch equals its items alone."""
         rows: dict[int, Tensor] = {}
-        for modality, run in (("image", self._images), ("video", self._videos)):
+        for modality, run in (("image", self._encode_images), ("video", self._encode_videos)):
             places = [place for place, item in enumerate(batch) if item.modality == modality]
             if places:
                 rows.update(zip(places, run([batch[place] for place in places]), strict=True))
@@ -86,27 +88,27 @@ class VisionEncoder(Loaded):
 
     # What families differ in
 
-    def _image(self, picture: Any, alone: bool) -> Prepared:
+    def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
         found, [text] = self._processor._process_images([picture], **self._image_options)
-        return self._prepared("image", text, {"tiles": found["pixel_values"]})
+        return self._make_prepared("image", text, {"tiles": found["pixel_values"]})
 
-    def _video(self, clip: media.Clip) -> Prepared:
+    def _prepare_video(self, clip: media.Clip) -> Prepared:
         found, [text] = self._processor._process_videos([clip.frames], **self._video_options)
         frames = found["pixel_values_videos"][0]
-        return self._prepared("video", text, {"tiles": frames}, frames=len(frames))
+        return self._make_prepared("video", text, {"tiles": frames}, frames=len(frames))
 
-    def _images(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
-        return self._features(batch)
+    def _encode_images(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
+        return self._encode_tiles(batch)
 
-    def _videos(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
-        return self._features(batch)
+    def _encode_videos(self, batch: Sequence[Prepared]) -> Sequence[Tensor]:
+        return self._encode_tiles(batch)
 
     # What they have in common
 
-    def _features(self, batch: Sequence[Prepared]) -> list[Tensor]:
+    def _encode_tiles(self, batch: Sequence[Prepared]) -> list[Tensor]:
         """[n_tokens, H] for each item: the rows of its tiles one after the other."""
         module: Any = self.module
-        rows = module.get_image_features(self._tiles(batch), return_dict=True).pooler_output
+        rows = module.get_image_features(self._stack_tiles(batch), return_dict=True).pooler_output
         found, begin = [], 0
         for item in batch:
             end = begin + len(item.features["tiles"])
@@ -114,49 +116,51 @@ class VisionEncoder(Loaded):
             begin = end
         return found
 
-    def _tiles(self, batch: Sequence[Prepared]) -> Tensor:
+    def _stack_tiles(self, batch: Sequence[Prepared]) -> Tensor:
         """The tiles of all items, [n, 3, height, width]."""
         module: Any = self.module
         return torch.cat([item.features["tiles"] for item in batch]).to(module.device)
 
-    def _prepared(self, modality: str, text: str, features: Mapping[str, Tensor], **more: Any) -> Prepared:
+    def _make_prepared(self, modality: str, text: str, features: Mapping[str, Tensor], **more: Any) -> Prepared:
         """An item in whose place ``text`` stands in a prompt."""
         names = {name for kind in self.modalities if (name := getattr(self._processor, f"{kind}_token", None))}
         count = sum(text.count(name) for name in names)
         return Prepared(modality, features, {"modality": modality, "n_tokens": count, **more})
 
 
-class TilingEncoder(VisionEncoder):
+class TilingEncoder(TowerVisionEncoder):
     """A picture as a small one and, in tiles, one as large as its aspect ratio allows; ``size`` [1, 2] is its own.
 
     The library joins the rows of its tiles to rows across the picture, with a mark at the end of each.
     """
 
-    def _image(self, picture: Any, alone: bool) -> Prepared:
+    def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
         found, [text] = self._processor._process_images([picture], **self._image_options)
-        return self._prepared("image", text, {"tiles": found["pixel_values"][0], "size": found["image_sizes"]})
+        return self._make_prepared("image", text, {"tiles": found["pixel_values"][0], "size": found["image_sizes"]})
 
-    def _images(self, batch: Sequence[Prepared]) -> list[Tensor]:
-        return self._packed(batch)
+    def _encode_images(self, batch: Sequence[Prepared]) -> list[Tensor]:
+        return self._encode_packed(batch)
 
-    def _packed(self, batch: Sequence[Prepared], **more: Any) -> list[Tensor]:
+    def _encode_packed(self, batch: Sequence[Prepared], **more: Any) -> list[Tensor]:
         """[n_tokens, H] for each picture; ``more`` goes to the library."""
         module: Any = self.module
         sizes = torch.cat([item.features["size"] for item in batch])
-        rows = module.model.get_image_features(self._tiles(batch), sizes, return_dict=True, **more).pooler_output
+        rows = module.model.get_image_features(self._stack_tiles(batch), sizes, return_dict=True, **more).pooler_output
         return list(rows)
 
 
-class Family(VisionLanguage):
+class TowerFamily(VisionLanguage):
     """See ``contract.Family``."""
 
     eyes = ("model.vision_tower", "model.multi_modal_projector")
     modalities: ClassVar[tuple[str, ...]] = ("image",)
-    encoder: ClassVar[type[VisionEncoder]] = VisionEncoder
-    thinker: ClassVar[type[Thinker]] = Thinker
+    encoder: ClassVar[type[TowerVisionEncoder]] = TowerVisionEncoder
+    thinker: ClassVar[type[SequentialThinker]] = SequentialThinker
 
-    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> VisionEncoder:
+    def _make_vision_encoder(
+        self, module: Any, checkpoint: Path, limits: media.MediaDecodeLimits
+    ) -> TowerVisionEncoder:
         return self.encoder(module, checkpoint, self.modalities, limits)
 
-    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
+    def _make_thinker(self, module: Any, checkpoint: Path) -> SequentialThinker:
         return self.thinker(module, checkpoint, self.modalities)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models.contract import Loaded, Picture
+from omnibus_models.contract import ImageSpec, LoadedComponent
 from omnibus_models.families import _flow_schedule, _latent_preview
 
 #: Sides of a film are multiples of so many pixels, and at least two latents.
@@ -45,7 +45,7 @@ class Geometry:
 
 
 @dataclass
-class Denoising:
+class Ltx2Denoising:
     """One film in the making, see ``contract.Denoising``.
 
     ``shape`` is frames, rows and columns of latents, and then those of the sound. ``latents`` are [tokens, channels]
@@ -88,13 +88,13 @@ class Denoising:
         """Euler's step along what the transformer ``said`` for each kind of row, in the pipeline's precisions."""
         kinds = (0, 1)
         self.velocities = Pair(
-            *(self._guided(kind, {name: pair[kind] for name, pair in said.items()}) for kind in kinds)
+            *(self._apply_guidance(kind, {name: pair[kind] for name, pair in said.items()}) for kind in kinds)
         )
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
         self.latents = Pair(*(x + length * velocity for x, velocity in zip(self.latents, self.velocities, strict=True)))
         self.done += 1
 
-    def _guided(self, kind: int, said: dict[str, Tensor]) -> Tensor:
+    def _apply_guidance(self, kind: int, said: dict[str, Tensor]) -> Tensor:
         if self.text is None:
             return said["wanted"]
         from diffusers.pipelines.ltx2.pipeline_ltx2 import rescale_noise_cfg
@@ -110,7 +110,7 @@ class Denoising:
         return (x - restored) / sigma
 
 
-class Denoiser(Loaded):
+class Ltx2Denoiser(LoadedComponent):
     """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
 
     sounds = True
@@ -135,13 +135,13 @@ class Denoiser(Loaded):
         self.unit = geometry.unit
 
     @property
-    def usual(self) -> tuple[int, int]:
+    def default_size(self) -> tuple[int, int]:
         """Default width and height of the pipeline, in pixels."""
         return 768, 512
 
-    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> Ltx2Denoising:
         """Draw the noise and lay out the steps. A guidance of at most 1 switches guidance off, in all its forms."""
-        shape = self._shape(picture)
+        shape = self._latent_shape(picture)
         width = sum(self._widths)
         if any(guide.dim() != 2 or guide.shape[1] != width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {width}] here", param="embeds")
@@ -149,11 +149,11 @@ class Denoiser(Loaded):
         sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, frames * rows * columns)
         asked = picture.guidance
         plain = asked is not None and asked <= 1
-        return Denoising(
+        return Ltx2Denoising(
             shape=shape,
-            latents=self._noise(shape, picture.seed),
+            latents=self._draw_noise(shape, picture.seed),
             guides=tuple(guide.to(self._device, self._dtype) for guide in (guides[:1] if plain else guides)),
-            places=self._places(shape, picture.fps),
+            places=self._axis_positions(shape, picture.fps),
             text=None if plain else TEXT if asked is None else TEXT._replace(film=asked),
             sigmas=sigmas,
             times=times,
@@ -161,7 +161,7 @@ class Denoiser(Loaded):
         )
 
     @torch.no_grad()
-    def step(self, batch: Sequence[Denoising]) -> None:
+    def step(self, batch: Sequence[Ltx2Denoising]) -> None:
         """Two forward passes at most for all films: with an eye and an ear for the other, and without."""
         usual = [
             (each, name, guide)
@@ -173,16 +173,16 @@ class Denoiser(Loaded):
         alone = [(each, "isolated", guide) for each, guide in guided]
         said: dict[int, dict[str, Pair]] = {id(each): {} for each in batch}
         for rows, isolated in ((usual, False), (alone, True)):
-            for (each, name, _), pair in zip(rows, self._said(rows, isolated), strict=True):
+            for (each, name, _), pair in zip(rows, self._predict_velocities(rows, isolated), strict=True):
                 said[id(each)][name] = pair
         for each in batch:
             each.advance(said[id(each)])
 
-    def latents(self, denoising: Denoising) -> Tensor:
+    def latents(self, denoising: Ltx2Denoising) -> Tensor:
         """[channels, frames, height, width] float32 on the CPU."""
-        return self._unpacked(denoising.latents.film, denoising.shape).cpu()
+        return self._unpack_latents(denoising.latents.film, denoising.shape).cpu()
 
-    def sound(self, denoising: Denoising) -> Tensor:
+    def audio_latents(self, denoising: Ltx2Denoising) -> Tensor:
         """[channels, time, bins] float32 on the CPU."""
         from diffusers import LTX2Pipeline
 
@@ -195,15 +195,15 @@ class Denoiser(Loaded):
         found: Tensor = self._palette(self._channels)
         return found
 
-    def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
+    def preview(self, denoising: Ltx2Denoising, palette: Tensor) -> Tensor:
         """A pixel for each latent of the middle, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents.film
         if denoising.velocities is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocities.film
-        film = self._unpacked(latents, denoising.shape)
-        return _latent_preview.shown(film[:, film.shape[1] // 2], palette)
+        film = self._unpack_latents(latents, denoising.shape)
+        return _latent_preview.render_preview(film[:, film.shape[1] // 2], palette)
 
-    def _said(self, rows: Sequence[tuple[Denoising, str, Tensor]], isolated: bool) -> list[Pair]:
+    def _predict_velocities(self, rows: Sequence[tuple[Ltx2Denoising, str, Tensor]], isolated: bool) -> list[Pair]:
         """Velocities of film and sound for each row, float32."""
         if not rows:
             return []
@@ -237,7 +237,7 @@ class Denoiser(Loaded):
         )
         return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
 
-    def _shape(self, picture: Picture) -> tuple[int, int, int, int]:
+    def _latent_shape(self, picture: ImageSpec) -> tuple[int, int, int, int]:
         own = self._geometry
         least = max(SIDE, 2 * own.unit)
         for name, pixels in (("width", picture.width), ("height", picture.height)):
@@ -256,7 +256,7 @@ class Denoiser(Loaded):
             raise errors.BadRequest("a film so short has no sound; ask for more frames", param="frames")
         return (picture.frames - 1) // own.frames + 1, picture.height // own.unit, picture.width // own.unit, length
 
-    def _noise(self, shape: tuple[int, int, int, int], seed: int) -> Pair:
+    def _draw_noise(self, shape: tuple[int, int, int, int], seed: int) -> Pair:
         from diffusers import LTX2Pipeline
 
         own = self._geometry
@@ -266,13 +266,13 @@ class Denoiser(Loaded):
         packed = LTX2Pipeline._pack_latents(film, *self._patch)
         return Pair(packed[0].to(self._device), LTX2Pipeline._pack_audio_latents(sound)[0].to(self._device))
 
-    def _unpacked(self, latents: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    def _unpack_latents(self, latents: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
         from diffusers import LTX2Pipeline
 
         unpacked: Tensor = LTX2Pipeline._unpack_latents(latents[None], *shape[:3], *self._patch)
         return unpacked[0]
 
-    def _places(self, shape: tuple[int, int, int, int], fps: float) -> Pair:
+    def _axis_positions(self, shape: tuple[int, int, int, int], fps: float) -> Pair:
         module: Any = self.module
         film = module.rope.prepare_video_coords(1, *shape[:3], self._device, fps=fps)
         return Pair(film[0], module.audio_rope.prepare_audio_coords(1, shape[3], self._device)[0])

@@ -15,13 +15,13 @@ from omnibus_models.families import _qwen
 _EYES, _EARS, _MIND = ("visual",), ("audio_tower",), ("model", "lm_head")
 
 
-class Omni(ABC):
+class OmniFamily(ABC):
     """See ``contract.Family``. ``library`` is how the names of its classes begin in the library."""
 
     name: ClassVar[str]
     library: ClassVar[str]
     components = ("vision", "audio", "thinker", "talker", "vocoder")
-    encoder: ClassVar[type[_qwen.VisionEncoder]] = _qwen.VisionEncoder
+    encoder: ClassVar[type[_qwen.QwenVisionEncoder]] = _qwen.QwenVisionEncoder
 
     def load(
         self,
@@ -29,65 +29,65 @@ class Omni(ABC):
         checkpoint: Path,
         device: str = "cpu",
         dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
+        limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
         """Load one component alone. ``limits`` bound the media that ``vision`` and ``audio`` accept."""
         checkpoint = Path(checkpoint)
-        config = self._config(checkpoint)
+        config = self._load_config(checkpoint)
         match component:
             case "vision":
-                module = self._part(config, checkpoint, (*_EARS, *_MIND), device, dtype)
+                module = self._load_part(config, checkpoint, (*_EARS, *_MIND), device, dtype)
                 return _qwen.vision_encoder(module, checkpoint, limits, self._video_options(), self.encoder)
             case "audio":
                 from transformers import AutoFeatureExtractor
 
-                module = self._part(config, checkpoint, (*_EYES, *_MIND), device, dtype)
+                module = self._load_part(config, checkpoint, (*_EYES, *_MIND), device, dtype)
                 features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
-                return self._audio(module, features, limits)
+                return self._make_audio_encoder(module, features, limits)
             case "thinker":
-                return self._thinker(
-                    self._part(config, checkpoint, (*_EYES, *_EARS), device, dtype), checkpoint, config
+                return self._make_thinker(
+                    self._load_part(config, checkpoint, (*_EYES, *_EARS), device, dtype), checkpoint, config
                 )
             case "talker":
-                return self._talker(config, checkpoint, device, dtype)
+                return self._load_talker(config, checkpoint, device, dtype)
             case "vocoder":
-                return self._vocoder(config, checkpoint, device, dtype)
+                return self._load_vocoder(config, checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
     # What families differ in
 
     @abstractmethod
-    def _audio(self, module: Any, features: Any, limits: media.Limits) -> Any:
+    def _make_audio_encoder(self, module: Any, features: Any, limits: media.MediaDecodeLimits) -> Any:
         """The audio encoder of what was loaded; ``features`` is the library's extractor."""
 
     @abstractmethod
-    def _thinker(self, module: Any, checkpoint: Path, config: Any) -> Any:
+    def _make_thinker(self, module: Any, checkpoint: Path, config: Any) -> Any:
         """The language model of what was loaded."""
 
     @abstractmethod
-    def _talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
+    def _load_talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
         """Load the talker."""
 
     @abstractmethod
-    def _vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
+    def _load_vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Any:
         """Load the vocoder."""
 
     # What they have in common
 
-    def _config(self, checkpoint: Path) -> Any:
+    def _load_config(self, checkpoint: Path) -> Any:
         """The configuration of the whole model."""
-        return self._class("Config").from_pretrained(checkpoint, local_files_only=True)
+        return self._library_class("Config").from_pretrained(checkpoint, local_files_only=True)
 
-    def _part(self, config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    def _load_part(self, config: Any, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
         """The library's thinker, which has the encoders, without what is in ``drop``."""
-        cls = self._class("ThinkerForConditionalGeneration")
-        return loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
+        cls = self._library_class("ThinkerForConditionalGeneration")
+        return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, config=config.thinker_config)
 
     def _max_codes(self, checkpoint: Path) -> int:
         """``talker_max_new_tokens`` of the checkpoint, else the library's default."""
         path = Path(checkpoint) / "generation_config.json"
         settings = json.loads(path.read_text()) if path.exists() else {}
-        generate = inspect.signature(self._class("ForConditionalGeneration").generate)
+        generate = inspect.signature(self._library_class("ForConditionalGeneration").generate)
         return int(settings.get("talker_max_new_tokens", generate.parameters["talker_max_new_tokens"].default))
 
     def _video_options(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Omni(ABC):
         defaults = getattr(processing, f"{self.library}ProcessorKwargs")._defaults
         return {"size": defaults["videos_kwargs"]["size"]}
 
-    def _class(self, name: str) -> Any:
+    def _library_class(self, name: str) -> Any:
         import transformers
 
         return getattr(transformers, self.library + name)

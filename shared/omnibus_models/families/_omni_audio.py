@@ -7,22 +7,22 @@ from typing import Any, ClassVar
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import Encoded, Loaded, Prepared
+from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 
 
 @dataclass
-class AudioEncoder(Loaded, ABC):
+class TowerAudioEncoder(LoadedComponent, ABC):
     """Sound through an audio tower, see ``contract.Encoder``."""
 
     features: Any  # the library's feature extractor
-    limits: media.Limits
+    limits: media.MediaDecodeLimits
 
     modalities = frozenset({"audio"})
     padding: ClassVar[Any]  # as the joint processor asks the extractor for it
     least: ClassVar[int] = 0  # samples that the extractor needs
 
     @abstractmethod
-    def rows(self, frames: int) -> int:
+    def row_count(self, frames: int) -> int:
         """Rows that ``frames`` mel frames become."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class AudioEncoder(Loaded, ABC):
         if modality != "audio":
             raise errors.BadRequest(f"this encoder takes audio, not {modality}")
         rate = self.features.sampling_rate
-        samples = media.audio(data, self.limits, rate)
+        samples = media.decode_audio(data, self.limits, rate)
         if len(samples) < self.least:
             raise _too_short()
         out = self.features(
@@ -46,7 +46,7 @@ class AudioEncoder(Loaded, ABC):
             return_tensors="pt",
         )
         frames = int(out["attention_mask"].sum())
-        count = self.rows(frames)
+        count = self.row_count(frames)
         if count < 1:
             raise _too_short()
         meta = {"modality": "audio", "n_tokens": count, "audio_len": frames}

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import Encoded, Loaded, Prepared
+from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _language
 from omnibus_models.families._language import control_tokens
 
 __all__ = [
     "AXES",
-    "Decoder",
-    "Thinker",
-    "VisionEncoder",
+    "QwenDecoder",
+    "QwenThinker",
+    "QwenVisionEncoder",
     "control_tokens",
-    "grids",
+    "media_grids",
     "seconds_per_grid",
     "vision_encoder",
 ]
@@ -30,16 +30,16 @@ __all__ = [
 AXES = 3  # M-RoPE: time, height, width
 
 
-class Decoder(_language.Decoder):
+class QwenDecoder(_language.LanguageDecoder):
     """A Qwen decoder stack, see ``contract.Decoder``."""
 
     axes = AXES
 
 
-class Thinker(_language.Thinker, Decoder):
+class QwenThinker(_language.LanguageThinker, QwenDecoder):
     """A Qwen language model that takes media embeddings, see ``contract.Thinker``."""
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
         time, height, width = (operator.index(extent) for extent in meta["grid_thw"])
         module: Any = self.module
         merge = module.config.vision_config.spatial_merge_size
@@ -56,7 +56,7 @@ class Thinker(_language.Thinker, Decoder):
 
 
 @dataclass
-class VisionEncoder(Loaded):
+class QwenVisionEncoder(LoadedComponent):
     """Images and videos through one Qwen vision tower, see ``contract.Encoder``.
 
     ``images`` and ``videos`` are the library's processors, ``video_options`` what the joint processor
@@ -66,7 +66,7 @@ class VisionEncoder(Loaded):
     images: Any
     videos: Any
     video_options: Mapping[str, Any]
-    limits: media.Limits
+    limits: media.MediaDecodeLimits
 
     modalities = frozenset({"image", "video"})
 
@@ -74,9 +74,9 @@ class VisionEncoder(Loaded):
         """Decode and preprocess one file: ``pixels`` [patches, values], ``grid`` [1, 3]."""
         match modality:
             case "image":
-                return self._image(data)
+                return self._prepare_image(data)
             case "video":
-                return self._video(data)
+                return self._prepare_video(data)
         raise errors.BadRequest(f"this encoder takes image and video, not {modality}")
 
     @torch.no_grad()
@@ -87,26 +87,28 @@ class VisionEncoder(Loaded):
         module: Any = self.module
         pixels = torch.cat([item.features["pixels"] for item in batch]).to(module.device)
         grids = torch.cat([item.features["grid"] for item in batch]).to(module.device)
-        rows = self._items(module.get_image_features(pixels, grids, return_dict=True))
+        rows = self._split_items(module.get_image_features(pixels, grids, return_dict=True))
         return [Encoded(row, item.meta) for row, item in zip(rows, batch, strict=True)]
 
-    def _items(self, out: Any) -> Iterable[Tensor]:
+    def _split_items(self, out: Any) -> Iterable[Tensor]:
         """The rows of each item in what the tower said."""
         rows: Iterable[Tensor] = out.pooler_output
         return rows
 
-    def _image(self, data: memoryview) -> Prepared:
-        picture = media.image(data, self.limits)
+    def _prepare_image(self, data: memoryview) -> Prepared:
+        picture = media.decode_image(data, self.limits)
         out = self.images(images=[picture], return_tensors="pt")
-        return self._prepared("image", out["pixel_values"], out["image_grid_thw"], {})
+        return self._make_prepared("image", out["pixel_values"], out["image_grid_thw"], {})
 
-    def _video(self, data: memoryview) -> Prepared:
-        clip = media.video(data, self.limits)
+    def _prepare_video(self, data: memoryview) -> Prepared:
+        clip = media.decode_video(data, self.limits)
         out = self.videos(videos=[clip.frames], do_sample_frames=False, return_tensors="pt", **self.video_options)
         seconds = self.videos.temporal_patch_size / clip.fps
-        return self._prepared("video", out["pixel_values_videos"], out["video_grid_thw"], {"second_per_grid": seconds})
+        return self._make_prepared(
+            "video", out["pixel_values_videos"], out["video_grid_thw"], {"second_per_grid": seconds}
+        )
 
-    def _prepared(self, modality: str, pixels: Tensor, grid: Tensor, more: Mapping[str, Any]) -> Prepared:
+    def _make_prepared(self, modality: str, pixels: Tensor, grid: Tensor, more: Mapping[str, Any]) -> Prepared:
         count = int(grid.prod()) // self.images.merge_size**2
         meta = {"modality": modality, "n_tokens": count, "grid_thw": grid[0].tolist(), **more}
         return Prepared(modality, {"pixels": pixels, "grid": grid}, meta)
@@ -115,10 +117,10 @@ class VisionEncoder(Loaded):
 def vision_encoder(
     module: Any,
     checkpoint: Path,
-    limits: media.Limits,
+    limits: media.MediaDecodeLimits,
     video_options: Mapping[str, Any],
-    kind: type[VisionEncoder] = VisionEncoder,
-) -> VisionEncoder:
+    kind: type[QwenVisionEncoder] = QwenVisionEncoder,
+) -> QwenVisionEncoder:
     """A vision encoder of ``kind`` with the checkpoint's own processors."""
     from transformers import AutoImageProcessor, AutoVideoProcessor
 
@@ -127,7 +129,7 @@ def vision_encoder(
     return kind(module, images, videos, video_options, limits)
 
 
-def grids(media: Sequence[Encoded], modality: str) -> Tensor | None:
+def media_grids(media: Sequence[Encoded], modality: str) -> Tensor | None:
     """[n, 3] grids of the items of one modality, or None without any."""
     found = [item.meta["grid_thw"] for item in media if item.meta["modality"] == modality]
     return torch.tensor(found) if found else None

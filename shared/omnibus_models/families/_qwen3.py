@@ -19,7 +19,7 @@ from omnibus_models.families import _qwen
 _DEEP = frozenset({"image", "video"})
 
 
-class Thinker(_qwen.Thinker, ABC):
+class Qwen3DeepstackThinker(_qwen.QwenThinker, ABC):
     """A language model whose first layers take rows of their own from images and videos."""
 
     #: What else its backbone is asked for.
@@ -43,27 +43,27 @@ class Thinker(_qwen.Thinker, ABC):
             **deeper,
             **self._more,
         )
-        return self._said(out)
+        return self._backbone_hidden(out)
 
-    def _said(self, out: Any) -> Tensor:
+    def _backbone_hidden(self, out: Any) -> Tensor:
         """[B, T, H'] of what the backbone says."""
         hidden: Tensor = out.last_hidden_state
         return hidden
 
     @property
-    def _levels(self) -> int:
+    def _level_count(self) -> int:
         module: Any = self.module
         return len(module.config.vision_config.deepstack_visual_indexes)
 
-    def _row(self, modality: str) -> int:
-        return self.width * (1 + self._levels) if modality in _DEEP else self.width
+    def _row_width(self, modality: str) -> int:
+        return self.width * (1 + self._level_count) if modality in _DEEP else self.width
 
-    def _widened(self, inputs: Tensor) -> Tensor:
-        return nn.functional.pad(inputs, (0, self.width * self._levels))
+    def _widen_inputs(self, inputs: Tensor) -> Tensor:
+        return nn.functional.pad(inputs, (0, self.width * self._level_count))
 
 
-class VisionEncoder(_qwen.VisionEncoder):
+class Qwen3DeepstackVisionEncoder(_qwen.QwenVisionEncoder):
     """Images and videos to rows with deeper levels."""
 
-    def _items(self, out: Any) -> Iterable[Tensor]:
+    def _split_items(self, out: Any) -> Iterable[Tensor]:
         return [torch.cat(levels, dim=-1) for levels in zip(out.pooler_output, *out.deepstack_features, strict=True)]

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus_models.contract import Prefill, Sampling
+from omnibus_models.contract import PrefillInputs, TokenSamplingParams
 from omnibus_models.families import _omni_audio, _qwen
 
 _BANNED = 1024  # ids at the end of the vocabulary that are no codes, as the library has it
 
 
-class CodePredictor:
+class Qwen3CodePredictor:
     """The other codes of a frame, one group after the other, see ``contract.CodePredictor``."""
 
     # As the library chooses them, whatever the talker's own choice.
-    sampling = Sampling(max_tokens=0, temperature=1.0, top_p=0.8, top_k=50)
+    sampling = TokenSamplingParams(max_tokens=0, temperature=1.0, top_p=0.8, top_k=50)
 
     def __init__(self, module: Any, first: Callable[[Tensor], Tensor]) -> None:
         self._module = module
@@ -26,24 +26,24 @@ class CodePredictor:
         self.vocabulary: int = module.config.vocab_size
 
     @property
-    def tables(self) -> Sequence[Callable[[Tensor], Tensor]]:
+    def embedding_tables(self) -> Sequence[Callable[[Tensor], Tensor]]:
         """Embeddings of the codes of each of the other groups."""
         tables: Sequence[Callable[[Tensor], Tensor]] = self._module.get_input_embeddings()
         return tables
 
     @torch.no_grad()
-    def rest(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    def predict_remaining(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """[B, H'] and [B] to [B, groups - 1]."""
         inputs = torch.stack([hidden, self._first(codes)], dim=1)
         cache, chosen = DynamicCache(config=self._module.config), []
-        for head, table in zip(self._module.lm_head, self.tables, strict=True):
+        for head, table in zip(self._module.lm_head, self.embedding_tables, strict=True):
             out = self._module.model(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
             chosen.append(choose(head(out.last_hidden_state[:, -1]).float()))
             inputs = table(chosen[-1])[:, None]
         return torch.stack(chosen, dim=1)
 
 
-class Talker(_qwen.Decoder):
+class Qwen3Talker(_qwen.QwenDecoder):
     """Thinker rows in, frames of codes out, see ``contract.Talker``."""
 
     bunch = 4  # the vocoder can use each; a third of a second
@@ -51,7 +51,7 @@ class Talker(_qwen.Decoder):
     def __init__(self, module: Any, max_codes: int) -> None:
         super().__init__(module, module.model, module.codec_head, {module.config.codec_eos_token_id})
         self.max_codes = max_codes
-        self.predictor = CodePredictor(module.code_predictor, self.embed)
+        self.predictor = Qwen3CodePredictor(module.code_predictor, self.embed)
         self._text, self._media = module.text_projection, module.hidden_projection
         banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED
         banned[list(self.eos)] = False
@@ -63,7 +63,7 @@ class Talker(_qwen.Decoder):
         return super().logits(hidden).masked_fill(self._banned, -math.inf)
 
     @torch.no_grad()
-    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
+    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> PrefillInputs:
         """Build the first inputs: what users say; then the answer's beginning, silence, begin of speech and the first
         token. The codec's marks are added to all after the beginning."""
         module: Any = self.module
@@ -75,7 +75,7 @@ class Talker(_qwen.Decoder):
             config.codec_nothink_id,
             config.codec_think_bos_id,
             config.codec_think_eos_id,
-            speaker(config, voice),
+            speaker_code(config, voice),
             config.codec_pad_id,
             config.codec_bos_id,
         ]
@@ -85,17 +85,17 @@ class Talker(_qwen.Decoder):
         more = layout[2:].max() + torch.arange(1, len(marks) + 1, device=self.device)
         places = torch.cat([layout[2:], more.expand(self.axes, -1)], dim=1)
         delta = int(places.max()) + 1 - len(inputs)
-        return Prefill(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
+        return PrefillInputs(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
 
     @torch.no_grad()
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
         """Previous frames [B, groups] and thinker ``rows`` [B, H] to [B, H']."""
-        groups = zip([self.embed, *self.predictor.tables], codes.unbind(1), strict=True)
+        groups = zip([self.embed, *self.predictor.embedding_tables], codes.unbind(1), strict=True)
         frames = torch.stack([table(code) for table, code in groups], dim=1).sum(1)
         return frames + self._text(rows.to(self.device, self.dtype))
 
 
-def speaker(talker: Any, voice: str) -> int:
+def speaker_code(talker: Any, voice: str) -> int:
     """The code of ``voice``, in capitals or not."""
     known: Mapping[str, int] = talker.speaker_id
     _omni_audio.require_voice(voice.lower(), known)

@@ -16,13 +16,13 @@ _TYPES = {"text": 0, "image": 1, "video": 2}  # the library's mm_token_type_ids
 _MODALITIES = ("image", "video")
 
 
-class Thinker(_qwen.Thinker):
+class QwenVlThinker(_qwen.QwenThinker):
     """A language model that takes images and videos."""
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
         super().__init__(module, checkpoint, _MODALITIES)
 
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
         kinds = torch.zeros_like(ids)
         for token, modality in self._placeholders.items():
             kinds[ids == token] = _TYPES[modality]
@@ -30,26 +30,28 @@ class Thinker(_qwen.Thinker):
         return module.model.get_rope_index(
             ids,
             mm_token_type_ids=kinds,
-            image_grid_thw=_qwen.grids(media, "image"),
-            video_grid_thw=_qwen.grids(media, "video"),
+            image_grid_thw=_qwen.media_grids(media, "image"),
+            video_grid_thw=_qwen.media_grids(media, "video"),
             attention_mask=torch.ones_like(ids),
-            **self._pace(media),
+            **self._position_arguments(media),
         )
 
-    def _pace(self, media: Sequence[Encoded]) -> Mapping[str, Any]:
+    def _position_arguments(self, media: Sequence[Encoded]) -> Mapping[str, Any]:
         """Return the further arguments from which the library counts positions."""
         return {}
 
 
-class Family(VisionLanguage):
+class QwenVlFamily(VisionLanguage):
     """See ``contract.Family``."""
 
     eyes = ("model.visual",)
-    encoder: ClassVar[type[_qwen.VisionEncoder]] = _qwen.VisionEncoder
-    thinker: ClassVar[type[Thinker]] = Thinker
+    encoder: ClassVar[type[_qwen.QwenVisionEncoder]] = _qwen.QwenVisionEncoder
+    thinker: ClassVar[type[QwenVlThinker]] = QwenVlThinker
 
-    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> _qwen.VisionEncoder:
+    def _make_vision_encoder(
+        self, module: Any, checkpoint: Path, limits: media.MediaDecodeLimits
+    ) -> _qwen.QwenVisionEncoder:
         return _qwen.vision_encoder(module, checkpoint, limits, {}, self.encoder)
 
-    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
+    def _make_thinker(self, module: Any, checkpoint: Path) -> QwenVlThinker:
         return self.thinker(module, checkpoint)

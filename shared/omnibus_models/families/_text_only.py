@@ -9,24 +9,24 @@ from omnibus_models.contract import no_component
 from omnibus_models.families import _llava_style
 
 
-class Thinker(_llava_style.Thinker):
+class TextThinker(_llava_style.SequentialThinker):
     """A language model without media."""
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
         super().__init__(module, checkpoint, ())
 
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        read = super()._message(message)
+    def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        read = super()._convert_message(message)
         # Templates of such models take strings alone: of a list, Qwen3's keeps nothing and says nothing.
         return {**read, "content": "\n".join(part["text"] for part in read["content"])}
 
-    def _tokenise(self, text: str) -> list[int]:
+    def _tokenize_text(self, text: str) -> list[int]:
         # The template has written what belongs at the begin: a tokenizer that adds it as well would double it.
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
 
-class Language:
+class TextFamily:
     """A family of one language model, see ``contract.Family``; ``cls`` is its class in the library."""
 
     components = ("thinker",)
@@ -35,18 +35,18 @@ class Language:
         self.name = name
         self._cls = cls
 
-    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Thinker:
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> TextThinker:
         """Load ``thinker``, the whole model."""
         if component != "thinker":
             raise no_component(self.name, self.components, component)
-        return self._load(Path(checkpoint), [], device, dtype)
+        return self._load_thinker(Path(checkpoint), [], device, dtype)
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> TextThinker:
         """See ``contract.Family``."""
-        return self._load(Path(checkpoint), ["model.layers", "lm_head"], "cpu", dtype)
+        return self._load_thinker(Path(checkpoint), ["model.layers", "lm_head"], "cpu", dtype)
 
-    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Thinker:
+    def _load_thinker(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> TextThinker:
         import transformers
 
         cls = getattr(transformers, self._cls)
-        return Thinker(loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype), checkpoint)
+        return TextThinker(loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype), checkpoint)

@@ -29,33 +29,35 @@ class VisionLanguage(ABC):
         checkpoint: Path,
         device: str = "cpu",
         dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
+        limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
         """Load ``vision`` or ``thinker`` alone. ``limits`` bound the media that ``vision`` accepts."""
         checkpoint = Path(checkpoint)
         match component:
             case "vision":
-                return self._vision(self._load(checkpoint, self.mind, device, dtype), checkpoint, limits)
+                return self._make_vision_encoder(
+                    self._load_module(checkpoint, self.mind, device, dtype), checkpoint, limits
+                )
             case "thinker":
-                return self._thinker(self._load(checkpoint, self.eyes, device, dtype), checkpoint)
+                return self._make_thinker(self._load_module(checkpoint, self.eyes, device, dtype), checkpoint)
         raise no_component(self.name, self.components, component)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
         """See ``contract.Family``."""
         checkpoint = Path(checkpoint)
         drop = (*self.eyes, "model.language_model.layers", "lm_head")
-        return self._thinker(self._load(checkpoint, drop, "cpu", dtype), checkpoint)
+        return self._make_thinker(self._load_module(checkpoint, drop, "cpu", dtype), checkpoint)
 
     @abstractmethod
-    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> Any:
+    def _make_vision_encoder(self, module: Any, checkpoint: Path, limits: media.MediaDecodeLimits) -> Any:
         """The vision encoder of what was loaded."""
 
     @abstractmethod
-    def _thinker(self, module: Any, checkpoint: Path) -> Any:
+    def _make_thinker(self, module: Any, checkpoint: Path) -> Any:
         """The language model of what was loaded."""
 
-    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    def _load_module(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
         import transformers
 
         cls = getattr(transformers, self.architecture)
-        return loading.load(cls, checkpoint, drop=drop, device=device, dtype=dtype)
+        return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype)

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.attention import Attention, BothWays
-from omnibus_models.contract import Encoded, Layout, Loaded, Prepared
+from omnibus_models.attention import Attention, BidirectionalAttention
+from omnibus_models.contract import Encoded, LoadedComponent, Prepared, PromptLayout
 from omnibus_models.families import _language
 from omnibus_models.families._vision_language import MIND, VisionLanguage
 
 
-class Thinker(_language.Thinker):
+class Gemma3Thinker(_language.LanguageThinker):
     """The language model of Gemma 3, with its projector."""
 
     windows = True
@@ -41,9 +41,9 @@ class Thinker(_language.Thinker):
 
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """See ``contract.Decoder``. A position is its place in the cache."""
-        return super().forward(inputs, positions, cache, None if mask is None else self._masks(mask, positions))
+        return super().forward(inputs, positions, cache, None if mask is None else self._layer_masks(mask, positions))
 
-    def _masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    def _layer_masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """``mask`` bool [B, 1, T, S] for each kind of layer; ``positions`` [1, B, T]."""
         near, places = mask, mask.shape[-1]
         if places > self._window:
@@ -51,26 +51,26 @@ class Thinker(_language.Thinker):
             near = mask & (torch.arange(places, device=mask.device) > begin)
         return {"full_attention": mask, "sliding_attention": near}
 
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         return torch.arange(ids.shape[1])[None, None], 0
 
-    def _attention(self, layout: Layout, media: Sequence[Encoded]) -> Attention | None:
+    def _prefill_attention(self, layout: PromptLayout, media: Sequence[Encoded]) -> Attention | None:
         spans = [(start, start + item.embeds.shape[0]) for start, item in zip(layout.starts, media, strict=True)]
-        return BothWays(spans, self.device) if spans else None
+        return BidirectionalAttention(spans, self.device) if spans else None
 
-    def _framed(self, text: str) -> str:
+    def _frame_placeholders(self, text: str) -> str:
         return text.replace(self._begin, self._frame)
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
         module: Any = self.module
         return int(module.config.mm_tokens_per_image)
 
-    def _row(self, modality: str) -> int:
+    def _row_width(self, modality: str) -> int:
         module: Any = self.module
         return int(module.config.vision_config.hidden_size)
 
     @torch.no_grad()
-    def _embedded(self, rows: Tensor) -> Tensor:
+    def _project_rows(self, rows: Tensor) -> Tensor:
         module: Any = self.module
         projector = module.model.multi_modal_projector
         embedded: Tensor = projector.mm_soft_emb_norm(rows) @ projector.mm_input_projection_weight
@@ -78,11 +78,11 @@ class Thinker(_language.Thinker):
 
 
 @dataclass
-class VisionEncoder(Loaded):
+class Gemma3VisionEncoder(LoadedComponent):
     """Pictures through the tower, see ``contract.Encoder``. All are brought to one size."""
 
     images: Any
-    limits: media.Limits
+    limits: media.MediaDecodeLimits
 
     modalities = frozenset({"image"})
 
@@ -90,7 +90,7 @@ class VisionEncoder(Loaded):
         """Decode and preprocess one file: ``pixels`` [1, 3, side, side]."""
         if modality != "image":
             raise errors.BadRequest(f"this encoder takes image, not {modality}")
-        picture = media.image(data, self.limits)
+        picture = media.decode_image(data, self.limits)
         pixels = self.images(images=[picture], do_pan_and_scan=False, return_tensors="pt")["pixel_values"]
         module: Any = self.module
         return Prepared(
@@ -105,9 +105,9 @@ class VisionEncoder(Loaded):
         module: Any = self.module
         pixels = torch.cat([item.features["pixels"] for item in batch]).to(module.device)
         patches = module.model.vision_tower(pixel_values=pixels, return_dict=True).last_hidden_state
-        return [Encoded(rows, item.meta) for rows, item in zip(self._pooled(patches), batch, strict=True)]
+        return [Encoded(rows, item.meta) for rows, item in zip(self._pool_patches(patches), batch, strict=True)]
 
-    def _pooled(self, patches: Tensor) -> Tensor:
+    def _pool_patches(self, patches: Tensor) -> Tensor:
         """[B, patches, W] to [B, tokens, W]: the mean of each square of neighbours."""
         module: Any = self.module
         side = int(patches.shape[1] ** 0.5)
@@ -124,20 +124,24 @@ class Gemma3(VisionLanguage):
     eyes = ("model.vision_tower",)
     mind = (*MIND, "model.multi_modal_projector")
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Gemma3Thinker:
         """See ``contract.Family``. Always ``Fatal``: engines that run the layers take rows as they are."""
         raise errors.Fatal(
             "rows of Gemma 3's encoder are projected by its language model, which no other engine does; "
             "declare services.engines:transformers for it"
         )
 
-    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> VisionEncoder:
+    def _make_vision_encoder(
+        self, module: Any, checkpoint: Path, limits: media.MediaDecodeLimits
+    ) -> Gemma3VisionEncoder:
         from transformers import AutoImageProcessor
 
-        return VisionEncoder(module, AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True), limits)
+        return Gemma3VisionEncoder(
+            module, AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True), limits
+        )
 
-    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
-        return Thinker(module, checkpoint)
+    def _make_thinker(self, module: Any, checkpoint: Path) -> Gemma3Thinker:
+        return Gemma3Thinker(module, checkpoint)
 
 
 FAMILY = Gemma3()

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
+from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _language
-from omnibus_models.families._glm_decoder import decoder
-from omnibus_models.families._glm_denoiser import Denoiser, check_sides
-from omnibus_models.families._image_tokens import Drawer, Drawing
+from omnibus_models.families._glm_decoder import load_decoder
+from omnibus_models.families._glm_denoiser import GlmDenoiser, check_sides
+from omnibus_models.families._image_tokens import TokenDenoiser, TokenDenoising
 
 #: Most bytes of a text that is to be written. The pipeline cuts texts off without a word.
 TOKENS = 2048
@@ -31,7 +31,7 @@ TOKEN_SIDE = 32
 
 
 @dataclass
-class TextEncoder(Loaded):
+class GlmTextEncoder(LoadedComponent):
     """Texts that are to be written in a picture, to hidden states of a byT5 encoder, see ``contract.TextEncoder``."""
 
     tokenizer: Any
@@ -58,12 +58,12 @@ class TextEncoder(Loaded):
         rows = [[self.tokenizer.pad_token_id] * ((len(rows) + 1) % 2) + row for row in rows]
         ids = [torch.tensor(row) for row in rows]
         features = {
-            "ids": _padded(ids, self.tokenizer.pad_token_id),
-            "mask": _padded([torch.ones(len(row)) for row in ids]),
+            "ids": _pad_rows(ids, self.tokenizer.pad_token_id),
+            "mask": _pad_rows([torch.ones(len(row)) for row in ids]),
         }
         return Prepared("text", features, {"modality": "text", "n_tokens": sum(map(len, rows))})
 
-    def unwanted(self, prompt: str, negative: str) -> Prepared:
+    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
         """No text. Raises ``BadRequest`` for a negative prompt that says something."""
         if negative.strip():
             raise errors.BadRequest("this model knows no negative prompt; leave it out", param="negative_prompt")
@@ -75,15 +75,15 @@ class TextEncoder(Loaded):
         if not batch:
             return []
         module: Any = self.module
-        ids = _padded([row for item in batch for row in item.features["ids"]], self.tokenizer.pad_token_id)
-        mask = _padded([row for item in batch for row in item.features["mask"]]).to(module.device)
+        ids = _pad_rows([row for item in batch for row in item.features["ids"]], self.tokenizer.pad_token_id)
+        mask = _pad_rows([row for item in batch for row in item.features["mask"]]).to(module.device)
         hidden = module(ids.to(module.device), attention_mask=mask).last_hidden_state
         counts = [len(item.features["ids"]) for item in batch]
         chosen = zip(hidden.split(counts), mask.bool().split(counts), strict=True)
         return [Encoded(rows[kept], item.meta) for (rows, kept), item in zip(chosen, batch, strict=True)]
 
 
-class Prior(Drawer):
+class GlmPrior(TokenDenoiser):
     """The language model that draws a picture in tokens, first a small one, then the one that is asked for.
 
     See ``contract.Prior``.
@@ -98,35 +98,35 @@ class Prior(Drawer):
         self._context: int = module.config.text_config.max_position_embeddings
 
     @torch.no_grad()
-    def open(self, picture: Picture, prompt: str) -> Drawing:
+    def open(self, picture: ImageSpec, prompt: str) -> TokenDenoising:
         """Read the prompt, see ``contract.Prior``."""
         check_sides(picture, TOKEN_SIDE)
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
-        ids, grids = self._asked(picture, prompt)
+        ids, grids = self._encode_prompt(picture, prompt)
         if min(min(grid) for grid in grids) < 1:
             raise errors.BadRequest("one side of the picture is too long for the other one", param="width")
-        positions = _positions(ids.shape[1], grids[::-1])
+        positions = _image_positions(ids.shape[1], grids[::-1])
         if ids.shape[1] + positions.shape[1] > self._context:
             raise errors.ContextTooLong(
                 f"prompt and picture have {ids.shape[1] + positions.shape[1]} tokens; this model takes {self._context}",
                 param="prompt",
             )
         module: Any = self.module
-        return self._draw(
+        return self._start_denoising(
             module.get_input_embeddings()(ids.to(self._device)),
             positions,
             grid=grids[0],
             generator=torch.Generator().manual_seed(picture.seed),
         )
 
-    def latents(self, denoising: Drawing) -> Tensor:
+    def latents(self, denoising: TokenDenoising) -> Tensor:
         """[1, 1, rows, columns] float32 on the CPU: the tokens of the picture, those of the small one left out."""
         rows, columns = denoising.grid
         return torch.tensor(denoising.chosen[-rows * columns :], dtype=torch.float32).view(1, 1, rows, columns)
 
-    def _asked(self, picture: Picture, prompt: str) -> tuple[Tensor, list[tuple[int, int]]]:
+    def _encode_prompt(self, picture: ImageSpec, prompt: str) -> tuple[Tensor, list[tuple[int, int]]]:
         """Ids [1, T], and the grids of the picture and of the small one."""
         said = [[{"role": "user", "content": [{"type": "text", "text": prompt}]}]]
         inputs = self._processor.apply_chat_template(
@@ -134,12 +134,12 @@ class Prior(Drawer):
         )
         return inputs["input_ids"], [(rows, columns) for _, rows, columns in inputs["image_grid_thw"].tolist()]
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed_tokens(self, tokens: Tensor) -> Tensor:
         module: Any = self.module
         embedded: Tensor = module.get_input_embeddings()(tokens)
         return embedded
 
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def _token_scores(self, hidden: Tensor) -> Tensor:
         module: Any = self.module
         scores: Tensor = module.lm_head(hidden)
         return scores
@@ -158,37 +158,39 @@ class GlmImage:
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
             case "prior":
-                return _prior(checkpoint, device, dtype)
+                return _load_prior(checkpoint, device, dtype)
             case "dit":
-                return _denoiser(checkpoint, device, dtype)
+                return _load_denoiser(checkpoint, device, dtype)
             case "vae":
-                return decoder(checkpoint, device, dtype)
+                return load_decoder(checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
 
-def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> GlmTextEncoder:
     from transformers import AutoTokenizer, T5EncoderModel
 
-    module = loading.load(T5EncoderModel, checkpoint / "text_encoder", device=device, dtype=dtype)
-    return TextEncoder(module, AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
+    module = loading.load_model(T5EncoderModel, checkpoint / "text_encoder", device=device, dtype=dtype)
+    return GlmTextEncoder(module, AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
 
 
-def _prior(checkpoint: Path, device: str, dtype: str) -> Prior:
+def _load_prior(checkpoint: Path, device: str, dtype: str) -> GlmPrior:
     from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
     part = checkpoint / "vision_language_encoder"
     drop = ["model.visual", "model.vqmodel"]
-    module = loading.load(GlmImageForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
-    return Prior(module, GlmImageProcessor.from_pretrained(checkpoint / "processor", local_files_only=True))
+    module = loading.load_model(GlmImageForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+    return GlmPrior(module, GlmImageProcessor.from_pretrained(checkpoint / "processor", local_files_only=True))
 
 
-def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
+def _load_denoiser(checkpoint: Path, device: str, dtype: str) -> GlmDenoiser:
     # The pipeline is imported for a function that each picture needs: here nobody waits for it.
     from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel  # noqa: F401
 
     from omnibus_models import diffusers_loading
 
-    module = diffusers_loading.load(GlmImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    module = diffusers_loading.load_model(
+        GlmImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype
+    )
     try:
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(checkpoint, subfolder="scheduler")
         # The VAE's scale is in its configuration; its weights are not needed.
@@ -197,10 +199,10 @@ def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
         raise errors.Fatal(f"{checkpoint} lacks the configuration of its scheduler or VAE: {error}") from error
     if scheduler.config.stochastic_sampling:
         raise errors.Fatal(f"{checkpoint} samples with noise in every step, which this family does not serve")
-    return Denoiser(module, checkpoint, scheduler, 2**halvings)
+    return GlmDenoiser(module, checkpoint, scheduler, 2**halvings)
 
 
-def _positions(begin: int, grids: Sequence[tuple[int, int]]) -> Tensor:
+def _image_positions(begin: int, grids: Sequence[tuple[int, int]]) -> Tensor:
     """[3, tokens] of pictures one after the other, behind a prompt of ``begin`` tokens: time, rows and columns."""
     found = []
     for rows, columns in grids:
@@ -210,7 +212,7 @@ def _positions(begin: int, grids: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat(found).T
 
 
-def _padded(rows: Sequence[Tensor], value: float = 0) -> Tensor:
+def _pad_rows(rows: Sequence[Tensor], value: float = 0) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 

@@ -8,14 +8,14 @@ from omnibus_models.contract import Encoded
 from omnibus_models.families import _llava_style
 
 
-class Thinker(_llava_style.Thinker):
+class InternVlThinker(_llava_style.SequentialThinker):
     """The language model of InternVL3. A video is its frames, each by its number and between marks."""
 
-    def _placeholder(self, modality: str) -> int:
-        token: int = super()._placeholder(modality) if modality == "image" else self._tokenizer.video_token_id
+    def _placeholder_id(self, modality: str) -> int:
+        token: int = super()._placeholder_id(modality) if modality == "image" else self._tokenizer.video_token_id
         return token
 
-    def _framed(self, text: str) -> str:
+    def _frame_placeholders(self, text: str) -> str:
         words = self._tokenizer
         begin, end, row, video = (
             words.start_image_token,
@@ -26,24 +26,24 @@ class Thinker(_llava_style.Thinker):
         framed = text.replace(row, f"{begin}{row}{end}")
         return framed.replace(video, f"Frame1: {begin}{video}{end}")
 
-    def _expanded(self, token: int, item: Encoded) -> list[int]:
-        row = super()._placeholder("image")
+    def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
+        row = super()._placeholder_id("image")
         frames = item.meta["frames"] if item.meta["modality"] == "video" else 1
         rows = [row] * (item.embeds.shape[0] // frames)
         ids = list(rows)
         for number in range(2, frames + 1):
-            ids += [*self._between(number), *rows]
+            ids += [*self._frame_separator(number), *rows]
         return ids
 
-    def _between(self, number: int) -> list[int]:
+    def _frame_separator(self, number: int) -> list[int]:
         """From the end of one frame to the begin of frame ``number``."""
         words = self._tokenizer
         text = f"{words.end_image_token}\nFrame{number}: {words.start_image_token}"
         ids: list[int] = words(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
-        rows = super()._rows(meta)
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
+        rows = super()._row_count(meta)
         if meta["modality"] == "video":
             frames = operator.index(meta["frames"])
             if frames < 1 or rows % frames:
@@ -51,13 +51,13 @@ class Thinker(_llava_style.Thinker):
         return rows
 
 
-class InternVL(_llava_style.Family):
+class InternVL(_llava_style.TowerFamily):
     """See ``contract.Family``."""
 
     name = "internvl"
     architecture = "InternVLForConditionalGeneration"
     modalities = ("image", "video")
-    thinker = Thinker
+    thinker = InternVlThinker
 
 
 FAMILY = InternVL()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
+from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _language, _latent_preview, _llava_style
-from omnibus_models.families._image_tokens import Drawer, Drawing
+from omnibus_models.families._image_tokens import TokenDenoiser, TokenDenoising
 
 #: The library's guidance where the checkpoint does not say one.
 GUIDANCE = 5.0
@@ -25,21 +25,21 @@ _DRAWING = ("model.generation_embeddings", "model.generation_aligner", "model.ge
 _DRAWN = ("model.vqmodel",)
 
 
-class Thinker(_llava_style.Thinker):
+class JanusThinker(_llava_style.SequentialThinker):
     """The language model as it chats. Marks stand around the rows of a picture."""
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
         super().__init__(module, checkpoint, modalities)
         self._begin = _system_prompt(checkpoint)
 
-    def _framed(self, text: str) -> str:
+    def _frame_placeholders(self, text: str) -> str:
         names = self._tokenizer
         framed = text.replace(names.image_token, f"{names.boi_token}{names.image_token}{names.eoi_token}")
         return self._begin + framed
 
 
 @dataclass
-class TextEncoder(Loaded):
+class JanusTextEncoder(LoadedComponent):
     """Prompts to token embeddings, ready for a picture to begin, see ``contract.TextEncoder``."""
 
     tokenizer: Any
@@ -51,20 +51,20 @@ class TextEncoder(Loaded):
         self._control = _language.control_tokens(self.tokenizer, ())
         module: Any = self.module
         told = module.generation_config
-        self._pad = _either(told.pad_token_id, self.tokenizer.pad_token_id)
-        self._kept = {_either(told.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
+        self._pad = _value_or_default(told.pad_token_id, self.tokenizer.pad_token_id)
+        self._kept = {_value_or_default(told.bos_token_id, self.tokenizer.bos_token_id), self.tokenizer.boi_token_id}
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """A user's message, and the mark where its picture begins: ``ids`` [T]."""
         if items:
             raise errors.BadRequest("this model paints from text alone, no pictures", param="items")
-        return self._prepared(self._ids(prompt))
+        return self._make_prepared(self._prompt_ids(prompt))
 
-    def unwanted(self, prompt: str, negative: str) -> Prepared:
+    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
         """Prepare an empty prompt of the same length. Raises ``BadRequest`` for a negative prompt that is not blank."""
         if negative.strip():
             raise errors.BadRequest("this model knows no negative prompt; leave it out", param="negative_prompt")
-        return self._prepared([token if token in self._kept else self._pad for token in self._ids(prompt)])
+        return self._make_prepared([token if token in self._kept else self._pad for token in self._prompt_ids(prompt)])
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -73,7 +73,7 @@ class TextEncoder(Loaded):
         table = module.get_input_embeddings()
         return [Encoded(table(item.features["ids"].to(table.weight.device)), item.meta) for item in batch]
 
-    def _ids(self, prompt: str) -> list[int]:
+    def _prompt_ids(self, prompt: str) -> list[int]:
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
@@ -86,11 +86,11 @@ class TextEncoder(Loaded):
             )
         return ids
 
-    def _prepared(self, ids: list[int]) -> Prepared:
+    def _make_prepared(self, ids: list[int]) -> Prepared:
         return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": len(ids)})
 
 
-class Denoiser(Drawer):
+class JanusDenoiser(TokenDenoiser):
     """The language model as it makes pictures, see ``contract.Denoiser``. Its latents are tokens of the decoder.
 
     A step is one token, so the number of steps is the model's own, whatever is asked for. Pictures have one size.
@@ -101,24 +101,24 @@ class Denoiser(Drawer):
         super().__init__(module, module.model.language_model, config.vq_config.num_embeddings)
         self._checkpoint = checkpoint
         self._grid: int = config.vq_config.num_patches
-        self._side = _side(config)
+        self._side = _image_side(config)
         self._width: int = config.text_config.hidden_size
-        self._context = _context(config)
-        self._guidance = float(_either(module.generation_config.guidance_scale, GUIDANCE))
+        self._context = _prompt_context(config)
+        self._guidance = float(_value_or_default(module.generation_config.guidance_scale, GUIDANCE))
 
     @property
-    def usual(self) -> tuple[int, int]:
+    def default_size(self) -> tuple[int, int]:
         """The only size there is."""
         return self._side, self._side
 
     @torch.no_grad()
-    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Drawing:
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> TokenDenoising:
         """Read the prompt. What it is guided away from counts only with a guidance above 1."""
-        self._check(picture, guides)
+        self._check_request(picture, guides)
         guidance = self._guidance if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
         count, length = self._grid**2, len(chosen[0])
-        return self._draw(
+        return self._start_denoising(
             torch.stack([guide.to(self._device, self._dtype) for guide in chosen]),
             torch.arange(length, length + count)[None],
             grid=(self._grid, self._grid),
@@ -128,21 +128,21 @@ class Denoiser(Drawer):
 
     def palette(self) -> Tensor:
         """[codes, 3]: the colour of each token, on the average of its neighbours."""
-        decoder = _decoder(self._checkpoint, str(self._device), "float32")
-        codes = decoder.codes()
+        decoder = _load_decoder(self._checkpoint, str(self._device), "float32")
+        codes = decoder.code_vectors()
         size = (_latent_preview.COUNT, _latent_preview.SIDE, _latent_preview.SIDE)
         drawn = codes[torch.randint(len(codes), size, generator=torch.Generator().manual_seed(0)).to(codes.device)]
-        return _latent_preview.with_plain(codes.cpu()) @ _latent_preview.fitted(
-            drawn, decoder.paint(drawn.permute(0, 3, 1, 2))
+        return _latent_preview.append_constant(codes.cpu()) @ _latent_preview.fit_palette(
+            drawn, decoder.decode_colours(drawn.permute(0, 3, 1, 2))
         )
 
-    def preview(self, denoising: Drawing, palette: Tensor) -> Tensor:
+    def preview(self, denoising: TokenDenoising, palette: Tensor) -> Tensor:
         """A pixel for each token; those to come are grey."""
         shown = torch.full((self._grid**2, 3), _GREY, dtype=torch.uint8)
         shown[: denoising.done] = _latent_preview.to_bytes(palette[denoising.chosen])
         return shown.view(self._grid, self._grid, 3)
 
-    def _check(self, picture: Picture, guides: Sequence[Tensor]) -> None:
+    def _check_request(self, picture: ImageSpec, guides: Sequence[Tensor]) -> None:
         if picture.frames != 1:
             raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
         for name, pixels in (("width", picture.width), ("height", picture.height)):
@@ -160,18 +160,18 @@ class Denoiser(Drawer):
                 param="embeds",
             )
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed_tokens(self, tokens: Tensor) -> Tensor:
         module: Any = self.module
         embedded: Tensor = module.prepare_embeddings_for_image_generation(tokens)
         return embedded
 
-    def _scores(self, hidden: Tensor) -> Tensor:
+    def _token_scores(self, hidden: Tensor) -> Tensor:
         module: Any = self.module
         scores: Tensor = module.model.generation_head(hidden)
         return scores
 
 
-class ImageDecoder(Loaded):
+class JanusImageDecoder(LoadedComponent):
     """The decoder of the VQ-VAE: tokens to a picture, see ``contract.ImageDecoder``."""
 
     def __init__(self, module: Any, mean: Sequence[float], deviation: Sequence[float]) -> None:
@@ -182,7 +182,7 @@ class ImageDecoder(Loaded):
         self._mean, self._deviation = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
 
     @torch.no_grad()
-    def codes(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         """[codes, width]: what each token says to the decoder."""
         table: Tensor = self._vq.quantize.embedding.weight
         return torch.nn.functional.normalize(table, p=2, dim=-1)
@@ -190,7 +190,7 @@ class ImageDecoder(Loaded):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """[1, 1, rows, columns] tokens to uint8 [H, W, 3] on the CPU."""
-        table = self.codes()
+        table = self.code_vectors()
         tokens = latents.long()
         if latents.shape != (1, 1, self._grid, self._grid) or not bool(
             ((tokens == latents) & (tokens >= 0) & (tokens < len(table))).all()
@@ -201,10 +201,10 @@ class ImageDecoder(Loaded):
                 param="latents",
             )
         surface = table[tokens[0, 0].to(table.device)].permute(2, 0, 1)
-        return _latent_preview.to_bytes(self.paint(surface[None])[0].permute(1, 2, 0).cpu())
+        return _latent_preview.to_bytes(self.decode_colours(surface[None])[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
-    def paint(self, surfaces: Tensor) -> Tensor:
+    def decode_colours(self, surfaces: Tensor) -> Tensor:
         """[B, width, rows, columns] of ``codes`` to colours, float32 [B, 3, H, W], those of pictures in [0, 1]."""
         drawn = self._vq.decoder(self._vq.post_quant_conv(surfaces.to(self._weight))).float()
         colours: Tensor = drawn * self._deviation.to(drawn) + self._mean.to(drawn)
@@ -223,52 +223,54 @@ class Janus:
         checkpoint: Path,
         device: str = "cpu",
         dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
+        limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
         """Load one component alone, of the VQ-VAE its decoder. ``limits`` bound the pictures that ``vision`` takes."""
         checkpoint = Path(checkpoint)
         match component:
             case "vision":
-                module = _load(checkpoint, [*_LANGUAGE, *_DRAWING, *_DRAWN], device, dtype)
-                return _llava_style.VisionEncoder(module.model, checkpoint, ("image",), limits)
+                module = _load_module(checkpoint, [*_LANGUAGE, *_DRAWING, *_DRAWN], device, dtype)
+                return _llava_style.TowerVisionEncoder(module.model, checkpoint, ("image",), limits)
             case "thinker":
-                return Thinker(_load(checkpoint, [*_VISION, *_DRAWING, *_DRAWN], device, dtype), checkpoint, ("image",))
+                return JanusThinker(
+                    _load_module(checkpoint, [*_VISION, *_DRAWING, *_DRAWN], device, dtype), checkpoint, ("image",)
+                )
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
             case "dit":
                 drop = [*_VISION, *_DRAWN, "model.language_model.embed_tokens", "lm_head"]
-                return Denoiser(_load(checkpoint, drop, device, dtype), checkpoint)
+                return JanusDenoiser(_load_module(checkpoint, drop, device, dtype), checkpoint)
             case "vae":
-                return _decoder(checkpoint, device, dtype)
+                return _load_decoder(checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> JanusThinker:
         """See ``contract.Family``."""
         drop = [*_VISION, *_DRAWING, *_DRAWN, "model.language_model.layers", "lm_head"]
-        return Thinker(_load(Path(checkpoint), drop, "cpu", dtype), Path(checkpoint), ("image",))
+        return JanusThinker(_load_module(Path(checkpoint), drop, "cpu", dtype), Path(checkpoint), ("image",))
 
 
-def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> JanusTextEncoder:
     from transformers import AutoTokenizer
 
     drop = [*_VISION, *_DRAWING, *_DRAWN, "model.language_model.layers", "model.language_model.norm", "lm_head"]
-    module = _load(checkpoint, drop, device, dtype)
+    module = _load_module(checkpoint, drop, device, dtype)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    return TextEncoder(module, tokenizer, _context(module.config))
+    return JanusTextEncoder(module, tokenizer, _prompt_context(module.config))
 
 
-def _decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+def _load_decoder(checkpoint: Path, device: str, dtype: str) -> JanusImageDecoder:
     from transformers import AutoImageProcessor
 
     drop = [*_VISION, *_LANGUAGE, *_DRAWING, *(f"model.vqmodel.{part}" for part in ("encoder", "quant_conv"))]
     colours = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
-    return ImageDecoder(_load(checkpoint, drop, device, dtype), colours.image_mean, colours.image_std)
+    return JanusImageDecoder(_load_module(checkpoint, drop, device, dtype), colours.image_mean, colours.image_std)
 
 
-def _load(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+def _load_module(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
     from transformers import JanusForConditionalGeneration
 
-    return loading.load(JanusForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
+    return loading.load_model(JanusForConditionalGeneration, checkpoint, drop=drop, device=device, dtype=dtype)
 
 
 def _system_prompt(checkpoint: Path) -> str:
@@ -280,17 +282,17 @@ def _system_prompt(checkpoint: Path) -> str:
     return DEFAULT_SYSTEM_PROMPT if wanted else ""
 
 
-def _context(config: Any) -> int:
+def _prompt_context(config: Any) -> int:
     """Tokens of a prompt that leave room for a picture."""
     return int(config.text_config.max_position_embeddings - config.vq_config.num_patches**2)
 
 
-def _side(config: Any) -> int:
+def _image_side(config: Any) -> int:
     """Pixels on a side of a picture: the decoder doubles what it has at each level but the first."""
     return int(config.vq_config.num_patches * 2 ** (len(config.vq_config.channel_multiplier) - 1))
 
 
-def _either(told: Any, usual: Any) -> Any:
+def _value_or_default(told: Any, usual: Any) -> Any:
     return usual if told is None else told
 
 

@@ -8,20 +8,20 @@ from omnibus import errors
 from omnibus_models.families import _llava_style
 
 
-class Llava(_llava_style.Family):
+class Llava(_llava_style.TowerFamily):
     """See ``contract.Family``."""
 
     name = "llava"
     architecture = "LlavaForConditionalGeneration"
 
-    def _load(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-        if _tower(checkpoint) == "pixtral":
+    def _load_module(self, checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+        if _tower_kind(checkpoint) == "pixtral":
             # Its pictures are rows with marks at their ends, not tiles.
             raise errors.Fatal(f"{checkpoint} has a Pixtral tower; LLaVA is served with towers of tiles, as CLIP")
-        return super()._load(checkpoint, drop, device, dtype)
+        return super()._load_module(checkpoint, drop, device, dtype)
 
 
-def _tower(checkpoint: Path) -> str:
+def _tower_kind(checkpoint: Path) -> str:
     from transformers import LlavaConfig
 
     config: Any = LlavaConfig.from_pretrained(checkpoint, local_files_only=True)

@@ -3,7 +3,7 @@
 from omnibus_models.families import _llava_style
 
 
-class LlavaNext(_llava_style.Family):
+class LlavaNext(_llava_style.TowerFamily):
     """See ``contract.Family``."""
 
     name = "llava_next"

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from omnibus import errors
 from omnibus_models import loading
-from omnibus_models.contract import Encoded, Loaded, Prepared, no_component
+from omnibus_models.contract import Encoded, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _flow_schedule, _language, _latent_preview
-from omnibus_models.families._ltx2 import Denoiser, Geometry
+from omnibus_models.families._ltx2 import Geometry, Ltx2Denoiser
 
 #: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
 TOKENS = 1024
 
 
 @dataclass
-class TextEncoder(Loaded):
+class Ltx2TextEncoder(LoadedComponent):
     """Prompts to what guides film and sound, [tokens, width of the one + width of the other] beside each other.
 
     See ``contract.TextEncoder``. ``module`` has the ``language`` model and its ``connectors``.
@@ -66,11 +66,11 @@ class TextEncoder(Loaded):
             input_ids=padded, position_ids=positions, use_cache=False, output_hidden_states=True
         ).hidden_states
         return [
-            Encoded(self._connected(torch.stack([state[place, : len(one)] for state in states], -1)), item.meta)
+            Encoded(self._connect_states(torch.stack([state[place, : len(one)] for state in states], -1)), item.meta)
             for place, (one, item) in enumerate(zip(ids, batch, strict=True))
         ]
 
-    def _connected(self, states: Tensor) -> Tensor:
+    def _connect_states(self, states: Tensor) -> Tensor:
         """``states`` [T, H, layers] of one prompt through the connectors, one by one: they are large."""
         module: Any = self.module
         packed = states.new_zeros(1, TOKENS, *states.shape[1:])
@@ -80,7 +80,7 @@ class TextEncoder(Loaded):
         return torch.cat([film[0], sound[0]], -1)[kept[0].bool()]
 
 
-class FilmDecoder(Loaded):
+class Ltx2VideoDecoder(LoadedComponent):
     """The decoder of the film's VAE, see ``contract.VideoDecoder``."""
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ class FilmDecoder(Loaded):
                 f"not {list(latents.shape)}",
                 param="latents",
             )
-        return _latent_preview.to_bytes(self.paint(latents[None])[0].permute(1, 2, 3, 0)).cpu()
+        return _latent_preview.to_bytes(self.decode_colours(latents[None])[0].permute(1, 2, 3, 0)).cpu()
 
     @torch.no_grad()
-    def paint(self, latents: Tensor) -> Tensor:
+    def decode_colours(self, latents: Tensor) -> Tensor:
         """[B, channels, frames, height, width] to colours, float32 [B, 3, frames', H, W] in [0, 1]."""
         from diffusers import LTX2Pipeline
 
@@ -110,7 +110,7 @@ class FilmDecoder(Loaded):
         return colours
 
 
-class SoundDecoder(Loaded):
+class Ltx2AudioDecoder(LoadedComponent):
     """The decoder of the sound's VAE and the vocoder, see ``contract.AudioDecoder``.
 
     ``module`` has the ``vae`` and the ``vocoder``.
@@ -158,75 +158,80 @@ class LTX2:
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
             case "dit":
-                return _denoiser(checkpoint, device, dtype)
+                return _load_denoiser(checkpoint, device, dtype)
             case "vae":
-                return _film_decoder(checkpoint, device, dtype)
+                return _load_video_decoder(checkpoint, device, dtype)
             case "audio_vae":
-                return _sound_decoder(checkpoint, device, dtype)
+                return _load_audio_decoder(checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
 
-def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> Ltx2TextEncoder:
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import AutoTokenizer, Gemma3ForConditionalGeneration
 
     from omnibus_models import diffusers_loading
 
-    _require(checkpoint, "text_encoder", "Gemma3ForConditionalGeneration")
+    _require_class(checkpoint, "text_encoder", "Gemma3ForConditionalGeneration")
     drop = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
     part = checkpoint / "text_encoder"
-    language = loading.load(Gemma3ForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
-    connectors = diffusers_loading.load(LTX2TextConnectors, checkpoint, "connectors", device=device, dtype=dtype)
+    language = loading.load_model(Gemma3ForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+    connectors = diffusers_loading.load_model(LTX2TextConnectors, checkpoint, "connectors", device=device, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True)
-    return TextEncoder(nn.ModuleDict({"language": language, "connectors": connectors}), tokenizer)
+    return Ltx2TextEncoder(nn.ModuleDict({"language": language, "connectors": connectors}), tokenizer)
 
 
-def _denoiser(checkpoint: Path, device: str, dtype: str) -> Denoiser:
+def _load_denoiser(checkpoint: Path, device: str, dtype: str) -> Ltx2Denoiser:
     from diffusers import LTX2VideoTransformer3DModel
 
     from omnibus_models import diffusers_loading
 
-    module = diffusers_loading.load(LTX2VideoTransformer3DModel, checkpoint, "transformer", device=device, dtype=dtype)
-    return Denoiser(
-        module, _flow_schedule.load(checkpoint), _geometry(checkpoint), partial(_palette, checkpoint, device)
+    module = diffusers_loading.load_model(
+        LTX2VideoTransformer3DModel, checkpoint, "transformer", device=device, dtype=dtype
+    )
+    return Ltx2Denoiser(
+        module,
+        _flow_schedule.load_scheduler(checkpoint),
+        _read_geometry(checkpoint),
+        partial(_load_palette, checkpoint, device),
     )
 
 
-def _palette(checkpoint: Path, device: str, channels: int) -> Tensor:
-    decoder = _film_decoder(checkpoint, device, "float32")
-    return _latent_preview.of_plain(channels, lambda latents: decoder.paint(latents)[:, :, 0])
+def _load_palette(checkpoint: Path, device: str, channels: int) -> Tensor:
+    decoder = _load_video_decoder(checkpoint, device, "float32")
+    return _latent_preview.fit_surface_colours(channels, lambda latents: decoder.decode_colours(latents)[:, :, 0])
 
 
-def _film_decoder(checkpoint: Path, device: str, dtype: str) -> FilmDecoder:
+def _load_video_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2VideoDecoder:
     from diffusers import AutoencoderKLLTX2Video
 
     from omnibus_models import diffusers_loading
 
-    module = diffusers_loading.load(
+    module = diffusers_loading.load_model(
         AutoencoderKLLTX2Video, checkpoint, "vae", drop=("encoder",), device=device, dtype=dtype
     )
     if module.config.timestep_conditioning:
         raise errors.Fatal(f"{checkpoint} decodes films with more noise, which this family does not serve")
-    return FilmDecoder(module)
+    return Ltx2VideoDecoder(module)
 
 
-def _sound_decoder(checkpoint: Path, device: str, dtype: str) -> SoundDecoder:
+def _load_audio_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2AudioDecoder:
     from diffusers import AutoencoderKLLTX2Audio
     from diffusers.pipelines.ltx2 import vocoder
 
     from omnibus_models import diffusers_loading
 
-    kind = getattr(vocoder, _require(checkpoint, "vocoder", "LTX2Vocoder", "LTX2VocoderWithBWE"))
+    kind = getattr(vocoder, _require_class(checkpoint, "vocoder", "LTX2Vocoder", "LTX2VocoderWithBWE"))
     parts = {
-        "vae": diffusers_loading.load(
+        "vae": diffusers_loading.load_model(
             AutoencoderKLLTX2Audio, checkpoint, "audio_vae", drop=("encoder",), device=device, dtype=dtype
         ),
-        "vocoder": diffusers_loading.load(kind, checkpoint, "vocoder", device=device, dtype=dtype),
+        "vocoder": diffusers_loading.load_model(kind, checkpoint, "vocoder", device=device, dtype=dtype),
     }
-    return SoundDecoder(nn.ModuleDict(parts), _geometry(checkpoint))
+    return Ltx2AudioDecoder(nn.ModuleDict(parts), _read_geometry(checkpoint))
 
 
-def _geometry(checkpoint: Path) -> Geometry:
+def _read_geometry(checkpoint: Path) -> Geometry:
     """From the configurations of both VAEs; their weights are not needed."""
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
 
@@ -248,7 +253,7 @@ def _geometry(checkpoint: Path) -> Geometry:
     )
 
 
-def _require(checkpoint: Path, part: str, *known: str) -> str:
+def _require_class(checkpoint: Path, part: str, *known: str) -> str:
     """The class of ``part``. Raises ``Fatal`` for one that is not among the ``known``."""
     try:
         _, found = json.loads((checkpoint / "model_index.json").read_text())[part]

@@ -18,14 +18,14 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import media
 from omnibus_models.attention import Crossing
-from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared, Prompt
+from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared, TokenizedPrompt
 from omnibus_models.families import _language
 from omnibus_models.families._vision_language import VisionLanguage
 
 _TOGETHER = 4  # pictures that an answer sees: what is kept of each is as much as of thousands of tokens
 
 
-class _Look(NamedTuple):
+class _CrossAttentionSpan(NamedTuple):
     """Positions ``begin`` to ``end`` of a prompt look at rows ``first`` to ``last`` of its pictures."""
 
     begin: int
@@ -35,27 +35,27 @@ class _Look(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Aside:
+class MllamaCrossAttention:
     """Cross-attention of a prompt of ``length`` positions to ``rows`` [R, H], see ``attention.Attention``."""
 
     rows: Tensor
-    looks: Sequence[_Look]
+    looks: Sequence[_CrossAttentionSpan]
     length: int
 
     spans = ()
 
     @property
-    def kept(self) -> Tensor:
-        return self._seen(self.length - 1, self.length)[0]
+    def answer_rows(self) -> Tensor:
+        return self._visible_rows(self.length - 1, self.length)[0]
 
     def mask(self, begin: int, end: int) -> Crossing:
-        seen = self._seen(begin, end)
+        seen = self._visible_rows(begin, end)
         fed = seen.any(-1)
         # Who sees nothing looks at everything, as in the library.
         seen |= ~fed[:, None]
         return Crossing(None, seen[None, None], fed[None], self.rows[None] if begin == 0 else None)
 
-    def _seen(self, begin: int, end: int) -> Tensor:
+    def _visible_rows(self, begin: int, end: int) -> Tensor:
         """Bool [T, R]."""
         seen = torch.zeros(end - begin, len(self.rows), dtype=torch.bool, device=self.rows.device)
         for look in self.looks:
@@ -63,7 +63,7 @@ class Aside:
         return seen
 
 
-class Thinker(_language.Thinker):
+class MllamaThinker(_language.LanguageThinker):
     """The language model of Llama 3.2 Vision, see ``contract.CrossDecoder``."""
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
@@ -92,7 +92,7 @@ class Thinker(_language.Thinker):
         return hidden
 
     @torch.no_grad()
-    def assemble(self, prompt: Prompt, media: Sequence[Encoded]) -> Prefill:
+    def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """The text as it is, and the rows of the pictures aside."""
         layout = self.layout(prompt, media)
         inputs = self.embed(torch.tensor(layout.ids, device=self.device))
@@ -100,10 +100,10 @@ class Thinker(_language.Thinker):
         aside = None
         if media:
             rows = torch.cat([item.embeds for item in media]).to(self.device, self.dtype)
-            aside = Aside(rows, self._looks(layout.ids, media), len(layout.ids))
-        return Prefill(inputs, layout.positions.to(self.device), layout.delta, from_encoder, aside)
+            aside = MllamaCrossAttention(rows, self._attention_spans(layout.ids, media), len(layout.ids))
+        return PrefillInputs(inputs, layout.positions.to(self.device), layout.delta, from_encoder, aside)
 
-    def _looks(self, ids: Sequence[int], media: Sequence[Encoded]) -> list[_Look]:
+    def _attention_spans(self, ids: Sequence[int], media: Sequence[Encoded]) -> list[_CrossAttentionSpan]:
         from transformers.models.mllama.processing_mllama import get_cross_attention_token_mask
 
         [token] = self._placeholders
@@ -111,13 +111,13 @@ class Thinker(_language.Thinker):
         for index, (begin, end) in enumerate(get_cross_attention_token_mask(list(ids), token)):
             first = index * self._tiles * self._patches
             last = first + media[index].meta["tiles"] * self._patches
-            found.append(_Look(begin, len(ids) if end == -1 else end, first, last))
+            found.append(_CrossAttentionSpan(begin, len(ids) if end == -1 else end, first, last))
         return found
 
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         return torch.arange(ids.shape[1])[None, None], 0
 
-    def _expand(self, prompt: Prompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+    def _expand_prompt(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         """Every picture is one token."""
         starts = [place for place, token in enumerate(prompt.ids) if token in self._placeholders]
         for first, last in zip(starts, starts[_TOGETHER:], strict=False):
@@ -128,18 +128,18 @@ class Thinker(_language.Thinker):
                 )
         return list(prompt.ids), starts
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
         if not 1 <= operator.index(meta["tiles"]) <= self._tiles:
             raise ValueError("no such number of tiles")
         return self._tiles * self._patches
 
 
 @dataclass
-class VisionEncoder(Loaded):
+class MllamaVisionEncoder(LoadedComponent):
     """Pictures in tiles through the vision model and the projector, see ``contract.Encoder``."""
 
     images: Any
-    limits: media.Limits
+    limits: media.MediaDecodeLimits
 
     modalities = frozenset({"image"})
 
@@ -147,7 +147,7 @@ class VisionEncoder(Loaded):
         """Decode and preprocess one file: ``pixels`` [1, 1, tiles, 3, side, side], ``ratio`` [1, 1], ``mask``."""
         if modality != "image":
             raise errors.BadRequest(f"this encoder takes image, not {modality}")
-        out = self.images(images=[media.image(data, self.limits)], return_tensors="pt")
+        out = self.images(images=[media.decode_image(data, self.limits)], return_tensors="pt")
         [[tiles]] = out["num_tiles"]
         features = {
             "pixels": out["pixel_values"],
@@ -180,20 +180,24 @@ class Mllama(VisionLanguage):
     architecture = "MllamaForConditionalGeneration"
     eyes = ("model.vision_model", "model.multi_modal_projector")
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> MllamaThinker:
         """See ``contract.Family``. Always ``Fatal``: engines that run the layers have none that look aside."""
         raise errors.Fatal(
             "layers of Llama 3.2 Vision look at pictures aside, which no other engine does; "
             "declare services.engines:transformers for it"
         )
 
-    def _vision(self, module: Any, checkpoint: Path, limits: media.Limits) -> VisionEncoder:
+    def _make_vision_encoder(
+        self, module: Any, checkpoint: Path, limits: media.MediaDecodeLimits
+    ) -> MllamaVisionEncoder:
         from transformers import AutoImageProcessor
 
-        return VisionEncoder(module, AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True), limits)
+        return MllamaVisionEncoder(
+            module, AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True), limits
+        )
 
-    def _thinker(self, module: Any, checkpoint: Path) -> Thinker:
-        return Thinker(module, checkpoint)
+    def _make_thinker(self, module: Any, checkpoint: Path) -> MllamaThinker:
+        return MllamaThinker(module, checkpoint)
 
 
 FAMILY = Mllama()

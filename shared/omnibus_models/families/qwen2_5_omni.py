@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Loaded, Prefill, Prepared
-from omnibus_models.dit_vocoder import Vocoding
+from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared
+from omnibus_models.dit_vocoder import DitVocoding
 from omnibus_models.families import _omni, _omni_audio, _qwen
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -22,13 +22,13 @@ _DIT = {r"^token2wav\.code2wav_dit_model\.": ""}
 _BIGVGAN = {r"^token2wav\.code2wav_bigvgan_model\.": ""}
 
 
-class AudioEncoder(_omni_audio.AudioEncoder):
+class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
     """Sound through the audio tower, see ``contract.Encoder``."""
 
     # As the joint processor pads: the last frames see silence after the end.
     padding = "max_length"
 
-    def rows(self, frames: int) -> int:
+    def row_count(self, frames: int) -> int:
         """Rows that ``frames`` mel frames become."""
         return audio_rows(frames)
 
@@ -65,18 +65,18 @@ class AudioEncoder(_omni_audio.AudioEncoder):
         return [Encoded(row, item.meta) for row, item in zip(split, batch, strict=True)]
 
 
-class Thinker(_qwen.Thinker):
+class Qwen25OmniThinker(_qwen.QwenThinker):
     """The language model of Qwen2.5-Omni; a talker can follow."""
 
     speaks = True
 
     def __init__(self, module: Any, checkpoint: Path, talker: Any) -> None:
         super().__init__(module, checkpoint, ("image", "video", "audio"))
-        self._begins = {name: int(voice["bos_token"]) for name, voice in _voices(checkpoint).items()}
+        self._begins = {name: int(voice["bos_token"]) for name, voice in _read_voices(checkpoint).items()}
         self._ends = (talker.tts_text_end_token_id, talker.tts_text_pad_token_id)
 
     @torch.no_grad()
-    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+    def talker_prompt(self, prefill: PrefillInputs, hidden: Tensor, voice: str) -> Tensor:
         """[T + 3, H]: hidden plus text embedding per position, then begin, end and pad of speech."""
         _omni_audio.require_voice(voice, self._begins)
         # A media row's own embedding is left out: the talker hears of media through hidden states alone.
@@ -88,16 +88,18 @@ class Thinker(_qwen.Thinker):
         """[B, H] inputs and hidden of one decode step to rows for the talker."""
         return inputs + hidden
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
-        return audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._rows(meta)
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
+        return (
+            audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._row_count(meta)
+        )
 
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
         module: Any = self.module
         lengths = [item.meta["audio_len"] for item in media if item.meta["modality"] == "audio"]
         return module.get_rope_index(
             ids,
-            _qwen.grids(media, "image"),
-            _qwen.grids(media, "video"),
+            _qwen.media_grids(media, "image"),
+            _qwen.media_grids(media, "video"),
             torch.ones_like(ids),
             False,
             torch.tensor(lengths),
@@ -105,7 +107,7 @@ class Thinker(_qwen.Thinker):
         )
 
 
-class Talker(_qwen.Decoder):
+class Qwen25OmniTalker(_qwen.QwenDecoder):
     """Thinker rows in, codec codes out, see ``contract.Talker``.
 
     The library adds the codec's begin and pad embeddings, and M-RoPE, only when it is given a mask;
@@ -134,7 +136,7 @@ class Talker(_qwen.Decoder):
         return scores
 
     @torch.no_grad()
-    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> Prefill:
+    def start(self, rows: Tensor, layout: Tensor, first: Tensor, voice: str) -> PrefillInputs:
         """Prompt rows, begin of speech and the first generated token; the codec's marks on the last two."""
         module: Any = self.module
         marks = torch.tensor([module.codec_pad_token, module.codec_bos_token], device=self.device)
@@ -143,7 +145,7 @@ class Talker(_qwen.Decoder):
         more = layout[:, -1:].max() + torch.arange(1, 3, device=layout.device)
         places = torch.cat([layout, more.expand(layout.shape[0], 2)], dim=1).to(self.device)
         delta = int(places.max()) + 1 - len(inputs)
-        return Prefill(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
+        return PrefillInputs(inputs, places, delta, torch.zeros(len(inputs), dtype=torch.bool, device=self.device))
 
     @torch.no_grad()
     def step_inputs(self, codes: Tensor, rows: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ class Talker(_qwen.Decoder):
 
 
 @dataclass
-class Vocoder(Loaded):
+class Qwen25OmniVocoder(LoadedComponent):
     """DiT and BigVGAN, always in float32 as in the library, see ``contract.Vocoder``."""
 
     dit: Any
@@ -166,52 +168,54 @@ class Vocoder(Loaded):
         """Samples that one code becomes."""
         return int(self.dit.config.repeats * math.prod(self.bigvgan.config.upsample_rates))
 
-    def open(self, voice: str, seed: int) -> Vocoding:
+    def open(self, voice: str, seed: int) -> DitVocoding:
         """Begin one waveform. The noise is drawn on the CPU, so it is the same on every device."""
         _omni_audio.require_voice(voice, self.voices)
         chosen, device = self.voices[voice], self.dit.device
-        return Vocoding(
+        return DitVocoding(
             self.dit, self.bigvgan, chosen["cond"].float().to(device), chosen["ref_mel"].float().to(device), seed
         )
 
 
-class Qwen25Omni(_omni.Omni):
+class Qwen25Omni(_omni.OmniFamily):
     """See ``contract.Family``."""
 
     name = "qwen2_5_omni"
     library = "Qwen2_5Omni"
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Qwen25OmniThinker:
         """See ``contract.Family``."""
         checkpoint = Path(checkpoint)
-        config = self._config(checkpoint)
+        config = self._load_config(checkpoint)
         drop = ("visual", "audio_tower", "model.layers", "lm_head")
-        return self._thinker(self._part(config, checkpoint, drop, "cpu", dtype), checkpoint, config)
+        return self._make_thinker(self._load_part(config, checkpoint, drop, "cpu", dtype), checkpoint, config)
 
-    def _audio(self, module: Any, features: Any, limits: media.Limits) -> AudioEncoder:
+    def _make_audio_encoder(
+        self, module: Any, features: Any, limits: media.MediaDecodeLimits
+    ) -> Qwen25OmniAudioEncoder:
         # The extractor would cut off silently what is longer than its window.
         seconds = min(limits.seconds, float(features.chunk_length))
-        return AudioEncoder(module, features, dataclasses.replace(limits, seconds=seconds))
+        return Qwen25OmniAudioEncoder(module, features, dataclasses.replace(limits, seconds=seconds))
 
-    def _thinker(self, module: Any, checkpoint: Path, config: Any) -> Thinker:
-        return Thinker(module, checkpoint, config.talker_config)
+    def _make_thinker(self, module: Any, checkpoint: Path, config: Any) -> Qwen25OmniThinker:
+        return Qwen25OmniThinker(module, checkpoint, config.talker_config)
 
-    def _talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
+    def _load_talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen25OmniTalker:
         from transformers import Qwen2_5OmniTalkerForConditionalGeneration as TalkerModel
 
-        module = loading.load(TalkerModel, checkpoint, device=device, dtype=dtype, config=config.talker_config)
-        return Talker(module, self._max_codes(checkpoint))
+        module = loading.load_model(TalkerModel, checkpoint, device=device, dtype=dtype, config=config.talker_config)
+        return Qwen25OmniTalker(module, self._max_codes(checkpoint))
 
-    def _vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
+    def _load_vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen25OmniVocoder:
         from transformers import Qwen2_5OmniToken2WavBigVGANModel as BigVGANModel
         from transformers import Qwen2_5OmniToken2WavDiTModel as DiTModel
 
         parts = config.token2wav_config
-        dit = loading.load(DiTModel, checkpoint, device=device, config=parts.dit_config, key_mapping=_DIT)
-        bigvgan = loading.load(
+        dit = loading.load_model(DiTModel, checkpoint, device=device, config=parts.dit_config, key_mapping=_DIT)
+        bigvgan = loading.load_model(
             BigVGANModel, checkpoint, device=device, config=parts.bigvgan_config, key_mapping=_BIGVGAN
         )
-        return Vocoder(nn.ModuleList([dit, bigvgan]), dit, bigvgan, _voices(checkpoint))
+        return Qwen25OmniVocoder(nn.ModuleList([dit, bigvgan]), dit, bigvgan, _read_voices(checkpoint))
 
 
 def audio_rows(frames: int) -> int:
@@ -219,7 +223,7 @@ def audio_rows(frames: int) -> int:
     return ((frames - 1) // 2 - 1) // 2 + 1
 
 
-def _voices(checkpoint: Path) -> dict[str, dict[str, Any]]:
+def _read_voices(checkpoint: Path) -> dict[str, dict[str, Any]]:
     path = Path(checkpoint) / "spk_dict.pt"
     if not path.exists():
         raise errors.Fatal(f"{path} is missing; it holds the voices")

@@ -6,7 +6,7 @@ Frames of a video are one position apart, however far apart in time they are.
 from omnibus_models.families import _qwen_vl
 
 
-class Qwen2VL(_qwen_vl.Family):
+class Qwen2VL(_qwen_vl.QwenVlFamily):
     """See ``contract.Family``."""
 
     name = "qwen2_vl"

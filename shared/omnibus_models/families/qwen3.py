@@ -1,5 +1,5 @@
 """Qwen3: a language model (``Qwen3ForCausalLM``)."""
 
-from omnibus_models.families._text_only import Language
+from omnibus_models.families._text_only import TextFamily
 
-FAMILY = Language("qwen3", "Qwen3ForCausalLM")
+FAMILY = TextFamily("qwen3", "Qwen3ForCausalLM")

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Layout, Loaded, Prefill, Prepared
+from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared, PromptLayout
 from omnibus_models.families import _code2wav, _omni, _omni_audio, _qwen, _qwen3, _qwen3_talker
-from omnibus_models.families._qwen3_talker import Talker
+from omnibus_models.families._qwen3_talker import Qwen3Talker
 
 RATE = 24_000  # samples per second of the released vocoder; no configuration names it
 _CODE2WAV = {r"^code2wav\.": ""}
 _PREFIX = 3  # tokens that begin an answer: a mark, the role, a line break
 
 
-class AudioEncoder(_omni_audio.AudioEncoder):
+class Qwen3OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
     """Sound through the audio tower, see ``contract.Encoder``."""
 
     padding = True
     least = 480  # the spectrum of anything shorter than its window cannot be taken
 
-    def rows(self, frames: int) -> int:
+    def row_count(self, frames: int) -> int:
         """Rows that ``frames`` mel frames become."""
-        return _audio_rows(frames, self._tower.n_window)
+        return _audio_rows(frames, self._audio_tower.n_window)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -38,31 +38,31 @@ class AudioEncoder(_omni_audio.AudioEncoder):
         The library pads windows to the longest of a call, and its convolutions see the padding: with a longer one
         beside it a short sound would be heard differently.
         """
-        window = 2 * self._tower.n_window
+        window = 2 * self._audio_tower.n_window
         full = [index for index, item in enumerate(batch) if item.meta["audio_len"] >= window]
         groups = [full] if full else []
         groups += [[index] for index in range(len(batch)) if index not in full]
         rows = {
             index: row
             for group in groups
-            for index, row in zip(group, self._heard([batch[index] for index in group]), strict=True)
+            for index, row in zip(group, self._encode_group([batch[index] for index in group]), strict=True)
         }
         return [Encoded(rows[index], item.meta) for index, item in enumerate(batch)]
 
     @property
-    def _tower(self) -> Any:
+    def _audio_tower(self) -> Any:
         module: Any = self.module
         return module.audio_tower
 
-    def _heard(self, group: Sequence[Prepared]) -> Sequence[Tensor]:
+    def _encode_group(self, group: Sequence[Prepared]) -> Sequence[Tensor]:
         mels = torch.cat([item.features["features"] for item in group], dim=1)
         lengths = torch.tensor([item.meta["audio_len"] for item in group])
-        tower = self._tower
+        tower = self._audio_tower
         out = tower(mels.to(tower.device), feature_lens=lengths.to(tower.device))
         return out.last_hidden_state.split([item.meta["n_tokens"] for item in group])
 
 
-class Thinker(_qwen3.Thinker):
+class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
     """The language model of Qwen3-Omni; a talker can follow.
 
     Of text the talker hears token embeddings, of media what a layer in the middle says. So hidden rows are
@@ -90,7 +90,7 @@ class Thinker(_qwen3.Thinker):
         return super().logits(hidden[..., : self.width])
 
     @torch.no_grad()
-    def talker_prompt(self, prefill: Prefill, hidden: Tensor, voice: str) -> Tensor:
+    def talker_prompt(self, prefill: PrefillInputs, hidden: Tensor, voice: str) -> Tensor:
         """[S + 3, H]: what users say and how the answer begins, then begin, end and pad of speech."""
         if prefill.spoken is None:
             raise errors.BadRequest(
@@ -98,7 +98,7 @@ class Thinker(_qwen3.Thinker):
                 "own; ask for text",
                 param="modalities",
             )
-        _qwen3_talker.speaker(self._config.talker_config, voice)
+        _qwen3_talker.speaker_code(self._config.talker_config, voice)
         places = prefill.spoken[0].to(self.device)
         rows = torch.where(
             prefill.media[places, None], hidden[places, self.width :], prefill.inputs[places, : self.width]
@@ -111,35 +111,35 @@ class Thinker(_qwen3.Thinker):
         """[B, H] inputs of one decode step as they are."""
         return inputs
 
-    def _said(self, out: Any) -> Tensor:
+    def _backbone_hidden(self, out: Any) -> Tensor:
         hidden: Tensor = out.last_hidden_state
         return torch.cat([hidden, out.hidden_states[self._layer - 1]], dim=-1) if self.speaks else hidden
 
-    def _rows(self, meta: Mapping[str, Any]) -> int:
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
         if meta["modality"] != "audio":
-            return super()._rows(meta)
+            return super()._row_count(meta)
         frames = operator.index(meta["audio_len"])
         if frames < 1:
             raise ValueError("no such length")
         return _audio_rows(frames, self._config.thinker_config.audio_config.n_window)
 
-    def _positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-        return _places(self.module, ids, media)
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+        return _position_ids(self.module, ids, media)
 
-    def _spoken(self, layout: Layout, media: Sequence[Encoded]) -> Tensor | None:
+    def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
         """Int32 [5, S] for each row that the talker hears of: its place, 1 if it is of media, its positions."""
         if not self.speaks or layout.ids[-_PREFIX] != self._config.im_start_token_id:
             return None
         ids = torch.tensor(layout.ids)
-        heard = self._heard(ids)
+        heard = self._talker_mask(ids)
         places = heard.nonzero()[:, 0]
         ids = ids[places]
         among = [item for item, start in zip(media, layout.starts, strict=True) if heard[start]]
-        positions, _ = _places(self._counter, ids[None], among)
+        positions, _ = _position_ids(self._counter, ids[None], among)
         of_media = torch.isin(ids, torch.tensor(list(self._placeholders)))
         return torch.cat([torch.stack([places, of_media]), positions[:, 0]]).to(torch.int32)
 
-    def _heard(self, ids: Tensor) -> Tensor:
+    def _talker_mask(self, ids: Tensor) -> Tensor:
         """[T] bool: what users say, and how the answer begins."""
         places = torch.arange(len(ids))
         begins = torch.where(ids == self._config.im_start_token_id, places, -1).cummax(0).values.clamp(min=0)
@@ -148,7 +148,7 @@ class Thinker(_qwen3.Thinker):
 
 
 @dataclass
-class Vocoder(Loaded):
+class Qwen3OmniVocoder(LoadedComponent):
     """Code2Wav, see ``contract.Vocoder``. The voice is in the codes."""
 
     code2wav: Any
@@ -165,45 +165,45 @@ class Vocoder(Loaded):
         """Samples that one more frame becomes; the first gives fewer."""
         return _code2wav.per_frame(self.code2wav.config)
 
-    def open(self, voice: str, seed: int) -> _code2wav.Vocoding:
+    def open(self, voice: str, seed: int) -> _code2wav.Code2WavVocoding:
         """Begin one waveform. There is no noise in it."""
-        _qwen3_talker.speaker(self.talker, voice)
-        return _code2wav.Vocoding(self.code2wav)
+        _qwen3_talker.speaker_code(self.talker, voice)
+        return _code2wav.Code2WavVocoding(self.code2wav)
 
 
-class Qwen3OmniMoe(_omni.Omni):
+class Qwen3OmniMoe(_omni.OmniFamily):
     """See ``contract.Family``."""
 
     name = "qwen3_omni_moe"
     library = "Qwen3OmniMoe"
-    encoder = _qwen3.VisionEncoder
+    encoder = _qwen3.Qwen3DeepstackVisionEncoder
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Thinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Qwen3OmniThinker:
         """See ``contract.Family``. Always ``Fatal``: other engines give rows of the last layer alone."""
         raise errors.Fatal(
             "the talker of Qwen3-Omni hears a layer in the middle of its thinker, which no other engine gives; "
             "declare services.engines:transformers for it"
         )
 
-    def _audio(self, module: Any, features: Any, limits: media.Limits) -> AudioEncoder:
-        return AudioEncoder(module, features, limits)
+    def _make_audio_encoder(self, module: Any, features: Any, limits: media.MediaDecodeLimits) -> Qwen3OmniAudioEncoder:
+        return Qwen3OmniAudioEncoder(module, features, limits)
 
-    def _thinker(self, module: Any, checkpoint: Path, config: Any) -> Thinker:
-        return Thinker(module, checkpoint, config)
+    def _make_thinker(self, module: Any, checkpoint: Path, config: Any) -> Qwen3OmniThinker:
+        return Qwen3OmniThinker(module, checkpoint, config)
 
-    def _talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Talker:
+    def _load_talker(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen3Talker:
         from transformers import Qwen3OmniMoeForConditionalGeneration as Whole
 
         # The library knows by the whole model alone how experts are stored.
         drop = ["thinker", "code2wav"]
-        module = loading.load(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
+        module = loading.load_model(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
         # The last of the frames never becomes one.
-        return Talker(module.talker, self._max_codes(checkpoint) - 1)
+        return Qwen3Talker(module.talker, self._max_codes(checkpoint) - 1)
 
-    def _vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Vocoder:
+    def _load_vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen3OmniVocoder:
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-        module = loading.load(
+        module = loading.load_model(
             Qwen3OmniMoeCode2Wav,
             checkpoint,
             device=device,
@@ -211,10 +211,10 @@ class Qwen3OmniMoe(_omni.Omni):
             config=config.code2wav_config,
             key_mapping=_CODE2WAV,
         )
-        return Vocoder(module, module, config.talker_config)
+        return Qwen3OmniVocoder(module, module, config.talker_config)
 
 
-def _places(counter: Any, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+def _position_ids(counter: Any, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """[3, 1, T] positions and the delta of later tokens, as ``counter`` counts them. Stateless."""
     from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as library
 
@@ -222,8 +222,8 @@ def _places(counter: Any, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor
     positions, delta = library.Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index(
         counter,
         ids,
-        _qwen.grids(media, "image"),
-        _qwen.grids(media, "video"),
+        _qwen.media_grids(media, "image"),
+        _qwen.media_grids(media, "video"),
         torch.ones_like(ids),
         False,
         torch.tensor(lengths),

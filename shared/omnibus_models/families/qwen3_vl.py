@@ -12,7 +12,7 @@ from omnibus_models.contract import Encoded, Prepared
 from omnibus_models.families import _qwen3, _qwen_vl
 
 
-class Thinker(_qwen3.Thinker, _qwen_vl.Thinker):
+class Qwen3VlThinker(_qwen3.Qwen3DeepstackThinker, _qwen_vl.QwenVlThinker):
     """The language model of Qwen3-VL."""
 
     def _check_time(self, meta: Mapping[str, Any]) -> None:
@@ -20,9 +20,9 @@ class Thinker(_qwen3.Thinker, _qwen_vl.Thinker):
         if len(seconds) != frames or not all(0 <= float(second) < math.inf for second in seconds):
             raise ValueError("no such time")
 
-    def _expanded(self, token: int, item: Encoded) -> list[int]:
+    def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
         if item.meta["modality"] != "video":
-            return super()._expanded(token, item)
+            return super()._expand_placeholder(token, item)
         module: Any = self.module
         begin, end = module.config.vision_start_token_id, module.config.vision_end_token_id
         seconds = item.meta["seconds"]
@@ -34,32 +34,32 @@ class Thinker(_qwen3.Thinker, _qwen_vl.Thinker):
         return [id for time in times for id in (*time, *frame)]
 
 
-class VisionEncoder(_qwen3.VisionEncoder):
+class Qwen3VlVisionEncoder(_qwen3.Qwen3DeepstackVisionEncoder):
     """Images and videos, see ``contract.Encoder``. The meta data of a video say the ``seconds`` of its frames."""
 
-    def _video(self, data: memoryview) -> Prepared:
-        clip = media.video(data, self.limits)
+    def _prepare_video(self, data: memoryview) -> Prepared:
+        clip = media.decode_video(data, self.limits)
         size = self.videos.temporal_patch_size
         # Frames are taken ``size`` at a time, and the library does not take fewer.
         frames = clip.frames.repeat(size, 0) if len(clip.frames) < size else clip.frames
         out = self.videos(videos=[frames], do_sample_frames=False, return_tensors="pt", **self.video_options)
-        more = {"seconds": _seconds(len(clip.frames), clip.fps, size)}
-        return self._prepared("video", out["pixel_values_videos"], out["video_grid_thw"], more)
+        more = {"seconds": _frame_seconds(len(clip.frames), clip.fps, size)}
+        return self._make_prepared("video", out["pixel_values_videos"], out["video_grid_thw"], more)
 
 
-def _seconds(count: int, fps: float, size: int) -> list[float]:
+def _frame_seconds(count: int, fps: float, size: int) -> list[float]:
     """The middle of each ``size`` of ``count`` frames; the last frame fills up."""
     times = [min(index, count - 1) / fps for index in range(-(-count // size) * size)]
     return [(times[first] + times[first + size - 1]) / 2 for first in range(0, len(times), size)]
 
 
-class Qwen3VL(_qwen_vl.Family):
+class Qwen3VL(_qwen_vl.QwenVlFamily):
     """See ``contract.Family``."""
 
     name = "qwen3_vl"
     architecture = "Qwen3VLForConditionalGeneration"
-    encoder = VisionEncoder
-    thinker = Thinker
+    encoder = Qwen3VlVisionEncoder
+    thinker = Qwen3VlThinker
 
 
 FAMILY = Qwen3VL()

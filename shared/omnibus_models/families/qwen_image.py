@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
+from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _flow_schedule, _latent_preview, _qwen
 
 #: What the pipeline says around a prompt, and how many tokens of that are left out again at the beginning.
@@ -30,7 +30,7 @@ Plane = tuple[int, int, int]
 
 
 @dataclass
-class TextEncoder(Loaded):
+class QwenImageTextEncoder(LoadedComponent):
     """Prompts to hidden states of a Qwen2.5-VL language model, see ``contract.TextEncoder``."""
 
     tokenizer: Any
@@ -68,7 +68,7 @@ class TextEncoder(Loaded):
 
 
 @dataclass
-class Denoising:
+class QwenImageDenoising:
     """One picture in the making, see ``contract.Denoising``.
 
     ``shape`` are the planes of the picture, and then of the one that it is made of.
@@ -106,18 +106,18 @@ class Denoising:
 
     def advance(self, velocities: Tensor) -> None:
         """Euler's step along what the transformer said for each of ``guides``, in the pipeline's precisions."""
-        self.velocity = velocities[0] if self.rows == 1 else self._guided(*velocities)
+        self.velocity = velocities[0] if self.rows == 1 else self._apply_guidance(*velocities)
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
         self.latents = (self.latents.float() + length * self.velocity).to(self.velocity.dtype)
         self.done += 1
 
-    def _guided(self, wanted: Tensor, unwanted: Tensor) -> Tensor:
+    def _apply_guidance(self, wanted: Tensor, unwanted: Tensor) -> Tensor:
         """Away from the negative prompt, at the length of the prompt's own velocity."""
         away = unwanted + self.guidance * (wanted - unwanted)
         return away * (torch.norm(wanted, dim=-1, keepdim=True) / torch.norm(away, dim=-1, keepdim=True))
 
 
-class Denoiser(Loaded):
+class QwenImageDenoiser(LoadedComponent):
     """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
 
     def __init__(self, module: Any, checkpoint: Path, scheduler: Any, unit: int) -> None:
@@ -130,21 +130,23 @@ class Denoiser(Loaded):
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
 
-    def open(self, picture: Picture, guides: Sequence[Tensor]) -> Denoising:
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> QwenImageDenoising:
         """Draw the noise and lay out the steps. A negative prompt counts only with a guidance above 1."""
-        return self._open(picture, guides, torch.zeros(0, self._channels * _PATCH**2))
+        return self._start_denoising(picture, guides, torch.zeros(0, self._channels * _PATCH**2))
 
-    def _open(self, picture: Picture, guides: Sequence[Tensor], image: Tensor, *planes: Plane) -> Denoising:
+    def _start_denoising(
+        self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor, *planes: Plane
+    ) -> QwenImageDenoising:
         """``image`` [tokens, channels] fills ``planes``."""
-        plane = self._plane(picture)
+        plane = self._latent_plane(picture)
         if any(guide.dim() != 2 or guide.shape[1] != self._width or not len(guide) for guide in guides):
             raise errors.BadRequest(f"a prompt's embeddings must be [tokens, {self._width}] here", param="embeds")
         sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, plane[1] * plane[2])
         guidance = GUIDANCE if picture.guidance is None else picture.guidance
         chosen = guides if guidance > 1 else guides[:1]
-        return Denoising(
+        return QwenImageDenoising(
             shape=(plane, *planes),
-            latents=self._noise(plane, picture.seed).to(self._device),
+            latents=self._draw_noise(plane, picture.seed).to(self._device),
             image=image.to(self._device, self._dtype),
             guides=tuple(guide.to(self._device, self._dtype) for guide in chosen),
             guidance=guidance,
@@ -153,7 +155,7 @@ class Denoiser(Loaded):
         )
 
     @torch.no_grad()
-    def step(self, batch: Sequence[Denoising]) -> None:
+    def step(self, batch: Sequence[QwenImageDenoising]) -> None:
         """One forward pass for all prompts and negative prompts, then each picture's own step."""
         guides = [guide for each in batch for guide in each.guides]
         lengths = torch.tensor([len(guide) for guide in guides], device=self._device)
@@ -172,22 +174,24 @@ class Denoiser(Loaded):
         for each, velocities in zip(batch, made.split([each.rows for each in batch]), strict=True):
             each.advance(velocities)
 
-    def latents(self, denoising: Denoising) -> Tensor:
+    def latents(self, denoising: QwenImageDenoising) -> Tensor:
         """[channels, 1, height, width] float32 on the CPU."""
-        return self._unpacked(denoising.latents, denoising.shape[0]).float().cpu()
+        return self._unpack_latents(denoising.latents, denoising.shape[0]).float().cpu()
 
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds to a plain surface, and what the latter has by itself."""
-        return _latent_preview.of_plain(self._channels, decoder(self._checkpoint, str(self._device), "float32").paint)
+        return _latent_preview.fit_surface_colours(
+            self._channels, load_decoder(self._checkpoint, str(self._device), "float32").decode_colours
+        )
 
-    def preview(self, denoising: Denoising, palette: Tensor) -> Tensor:
+    def preview(self, denoising: QwenImageDenoising, palette: Tensor) -> Tensor:
         """A pixel for each latent, of where the last velocity would lead if it stayed as it is."""
         latents = denoising.latents
         if denoising.velocity is not None:
             latents = latents - denoising.sigmas[denoising.done] * denoising.velocity
-        return _latent_preview.shown(self._unpacked(latents, denoising.shape[0])[:, 0], palette)
+        return _latent_preview.render_preview(self._unpack_latents(latents, denoising.shape[0])[:, 0], palette)
 
-    def _plane(self, picture: Picture) -> Plane:
+    def _latent_plane(self, picture: ImageSpec) -> Plane:
         side = self.unit * _PATCH
         if picture.frames != 1:
             raise errors.BadRequest("this model makes pictures, not videos: frames must be 1", param="frames")
@@ -196,19 +200,19 @@ class Denoiser(Loaded):
                 raise errors.BadRequest(f"{name} must be a multiple of {side}, not {pixels}", param=name)
         return 1, picture.height // side, picture.width // side
 
-    def _noise(self, plane: Plane, seed: int) -> Tensor:
+    def _draw_noise(self, plane: Plane, seed: int) -> Tensor:
         _, rows, columns = plane
         size = (1, self._channels, _PATCH * rows, _PATCH * columns)
-        return self._packed(torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype))
+        return self._pack_latents(torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=self._dtype))
 
-    def _packed(self, latents: Tensor) -> Tensor:
+    def _pack_latents(self, latents: Tensor) -> Tensor:
         """[1, channels, height, width] as the transformer takes them."""
         from diffusers import QwenImagePipeline
 
         packed: Tensor = QwenImagePipeline._pack_latents(latents, *latents.shape)
         return packed[0]
 
-    def _unpacked(self, latents: Tensor, plane: Plane) -> Tensor:
+    def _unpack_latents(self, latents: Tensor, plane: Plane) -> Tensor:
         from diffusers import QwenImagePipeline
 
         _, rows, columns = plane
@@ -216,7 +220,7 @@ class Denoiser(Loaded):
         return unpacked[0]
 
 
-class ImageDecoder(Loaded):
+class QwenImageDecoder(LoadedComponent):
     """The decoder of the VAE, see ``contract.ImageDecoder``."""
 
     def __init__(self, module: Any) -> None:
@@ -233,10 +237,10 @@ class ImageDecoder(Loaded):
                 f"this decoder takes latents [{self._mean.shape[1]}, 1, height, width], not {list(latents.shape)}",
                 param="latents",
             )
-        return _latent_preview.to_bytes(self.paint(latents[None])[0].permute(1, 2, 0).cpu())
+        return _latent_preview.to_bytes(self.decode_colours(latents[None])[0].permute(1, 2, 0).cpu())
 
     @torch.no_grad()
-    def paint(self, latents: Tensor) -> Tensor:
+    def decode_colours(self, latents: Tensor) -> Tensor:
         """[B, channels, 1, height, width] to colours, float32 [B, 3, H, W] in [0, 1]."""
         module: Any = self.module
         out = module.decode(latents.to(self._weight) / self._scale + self._mean, return_dict=False)[0][:, :, 0]
@@ -257,28 +261,32 @@ class QwenImage:
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
             case "dit":
-                return denoiser(checkpoint, device, dtype)
+                return load_denoiser(checkpoint, device, dtype)
             case "vae":
-                return decoder(checkpoint, device, dtype)
+                return load_decoder(checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
 
-def _text_encoder(checkpoint: Path, device: str, dtype: str) -> TextEncoder:
+def _text_encoder(checkpoint: Path, device: str, dtype: str) -> QwenImageTextEncoder:
     from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
     drop = ["model.visual", "lm_head"]
     part = checkpoint / "text_encoder"
-    module = loading.load(Qwen2_5_VLForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
-    return TextEncoder(module, AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
+    module = loading.load_model(Qwen2_5_VLForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+    return QwenImageTextEncoder(module, AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True))
 
 
-def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = Denoiser) -> Denoiser:
+def load_denoiser(
+    checkpoint: Path, device: str, dtype: str, kind: type[QwenImageDenoiser] = QwenImageDenoiser
+) -> QwenImageDenoiser:
     """The transformer with its schedule as a ``kind`` of denoiser."""
     from diffusers import QwenImageTransformer2DModel
 
     from omnibus_models import diffusers_loading
 
-    module = diffusers_loading.load(QwenImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype)
+    module = diffusers_loading.load_model(
+        QwenImageTransformer2DModel, checkpoint, "transformer", device=device, dtype=dtype
+    )
     if module.config.guidance_embeds:
         raise errors.Fatal(f"{checkpoint} is distilled for guidance, which this family does not serve")
     try:
@@ -286,18 +294,18 @@ def denoiser(checkpoint: Path, device: str, dtype: str, kind: type[Denoiser] = D
         halvings = len(json.loads((checkpoint / "vae" / "config.json").read_text())["temperal_downsample"])
     except (OSError, ValueError, KeyError) as error:
         raise errors.Fatal(f"{checkpoint} lacks the configuration of its VAE: {error}") from error
-    return kind(module, checkpoint, _flow_schedule.load(checkpoint), 2**halvings)
+    return kind(module, checkpoint, _flow_schedule.load_scheduler(checkpoint), 2**halvings)
 
 
-def decoder(checkpoint: Path, device: str, dtype: str) -> ImageDecoder:
+def load_decoder(checkpoint: Path, device: str, dtype: str) -> QwenImageDecoder:
     """The VAE without its encoder."""
     from diffusers import AutoencoderKLQwenImage
 
     from omnibus_models import diffusers_loading
 
     drop = ("encoder", "quant_conv")
-    return ImageDecoder(
-        diffusers_loading.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
+    return QwenImageDecoder(
+        diffusers_loading.load_model(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
     )
 
 

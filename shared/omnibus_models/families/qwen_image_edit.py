@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, Loaded, Picture, Prepared, no_component
+from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _qwen, qwen_image
 from omnibus_models.limits import check_aspect
 
@@ -36,7 +36,7 @@ AREA = 1024 * 1024
 _SIDE = 32  # both sides of a picture become multiples of it
 
 
-class VisionEncoder(_qwen.VisionEncoder):
+class QwenImageEditVisionEncoder(_qwen.QwenVisionEncoder):
     """The vision tower, see ``contract.Encoder``."""
 
     modalities = frozenset({"image"})
@@ -44,17 +44,17 @@ class VisionEncoder(_qwen.VisionEncoder):
     def prepare(self, data: memoryview, modality: str) -> Prepared:
         """Decode, bring to the pipeline's size and preprocess one file."""
         _check_image(modality)
-        picture = _sized(media.image(data, self.limits), _area(self.images))
+        picture = _resize_image(media.decode_image(data, self.limits), _target_area(self.images))
         out = self.images(images=[picture], return_tensors="pt")
-        return self._prepared("image", out["pixel_values"], out["image_grid_thw"], {})
+        return self._make_prepared("image", out["pixel_values"], out["image_grid_thw"], {})
 
 
 @dataclass
-class PictureEncoder(Loaded):
+class ImageLatentEncoder(LoadedComponent):
     """The encoder of the VAE, see ``contract.Encoder``: what it makes are latents [channels, 1, height, width]."""
 
     area: int
-    limits: media.Limits
+    limits: media.MediaDecodeLimits
 
     modalities = frozenset({"image"})
 
@@ -63,7 +63,7 @@ class PictureEncoder(Loaded):
         from diffusers.image_processor import VaeImageProcessor
 
         _check_image(modality)
-        picture = _sized(media.image(data, self.limits), self.area)
+        picture = _resize_image(media.decode_image(data, self.limits), self.area)
         pixels = VaeImageProcessor(vae_scale_factor=_SIDE).preprocess(picture)[0]
         count = picture.width * picture.height // 16**2
         return Prepared("image", {"pixels": pixels}, {"modality": "image", "n_tokens": count})
@@ -71,9 +71,9 @@ class PictureEncoder(Loaded):
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
         """One after the other: the library keeps caches on the module."""
-        return [Encoded(self._latents(item.features["pixels"]), item.meta) for item in batch]
+        return [Encoded(self._encode_latents(item.features["pixels"]), item.meta) for item in batch]
 
-    def _latents(self, pixels: Tensor) -> Tensor:
+    def _encode_latents(self, pixels: Tensor) -> Tensor:
         module: Any = self.module
         weight = next(module.encoder.parameters())
         found = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode()[0]
@@ -86,7 +86,7 @@ class PictureEncoder(Loaded):
 
 
 @dataclass
-class TextEncoder(Loaded):
+class QwenImageEditTextEncoder(LoadedComponent):
     """Prompts about a picture to hidden states of a Qwen2.5-VL language model, see ``contract.TextEncoder``."""
 
     tokenizer: Any
@@ -105,13 +105,13 @@ class TextEncoder(Loaded):
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
         if len(items) != 1:
             raise errors.BadRequest(f"this model edits one picture, not {len(items)}", param="items")
-        count = self._count(items[0])
+        count = self._row_count(items[0])
         given = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
         said = len(given) - SKIPPED - 1
         if said > TOKENS:
             raise errors.ContextTooLong(f"the prompt has {said} tokens; this model takes {TOKENS}", param="prompt")
         ids = torch.tensor([one for token in given for one in [token] * (count if token == self._slot else 1)])
-        features = {"ids": ids, "positions": self._positions(ids, items[0]), "rows": items[0].embeds}
+        features = {"ids": ids, "positions": self._count_positions(ids, items[0]), "rows": items[0].embeds}
         return Prepared("text", features, {"modality": "text", "n_tokens": said + count})
 
     @torch.no_grad()
@@ -132,7 +132,7 @@ class TextEncoder(Loaded):
         ).last_hidden_state
         return [Encoded(row[SKIPPED : len(one)], item.meta) for row, one, item in zip(out, ids, batch, strict=True)]
 
-    def _positions(self, ids: Tensor, item: Encoded) -> Tensor:
+    def _count_positions(self, ids: Tensor, item: Encoded) -> Tensor:
         """[3, T]. The pipeline forgets to say which tokens are a picture's, and the library then counts them as text.
 
         The released weights were trained with a picture's own positions, so they are counted here.
@@ -141,13 +141,13 @@ class TextEncoder(Loaded):
         found, _ = module.model.get_rope_index(
             ids[None],
             mm_token_type_ids=(ids[None] == self._slot).long(),
-            image_grid_thw=_qwen.grids([item], "image"),
+            image_grid_thw=_qwen.media_grids([item], "image"),
             attention_mask=torch.ones_like(ids[None]),
         )
         positions: Tensor = found[:, 0]
         return positions
 
-    def _count(self, item: Encoded) -> int:
+    def _row_count(self, item: Encoded) -> int:
         """Return the picture's number of rows. Raises ``BadRequest`` when its shape is not what its meta data says."""
         try:
             frames, rows, columns = (operator.index(extent) for extent in item.meta["grid_thw"])
@@ -165,12 +165,14 @@ class TextEncoder(Loaded):
         return count
 
 
-class Denoiser(qwen_image.Denoiser):
+class QwenImageEditDenoiser(qwen_image.QwenImageDenoiser):
     """Qwen-Image's transformer, which sees the latents of a picture beside the noise, see ``contract.Denoiser``."""
 
     edits = True
 
-    def open(self, picture: Picture, guides: Sequence[Tensor], image: Tensor | None = None) -> qwen_image.Denoising:
+    def open(
+        self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor | None = None
+    ) -> qwen_image.QwenImageDenoising:
         """Begin a picture as Qwen-Image does.
 
         ``image`` [channels, 1, height, width] is read before this returns, and not kept.
@@ -184,7 +186,9 @@ class Denoiser(qwen_image.Denoiser):
                 f"not {list(image.shape)}",
                 param="image",
             )
-        return self._open(picture, guides, self._packed(image.transpose(0, 1)), (1, height // 2, width // 2))
+        return self._start_denoising(
+            picture, guides, self._pack_latents(image.transpose(0, 1)), (1, height // 2, width // 2)
+        )
 
 
 class QwenImageEdit:
@@ -199,57 +203,63 @@ class QwenImageEdit:
         checkpoint: Path,
         device: str = "cpu",
         dtype: str = "float32",
-        limits: media.Limits = media.DEFAULT,
+        limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
         """Load one component alone. ``limits`` bound the pictures that ``vision`` and ``vae_encoder`` accept."""
         checkpoint = Path(checkpoint)
         match component:
             case "vision":
-                module = _language(checkpoint, ["model.language_model", "lm_head"], device, dtype)
-                return VisionEncoder(module, _images(checkpoint), None, {}, limits)
+                module = _load_language_model(checkpoint, ["model.language_model", "lm_head"], device, dtype)
+                return QwenImageEditVisionEncoder(module, _load_image_processor(checkpoint), None, {}, limits)
             case "text_encoder":
                 from transformers import AutoTokenizer
 
                 tokenizer = AutoTokenizer.from_pretrained(checkpoint / "processor", local_files_only=True)
-                return TextEncoder(_language(checkpoint, ["model.visual", "lm_head"], device, dtype), tokenizer)
+                return QwenImageEditTextEncoder(
+                    _load_language_model(checkpoint, ["model.visual", "lm_head"], device, dtype), tokenizer
+                )
             case "vae_encoder":
-                return _encoder(checkpoint, device, dtype, limits)
+                return _load_image_encoder(checkpoint, device, dtype, limits)
             case "dit":
-                return qwen_image.denoiser(checkpoint, device, dtype, Denoiser)
+                return qwen_image.load_denoiser(checkpoint, device, dtype, QwenImageEditDenoiser)
             case "vae":
-                return qwen_image.decoder(checkpoint, device, dtype)
+                return qwen_image.load_decoder(checkpoint, device, dtype)
         raise no_component(self.name, self.components, component)
 
 
-def _language(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+def _load_language_model(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     part = checkpoint / "text_encoder"
-    return loading.load(Qwen2_5_VLForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
+    return loading.load_model(Qwen2_5_VLForConditionalGeneration, part, drop=drop, device=device, dtype=dtype)
 
 
-def _encoder(checkpoint: Path, device: str, dtype: str, limits: media.Limits) -> PictureEncoder:
+def _load_image_encoder(
+    checkpoint: Path, device: str, dtype: str, limits: media.MediaDecodeLimits
+) -> ImageLatentEncoder:
     from diffusers import AutoencoderKLQwenImage
 
     from omnibus_models import diffusers_loading
 
     drop = ("decoder", "post_quant_conv")
-    module = diffusers_loading.load(AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype)
-    return PictureEncoder(module, _area(_images(checkpoint)), limits)
+    module = diffusers_loading.load_model(
+        AutoencoderKLQwenImage, checkpoint, "vae", drop=drop, device=device, dtype=dtype
+    )
+    return ImageLatentEncoder(module, _target_area(_load_image_processor(checkpoint)), limits)
 
 
-def _images(checkpoint: Path) -> Any:
+def _load_image_processor(checkpoint: Path) -> Any:
     from transformers import AutoImageProcessor
 
     return AutoImageProcessor.from_pretrained(checkpoint / "processor", local_files_only=True)
 
 
-def _area(images: Any) -> int:
+def _target_area(images: Any) -> int:
     """Pixels that pictures are brought to: the pipeline's, and never more than the language model is shown."""
     return min(AREA, int(images.size["longest_edge"]))
 
 
-def _sized(picture: Image.Image, area: int) -> Image.Image:
+def _resize_image(picture: Image.Image, area: int) -> Image.Image:
     """``picture`` of about ``area`` pixels, in its proportions. Raises ``BadMedia`` for one that is a line."""
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 

@@ -47,12 +47,12 @@ def build(
     recipe: dict[str, Any] = {"seed": seed, "llm_seed": llm_seed}
     if wide:
         recipe["wide"] = marker["wide"] = True
-    if not _complete(target, marker):
-        _write(family_name, target, recipe, marker)
+    if not _is_complete(target, marker):
+        _write_checkpoint(family_name, target, recipe, marker)
     return target
 
 
-def _complete(target: Path, marker: dict[str, object]) -> bool:
+def _is_complete(target: Path, marker: dict[str, object]) -> bool:
     if not target.exists() or not any(target.iterdir()):
         return False
     found = target / MARKER
@@ -64,34 +64,34 @@ def _complete(target: Path, marker: dict[str, object]) -> bool:
     raise errors.Fatal(f"{target} holds another checkpoint; remove it or choose another directory")
 
 
-def _write(family_name: str, target: Path, recipe: Mapping[str, Any], marker: dict[str, object]) -> None:
+def _write_checkpoint(family_name: str, target: Path, recipe: Mapping[str, Any], marker: dict[str, object]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     workshop = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         importlib.import_module(f"{__name__}.{family_name}").write(workshop, **recipe)
         (workshop / MARKER).write_text(json.dumps(marker))
-        _readable(workshop)
-        _publish(workshop, target, marker)
+        _make_readable(workshop)
+        _publish_checkpoint(workshop, target, marker)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
 
 
-def _readable(workshop: Path) -> None:
+def _make_readable(workshop: Path) -> None:
     # Private modes of temporary directories and weight files would lock out a service under another user.
     workshop.chmod(0o755)
     for path in workshop.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def _publish(workshop: Path, target: Path, marker: dict[str, object]) -> None:
+def _publish_checkpoint(workshop: Path, target: Path, marker: dict[str, object]) -> None:
     old = workshop.with_name(f"{workshop.name}-old")
     try:
-        if target.exists() and not _complete(target, marker):
+        if target.exists() and not _is_complete(target, marker):
             os.rename(target, old)
         os.rename(workshop, target)
     except OSError:
         # Another process finished first; both built the same bytes, so its result serves as well.
-        if not _complete(target, marker):
+        if not _is_complete(target, marker):
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)

@@ -44,7 +44,7 @@ _TURNS = (
 )
 
 
-def template(image: str = "", video: str = "", audio: str = "", *, system: bool = True) -> str:
+def build_chat_template(image: str = "", video: str = "", audio: str = "", *, system: bool = True) -> str:
     """The ChatML template with the strings that stand for one media item each.
 
     Where a chat begins without a system message, the usual one comes before it, unless ``system`` is false.
@@ -53,7 +53,7 @@ def template(image: str = "", video: str = "", audio: str = "", *, system: bool 
     return text.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)
 
 
-def tokenizer(
+def train_tokenizer(
     special: Sequence[str],
     names: Mapping[str, str],
     chat_template: str,

@@ -7,19 +7,19 @@ from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 # The library imports torchvision along with its models as soon as it sees it installed.
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def write(model: Any, config: Any, directory: Path, seed: int, wide: bool, **more: Any) -> None:
     """Write a model and its tokenizer to ``directory``: its class is ``model``, and ``config`` takes ``more``."""
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, {}, _chat_tokenizer.template())
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, {}, _chat_tokenizer.build_chat_template())
     rope = {"rope_type": "default", "rope_theta": 1e4}
     made = model(config(**{**_qwen.text_config(tokenizer, wide), "rope_parameters": rope, **more})).eval()
-    _weights.spread(made, seed)
-    _weights.sharpen(made)
+    _weights.redraw_weights(made, seed)
+    _weights.sharpen_attention(made)
     _weights.speak_words(made.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.greedy(made.generation_config, tokenizer)
+    _qwen.set_greedy(made.generation_config, tokenizer)
     made.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

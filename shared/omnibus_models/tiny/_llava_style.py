@@ -13,7 +13,7 @@ _WIDTH = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 _WIDE = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-def language(kind: str, tokenizer: Any, wide: bool = False) -> dict[str, Any]:
+def language_config(kind: str, tokenizer: Any, wide: bool = False) -> dict[str, Any]:
     """Two layers of the library's ``kind``, [T, 64] hidden states, two key/value heads of 16, or one of 32."""
     config: dict[str, Any] = {
         "model_type": kind,
@@ -32,7 +32,7 @@ def language(kind: str, tokenizer: Any, wide: bool = False) -> dict[str, Any]:
     return {**config, **_WIDE} if wide else config
 
 
-def clip() -> dict[str, Any]:
+def clip_config() -> dict[str, Any]:
     """A CLIP tower: 16 patches and one row for all of a tile. The last layer of three is not used."""
     return {
         **_WIDTH,
@@ -44,7 +44,7 @@ def clip() -> dict[str, Any]:
     }
 
 
-def siglip() -> dict[str, Any]:
+def siglip_config() -> dict[str, Any]:
     """A SigLIP tower: 16 patches of a tile."""
     return {
         **_WIDTH,
@@ -56,12 +56,12 @@ def siglip() -> dict[str, Any]:
     }
 
 
-def save(directory: Path, model: Any, processor: Any, seed: int, llm_seed: int | None) -> None:
+def save_checkpoint(directory: Path, model: Any, processor: Any, seed: int, llm_seed: int | None) -> None:
     """Draw the weights, those of the language model from ``llm_seed`` if there is one, and write all of it."""
-    _weights.spread(model.eval(), seed)
+    _weights.redraw_weights(model.eval(), seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _weights.speak_words(model.lm_head.weight, processor.tokenizer, stop_gain=3.0)
-    _qwen.greedy(model.generation_config, processor.tokenizer)
+    _qwen.set_greedy(model.generation_config, processor.tokenizer)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)

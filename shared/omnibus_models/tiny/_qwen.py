@@ -49,7 +49,7 @@ def vision_config() -> dict[str, Any]:
     }
 
 
-def _geometry(patch: int) -> dict[str, Any]:
+def _patch_geometry(patch: int) -> dict[str, Any]:
     unit = (2 * patch) ** 2  # pixels of one visual token
     size = {"shortest_edge": 4 * unit, "longest_edge": 64 * unit}
     return {"size": size, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
@@ -59,17 +59,17 @@ def image_processor(patch: int = PATCH) -> Any:
     """4 to 64 tokens per image."""
     from transformers import Qwen2VLImageProcessor
 
-    return Qwen2VLImageProcessor(**_geometry(patch))
+    return Qwen2VLImageProcessor(**_patch_geometry(patch))
 
 
 def video_processor(patch: int = PATCH) -> Any:
     """4 to 64 tokens per pair of frames."""
     from transformers import Qwen2VLVideoProcessor
 
-    return Qwen2VLVideoProcessor(**_geometry(patch), cap_pixels_per_frame=False)
+    return Qwen2VLVideoProcessor(**_patch_geometry(patch), cap_pixels_per_frame=False)
 
 
-def greedy(generation_config: Any, tokenizer: Any) -> None:
+def set_greedy(generation_config: Any, tokenizer: Any) -> None:
     """End of turn and greedy choice as the checkpoint's own defaults."""
     # Derived settings lose every field that the model's configuration does not know when they are read back.
     generation_config._from_model_config = False

@@ -18,7 +18,7 @@ _EMBEDDED = ("class_embedding", "image_newline")
 
 
 @torch.no_grad()
-def spread(module: nn.Module, seed: int) -> None:
+def redraw_weights(module: nn.Module, seed: int) -> None:
     """Redraw all weights with standard deviation 1/sqrt(fan in).
 
     The library's default of 0.02 gives almost tied logits in a tiny model: then equality of answers
@@ -42,13 +42,13 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
     ``head`` [vocabulary, H] is the output matrix: a zero row has logit 0, which never is the largest.
     ``stop_gain`` weighs end of turn: some answers should end by themselves, none at once.
     """
-    gains = [_HEAD_GAIN if _readable(tokenizer.decode([index])) else 0.0 for index in range(len(head))]
+    gains = [_HEAD_GAIN if _is_readable(tokenizer.decode([index])) else 0.0 for index in range(len(head))]
     gains[tokenizer.eos_token_id] = stop_gain
     head *= torch.tensor(gains)[:, None]
 
 
 @torch.no_grad()
-def sharpen(module: nn.Module) -> None:
+def sharpen_attention(module: nn.Module) -> None:
     """Sharper attention where ``spread`` gives none: in models that bring queries to one length by a norm."""
     for name, parameter in module.named_parameters():
         if name.endswith("q_norm.weight"):
@@ -56,11 +56,11 @@ def sharpen(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def soften(head: Tensor, ids: Iterable[int]) -> None:
+def soften_logits(head: Tensor, ids: Iterable[int]) -> None:
     """Bring the logits of ``ids`` close to 0: in the middle of the others, so hardly ever sampled."""
     for index in ids:
         head[index] *= _SOFT_GAIN
 
 
-def _readable(text: str) -> bool:
+def _is_readable(text: str) -> bool:
     return text in {".", ",", "?"} or (text[:1] == " " and text[1:] in WORDS)

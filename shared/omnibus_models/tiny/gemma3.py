@@ -9,7 +9,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 TOKENS = 16  # of a picture
 WINDOW = 24
@@ -61,28 +61,30 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """
     from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
-    tokenizer = _chat_tokenizer.tokenizer(_SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>")
-    model = Gemma3ForConditionalGeneration(config(tokenizer, wide)).eval()
-    _weights.spread(model, seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(
+        _SPECIAL, _NAMES, _TEMPLATE, bos="<bos>", eos="<end_of_turn>", pad="<pad>"
+    )
+    model = Gemma3ForConditionalGeneration(build_config(tokenizer, wide)).eval()
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    _attend(model.model.language_model)
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _sharpen_attention(model.model.language_model)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.greedy(model.generation_config, tokenizer)
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = Gemma3ImageProcessor(size={"height": _SIDE, "width": _SIDE})
     Gemma3Processor(images, tokenizer, chat_template=_TEMPLATE, image_seq_length=TOKENS).save_pretrained(directory)
 
 
 @torch.no_grad()
-def _attend(llm: nn.Module) -> None:
+def _sharpen_attention(llm: nn.Module) -> None:
     """Sharper attention: queries are normed, so that the size of their projection says nothing."""
     for name, parameter in llm.named_parameters():
         if name.endswith("q_norm.weight"):  # the norm's gain is one more
             parameter.fill_(1.0)
 
 
-def config(tokenizer: Any, wide: bool = False) -> Any:
+def build_config(tokenizer: Any, wide: bool = False) -> Any:
     """The configuration of a tiny Gemma 3 with the ids of ``tokenizer``."""
     from transformers import Gemma3Config
 

@@ -9,7 +9,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 _CODES = 64
 _BEGIN, _END = "<|dit_token_64|>", "<|dit_token_65|>"
@@ -49,16 +49,16 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5Config, T5EncoderModel
 
-    processor = _processor()
-    prior = GlmImageForConditionalGeneration(_prior(processor.tokenizer)).eval()
+    processor = _build_processor()
+    prior = GlmImageForConditionalGeneration(_build_prior(processor.tokenizer)).eval()
     text_encoder = T5EncoderModel(T5Config(**_GLYPH_ENCODER)).eval()
     transformer = GlmImageTransformer2DModel(**_TRANSFORMER).eval()
     vae = AutoencoderKL(**_VAE).eval()
     for module in (prior, text_encoder, transformer, vae):
-        _weights.spread(module, seed)
+        _weights.redraw_weights(module, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([prior.model.language_model, prior.lm_head]), llm_seed)
-    _calm(vae)
+        _weights.redraw_weights(nn.ModuleList([prior.model.language_model, prior.lm_head]), llm_seed)
+    _damp_decoder(vae)
     told = prior.generation_config
     told._from_model_config = False
     told.eos_token_id, told.pad_token_id = _CODES + 1, processor.tokenizer.pad_token_id
@@ -78,17 +78,17 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 
 @torch.no_grad()
-def _calm(vae: Any) -> None:
+def _damp_decoder(vae: Any) -> None:
     """Let colours follow the latents: random residual branches alone would paint the same whatever they are."""
     for name, parameter in vae.decoder.named_parameters():
         if name.endswith(("conv2.weight", "to_out.0.weight")):
             parameter *= 0.1
 
 
-def _processor() -> Any:
+def _build_processor() -> Any:
     from transformers import GlmImageImageProcessor, GlmImageProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
     tokenizer.add_special_tokens({"bos_token": _BEGIN})
     # Pictures to begin with become 1 to 16 tokens.
     size = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}
@@ -96,7 +96,7 @@ def _processor() -> Any:
     return GlmImageProcessor(images, tokenizer, chat_template=TEMPLATE)
 
 
-def _prior(tokenizer: Any) -> Any:
+def _build_prior(tokenizer: Any) -> Any:
     from transformers import GlmImageConfig
 
     return GlmImageConfig(

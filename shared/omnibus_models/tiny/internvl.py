@@ -5,7 +5,7 @@ from pathlib import Path
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 NAMES = {
@@ -14,7 +14,7 @@ NAMES = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
-TEMPLATE = _chat_tokenizer.template(image="<IMG_CONTEXT>{{ '\\n' }}", video="<video>{{ '\\n' }}")
+TEMPLATE = _chat_tokenizer.build_chat_template(image="<IMG_CONTEXT>{{ '\\n' }}", video="<video>{{ '\\n' }}")
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
@@ -27,7 +27,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         InternVLVideoProcessor,
     )
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
     rows = (_llava_style.SIDE // _llava_style.PATCH // 2) ** 2
     config = InternVLConfig(
         vision_config={
@@ -38,7 +38,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
             "image_size": [_llava_style.SIDE, _llava_style.SIDE],
             "patch_size": [_llava_style.PATCH, _llava_style.PATCH],
         },
-        text_config=_llava_style.language("qwen2", tokenizer),
+        text_config=_llava_style.language_config("qwen2", tokenizer),
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
         image_seq_length=rows,
         downsample_ratio=0.5,
@@ -52,4 +52,4 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         image_seq_length=rows,
         chat_template=TEMPLATE,
     )
-    _llava_style.save(directory, InternVLForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save_checkpoint(directory, InternVLForConditionalGeneration(config), processor, seed, llm_seed)

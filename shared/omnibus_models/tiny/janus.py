@@ -9,7 +9,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _llava_style, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 _BEGIN, _END, _PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SPECIAL = (_BEGIN, _END, _PAD, "<image_placeholder>", "<begin_of_image>", "<end_of_image>")
@@ -34,14 +34,14 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the language model alone."""
     from transformers import JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
-    model = JanusForConditionalGeneration(_config(tokenizer)).eval()
-    _weights.spread(model, seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE, bos=_BEGIN, eos=_END, pad=_PAD)
+    model = JanusForConditionalGeneration(_build_config(tokenizer)).eval()
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    _calm(model.model.vqmodel)
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _damp_decoder(model.model.vqmodel)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.greedy(model.generation_config, tokenizer)
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.guidance_scale = 5.0
     model.generation_config.generation_kwargs = {"boi_token_id": tokenizer.boi_token_id}
@@ -53,18 +53,18 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 
 @torch.no_grad()
-def _calm(vqmodel: Any) -> None:
+def _damp_decoder(vqmodel: Any) -> None:
     """Let colours follow the tokens: random residual branches alone would paint the same whatever they are."""
     for name, parameter in vqmodel.decoder.named_parameters():
         if name.endswith(("conv2.weight", "proj_out.weight")):
             parameter *= 0.1
 
 
-def _config(tokenizer: Any) -> Any:
+def _build_config(tokenizer: Any) -> Any:
     from transformers import JanusConfig
 
     return JanusConfig(
-        text_config=_llava_style.language("llama", tokenizer),
+        text_config=_llava_style.language_config("llama", tokenizer),
         vision_config={
             "hidden_size": 32,
             "num_hidden_layers": 2,

@@ -5,7 +5,7 @@ from pathlib import Path
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 # As the released one: parts alone, and the pictures of a message before its text.
@@ -24,10 +24,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
     names = {"image_token": "<image>"}
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
     config = LlavaConfig(
-        vision_config=_llava_style.clip(),
-        text_config=_llava_style.language("llama", tokenizer, wide),
+        vision_config=_llava_style.clip_config(),
+        text_config=_llava_style.language_config("llama", tokenizer, wide),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=(_llava_style.SIDE // _llava_style.PATCH) ** 2,
         vision_feature_layer=-2,
@@ -42,4 +42,4 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
         vision_feature_select_strategy="default",
         chat_template=TEMPLATE,
     )
-    _llava_style.save(directory, LlavaForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save_checkpoint(directory, LlavaForConditionalGeneration(config), processor, seed, llm_seed)

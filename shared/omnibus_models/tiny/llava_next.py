@@ -5,7 +5,7 @@ from pathlib import Path
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 # As those of Llama 3 and Mistral, it writes the begin of the text itself.
@@ -35,10 +35,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
 
     names = {"image_token": "<image>"}
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, names, TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
     config = LlavaNextConfig(
-        vision_config=_llava_style.clip(),
-        text_config={**_llava_style.language("mistral", tokenizer), "sliding_window": None},
+        vision_config=_llava_style.clip_config(),
+        text_config={**_llava_style.language_config("mistral", tokenizer), "sliding_window": None},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_grid_pinpoints=_GRID,
         image_seq_length=(_llava_style.SIDE // _llava_style.PATCH) ** 2,
@@ -54,4 +54,4 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         vision_feature_select_strategy="default",
         chat_template=TEMPLATE,
     )
-    _llava_style.save(directory, LlavaNextForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save_checkpoint(directory, LlavaNextForConditionalGeneration(config), processor, seed, llm_seed)

@@ -5,7 +5,7 @@ from pathlib import Path
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _llava_style
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 # As the released one: parts alone, and the pictures of a message before its videos, both before its text.
@@ -39,10 +39,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     )
 
     names = {"image_token": "<image>", "video_token": "<video>"}
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, names, TEMPLATE)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, names, TEMPLATE)
     config = LlavaOnevisionConfig(
-        vision_config=_llava_style.siglip(),
-        text_config=_llava_style.language("qwen2", tokenizer),
+        vision_config=_llava_style.siglip_config(),
+        text_config=_llava_style.language_config("qwen2", tokenizer),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
         image_grid_pinpoints=_GRID,
@@ -60,4 +60,4 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         vision_aspect_ratio=_RATIO,
         chat_template=TEMPLATE,
     )
-    _llava_style.save(directory, LlavaOnevisionForConditionalGeneration(config), processor, seed, llm_seed)
+    _llava_style.save_checkpoint(directory, LlavaOnevisionForConditionalGeneration(config), processor, seed, llm_seed)

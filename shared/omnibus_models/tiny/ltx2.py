@@ -9,7 +9,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
 _WIDTH, _LAYERS = 32, 2  # of the language model
@@ -24,29 +24,29 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import Gemma3ForConditionalGeneration
 
-    tokenizer = _chat_tokenizer.tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
+    tokenizer = _chat_tokenizer.train_tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
     made = {
-        "text_encoder": Gemma3ForConditionalGeneration(_gemma(tokenizer)),
-        "connectors": LTX2TextConnectors(**_connectors()),
-        "transformer": LTX2VideoTransformer3DModel(**_transformer()),
-        **_decoders(),
+        "text_encoder": Gemma3ForConditionalGeneration(_build_gemma(tokenizer)),
+        "connectors": LTX2TextConnectors(**_connectors_config()),
+        "transformer": LTX2VideoTransformer3DModel(**_transformer_config()),
+        **_build_decoders(),
     }
     for module in made.values():
-        _weights.spread(module.eval(), seed)
+        _weights.redraw_weights(module.eval(), seed)
     if llm_seed is not None:
         encoder = made["text_encoder"]
-        _weights.spread(nn.ModuleList([encoder.model.language_model, encoder.lm_head]), llm_seed)
+        _weights.redraw_weights(nn.ModuleList([encoder.model.language_model, encoder.lm_head]), llm_seed)
     scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
     LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **made).save_pretrained(directory)
 
 
-def _decoders() -> dict[str, Any]:
+def _build_decoders() -> dict[str, Any]:
     """The VAEs, whose latents have means and deviations as released ones have, and the vocoder."""
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
     from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
     made = {
-        "vae": AutoencoderKLLTX2Video(**_vae()),
+        "vae": AutoencoderKLLTX2Video(**_vae_config()),
         "audio_vae": AutoencoderKLLTX2Audio(
             base_channels=_LATENTS,
             ch_mult=(1, 1, 1),
@@ -84,7 +84,7 @@ _SCHEDULE = {
 }
 
 
-def _gemma(tokenizer: Any) -> Any:
+def _build_gemma(tokenizer: Any) -> Any:
     from transformers import Gemma3Config
 
     language = {
@@ -122,7 +122,7 @@ def _gemma(tokenizer: Any) -> Any:
     )
 
 
-def _connectors() -> dict[str, Any]:
+def _connectors_config() -> dict[str, Any]:
     # Without learned registers, of which a thousand rows would drown the few of a prompt.
     heads = {
         "num_attention_heads": 2,
@@ -139,7 +139,7 @@ def _connectors() -> dict[str, Any]:
     }
 
 
-def _transformer() -> dict[str, Any]:
+def _transformer_config() -> dict[str, Any]:
     return {
         "in_channels": _LATENTS,
         "out_channels": _LATENTS,
@@ -160,7 +160,7 @@ def _transformer() -> dict[str, Any]:
     }
 
 
-def _vae() -> dict[str, Any]:
+def _vae_config() -> dict[str, Any]:
     # A latent is 8 x 8 pixels of 8 frames.
     return {
         "latent_channels": _LATENTS,

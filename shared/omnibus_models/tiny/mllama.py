@@ -9,7 +9,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 TILES = 4  # most of a picture
 _SIDE = 4 * _qwen.PATCH  # pixels of a tile
@@ -55,30 +55,30 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
     # The placeholder is no word of the vocabulary: as in the real model it comes behind it.
     names = {"image_token": _IMAGE}
-    tokenizer = _chat_tokenizer.tokenizer(
+    tokenizer = _chat_tokenizer.train_tokenizer(
         _SPECIAL, names, _TEMPLATE, bos="<|begin_of_text|>", eos="<|eot_id|>", pad="<|finetune_right_pad_id|>"
     )
-    model = MllamaForConditionalGeneration(config(tokenizer)).eval()
-    _weights.spread(model, seed)
+    model = MllamaForConditionalGeneration(build_config(tokenizer)).eval()
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    _open(model)
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _open_gates(model)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.greedy(model.generation_config, tokenizer)
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = MllamaImageProcessor(size={"height": _SIDE, "width": _SIDE}, max_image_tiles=TILES)
     MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE).save_pretrained(directory)
 
 
 @torch.no_grad()
-def _open(model: nn.Module) -> None:
+def _open_gates(model: nn.Module) -> None:
     """Open all gates: closed, as the library makes them, nobody would see a picture."""
     for name, parameter in model.named_parameters():
         if "gate" in name.rpartition(".")[2] and parameter.numel() == 1:
             parameter.fill_(0.7)
 
 
-def config(tokenizer: Any) -> Any:
+def build_config(tokenizer: Any) -> Any:
     """The configuration of a tiny Llama 3.2 Vision with the ids of ``tokenizer``."""
     from transformers import MllamaConfig
 

@@ -10,7 +10,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = (
     "<|endoftext|>",
@@ -37,7 +37,7 @@ NAMES = {
     "audio_bos_token": "<|audio_bos|>",
     "audio_eos_token": "<|audio_eos|>",
 }
-_TEMPLATE = _chat_tokenizer.template(
+_TEMPLATE = _chat_tokenizer.build_chat_template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
     video="<|vision_bos|><|VIDEO|><|vision_eos|>",
     audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
@@ -53,23 +53,23 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer, processor and voices to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, _TEMPLATE)
-    model = Qwen2_5OmniForConditionalGeneration(_config(tokenizer, wide)).eval()
-    _weights.spread(model, seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, _TEMPLATE)
+    model = Qwen2_5OmniForConditionalGeneration(_build_config(tokenizer, wide)).eval()
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
-    _listen(model.thinker.audio_tower)
-    _calm(model.token2wav)
+        _weights.redraw_weights(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
+    _amplify_audio_tower(model.thinker.audio_tower)
+    _damp_waveform(model.token2wav)
     _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     # Ends of speech rarely win, so that an answer is usually heard to the end of its two seconds.
-    _weights.soften(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
-    _qwen.greedy(model.generation_config, tokenizer)
+    _weights.soften_logits(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5OmniProcessor(
-        _qwen.image_processor(), _qwen.video_processor(), _ears(), tokenizer, chat_template=_TEMPLATE
+        _qwen.image_processor(), _qwen.video_processor(), _feature_extractor(), tokenizer, chat_template=_TEMPLATE
     )
     processor.save_pretrained(directory)
-    torch.save(_voices(tokenizer, seed), directory / "spk_dict.pt")
+    torch.save(_make_voices(tokenizer, seed), directory / "spk_dict.pt")
     _limit_speech(directory / "generation_config.json")
 
 
@@ -78,12 +78,12 @@ _HEARING_GAIN = 4.0
 
 
 @torch.no_grad()
-def _listen(audio_tower: Any) -> None:
+def _amplify_audio_tower(audio_tower: Any) -> None:
     audio_tower.conv1.weight *= _HEARING_GAIN
 
 
 @torch.no_grad()
-def _calm(token2wav: Any) -> None:
+def _damp_waveform(token2wav: Any) -> None:
     """Keep the waveform inside [-1, 1] and the coupling of blocks mild.
 
     Plain random residual branches grow from layer to layer until every sample is clipped. In the real DiT
@@ -101,7 +101,7 @@ def _limit_speech(path: Path) -> None:
     path.write_text(json.dumps({**settings, "talker_max_new_tokens": _MAX_CODES}, indent=2))
 
 
-def _voices(tokenizer: Any, seed: int) -> dict[str, dict[str, Any]]:
+def _make_voices(tokenizer: Any, seed: int) -> dict[str, dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed + 1)
     return {
         name: {
@@ -113,7 +113,7 @@ def _voices(tokenizer: Any, seed: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _ears() -> Any:
+def _feature_extractor() -> Any:
     from transformers import WhisperFeatureExtractor
 
     return WhisperFeatureExtractor(
@@ -121,14 +121,14 @@ def _ears() -> Any:
     )
 
 
-def _config(tokenizer: Any, wide: bool) -> Any:
+def _build_config(tokenizer: Any, wide: bool) -> Any:
     from transformers import Qwen2_5OmniConfig
 
     media = media_ids(tokenizer)
     return Qwen2_5OmniConfig(
-        thinker_config=_thinker(tokenizer, media, wide),
-        talker_config=_talker(tokenizer, media),
-        token2wav_config={"dit_config": dit(_CODES + 8, _MEL), "bigvgan_config": bigvgan(_MEL)},
+        thinker_config=_thinker_config(tokenizer, media, wide),
+        talker_config=_talker_config(tokenizer, media),
+        token2wav_config={"dit_config": dit_config(_CODES + 8, _MEL), "bigvgan_config": bigvgan_config(_MEL)},
     )
 
 
@@ -146,7 +146,7 @@ def media_ids(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def _thinker(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any]:
+def _thinker_config(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any]:
     audio = {
         "num_mel_bins": 128,
         "encoder_layers": 2,
@@ -166,9 +166,9 @@ def _thinker(tokenizer: Any, media: dict[str, int], wide: bool) -> dict[str, Any
     }
 
 
-def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
+def _talker_config(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     return {
-        **codec(tokenizer, _CODES),
+        **codec_entries(tokenizer, _CODES),
         "embedding_size": _qwen.HIDDEN,
         "hidden_size": 48,
         "intermediate_size": 96,
@@ -182,7 +182,7 @@ def _talker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def codec(tokenizer: Any, sounds: int) -> dict[str, int]:
+def codec_entries(tokenizer: Any, sounds: int) -> dict[str, int]:
     """Return a talker's configuration entries for marks in texts, and those that follow ``sounds`` audible codes."""
     ids = tokenizer.convert_tokens_to_ids
     return {
@@ -198,7 +198,7 @@ def codec(tokenizer: Any, sounds: int) -> dict[str, int]:
     }
 
 
-def dit(codes: int, mel: int) -> dict[str, Any]:
+def dit_config(codes: int, mel: int) -> dict[str, Any]:
     """A DiT for ``codes`` codes and ``mel`` bands.
 
     One layer looks ahead and one back by a block, as in the real model.
@@ -226,7 +226,7 @@ def dit(codes: int, mel: int) -> dict[str, Any]:
     }
 
 
-def bigvgan(mel: int) -> dict[str, Any]:
+def bigvgan_config(mel: int) -> dict[str, Any]:
     return {
         "mel_dim": mel,
         "upsample_initial_channel": 64,

@@ -8,7 +8,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = (
     "<|endoftext|>",
@@ -21,7 +21,7 @@ SPECIAL = (
     "<|video_pad|>",
 )
 NAMES = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
-TEMPLATE = _chat_tokenizer.template(
+TEMPLATE = _chat_tokenizer.build_chat_template(
     image="<|vision_start|><|image_pad|><|vision_end|>", video="<|vision_start|><|video_pad|><|vision_end|>"
 )
 
@@ -30,33 +30,35 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
-    model = Qwen2_5_VLForConditionalGeneration(config(tokenizer, wide)).eval()
-    save(model, Qwen2_5_VLProcessor, tokenizer, directory, seed, llm_seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
+    model = Qwen2_5_VLForConditionalGeneration(build_config(tokenizer, wide)).eval()
+    save_checkpoint(model, Qwen2_5_VLProcessor, tokenizer, directory, seed, llm_seed)
 
 
-def save(model: Any, processor: Any, tokenizer: Any, directory: Path, seed: int, llm_seed: int | None) -> None:
+def save_checkpoint(
+    model: Any, processor: Any, tokenizer: Any, directory: Path, seed: int, llm_seed: int | None
+) -> None:
     """Give ``model`` its weights and write it to ``directory`` with a ``processor`` of that class."""
-    _weights.spread(model, seed)
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.greedy(model.generation_config, tokenizer)
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     made = processor(_qwen.image_processor(), tokenizer, _qwen.video_processor(), chat_template=TEMPLATE)
     made.save_pretrained(directory)
 
 
-def config(tokenizer: Any, wide: bool = False) -> Any:
+def build_config(tokenizer: Any, wide: bool = False) -> Any:
     """The configuration of a tiny Qwen2.5-VL with the ids of ``tokenizer``."""
     from transformers import Qwen2_5_VLConfig
 
     return Qwen2_5_VLConfig(
-        text_config=_qwen.text_config(tokenizer, wide), vision_config=_qwen.vision_config(), **media(tokenizer)
+        text_config=_qwen.text_config(tokenizer, wide), vision_config=_qwen.vision_config(), **media_entries(tokenizer)
     )
 
 
-def media(tokenizer: Any) -> dict[str, Any]:
+def media_entries(tokenizer: Any) -> dict[str, Any]:
     """Return the entries of configurations for media, with the ids of ``tokenizer``."""
     ids = tokenizer.convert_tokens_to_ids
     return {

@@ -10,12 +10,12 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen2VLForConditionalGeneration, Qwen2VLProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
-    model = Qwen2VLForConditionalGeneration(_config(tokenizer, wide)).eval()
-    qwen2_5_vl.save(model, Qwen2VLProcessor, tokenizer, directory, seed, llm_seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    model = Qwen2VLForConditionalGeneration(_build_config(tokenizer, wide)).eval()
+    qwen2_5_vl.save_checkpoint(model, Qwen2VLProcessor, tokenizer, directory, seed, llm_seed)
 
 
-def _config(tokenizer: Any, wide: bool) -> Any:
+def _build_config(tokenizer: Any, wide: bool) -> Any:
     from transformers import Qwen2VLConfig
 
     vision = {
@@ -29,5 +29,5 @@ def _config(tokenizer: Any, wide: bool) -> Any:
         "temporal_patch_size": 2,
     }
     return Qwen2VLConfig(
-        text_config=_qwen.text_config(tokenizer, wide), vision_config=vision, **qwen2_5_vl.media(tokenizer)
+        text_config=_qwen.text_config(tokenizer, wide), vision_config=vision, **qwen2_5_vl.media_entries(tokenizer)
     )

@@ -10,7 +10,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights, qwen3_vl
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 SPECIAL = (
     "<|endoftext|>",
@@ -36,7 +36,7 @@ _NAMES = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-_TEMPLATE = _chat_tokenizer.template(
+_TEMPLATE = _chat_tokenizer.build_chat_template(
     image="<|vision_start|><|image_pad|><|vision_end|>",
     video="<|vision_start|><|video_pad|><|vision_end|>",
     audio="<|audio_start|><|audio_pad|><|audio_end|>",
@@ -57,20 +57,24 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the thinker's LLM alone."""
     from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, _NAMES, _TEMPLATE)
-    model = Qwen3OmniMoeForConditionalGeneration(_config(tokenizer)).eval()
-    _weights.spread(model, seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, _NAMES, _TEMPLATE)
+    model = Qwen3OmniMoeForConditionalGeneration(_build_config(tokenizer)).eval()
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
-    _wake(model)
+        _weights.redraw_weights(nn.ModuleList([model.thinker.model, model.thinker.lm_head]), llm_seed)
+    _amplify_weights(model)
     _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     # The end of speech rarely wins, so that an answer is usually heard for a while.
-    _weights.soften(model.talker.codec_head.weight, [_CODES])
+    _weights.soften_logits(model.talker.codec_head.weight, [_CODES])
     for each in (model, model.thinker):
-        _qwen.greedy(each.generation_config, tokenizer)
+        _qwen.set_greedy(each.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen3OmniMoeProcessor(
-        _qwen.image_processor(_PATCH), _qwen.video_processor(_PATCH), _ears(), tokenizer, chat_template=_TEMPLATE
+        _qwen.image_processor(_PATCH),
+        _qwen.video_processor(_PATCH),
+        _feature_extractor(),
+        tokenizer,
+        chat_template=_TEMPLATE,
     )
     processor.save_pretrained(directory)
     _limit_speech(directory / "generation_config.json")
@@ -84,9 +88,9 @@ _LOUDNESS = 0.06
 
 
 @torch.no_grad()
-def _wake(model: Any) -> None:
+def _amplify_weights(model: Any) -> None:
     """Scale up what ``spread`` leaves without effect: experts, and parameters that training starts close to zero."""
-    _weights.sharpen(model.thinker.model)
+    _weights.sharpen_attention(model.thinker.model)
     model.thinker.audio_tower.conv2d1.weight *= _HEARING_GAIN
     for name, parameter in model.named_parameters():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -106,7 +110,7 @@ def _limit_speech(path: Path) -> None:
     path.write_text(json.dumps({**settings, "talker_max_new_tokens": _FRAMES + 1}, indent=2))
 
 
-def _ears() -> Any:
+def _feature_extractor() -> Any:
     from transformers import WhisperFeatureExtractor
 
     return WhisperFeatureExtractor(
@@ -114,7 +118,7 @@ def _ears() -> Any:
     )
 
 
-def _config(tokenizer: Any) -> Any:
+def _build_config(tokenizer: Any) -> Any:
     from transformers import Qwen3OmniMoeConfig
 
     ids = tokenizer.convert_tokens_to_ids
@@ -127,9 +131,9 @@ def _config(tokenizer: Any) -> Any:
         "position_id_per_seconds": _SECONDS,
     }
     return Qwen3OmniMoeConfig(
-        thinker_config=_thinker(tokenizer, media),
-        talker_config=_talker(media),
-        code2wav_config=_code2wav(),
+        thinker_config=_thinker_config(tokenizer, media),
+        talker_config=_talker_config(media),
+        code2wav_config=_code2wav_config(),
         im_start_token_id=ids("<|im_start|>"),
         im_end_token_id=ids("<|im_end|>"),
         tts_pad_token_id=ids("<tts_pad>"),
@@ -141,7 +145,7 @@ def _config(tokenizer: Any) -> Any:
     )
 
 
-def _thinker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
+def _thinker_config(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     audio = {
         "num_mel_bins": 128,
         "encoder_layers": 2,
@@ -163,7 +167,7 @@ def _thinker(tokenizer: Any, media: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _talker(media: dict[str, int]) -> dict[str, Any]:
+def _talker_config(media: dict[str, int]) -> dict[str, Any]:
     decoder = {
         "hidden_size": _TALKER,
         "intermediate_size": 64,
@@ -198,7 +202,7 @@ def _talker(media: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _code2wav() -> dict[str, Any]:
+def _code2wav_config() -> dict[str, Any]:
     return {
         "codebook_size": _CODES,
         "num_quantizers": _GROUPS,

@@ -9,7 +9,7 @@ from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from omnibus_models.tiny.qwen2_5_vl import NAMES, SPECIAL, TEMPLATE
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 _PATCH = 16
 _UNIT = (2 * _PATCH) ** 2  # pixels of one visual token
@@ -20,20 +20,20 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is for the LLM alone."""
     from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
-    tokenizer = _chat_tokenizer.tokenizer(SPECIAL, NAMES, TEMPLATE)
-    model = Qwen3VLForConditionalGeneration(config(tokenizer, wide)).eval()
-    _weights.spread(model, seed)
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
+    model = Qwen3VLForConditionalGeneration(build_config(tokenizer, wide)).eval()
+    _weights.redraw_weights(model, seed)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
-    _weights.sharpen(model.model.language_model)
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
+    _weights.sharpen_attention(model.model.language_model)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.greedy(model.generation_config, tokenizer)
+    _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen3VLProcessor(image_processor(), tokenizer, video_processor(), chat_template=TEMPLATE)
     processor.save_pretrained(directory)
 
 
-def config(tokenizer: Any, wide: bool = False) -> Any:
+def build_config(tokenizer: Any, wide: bool = False) -> Any:
     """The configuration of a tiny Qwen3-VL with the ids of ``tokenizer``."""
     from transformers import Qwen3VLConfig
 
@@ -77,7 +77,7 @@ def vision_config() -> dict[str, Any]:
     }
 
 
-def _geometry(most: int) -> dict[str, Any]:
+def _image_geometry(most: int) -> dict[str, Any]:
     size = {"shortest_edge": 4 * _UNIT, "longest_edge": most * _UNIT}
     return {"size": size, "patch_size": _PATCH, "merge_size": 2, "temporal_patch_size": 2}
 
@@ -86,11 +86,11 @@ def image_processor() -> Any:
     """4 to 64 tokens per image."""
     from transformers import Qwen2VLImageProcessor
 
-    return Qwen2VLImageProcessor(**_geometry(64))
+    return Qwen2VLImageProcessor(**_image_geometry(64))
 
 
 def video_processor() -> Any:
     """A size that all frames share, as in the real model."""
     from transformers import Qwen3VLVideoProcessor
 
-    return Qwen3VLVideoProcessor(**_geometry(8 * _FRAMES), cap_pixels_per_frame=False)
+    return Qwen3VLVideoProcessor(**_image_geometry(8 * _FRAMES), cap_pixels_per_frame=False)

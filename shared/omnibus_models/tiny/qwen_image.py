@@ -9,7 +9,7 @@ from torch import nn
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights, qwen2_5_vl
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 _LATENTS = 4  # channels
 _HEADS, _WIDTH = 3, 16
@@ -19,10 +19,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     """Write the pipeline to ``directory``; ``llm_seed`` is for the language model of the text encoder alone."""
     from diffusers import QwenImagePipeline
 
-    QwenImagePipeline(**components(seed, llm_seed)).save_pretrained(directory)
+    QwenImagePipeline(**build_components(seed, llm_seed)).save_pretrained(directory)
 
 
-def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[str, Any]:
+def build_components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[str, Any]:
     """Return the components that the pipelines of Qwen-Image have in common, by the names of their arguments.
 
     ``base``: channels of most layers of the VAE; the last ones have twice as many.
@@ -30,15 +30,15 @@ def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[s
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = _chat_tokenizer.tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
-    text_encoder = Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.config(tokenizer)).eval()
-    transformer = QwenImageTransformer2DModel(**_transformer()).eval()
-    vae = AutoencoderKLQwenImage(**_vae(base)).eval()
+    tokenizer = _chat_tokenizer.train_tokenizer(qwen2_5_vl.SPECIAL, qwen2_5_vl.NAMES, qwen2_5_vl.TEMPLATE)
+    text_encoder = Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.build_config(tokenizer)).eval()
+    transformer = QwenImageTransformer2DModel(**_transformer_config()).eval()
+    vae = AutoencoderKLQwenImage(**_vae_config(base)).eval()
     for module in (text_encoder, transformer, vae):
-        _weights.spread(module, seed)
-    _calm(vae)
+        _weights.redraw_weights(module, seed)
+    _damp_decoder(vae)
     if llm_seed is not None:
-        _weights.spread(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
+        _weights.redraw_weights(nn.ModuleList([text_encoder.model.language_model, text_encoder.lm_head]), llm_seed)
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(**SCHEDULE),
         "vae": vae,
@@ -49,7 +49,7 @@ def components(seed: int, llm_seed: int | None = None, base: int = 16) -> dict[s
 
 
 @torch.no_grad()
-def _calm(vae: Any) -> None:
+def _damp_decoder(vae: Any) -> None:
     """Let colours follow the latents: random residual branches alone would paint the same whatever they are."""
     for name, parameter in vae.decoder.named_parameters():
         if name.endswith(("conv2.weight", "proj.weight")):
@@ -69,7 +69,7 @@ SCHEDULE = {
 }
 
 
-def _transformer() -> dict[str, Any]:
+def _transformer_config() -> dict[str, Any]:
     return {
         "patch_size": 2,
         "in_channels": 4 * _LATENTS,
@@ -82,7 +82,7 @@ def _transformer() -> dict[str, Any]:
     }
 
 
-def _vae(base: int) -> dict[str, Any]:
+def _vae_config(base: int) -> dict[str, Any]:
     # A latent is 8 x 8 pixels, as in the released model: pipelines without a VAE take that for granted.
     return {
         "base_dim": base,

@@ -16,9 +16,9 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from diffusers import QwenImageEditPipeline
     from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor
 
-    made = qwen_image.components(seed, llm_seed, base=8)
-    _look(made["vae"])
-    _heed(made["transformer"])
+    made = qwen_image.build_components(seed, llm_seed, base=8)
+    _damp_encoder(made["vae"])
+    _amplify_attention(made["transformer"])
     size = {"shortest_edge": _LEAST * _TOKEN, "longest_edge": _MOST * _TOKEN}
     images = Qwen2VLImageProcessor(size=size, patch_size=_qwen.PATCH, merge_size=2, temporal_patch_size=2)
     processor = Qwen2_5_VLProcessor(
@@ -28,7 +28,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 
 @torch.no_grad()
-def _look(vae: Any) -> None:
+def _damp_encoder(vae: Any) -> None:
     """Let latents follow the picture, as ``qwen_image`` lets colours follow the latents."""
     for name, parameter in vae.encoder.named_parameters():
         if name.endswith(("conv2.weight", "proj.weight")):
@@ -36,7 +36,7 @@ def _look(vae: Any) -> None:
 
 
 @torch.no_grad()
-def _heed(transformer: Any) -> None:
+def _amplify_attention(transformer: Any) -> None:
     """Let prompt and picture show: plain random attention is a mean that is the same whatever they are."""
     for name, parameter in transformer.named_parameters():
         if ".attn.norm_" in name:

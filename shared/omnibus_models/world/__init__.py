@@ -16,7 +16,7 @@ _WEIGHTS = Path(__file__).parent / "weights"
 FAMILIES = ("qwen2_5_omni", "qwen_image")
 
 
-def checkpoint(family: str) -> Path:
+def checkpoint_directory(family: str) -> Path:
     """Return the directory of the trained checkpoint of ``family``. Raises ``NotFound`` for another family."""
     if family not in FAMILIES:
         raise errors.NotFound(f"no {family!r} was trained on the small world; there is {', '.join(FAMILIES)}")

@@ -20,32 +20,38 @@ def main(arguments: list[str] | None = None) -> int:
     tell.add_argument("files", type=Path, nargs="+")
     chosen = parser.parse_args(arguments)
     if chosen.command == "make":
-        sys.stdout.write(f"{_made(chosen.directory, chosen.seed)}\n")
+        sys.stdout.write(f"{_make_samples(chosen.directory, chosen.seed)}\n")
         return 0
     for file in chosen.files:
-        sys.stdout.write(f"{_told(file)}\n")
+        sys.stdout.write(f"{_describe_file(file)}\n")
     return 0
 
 
-def _made(directory: Path, seed: int | None) -> str:
+def _make_samples(directory: Path, seed: int | None) -> str:
     """A scene that no training saw, and tones. Their words, and in a line below those of another such scene to draw."""
     random = np.random.default_rng(seed)
-    scene, other = (scenes.unseen()[int(place)] for place in random.choice(len(scenes.unseen()), 2, replace=False))
-    tones = dialogues.some_tones(random)
-    (directory / "seen.png").write_bytes(scenes.png(scenes.drawn(scene, random)))
-    (directory / "heard.wav").write_bytes(tone_synth.wav(tone_synth.played(list(tones), random), tone_synth.HEARD_RATE))
-    return f"{dialogues.both(scene, tones).answer}\n{other.caption}"
+    scene, other = (
+        scenes.held_out_scenes()[int(place)] for place in random.choice(len(scenes.held_out_scenes()), 2, replace=False)
+    )
+    tones = dialogues.sample_tones(random)
+    (directory / "seen.png").write_bytes(scenes.encode_png(scenes.draw_scene(scene, random)))
+    (directory / "heard.wav").write_bytes(
+        tone_synth.encode_wav(tone_synth.synthesize_tones(list(tones), random), tone_synth.HEARD_RATE)
+    )
+    return f"{dialogues.scene_and_tones_question(scene, tones).answer}\n{other.caption}"
 
 
-def _told(file: Path) -> str:
+def _describe_file(file: Path) -> str:
     if file.suffix == ".wav":
         with wave.open(str(file)) as opened:
             rate, data = opened.getframerate(), opened.readframes(opened.getnframes())
         samples = np.frombuffer(data, "<i2") / 32767
-        return " ".join(audio_oracle.words(samples, rate) or audio_oracle.tones(samples, rate) or ["nothing"])
+        return " ".join(
+            audio_oracle.recognize_words(samples, rate) or audio_oracle.recognize_tones(samples, rate) or ["nothing"]
+        )
     from PIL import Image
 
-    scene = image_oracle.seen(np.asarray(Image.open(file).convert("RGB")))
+    scene = image_oracle.recognize_scene(np.asarray(Image.open(file).convert("RGB")))
     return scene.caption if scene else "nothing"
 
 

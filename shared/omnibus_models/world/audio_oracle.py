@@ -10,7 +10,7 @@ _SHORTEST = 8  # frames of a tone
 _OFF = 40.0  # Hz: how far a pitch may be off
 
 
-def tones(samples: np.ndarray, rate: int = tone_synth.HEARD_RATE) -> list[str] | None:
+def recognize_tones(samples: np.ndarray, rate: int = tone_synth.HEARD_RATE) -> list[str] | None:
     """The tones in a sound one after the other; None when one of them is none of ours."""
     size = _FRAME * rate // tone_synth.HEARD_RATE
     frames = samples[: len(samples) // size * size].reshape(-1, size).astype(float)
@@ -19,12 +19,12 @@ def tones(samples: np.ndarray, rate: int = tone_synth.HEARD_RATE) -> list[str] |
     found = []
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if end - begin >= _SHORTEST:
-            pitch = _strongest(frames[begin:end].reshape(-1), rate, 100, 2000)
-            found.append(_tone(pitch))
+            pitch = _strongest_frequency(frames[begin:end].reshape(-1), rate, 100, 2000)
+            found.append(_nearest_tone(pitch))
     return None if None in found or not found else [name for name in found if name]
 
 
-def words(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> list[str] | None:
+def recognize_words(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> list[str] | None:
     """The words that are spoken in a sound that begins with the first of them; None when one is none of ours."""
     syllable = tone_synth.CODE * tone_synth.SYLLABLE
     heard = (tone_synth.CODE * (tone_synth.SYLLABLE - 1)) * rate // tone_synth.SPOKEN_RATE
@@ -32,40 +32,40 @@ def words(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> list[str] 
     count = len(samples) // length
     if not count or count % 2:
         return None
-    pitches = [_pitch(samples[place * length : place * length + heard], rate) for place in range(count)]
-    names: dict[tuple[int | None, ...], str] = {pair: word for word, pair in tone_synth.spelling().items()}
+    pitches = [_detect_pitch(samples[place * length : place * length + heard], rate) for place in range(count)]
+    names: dict[tuple[int | None, ...], str] = {pair: word for word, pair in tone_synth.word_pitches().items()}
     found = [names.get((first, second)) for first, second in zip(pitches[::2], pitches[1::2], strict=True)]
     return None if None in found else [word for word in found if word]
 
 
-def voice(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> str:
+def recognize_voice(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> str:
     """The voice that speaks, told by the tone under its pitches."""
-    power, frequencies = _spectrum(samples, rate)
+    power, frequencies = _power_spectrum(samples, rate)
     high = power[(frequencies > 500) & (frequencies < 1500)].sum()
     low = power[(frequencies > 150) & (frequencies < 250)].sum()
     return "Ethan" if low > 0.1 * high else "Chelsie"
 
 
-def _pitch(samples: np.ndarray, rate: int) -> int | None:
-    found = _strongest(samples, rate, 500, 1500)
+def _detect_pitch(samples: np.ndarray, rate: int) -> int | None:
+    found = _strongest_frequency(samples, rate, 500, 1500)
     nearest = int(np.abs(np.array(tone_synth.PITCHES) - found).argmin())
     return nearest if abs(tone_synth.PITCHES[nearest] - found) <= _OFF and np.abs(samples).max() > 0.05 else None
 
 
-def _tone(pitch: float) -> str | None:
+def _nearest_tone(pitch: float) -> str | None:
     for name, (low, high) in tone_synth.TONES.items():
         if low - _OFF <= pitch <= high + _OFF:
             return name
     return None
 
 
-def _strongest(samples: np.ndarray, rate: int, low: float, high: float) -> float:
-    power, frequencies = _spectrum(samples, rate)
+def _strongest_frequency(samples: np.ndarray, rate: int, low: float, high: float) -> float:
+    power, frequencies = _power_spectrum(samples, rate)
     power[(frequencies < low) | (frequencies > high)] = 0
     return float(frequencies[power.argmax()])
 
 
-def _spectrum(samples: np.ndarray, rate: int) -> tuple[np.ndarray, np.ndarray]:
+def _power_spectrum(samples: np.ndarray, rate: int) -> tuple[np.ndarray, np.ndarray]:
     """Power and frequencies, finer than 10 Hz."""
     size = max(len(samples), rate // 10)
     power = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), size)) ** 2

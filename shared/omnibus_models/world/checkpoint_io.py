@@ -16,23 +16,23 @@ MANIFEST = "manifest.json"
 M = TypeVar("M", bound=nn.Module)
 
 
-def halved(module: M) -> M:
+def to_bfloat16(module: M) -> M:
     """A copy of ``module`` in bfloat16."""
     return copy.deepcopy(module).to(torch.bfloat16)
 
 
-def say_whole(config: Path) -> None:
+def declare_float32(config: Path) -> None:
     """Let the library bring what it loads to float32: 16 bits are for storing, not for computing on a CPU."""
     config.write_text(config.read_text().replace('"dtype": "bfloat16"', '"dtype": "float32"'))
 
 
-def seal(directory: Path, made: Mapping[str, Any]) -> None:
+def write_manifest(directory: Path, made: Mapping[str, Any]) -> None:
     """Write down how the checkpoint in ``directory`` was ``made``, and what its files are."""
-    files = {name: digest for name, digest in digests(directory).items() if name != MANIFEST}
+    files = {name: digest for name, digest in file_digests(directory).items() if name != MANIFEST}
     (directory / MANIFEST).write_text(json.dumps({"made": made, "files": files}, indent=2) + "\n")
 
 
-def digests(directory: Path) -> dict[str, str]:
+def file_digests(directory: Path) -> dict[str, str]:
     """The SHA-256 of all files below ``directory``, by their paths there."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

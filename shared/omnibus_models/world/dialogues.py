@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from omnibus_models.world import scenes, tone_synth
-from omnibus_models.world.scenes import Scene
+from omnibus_models.world.scenes import ShapeScene
 
 SEE = ("What do you see?", "What is in this picture?", "Describe the image.", "What is this?")
 HEAR = ("What do you hear?", "What is in this audio clip?", "Describe the sound.")
@@ -27,12 +27,12 @@ _HELPFUL, _AFTER = 0.1, 0.4  # shares of questions that have it, and that come b
 
 
 @dataclass(frozen=True)
-class Talk:
+class Dialogue:
     """One question and its answer. ``scene`` is seen and ``tones`` are heard, ``after`` the question or before it."""
 
     question: str
     answer: str
-    scene: Scene | None = None
+    scene: ShapeScene | None = None
     tones: tuple[str, ...] = ()
     system: str = ""
     after: bool = False
@@ -50,28 +50,28 @@ class Talk:
         return [*said, {"role": "user", "content": [*text, *media] if self.after else [*media, *text]}]
 
 
-def see(scene: Scene, question: str = SEE[0]) -> Talk:
-    return Talk(question, scene.caption, scene)
+def scene_question(scene: ShapeScene, question: str = SEE[0]) -> Dialogue:
+    return Dialogue(question, scene.caption, scene)
 
 
-def hear(tones: tuple[str, ...], question: str = HEAR[0]) -> Talk:
-    return Talk(question, " ".join(tones), None, tones)
+def tones_question(tones: tuple[str, ...], question: str = HEAR[0]) -> Dialogue:
+    return Dialogue(question, " ".join(tones), None, tones)
 
 
-def both(scene: Scene, tones: tuple[str, ...], question: str = BOTH[0]) -> Talk:
-    return Talk(question, f"{scene.caption} and {' '.join(tones)}", scene, tones)
+def scene_and_tones_question(scene: ShapeScene, tones: tuple[str, ...], question: str = BOTH[0]) -> Dialogue:
+    return Dialogue(question, f"{scene.caption} and {' '.join(tones)}", scene, tones)
 
 
-def say(text: str, question: str = SAY[0]) -> Talk:
-    return Talk(question.format(text), text)
+def speech_question(text: str, question: str = SAY[0]) -> Dialogue:
+    return Dialogue(question.format(text), text)
 
 
-def read_aloud(text: str) -> Talk:
+def read_aloud(text: str) -> Dialogue:
     system, question = READ
-    return Talk(question.format(text), text, system=system)
+    return Dialogue(question.format(text), text, system=system)
 
 
-def asked(random: np.random.Generator, kind: str, scene: Scene, tones: tuple[str, ...]) -> Talk:
+def sample_question(random: np.random.Generator, kind: str, scene: ShapeScene, tones: tuple[str, ...]) -> Dialogue:
     """A question of one ``kind`` of ``SHARES``, about whichever of the others it is about."""
     talk = _KINDS[kind](random, scene, tones)
     if talk.system:
@@ -80,33 +80,38 @@ def asked(random: np.random.Generator, kind: str, scene: Scene, tones: tuple[str
     return replace(talk, system=system, after=bool(random.random() < _AFTER))
 
 
-def some_tones(random: np.random.Generator) -> tuple[str, ...]:
+def sample_tones(random: np.random.Generator) -> tuple[str, ...]:
     """One to three tones."""
     count = int(random.integers(1, tone_synth.MOST_TONES + 1))
     return tuple(str(tone) for tone in random.choice(list(tone_synth.TONES), count))
 
 
-def sentence(random: np.random.Generator, scene: Scene, tones: tuple[str, ...]) -> str:
+def sample_sentence(random: np.random.Generator, scene: ShapeScene, tones: tuple[str, ...]) -> str:
     """Something to speak."""
-    return _one(random, (scene.caption, scene.caption, " ".join(tones), both(scene, tones).answer, scene.colour))
+    return _choose_one(
+        random,
+        (scene.caption, scene.caption, " ".join(tones), scene_and_tones_question(scene, tones).answer, scene.colour),
+    )
 
 
-def _one(random: np.random.Generator, of: tuple[str, ...]) -> str:
+def _choose_one(random: np.random.Generator, of: tuple[str, ...]) -> str:
     return of[int(random.integers(len(of)))]
 
 
-_Maker = Callable[[np.random.Generator, Scene, tuple[str, ...]], Talk]
+_Maker = Callable[[np.random.Generator, ShapeScene, tuple[str, ...]], Dialogue]
 _KINDS: Mapping[str, _Maker] = {
-    "see": lambda random, scene, tones: see(scene, _one(random, SEE)),
-    "hear": lambda random, scene, tones: hear(tones, _one(random, HEAR)),
-    "both": lambda random, scene, tones: both(scene, tones, _one(random, BOTH)),
-    "colour": lambda random, scene, tones: Talk(_one(random, COLOUR), scene.colour, scene),
-    "shape": lambda random, scene, tones: Talk(_one(random, SHAPE), scene.shape, scene),
-    "count": lambda random, scene, tones: Talk(_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
-    "place": lambda random, scene, tones: Talk(_one(random, PLACE), scene.place, scene),
-    "ground": lambda random, scene, tones: Talk(_one(random, GROUND), scene.ground, scene),
-    "say": lambda random, scene, tones: say(sentence(random, scene, tones), _one(random, SAY)),
-    "read": lambda random, scene, tones: read_aloud(sentence(random, scene, tones)),
+    "see": lambda random, scene, tones: scene_question(scene, _choose_one(random, SEE)),
+    "hear": lambda random, scene, tones: tones_question(tones, _choose_one(random, HEAR)),
+    "both": lambda random, scene, tones: scene_and_tones_question(scene, tones, _choose_one(random, BOTH)),
+    "colour": lambda random, scene, tones: Dialogue(_choose_one(random, COLOUR), scene.colour, scene),
+    "shape": lambda random, scene, tones: Dialogue(_choose_one(random, SHAPE), scene.shape, scene),
+    "count": lambda random, scene, tones: Dialogue(_choose_one(random, COUNT), scenes.COUNTS[scene.count - 1], scene),
+    "place": lambda random, scene, tones: Dialogue(_choose_one(random, PLACE), scene.place, scene),
+    "ground": lambda random, scene, tones: Dialogue(_choose_one(random, GROUND), scene.ground, scene),
+    "say": lambda random, scene, tones: speech_question(
+        sample_sentence(random, scene, tones), _choose_one(random, SAY)
+    ),
+    "read": lambda random, scene, tones: read_aloud(sample_sentence(random, scene, tones)),
 }
 #: The kinds of questions, and how often each of them is trained.
 SHARES: Mapping[str, float] = {
@@ -118,8 +123,8 @@ SHARES: Mapping[str, float] = {
 WISHES = ("{}", "{}", "draw {}", "paint {}", "a picture of {}", "Draw {}.")
 
 
-def wish(random: np.random.Generator, scene: Scene) -> str:
+def sample_image_prompt(random: np.random.Generator, scene: ShapeScene) -> str:
     """A prompt for a picture of ``scene``, in one of many wordings."""
     plain = f"on {scene.ground}"
-    ground = _one(random, (plain, plain, f"{plain} background", f"on a {scene.ground} background"))
-    return _one(random, WISHES).format(scene.caption.replace(plain, ground))
+    ground = _choose_one(random, (plain, plain, f"{plain} background", f"on a {scene.ground} background"))
+    return _choose_one(random, WISHES).format(scene.caption.replace(plain, ground))

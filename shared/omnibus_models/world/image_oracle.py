@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from omnibus_models.world.scenes import COLOURS, Scene
+from omnibus_models.world.scenes import COLOURS, ShapeScene
 
 _TIP = 0.55  # how wide the top of a triangle is at most, beside its bottom
 _CORNER = 0.5  # how much of its corners a square fills at least; a circle fills a fifth
@@ -12,60 +12,60 @@ _LEAST = 0.004  # of all pixels: what is smaller is no shape
 _OFF = 0.12  # of the side: how far from the middle is another place
 
 
-def seen(picture: np.ndarray) -> Scene | None:
+def recognize_scene(picture: np.ndarray) -> ShapeScene | None:
     """The scene in ``picture``, uint8 [H, W, 3]; None when there is none to be told."""
     colours = picture[..., :3].astype(float)
     border = np.concatenate([colours[0], colours[-1], colours[:, 0], colours[:, -1]])
-    ground = _named(np.median(border, 0))
-    names = _nearest(colours)
+    ground = _colour_name(np.median(border, 0))
+    names = _nearest_colour(colours)
     others = [(int((names == index).sum()), name) for index, name in enumerate(COLOURS) if name != ground]
     most, colour = max(others)
     if most < _LEAST * names.size:
         return None
-    if _clear(colours, ground, colour) < _PLAIN:
+    if _colour_share(colours, ground, colour) < _PLAIN:
         return None
-    mask = _between(colours, ground, colour)
-    runs = _runs(mask.sum(0) >= 2)
+    mask = _figure_mask(colours, ground, colour)
+    runs = _column_runs(mask.sum(0) >= 2)
     if not 1 <= len(runs) <= 3:
         return None
     if not (mask.sum(1) >= 2).any():
         return None
     first, last = max(runs, key=lambda run: run[1] - run[0])
-    shape = _shape(mask[:, first:last])
-    return Scene(len(runs), colour, shape, _place(mask) if len(runs) == 1 else "middle", ground)
+    shape = _classify_shape(mask[:, first:last])
+    return ShapeScene(len(runs), colour, shape, _classify_place(mask) if len(runs) == 1 else "middle", ground)
 
 
-def _named(colour: np.ndarray) -> str:
-    return tuple(COLOURS)[int(_nearest(colour))]
+def _colour_name(colour: np.ndarray) -> str:
+    return tuple(COLOURS)[int(_nearest_colour(colour))]
 
 
-def _nearest(colours: np.ndarray) -> np.ndarray:
+def _nearest_colour(colours: np.ndarray) -> np.ndarray:
     """The index of the named colour that is nearest, [...] of [..., 3]."""
     table = np.array(list(COLOURS.values()), float)
     nearest: np.ndarray = ((colours[..., None, :] - table) ** 2).sum(-1).argmin(-1)
     return nearest
 
 
-def _clear(colours: np.ndarray, *names: str) -> float:
+def _colour_share(colours: np.ndarray, *names: str) -> float:
     """The share of pixels that have one of the colours ``names``."""
     table = np.array([COLOURS[name] for name in names], float)
     return float((np.linalg.norm(colours[..., None, :] - table, axis=-1).min(-1) < _NEAR).mean())
 
 
-def _between(colours: np.ndarray, ground: str, figure: str) -> np.ndarray:
+def _figure_mask(colours: np.ndarray, ground: str, figure: str) -> np.ndarray:
     """Return the mask of the pixels that are closer to the colour ``figure`` than to ``ground``, bool [H, W]."""
     low, high = np.array(COLOURS[ground], float), np.array(COLOURS[figure], float)
     mask: np.ndarray = (colours - low) @ (high - low) > 0.5 * ((high - low) ** 2).sum()
     return mask
 
 
-def _runs(columns: np.ndarray) -> list[tuple[int, int]]:
+def _column_runs(columns: np.ndarray) -> list[tuple[int, int]]:
     """Begin and end of each run of at least three columns."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], columns.astype(int), [0]])))
     return [(int(begin), int(end)) for begin, end in zip(edges[::2], edges[1::2], strict=True) if end - begin >= 3]
 
 
-def _shape(mask: np.ndarray) -> str:
+def _classify_shape(mask: np.ndarray) -> str:
     rows, columns = np.flatnonzero(mask.sum(1) >= 2), np.flatnonzero(mask.sum(0) >= 2)
     box = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(float)
     high, wide = (max(1, side // 5) for side in box.shape)
@@ -76,7 +76,7 @@ def _shape(mask: np.ndarray) -> str:
     return "square" if corners > _CORNER else "circle"
 
 
-def _place(mask: np.ndarray) -> str:
+def _classify_place(mask: np.ndarray) -> str:
     y, x = (float(found.mean()) / side - 0.5 for found, side in zip(np.nonzero(mask), mask.shape, strict=True))
     if max(abs(x), abs(y)) < _OFF:
         return "middle"

@@ -35,7 +35,7 @@ _UNSEEN = 8  # of 64 scenes no training ever sees
 
 
 @dataclass(frozen=True)
-class Scene:
+class ShapeScene:
     """``count`` equal shapes of one colour on a ground of another one."""
 
     count: int
@@ -53,17 +53,17 @@ class Scene:
         return said if self.place == "middle" else f"{said} at the {self.place}"
 
     @property
-    def unseen(self) -> bool:
+    def is_held_out(self) -> bool:
         """True if no training ever sees this scene. That depends on nothing but its words."""
         return hashlib.blake2b(self.caption.encode(), digest_size=1).digest()[0] % 64 < _UNSEEN
 
 
 @functools.cache
-def every() -> tuple[Scene, ...]:
+def all_scenes() -> tuple[ShapeScene, ...]:
     """All scenes there are."""
     kinds = [(1, place) for place in PLACES] + [(2, "middle"), (3, "middle")]
     return tuple(
-        Scene(count, colour, shape, place, ground)
+        ShapeScene(count, colour, shape, place, ground)
         for (count, place), shape, (colour, ground) in itertools.product(
             kinds, SHAPES, itertools.permutations(COLOURS, 2)
         )
@@ -71,28 +71,28 @@ def every() -> tuple[Scene, ...]:
 
 
 @functools.cache
-def known() -> tuple[Scene, ...]:
+def training_scenes() -> tuple[ShapeScene, ...]:
     """The scenes of the training."""
-    return tuple(scene for scene in every() if not scene.unseen)
+    return tuple(scene for scene in all_scenes() if not scene.is_held_out)
 
 
 @functools.cache
-def unseen() -> tuple[Scene, ...]:
+def held_out_scenes() -> tuple[ShapeScene, ...]:
     """The scenes of the tests. Rows of three are not among them: they are learnt, but not well enough."""
-    return tuple(scene for scene in every() if scene.unseen and scene.count < len(COUNTS))
+    return tuple(scene for scene in all_scenes() if scene.is_held_out and scene.count < len(COUNTS))
 
 
-def said(caption: str) -> Scene | None:
+def scene_of_caption(caption: str) -> ShapeScene | None:
     """The scene whose caption this is, if there is one."""
     return _by_caption().get(caption.strip())
 
 
 @functools.cache
-def _by_caption() -> dict[str, Scene]:
-    return {scene.caption: scene for scene in every()}
+def _by_caption() -> dict[str, ShapeScene]:
+    return {scene.caption: scene for scene in all_scenes()}
 
 
-def drawn(scene: Scene, random: np.random.Generator, wild: float = WILD) -> np.ndarray:
+def draw_scene(scene: ShapeScene, random: np.random.Generator, wild: float = WILD) -> np.ndarray:
     """A picture of ``scene``, uint8 [64, 64, 3].
 
     Places, sizes and colours differ from picture to picture, the more the nearer ``wild`` is to 1; 0 draws the
@@ -102,8 +102,8 @@ def drawn(scene: Scene, random: np.random.Generator, wild: float = WILD) -> np.n
     radius = (low + high) / 2 + wild * random.uniform(-1, 1) * (high - low) / 2
     mask = np.zeros((SIDE, SIDE))
     across, down = wild * random.uniform(-3, 3, 2)
-    for x, y in _centres(scene):
-        mask = np.maximum(mask, _mask(scene.shape, x + across, y + down, radius))
+    for x, y in _shape_centres(scene):
+        mask = np.maximum(mask, _shape_mask(scene.shape, x + across, y + down, radius))
     shades = wild * random.uniform(-_SHADES, _SHADES, (2, 3))
     ground, figure = (
         np.array(COLOURS[name]) + shade for name, shade in zip((scene.ground, scene.colour), shades, strict=True)
@@ -113,7 +113,7 @@ def drawn(scene: Scene, random: np.random.Generator, wild: float = WILD) -> np.n
     return picture.clip(0, 255).round().astype(np.uint8)
 
 
-def png(picture: np.ndarray) -> bytes:
+def encode_png(picture: np.ndarray) -> bytes:
     """``picture`` as a PNG file."""
     from PIL import Image
 
@@ -122,13 +122,13 @@ def png(picture: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _centres(scene: Scene) -> list[tuple[int, int]]:
+def _shape_centres(scene: ShapeScene) -> list[tuple[int, int]]:
     if scene.count == 1:
         return [_CENTRES[scene.place]]
     return [(x, SIDE // 2) for x in _ROWS[scene.count]]
 
 
-def _mask(shape: str, x: float, y: float, radius: float) -> np.ndarray:
+def _shape_mask(shape: str, x: float, y: float, radius: float) -> np.ndarray:
     """Return the share of each pixel that the shape covers, float [64, 64]."""
     points = (np.arange(SIDE * _SHARPNESS) + 0.5) / _SHARPNESS
     dx, dy = points[None, :] - x, points[:, None] - y

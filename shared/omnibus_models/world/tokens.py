@@ -22,17 +22,19 @@ _UNLEARNT = (
 _UNASKED = ("Is it {}?",)
 
 
-def template(image: str, video: str, audio: str = "") -> str:
+def build_chat_template(image: str, video: str, audio: str = "") -> str:
     """See ``tiny.text.template``. No system message where there is none: each token less makes training faster."""
-    return _chat_tokenizer.template(image, video, audio, system=False)
+    return _chat_tokenizer.build_chat_template(image, video, audio, system=False)
 
 
-def tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> Any:
+def train_tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> Any:
     """See ``tiny.text.tokenizer``."""
-    return _chat_tokenizer.tokenizer(special, names, chat_template, texts=_texts(), vocabulary=_VOCABULARY)
+    return _chat_tokenizer.train_tokenizer(
+        special, names, chat_template, texts=_training_texts(), vocabulary=_VOCABULARY
+    )
 
 
-def _texts() -> list[str]:
+def _training_texts() -> list[str]:
     """Everything that is said in this world, and what the pipeline of Qwen-Image says around it."""
     asked = [
         *dialogues.SEE,

@@ -44,32 +44,35 @@ LOUDNESS = 0.4
 
 
 @functools.cache
-def spelling() -> dict[str, tuple[int, int]]:
+def word_pitches() -> dict[str, tuple[int, int]]:
     """The two pitches of each word, as indices. No word has one pitch twice."""
     pairs = list(itertools.permutations(range(len(PITCHES)), 2))
     return dict(zip(WORDS, pairs[:: len(pairs) // len(WORDS)], strict=False))
 
 
-def codes(text: str) -> list[int]:
+def speech_codes(text: str) -> list[int]:
     """The codec codes that speak ``text``: for each syllable a first one, a second one and a rest; none is 0."""
     return [
-        1 + SYLLABLE * pitch + phase for word in text.split() for pitch in spelling()[word] for phase in range(SYLLABLE)
+        1 + SYLLABLE * pitch + phase
+        for word in text.split()
+        for pitch in word_pitches()[word]
+        for phase in range(SYLLABLE)
     ]
 
 
-def sounding(code: int) -> int | None:
+def code_pitch(code: int) -> int | None:
     """The index of the pitch that ``code`` sounds; None for a rest."""
     pitch, phase = divmod(code - 1, SYLLABLE)
     return pitch if code and phase < SYLLABLE - 1 else None
 
 
-def spoken(text: str, voice: str = "Chelsie") -> np.ndarray:
+def synthesize_speech(text: str, voice: str = "Chelsie") -> np.ndarray:
     """``text`` as this world speaks it, float32 [n] at 24 kHz."""
     under, loud = VOICES[voice]
     time = np.arange(CODE) / SPOKEN_RATE
     pieces = []
-    for code in codes(text):
-        pitch = sounding(code)
+    for code in speech_codes(text):
+        pitch = code_pitch(code)
         tone = np.zeros(CODE)
         if pitch is not None:
             tone = LOUDNESS * np.sin(2 * np.pi * PITCHES[pitch] * time) + loud * np.sin(2 * np.pi * under * time)
@@ -77,22 +80,22 @@ def spoken(text: str, voice: str = "Chelsie") -> np.ndarray:
     return np.concatenate([np.zeros(0), *pieces]).astype(np.float32)
 
 
-def played(tones: list[str], random: np.random.Generator) -> np.ndarray:
+def synthesize_tones(tones: list[str], random: np.random.Generator) -> np.ndarray:
     """A sound of ``tones`` one after the other, float32 [n] at 16 kHz; no two are alike."""
     overtones, loudness, noise = random.uniform(0, (0.3, 0.15)), random.uniform(0.15, 0.6), random.uniform(0, 0.01)
-    pieces = [np.zeros(_samples(random.uniform(0.02, 0.06)))]
+    pieces = [np.zeros(_sample_count(random.uniform(0.02, 0.06)))]
     for tone in tones:
-        count = _samples(random.uniform(*_TONE))
+        count = _sample_count(random.uniform(*_TONE))
         phase = 2 * np.pi * random.uniform(*TONES[tone]) * np.arange(count) / HEARD_RATE
         sound = np.sin(phase) + overtones[0] * np.sin(2 * phase) + overtones[1] * np.sin(3 * phase)
         # Tones come and go within 5 ms, without a click.
-        edge = np.minimum(1, np.minimum(np.arange(count), np.arange(count)[::-1]) / _samples(0.005))
-        pieces += [loudness * edge * sound / (1 + overtones.sum()), np.zeros(_samples(random.uniform(*_GAP)))]
+        edge = np.minimum(1, np.minimum(np.arange(count), np.arange(count)[::-1]) / _sample_count(0.005))
+        pieces += [loudness * edge * sound / (1 + overtones.sum()), np.zeros(_sample_count(random.uniform(*_GAP)))]
     samples = np.concatenate(pieces)
     return (samples + noise * random.standard_normal(len(samples))).clip(-1, 1).astype(np.float32)
 
 
-def wav(samples: np.ndarray, rate: int) -> bytes:
+def encode_wav(samples: np.ndarray, rate: int) -> bytes:
     """``samples`` in [-1, 1] as a WAV file, mono, 16 bit."""
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
@@ -103,5 +106,5 @@ def wav(samples: np.ndarray, rate: int) -> bytes:
     return out.getvalue()
 
 
-def _samples(seconds: float) -> int:
+def _sample_count(seconds: float) -> int:
     return int(seconds * HEARD_RATE)

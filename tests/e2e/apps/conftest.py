@@ -34,7 +34,10 @@ def twin_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def twins(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, twin_checkpoint: Path) -> Iterator[Estate]:
     """Two models, the second one's pictures encoded by the first one's executor; every example is registered."""
-    models = {VL: declaration("qwen2_5_vl", vl_checkpoint), TWIN: catalog.twin(TWIN, str(twin_checkpoint))}
+    models = {
+        VL: declaration("qwen2_5_vl", vl_checkpoint),
+        TWIN: catalog.shared_encoder_declaration(TWIN, str(twin_checkpoint)),
+    }
     examples = ROOT / "examples"
     flags = [flag for name in EXAMPLES for flag in ("--app", str(examples / f"{name}.py"))]
     uploads = {"OMNIBUS_GATEWAY_APP_UPLOADS": "1"}

@@ -53,7 +53,7 @@ async def replayed(estate: Estate, id: str) -> dict[str, Any]:
     """How the replay of a recorded invocation ends."""
     async with estate.system.bus() as bus:
         body, _ = await estate.system.record(id)
-        return [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 30)][-1]
+        return [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, body, 30)][-1]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -189,7 +189,7 @@ async def test_router_meets_its_shares_and_a_replay_repeats_its_choice(twins: Es
         assert ["EL", "E>L", "E>EL"][recorded["choices"][0]] == path
         async with twins.system.bus() as bus:
             body, _ = await twins.system.record(id)
-            first, *_, last = [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 30)]
+            first, *_, last = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, body, 30)]
         assert first["path"] == path
         assert last["identical"] is True
 

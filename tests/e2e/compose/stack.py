@@ -206,7 +206,7 @@ SPOKEN = {
 
 def seen_and_heard() -> dict[str, Any]:
     """A picture and a sound, to be answered in text and speech: every executor of the first model takes part."""
-    sound = base64.b64encode(demo_media.sound()).decode()
+    sound = base64.b64encode(demo_media.make_audio()).decode()
     content = [
         picture(),
         {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
@@ -221,5 +221,5 @@ def short() -> dict[str, Any]:
 
 
 def picture() -> dict[str, Any]:
-    data = base64.b64encode(demo_media.picture()).decode()
+    data = base64.b64encode(demo_media.make_image()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.e2e
 
 async def letter(system: System, id: str, within: float = 20.0) -> DeadLetter:
     async with asyncio.timeout(within), system.bus() as bus:
-        while not await bus.records(f"omnibus.event.deadletter.*.{id}", dead_letters.DEADLETTERS):
+        while not await bus.read_records(f"omnibus.event.deadletter.*.{id}", dead_letters.DEADLETTERS):
             await asyncio.sleep(0.05)
-        return await dead_letters.read(bus, id)
+        return await dead_letters.read_dead_letter(bus, id)
 
 
 async def omnibus(system: System, *arguments: str) -> tuple[int | None, str]:
@@ -79,11 +79,11 @@ async def test_what_succeeds_at_last_is_no_dead_letter_any_more(seen: System):
     broken = (await asked(seen, "defect")).headers["x-request-id"]
     found = await letter(seen, broken)
     async with seen.bus() as bus:
-        recorded = await dead_letters.find(bus, fine)
+        recorded = await dead_letters.find_record(bus, fine)
         kept = DeadLetter(**{name: getattr(found, name) for name in found.__struct_fields__} | {"inv": fine})
         assert recorded.ended is not None
-        body = dead_letters.encode(kept, limit=60_000)
-        bus.record(dead_letters.subjects.dead(found.app, fine), body, f"{fine}.dead")
+        body = dead_letters.encode_dead_letter(kept, limit=60_000)
+        bus.publish_record(dead_letters.subjects.dead(found.app, fine), body, f"{fine}.dead")
     await letter(seen, fine)
 
     code, output = await omnibus(seen, "retry", fine)

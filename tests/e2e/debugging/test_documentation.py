@@ -300,7 +300,7 @@ async def test_dead_letters(seen: System, shell: Shell, dead: str):
     running, failed = replies(await shell.run(retry, **names))
     assert (running["replay_of"], failed["status"]) == (dead, "failed")
     async with seen.bus() as bus:
-        assert await bus.records(f"omnibus.event.deadletter.brittle.{dead}", DEADLETTERS) == []
+        assert await bus.read_records(f"omnibus.event.deadletter.brittle.{dead}", DEADLETTERS) == []
 
 
 def test_traces_are_switched_on_as_the_page_says(seen: System):

@@ -34,7 +34,7 @@ async def answered(system: System, question: Question, gateway: int = 0) -> tupl
 
 
 async def invocation(system: System, id: str) -> Invocation:
-    return graph.decode((await system.record(id))[0])
+    return graph.decode_invocation((await system.record(id))[0])
 
 
 async def kept(system: System) -> Counter[str]:
@@ -125,7 +125,7 @@ async def test_a_replay_is_answered_from_what_is_kept_and_is_identical(encoders:
     before = await kept(encoders)
 
     async with encoders.bus() as bus:
-        replies = [json.loads(part) async for part in bus.requests("omnibus.replay", recorded, 20.0)]
+        replies = [json.loads(part) async for part in bus.request_stream("omnibus.replay", recorded, 20.0)]
 
     assert replies[-1]["identical"] is True
     assert (await kept(encoders))["misses"] == before["misses"]

@@ -50,8 +50,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
     models = {
         USUAL: declaration("gemma3", checkpoints[USUAL]),
-        HALVES: catalog.split("gemma3", str(checkpoints[HALVES]), *SPLIT),
-        LARGER: catalog.twin(LARGER, str(checkpoints[LARGER])),
+        HALVES: catalog.split_declaration("gemma3", str(checkpoints[HALVES]), *SPLIT),
+        LARGER: catalog.shared_encoder_declaration(LARGER, str(checkpoints[LARGER])),
     }
     flags = ("--apps-dir", str(ARENAS), "--app", str(ARENAS / "sizes.py"))
     # Shares that are smaller than a picture.

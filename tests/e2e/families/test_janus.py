@@ -51,7 +51,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def studio(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
     models = {
         MODEL: declaration("janus", checkpoint),
-        HALVES: catalog.split("janus", str(checkpoint), "E>P>D", "EP>D"),
+        HALVES: catalog.split_declaration("janus", str(checkpoint), "E>P>D", "EP>D"),
     }
     flags = ("--apps-dir", str(STUDIO), "--app", str(STUDIO / "janus_painter.py"))
     with running(tmp_path_factory.mktemp("studio"), models, *flags) as system:

@@ -38,7 +38,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path
     models: dict[str, Any] = {}
     for family, checkpoint in checkpoints.items():
         models[f"{family}-tiny"] = declaration(family, checkpoint)
-        models[f"{family}-halves"] = catalog.split(family, str(checkpoint), "P>D", "PD")
+        models[f"{family}-halves"] = catalog.split_declaration(family, str(checkpoint), "P>D", "PD")
     flags = ("--apps-dir", str(TELLERS), "--app", str(TELLERS / "teller.py"))
     with running(tmp_path_factory.mktemp("language"), models, *flags) as system:
         yield system

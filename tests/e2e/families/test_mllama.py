@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
     models = {
         USUAL: declaration("mllama", checkpoint),
-        HALVES: catalog.split("mllama", str(checkpoint), *SPLIT),
+        HALVES: catalog.split_declaration("mllama", str(checkpoint), *SPLIT),
     }
     # With goals, so that encoders and language models of one executor share a loop; tight ones, so that shares are small.
     goals = {"OMNIBUS_EXECUTOR_TTFT": "1.0", "OMNIBUS_EXECUTOR_TBT": "0.000001"}

@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
     models = {
         MODEL: declaration("qwen2_vl", checkpoint),
-        HALVES: catalog.split("qwen2_vl", str(checkpoint), "E>P>D"),
+        HALVES: catalog.split_declaration("qwen2_vl", str(checkpoint), "E>P>D"),
     }
     with running(tmp_path_factory.mktemp("qwen2_vl"), models) as system:
         yield system

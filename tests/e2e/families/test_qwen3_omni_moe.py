@@ -26,7 +26,7 @@ NAME = "qwen3_omni_moe"
 WHOLE, SPLIT = "qwen3-omni-tiny", "qwen3-omni-halves"
 APART, TOGETHER = "EV>EA>Th>Ta>V", "EV>EA>Th>Ta+V"
 TOKENS, FRAMES, VOICE = 10, 20, "Chelsie"
-FAMILY = catalog.family(NAME)
+FAMILY = catalog.find_family(NAME)
 SHAPES = pytest.mark.parametrize("shape", [APART, TOGETHER, "M", "R>P>D"])
 QUESTIONS = {
     **OMNI_QUESTIONS,
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
     options = {name: FAMILY["options"][name] for name in ("EV", "EA", "Th", "Ta", "V", "Ta+V", "M")}
     paths = [{"options": shape.split(">"), "share": 1} for shape in (APART, TOGETHER, "M")]
-    halves = catalog.split(NAME, str(checkpoint), "P>D")
+    halves = catalog.split_declaration(NAME, str(checkpoint), "P>D")
     rest = {"components": ["vision", "audio", "talker", "vocoder"], "service": "llm"}
     halves |= {"options": {**halves["options"], "R": rest}, "paths": [{"options": ["R", "P", "D"], "share": 1}]}
     models = {WHOLE: declaration(NAME, checkpoint, options=options, paths=paths), SPLIT: halves}

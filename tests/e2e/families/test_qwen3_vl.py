@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
     models = {
         WHOLE: declaration("qwen3_vl", checkpoint),
-        SPLIT: catalog.split("qwen3_vl", str(checkpoint), *PATHS),
+        SPLIT: catalog.split_declaration("qwen3_vl", str(checkpoint), *PATHS),
     }
     # Goals, so that encoders and language models of one executor share a loop; shares that cut through media.
     more = {"TTFT": "1.0", "TBT": "0.2", "SHARE": "16", "CACHE_MIB": "8"}

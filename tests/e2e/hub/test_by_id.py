@@ -25,7 +25,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 def system(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[System]:
     """Two models, and executors that may download."""
     path = tiny.build("qwen3", tmp_path_factory.mktemp("models") / "it")
-    models = {name: catalog.declaration("qwen3", checkpoint) for name, checkpoint in (("path", str(path)), ("id", ID))}
+    models = {
+        name: catalog.model_declaration("qwen3", checkpoint) for name, checkpoint in (("path", str(path)), ("id", ID))
+    }
     settings = {
         "OMNIBUS_EXECUTOR_DOWNLOAD": "1",
         "HF_ENDPOINT": hub.url,

@@ -167,11 +167,11 @@ class Machine:
         self.ports = dict(ports)
         self.account = dict(account)
         self.pods: dict[str, Pod] = {}
-        self.programs = {"python": sys.executable, "nats-server": str(binaries.find(binaries.NATS))}
+        self.programs = {"python": sys.executable, "nats-server": str(binaries.find_binary(binaries.NATS))}
         self._edits = dict(edits)
         bin = directory / "bin"
         bin.mkdir(parents=True)
-        (bin / "valkey-server").symlink_to(binaries.find(binaries.VALKEY))
+        (bin / "valkey-server").symlink_to(binaries.find_binary(binaries.VALKEY))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
         self.env = {
             **kept,

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from omnibus_models.world import scenes, tone_synth
-from omnibus_models.world.dialogues import Talk
+from omnibus_models.world.dialogues import Dialogue
 from tests.e2e.questions import data_url
 from tests.e2e.system import System
 
@@ -32,14 +32,16 @@ class Answer(NamedTuple):
     sound: np.ndarray
 
 
-async def ask(http: httpx.AsyncClient, talk: Talk, seed: int, voice: str = "", path: str = "") -> Answer:
+async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "", path: str = "") -> Answer:
     """Ask ``talk`` with a picture and a sound of its own that ``seed`` makes; with a ``voice`` the answer is spoken."""
     random = np.random.default_rng(seed)
     content: list[dict[str, Any]] = []
     if talk.scene:
-        content.append(_image(scenes.png(scenes.drawn(talk.scene, random))))
+        content.append(_image(scenes.encode_png(scenes.draw_scene(talk.scene, random))))
     if talk.tones:
-        content.append(_audio(tone_synth.wav(tone_synth.played(list(talk.tones), random), tone_synth.HEARD_RATE)))
+        content.append(
+            _audio(tone_synth.encode_wav(tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.HEARD_RATE))
+        )
     text = [{"type": "text", "text": talk.question}]
     system = [{"role": "system", "content": talk.system}] if talk.system else []
     said = [*text, *content] if talk.after else [*content, *text]

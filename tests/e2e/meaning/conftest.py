@@ -12,8 +12,8 @@ from tests.e2e.system import System, declaration, running
 @pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     models = {
-        OMNI: declaration("qwen2_5_omni", world.checkpoint("qwen2_5_omni")),
-        PAINTER: declaration("qwen_image", world.checkpoint("qwen_image")),
+        OMNI: declaration("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")),
+        PAINTER: declaration("qwen_image", world.checkpoint_directory("qwen_image")),
     }
     # Many are sent at once, and may wait as long as a busy machine takes for them.
     patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}

@@ -11,11 +11,11 @@ from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
 
-UNSEEN = scenes.unseen()
+UNSEEN = scenes.held_out_scenes()
 TONES = [row for count in (1, 2, 3) for row in itertools.product(tone_synth.TONES, repeat=count)]
 
 
-async def right(house: System, asked: list[dialogues.Talk], path: str = "") -> float:
+async def right(house: System, asked: list[dialogues.Dialogue], path: str = "") -> float:
     """The share of right answers."""
     async with open_door(house) as http:
         answers = await some_at_once([ask(http, talk, seed, path=path) for seed, talk in enumerate(asked)])
@@ -24,24 +24,24 @@ async def right(house: System, asked: list[dialogues.Talk], path: str = "") -> f
 
 @pytest.mark.parametrize("path", ["EV>Th", "M"])
 async def test_scenes_are_named_right(house: System, path: str):
-    assert await right(house, [dialogues.see(scene) for scene in UNSEEN], path) >= ENOUGH
+    assert await right(house, [dialogues.scene_question(scene) for scene in UNSEEN], path) >= ENOUGH
     await house.ledger_is_empty()
 
 
 async def test_tones_are_named_right(house: System):
-    assert await right(house, [dialogues.hear(row) for row in TONES]) >= ENOUGH
+    assert await right(house, [dialogues.tones_question(row) for row in TONES]) >= ENOUGH
 
 
 async def test_what_is_seen_and_heard_is_named_in_one_answer(house: System):
     pairs = zip(UNSEEN, itertools.cycle(TONES))
 
-    assert await right(house, [dialogues.both(scene, row) for scene, row in pairs]) >= ENOUGH
+    assert await right(house, [dialogues.scene_and_tones_question(scene, row) for scene, row in pairs]) >= ENOUGH
 
 
 @pytest.mark.parametrize("kind", ["colour", "shape", "count", "place", "ground", "say", "read"])
 async def test_each_question_gets_the_answer_to_it(house: System, kind: str):
     random = np.random.default_rng(5)
-    asked = [dialogues.asked(random, kind, scene, TONES[4]) for scene in UNSEEN[::2]]
+    asked = [dialogues.sample_question(random, kind, scene, TONES[4]) for scene in UNSEEN[::2]]
 
     assert len({talk.answer for talk in asked}) > 1
     assert await right(house, asked) >= ENOUGH
@@ -49,12 +49,17 @@ async def test_each_question_gets_the_answer_to_it(house: System, kind: str):
 
 @pytest.mark.parametrize("voice", tone_synth.VOICES)
 async def test_the_spoken_answer_says_the_words_of_the_written_one(house: System, voice: str):
-    asked = [dialogues.both(scene, row) for scene, row in zip(UNSEEN[::4], itertools.cycle(TONES), strict=False)]
+    asked = [
+        dialogues.scene_and_tones_question(scene, row)
+        for scene, row in zip(UNSEEN[::4], itertools.cycle(TONES), strict=False)
+    ]
 
     async with open_door(house) as http:
         answers = await some_at_once([ask(http, talk, seed, voice) for seed, talk in enumerate(asked)])
 
-    heard = [(audio_oracle.words(answer.sound), audio_oracle.voice(answer.sound)) for answer in answers]
+    heard = [
+        (audio_oracle.recognize_words(answer.sound), audio_oracle.recognize_voice(answer.sound)) for answer in answers
+    ]
     assert share([found == (talk.answer.split(), voice) for found, talk in zip(heard, asked, strict=True)]) >= ENOUGH
     assert share([answer.text == talk.answer for answer, talk in zip(answers, asked, strict=True)]) >= ENOUGH
     await house.ledger_is_empty()

@@ -9,19 +9,22 @@ from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
 
-UNSEEN = scenes.unseen()
+UNSEEN = scenes.held_out_scenes()
 
 
 @pytest.mark.parametrize("path", ["TDV", "T>D>V"])
 async def test_scenes_are_drawn_as_they_are_told(house: System, path: str):
     random = np.random.default_rng(7)
     chosen = UNSEEN if path == "TDV" else UNSEEN[::2]
-    wishes = [dialogues.wish(random, scene) for scene in chosen]
+    wishes = [dialogues.sample_image_prompt(random, scene) for scene in chosen]
 
     async with open_door(house) as http:
         drawn = await some_at_once([paint(http, wish, seed, path) for seed, wish in enumerate(wishes)])
 
-    assert share([image_oracle.seen(picture) == scene for picture, scene in zip(drawn, chosen, strict=True)]) >= ENOUGH
+    assert (
+        share([image_oracle.recognize_scene(picture) == scene for picture, scene in zip(drawn, chosen, strict=True)])
+        >= ENOUGH
+    )
     await house.ledger_is_empty()
 
 
@@ -32,7 +35,7 @@ async def test_another_seed_draws_another_picture_of_the_same_scene(house: Syste
         drawn = await some_at_once([paint(http, scene.caption, seed) for seed in range(4)])
 
     assert len({picture.tobytes() for picture in drawn}) == 4
-    assert {image_oracle.seen(picture) for picture in drawn} == {scene}
+    assert {image_oracle.recognize_scene(picture) for picture in drawn} == {scene}
 
 
 async def test_a_picture_of_the_words_for_a_picture_has_the_same_words(house: System):
@@ -40,10 +43,10 @@ async def test_a_picture_of_the_words_for_a_picture_has_the_same_words(house: Sy
 
     async with open_door(house) as http:
 
-        async def round_trip(scene: scenes.Scene, seed: int) -> tuple[str, str]:
-            first = (await ask(http, dialogues.see(scene), seed)).text
+        async def round_trip(scene: scenes.ShapeScene, seed: int) -> tuple[str, str]:
+            first = (await ask(http, dialogues.scene_question(scene), seed)).text
             again = await paint(http, first, seed)
-            return first, (await look(http, scenes.png(again), dialogues.SEE[0])).text
+            return first, (await look(http, scenes.encode_png(again), dialogues.SEE[0])).text
 
         told = await some_at_once([round_trip(scene, seed) for seed, scene in enumerate(chosen)])
 
@@ -58,13 +61,13 @@ async def test_what_is_drawn_is_named_in_speech(house: System):
 
     async with open_door(house) as http:
 
-        async def round_trip(scene: scenes.Scene, seed: int) -> Answer:
+        async def round_trip(scene: scenes.ShapeScene, seed: int) -> Answer:
             drawn = await paint(http, scene.caption, seed)
-            return await look(http, scenes.png(drawn), dialogues.SEE[0], "Chelsie")
+            return await look(http, scenes.encode_png(drawn), dialogues.SEE[0], "Chelsie")
 
         said = await some_at_once([round_trip(scene, seed) for seed, scene in enumerate(chosen)])
 
     captions = [scene.caption for scene in chosen]
     assert share([answer.text == caption for answer, caption in zip(said, captions, strict=True)]) >= ENOUGH
-    assert share([audio_oracle.words(answer.sound) == answer.text.split() for answer in said]) >= ENOUGH
+    assert share([audio_oracle.recognize_words(answer.sound) == answer.text.split() for answer in said]) >= ENOUGH
     await house.ledger_is_empty()

@@ -13,7 +13,7 @@ from tests.e2e.system import System
 pytestmark = pytest.mark.e2e
 
 AT_ONCE, ALL = 32, 48
-CROWD = scenes.unseen()[:ALL]
+CROWD = scenes.held_out_scenes()[:ALL]
 TONES = [row for count in (1, 2, 3) for row in itertools.product(tone_synth.TONES, repeat=count)]
 #: What came and what should have.
 Told = tuple[str, str]
@@ -31,22 +31,29 @@ async def test_each_of_many_at_once_gets_what_it_gets_alone(house: System):
     await house.ledger_is_empty()
 
 
-def _one(http: httpx.AsyncClient, scene: scenes.Scene, place: int) -> Awaitable[Told]:
-    kinds: tuple[Callable[[httpx.AsyncClient, scenes.Scene, int], Awaitable[Told]], ...] = (_written, _spoken, _drawn)
+def _one(http: httpx.AsyncClient, scene: scenes.ShapeScene, place: int) -> Awaitable[Told]:
+    kinds: tuple[Callable[[httpx.AsyncClient, scenes.ShapeScene, int], Awaitable[Told]], ...] = (
+        _written,
+        _spoken,
+        _drawn,
+    )
     return kinds[place % len(kinds)](http, scene, place)
 
 
-async def _written(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
-    talk = dialogues.both(scene, TONES[seed % len(TONES)])
+async def _written(http: httpx.AsyncClient, scene: scenes.ShapeScene, seed: int) -> Told:
+    talk = dialogues.scene_and_tones_question(scene, TONES[seed % len(TONES)])
     return (await ask(http, talk, seed)).text, talk.answer
 
 
-async def _spoken(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
-    talk = dialogues.see(scene)
+async def _spoken(http: httpx.AsyncClient, scene: scenes.ShapeScene, seed: int) -> Told:
+    talk = dialogues.scene_question(scene)
     answer = await ask(http, talk, seed, "Ethan")
-    return f"{answer.text}, {' '.join(audio_oracle.words(answer.sound) or [])}", f"{talk.answer}, {talk.answer}"
+    return (
+        f"{answer.text}, {' '.join(audio_oracle.recognize_words(answer.sound) or [])}",
+        f"{talk.answer}, {talk.answer}",
+    )
 
 
-async def _drawn(http: httpx.AsyncClient, scene: scenes.Scene, seed: int) -> Told:
-    seen = image_oracle.seen(await paint(http, scene.caption, seed))
+async def _drawn(http: httpx.AsyncClient, scene: scenes.ShapeScene, seed: int) -> Told:
+    seen = image_oracle.recognize_scene(await paint(http, scene.caption, seed))
     return seen.caption if seen else "nothing", scene.caption

@@ -38,7 +38,7 @@ LONG = 3000  # tokens: nobody waits for the last one
 
 def write(path: Path) -> Path:
     """The file of their keys."""
-    records = [KeyRecord(api_key.digest(_key(name)), name, **limits) for name, limits in LIMITS.items()]
+    records = [KeyRecord(api_key.hash_key(_key(name)), name, **limits) for name, limits in LIMITS.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
     return path
 

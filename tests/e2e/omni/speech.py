@@ -15,7 +15,7 @@ from tests.e2e.questions import Question
 from tests.e2e.system import OMNI
 
 TOKENS, CODES, SEED, VOICE = 10, 40, 7, "Chelsie"
-FAMILY = catalog.family("qwen2_5_omni")
+FAMILY = catalog.find_family("qwen2_5_omni")
 APART = "EV>EA>Th>Ta>V"
 
 

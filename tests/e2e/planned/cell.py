@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from omnibus.executor import sim
-from omnibus.executor.sim import Demand, Load
-from omnibus.profile import ModelProfile, OptionProfile, TypeProfile, Work
+from omnibus.executor.sim import ComponentLoad, TypeDemand
+from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
 
 MODEL, FAMILY = "vl", "qwen2_5_vl"
 VISION, THINKER = "vision", "thinker"
@@ -55,7 +55,7 @@ OPTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 def profile(seen: float = 0.5) -> ModelProfile:
     """What a profiler would measure of ``SIMULATED`` with a share of ``seen`` requests with an image."""
-    given = sim.decode(msgspec.json.encode(SIMULATED))
+    given = sim.decode_profile(msgspec.json.encode(SIMULATED))
     return ModelProfile(
         model=MODEL,
         family=FAMILY,
@@ -78,24 +78,24 @@ def _quantities(image: int) -> dict[str, float]:
     return {"prompt_tokens": WORDS + image, "image_tokens": image, "completion_tokens": ANSWER}
 
 
-def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) -> tuple[Work, ...]:
+def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) -> tuple[RoleCost, ...]:
     """Each role that ``option`` may have, in a saturated replica."""
-    found: dict[tuple[str, tuple[str, ...]], Work] = {}
+    found: dict[tuple[str, tuple[str, ...]], RoleCost] = {}
     for mine in (parts, parts[1:]):  # all that it can do; what is left when others did the first part
-        measured = sim.predicted(given, option, demands(mine, seen), inflight=INFLIGHT) if mine else None
+        measured = sim.predict_performance(given, option, demands(mine, seen), inflight=INFLIGHT) if mine else None
         for kind, seconds in measured.seconds.items() if measured is not None else ():
             role = tuple(part for part in mine if part in kind.split("+"))
-            found.setdefault((kind, role), Work(role, seconds, kind))
+            found.setdefault((kind, role), RoleCost(role, seconds, kind))
     return tuple(found.values())
 
 
-def demands(parts: tuple[str, ...], seen: float) -> dict[str, Demand]:
+def demands(parts: tuple[str, ...], seen: float) -> dict[str, TypeDemand]:
     """What the mix brings to an executor that runs ``parts`` of every request."""
-    image, text = Load(modality="image"), WORDS
+    image, text = ComponentLoad(modality="image"), WORDS
     loads = {
-        SEEN: {VISION: image, THINKER: Load(tokens=text + IMAGE)},
-        TEXT: {THINKER: Load(tokens=text)},
+        SEEN: {VISION: image, THINKER: ComponentLoad(tokens=text + IMAGE)},
+        TEXT: {THINKER: ComponentLoad(tokens=text)},
     }
     shares = {SEEN: seen, TEXT: 1 - seen}
     mine = {kind: {part: load for part, load in each.items() if part in parts} for kind, each in loads.items()}
-    return {kind: Demand(shares[kind], each) for kind, each in mine.items() if each and shares[kind] > 0}
+    return {kind: TypeDemand(shares[kind], each) for kind, each in mine.items() if each and shares[kind] > 0}

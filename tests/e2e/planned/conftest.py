@@ -35,7 +35,7 @@ def planned(tmp_path: Path) -> Planned:
     def run(**asked: Any) -> Iterator[System]:
         simulated, measured = tmp_path / "simulated.json", tmp_path / "profile.json"
         simulated.write_bytes(msgspec.json.encode(SIMULATED))
-        measured.write_bytes(profiles.encode(profile()))
+        measured.write_bytes(profiles.encode_profile(profile()))
         model = {"family": FAMILY, "checkpoint": str(simulated), "planned": {"profile": str(measured), **asked}}
         with running(tmp_path, {MODEL: model}, more={"gpus": {"cpu": {"count": GPUS}}}, **SETTINGS) as system:
             yield system

@@ -31,8 +31,8 @@ class Places:
     async def of(cls, system: System) -> AsyncIterator["Places"]:
         places = cls()
         async with system.bus() as bus:
-            await bus.subscribe(subjects.event(subjects.EXECUTOR), places._heard)
-            bus.publish(subjects.event(subjects.CENSUS), b"{}")
+            await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), places._heard)
+            bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
             yield places
 
     def _heard(self, delivery: Delivery) -> None:
@@ -46,7 +46,7 @@ async def settled(system: System, store: Store, after: int = 0) -> Plan:
     async with asyncio.timeout(WITHIN):
         while True:
             with contextlib.suppress(StoreUnavailable):
-                plan, stand = await store.plan(), await store.stand()
+                plan, stand = await store.plan(), await store.plan_state()
                 if plan is not None and _fits(plan, after) and not stand.staged and runs(system, plan):
                     return plan
             await asyncio.sleep(0.1)
@@ -83,5 +83,5 @@ def replicas(plan: Plan) -> dict[str, int]:
 
 async def followed(store: Store) -> list[str]:
     """Reasons of all plans that followed the load, oldest first."""
-    plans = [past.plan for past in reversed(await store.history(100)) if past.plan is not None]
+    plans = [past.plan for past in reversed(await store.plan_history(100)) if past.plan is not None]
     return [plan.reason for plan in plans if _follows(plan)]

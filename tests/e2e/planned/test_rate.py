@@ -26,7 +26,7 @@ async def test_executors_come_with_the_rate_and_go_with_it_also_when_the_planner
             await planner_dies(system)
             pace.rate = LOW
             again = await settled(system, store, high.epoch)
-            epochs = [past.epoch for past in await store.history()]
+            epochs = [past.epoch for past in await store.plan_history()]
 
     assert set(pace.traffic.answers) == {200}
     assert sum(replicas(low).values()) < sum(replicas(high).values()) > sum(replicas(again).values())

@@ -9,7 +9,7 @@ import pytest
 from omnibus import profile
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.planner.declared.model import Declared, Model
+from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import GpuType
 from services.planner.optimize.planner import Planner
 from tests.e2e.profiling.running import finished
@@ -26,7 +26,7 @@ async def test_the_tiny_model_is_measured_and_planned(tmp_path: Path, valkey_url
     )  # fmt: skip
 
     assert code == 0, said
-    found = profile.decode((tmp_path / "vl.json").read_bytes())
+    found = profile.decode_profile((tmp_path / "vl.json").read_bytes())
     assert set(found.options) == {"E", "L", "EL"}
     assert all(option.rate > 0 and option.weights_gb > 0 and option.curve for option in found.options.values())
     assert all(work.seconds > 0 and work.latency > 0 for option in found.options.values() for work in option.work)
@@ -41,7 +41,7 @@ async def test_the_tiny_model_is_measured_and_planned(tmp_path: Path, valkey_url
 def planned(found: profile.ModelProfile) -> float:
     """The rate that the planner gets out of three places on processors."""
     declared = {"family": "qwen2_5_vl", "checkpoint": found.checkpoint, "planned": {"profile": "vl.json"}}
-    model = Model(VL, msgspec.convert(declared, Declared))
+    model = Model(VL, msgspec.convert(declared, DeclaredModel))
     plans = Planner({VL: model}, {VL: found}, {"cpu": GpuType(count=3)}, {}).plan(None, {})
     assert json.dumps(plans.explain)
     return plans.rate[VL]

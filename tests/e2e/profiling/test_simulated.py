@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus import profile
-from omnibus.executor.sim import Demand, Load, predicted, read
+from omnibus.executor.sim import ComponentLoad, TypeDemand, predict_performance, read_profile
 from omnibus.profile import ModelProfile
 from tests.e2e.profiling.running import SIM, finished, question, running, simulated
 
@@ -42,7 +42,7 @@ async def test_what_is_measured_is_what_the_engine_is_told_to_take(tmp_path: Pat
 
     assert code == 0, said
     assert "E: done" not in said
-    found = profile.decode((tmp_path / "vl.json").read_bytes())
+    found = profile.decode_profile((tmp_path / "vl.json").read_bytes())
     assert {kind: round(each.share, 6) for kind, each in found.types.items()} == {BOTH: 0.6, TEXT: 0.4}
     assert found.types[BOTH].quantities["image_tokens"] == 64
     assert found.types[TEXT].quantities == {"prompt_tokens": 40, "completion_tokens": 10}
@@ -69,7 +69,7 @@ def measured(found: ModelProfile) -> dict[Case, float]:
 
 def told(here: Path, found: ModelProfile) -> dict[Case, float]:
     """What the engine's profile says of the same: requests of each size by themselves, as many at a time."""
-    sim = read(str(here / "sim.json"))
+    sim = read_profile(str(here / "sim.json"))
     roles: list[Case] = [("E", BOTH, ("vision",)), ("L", BOTH, ("thinker",)), ("L", TEXT, ("thinker",))]
     roles += [("EL", BOTH, ("vision", "thinker")), ("EL", TEXT, ("thinker",)), ("EL", BOTH, ("thinker",))]
     seconds: dict[Case, float] = {}
@@ -80,14 +80,16 @@ def told(here: Path, found: ModelProfile) -> dict[Case, float]:
         seconds[option, kind, role] = sum(
             share
             / total
-            * predicted(sim, option, {"all": Demand(1.0, loads(*size, role))}, inflight=inflight).seconds["all"]
+            * predict_performance(sim, option, {"all": TypeDemand(1.0, loads(*size, role))}, inflight=inflight).seconds[
+                "all"
+            ]
             for share, *size in mine
         )
     return seconds
 
 
-def loads(words: int, tokens: int, pictures: int, role: tuple[str, ...]) -> dict[str, Load]:
-    every = {"vision": Load(modality="image"), "thinker": Load(words + 64 * pictures, tokens)}
+def loads(words: int, tokens: int, pictures: int, role: tuple[str, ...]) -> dict[str, ComponentLoad]:
+    every = {"vision": ComponentLoad(modality="image"), "thinker": ComponentLoad(words + 64 * pictures, tokens)}
     return {part: every[part] for part in role}
 
 
@@ -106,8 +108,8 @@ def test_an_option_that_does_not_start_is_left_to_be_estimated_and_one_that_ends
 
     assert code == 0, said
     assert said == ""
-    found = profile.decode((tmp_path / "vl.json").read_bytes())
-    assert found.options["E"].measured
-    assert not found.options["EL"].measured
+    found = profile.decode_profile((tmp_path / "vl.json").read_bytes())
+    assert found.options["E"].is_measured
+    assert not found.options["EL"].is_measured
     [note] = [note for note in json.loads(output)["notes"] if note.startswith("EL")]
     assert "EL is not measured: an executor of option EL does not start" in note

@@ -35,7 +35,7 @@ def system(
         PAINTER: only(painter, "TDV"),
         EDITOR: only(editor, "M"),
         OMNI: declaration("qwen2_5_omni", omni_checkpoint),
-        EMBEDDER: catalog.embedding("qwen2", str(text_checkpoint)),
+        EMBEDDER: catalog.embedding_declaration("qwen2", str(text_checkpoint)),
         DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
     }
     with running(

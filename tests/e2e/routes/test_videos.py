@@ -14,7 +14,7 @@ import pytest
 from openai.types import Video
 from PIL import Image
 
-from omnibus.encoding.video import Film
+from omnibus.encoding.video import VideoWriter
 from tests.e2e.routes.conftest import DIRECTOR, PAINTER
 from tests.e2e.system import System
 from tests.e2e.watch import Watch
@@ -72,9 +72,9 @@ async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> 
 
 def developed(made: oracle.Film, path: Path) -> Watched:
     """The pipeline's film as a file, as far as that keeps it: of colours so noisy much is lost."""
-    reel = Film(path, 24.0, sound=True)
-    reel.frames(made.frames.round().astype(np.uint8))
-    reel.sound(made.sound, 8000)
+    reel = VideoWriter(path, 24.0, sound=True)
+    reel.add_frames(made.frames.round().astype(np.uint8))
+    reel.add_audio(made.sound, 8000)
     reel.close()
     return watched(path.read_bytes())
 

@@ -45,9 +45,9 @@ async def test_a_recorded_request_is_replayed_by_the_operator(closed: Town):
     bus = await closed.bus("operator")
     try:
         async with asyncio.timeout(PATIENCE):
-            while len(found := await bus.records(f"omnibus.inv.*.{id}")) < 2:
+            while len(found := await bus.read_records(f"omnibus.inv.*.{id}")) < 2:
                 await asyncio.sleep(0.05)
-        parts = [part async for part in bus.requests(subjects.REPLAY, found[0].data, PATIENCE)]
+        parts = [part async for part in bus.request_stream(subjects.REPLAY, found[0].data, PATIENCE)]
     finally:
         await bus.drain()
 
@@ -60,8 +60,8 @@ async def test_an_executor_that_speaks_for_a_gateway_is_refused_and_it_is_seen(
     caplog.set_level(logging.WARNING)
     bus = await closed.bus("llm")
 
-    bus.publish(subjects.record("chat", "made-up"), b"{}")
-    await bus._settle(5)
+    bus.publish(subjects.record_subject("chat", "made-up"), b"{}")
+    await bus._flush_connection(5)
     await bus.drain()
 
     assert any(
@@ -108,8 +108,8 @@ async def test_without_a_key_there_is_no_answer(closed: Town):
 
 async def test_a_key_of_the_store_is_good_until_it_is_revoked(closed: Town):
     store = Store(StoreSettings(url=closed._env["OMNIBUS_STORE_URL"], tls_ca=str(certificates.CA)))
-    key = api_key.new()
-    record = KeyRecord(api_key.digest(key), "guest")
+    key = api_key.generate_key()
+    record = KeyRecord(api_key.hash_key(key), "guest")
     async with asyncio.timeout(PATIENCE), closed.http(key) as http:
         await store.put_key(record)
         while (await http.get("/v1/models")).status_code != 200:

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 MODEL, FAMILY, NODE = "vl", "qwen2_5_vl", "safe"
 ADMIN = "word-of-the-operator"
 LIGHT, HEAVY = "omni-light", "omni-heavy"
-PASSWORDS = {user: f"word-of-{user}" for user in permissions.permissions()}
+PASSWORDS = {user: f"word-of-{user}" for user in permissions.permissions_by_user()}
 #: Eight sequences at a time; a step costs about the same for one as for eight.
 SLOTS, ANSWER, LONGEST = 8, 16, 32  # sequences; tokens
 STEP = 0.03  # seconds
@@ -162,16 +162,16 @@ def question(said: Any = "hello there", **more: Any) -> dict[str, Any]:
 @contextmanager
 def town(directory: Path, **settings: str) -> Iterator[Town]:
     """Everything, until the block ends; ``settings`` are the gateway's."""
-    model = catalog.declaration(FAMILY, str(directory / "simulated.json"))
+    model = catalog.model_declaration(FAMILY, str(directory / "simulated.json"))
     model["options"] = {name: spec for name, spec in model["options"].items() if name in ("E", "L")}
     model["paths"] = [{"options": ["E", "L"], "share": 1}]
     (directory / "simulated.json").write_bytes(msgspec.json.encode(SIMULATED))
     (directory / "models.json").write_bytes(msgspec.json.encode({"models": {MODEL: model}}))
     (directory / "keys.json").write_bytes(msgspec.json.encode({"keys": [_record("light"), _record("heavy")]}))
     config = directory / "nats.conf"
-    config.write_text(permissions.config(PASSWORDS, tls=str(certificates.DIRECTORY)))
+    config.write_text(permissions.server_config(PASSWORDS, tls=str(certificates.DIRECTORY)))
     with ExitStack() as stack:
-        nats, valkey = infra.nats(directory, config=config), infra.valkey(directory)
+        nats, valkey = infra.prepare_nats(directory, config=config), infra.prepare_valkey(directory)
         stack.enter_context(served(nats))
         stack.enter_context(served(valkey))
         _guard(valkey.url)
@@ -205,7 +205,7 @@ def _start(made: Town, settings: Mapping[str, str]) -> None:
 
 
 def _record(tenant: str) -> KeyRecord:
-    return KeyRecord(api_key.digest(f"omni-{tenant}"), tenant)
+    return KeyRecord(api_key.hash_key(f"omni-{tenant}"), tenant)
 
 
 def _guard(url: str) -> None:

@@ -14,10 +14,10 @@ PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "ED>P": "P>ED", "E>PD": "PD", "EPD": "E
 
 @pytest.fixture(scope="package")
 def shapes(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_checkpoint: Path) -> Iterator[System]:
-    omni = catalog.split("qwen2_5_omni", str(omni_checkpoint), "P>D")
+    omni = catalog.split_declaration("qwen2_5_omni", str(omni_checkpoint), "P>D")
     rest = {"components": ["vision", "audio", "talker", "vocoder"], "service": "llm"}
     omni |= {"options": {**omni["options"], "R": rest}, "paths": [{"options": ["R", "P", "D"], "share": 1}]}
-    models = {VL: catalog.split("qwen2_5_vl", str(vl_checkpoint), *PATHS), OMNI: omni}
+    models = {VL: catalog.split_declaration("qwen2_5_vl", str(vl_checkpoint), *PATHS), OMNI: omni}
     # With goals, so that encoders and language models of one executor share a loop.
     goals = {"OMNIBUS_EXECUTOR_TTFT": "1.0", "OMNIBUS_EXECUTOR_TBT": "0.2"}
     with running(tmp_path_factory.mktemp("shapes"), models, **goals) as system:

@@ -62,4 +62,4 @@ class Sent(NamedTuple):
 def sent(watch: Watch) -> list[Sent]:
     """Everything that gateways sent to executors, in order; each executor of a route is told once."""
     begins = f"{subjects.ROOT}.task."
-    return [Sent(*subjects.parse_refused(d.reply)) for d in watch.seen if d.subject.startswith(begins)]
+    return [Sent(*subjects.parse_refused_subject(d.reply)) for d in watch.seen if d.subject.startswith(begins)]

@@ -27,7 +27,7 @@ def body(content: Any = "hello", **more: Any) -> dict[str, Any]:
 def late(watch: Watch, id: str) -> int:
     """Tokens that came after the end was announced."""
     rest = Watch()
-    rest.seen = watch.seen[[delivery.subject for delivery in watch.seen].index(subjects.end(id)) :]
+    rest.seen = watch.seen[[delivery.subject for delivery in watch.seen].index(subjects.end_subject(id)) :]
     return len(rest.ids(id))
 
 
@@ -128,7 +128,7 @@ async def test_a_digest_record_holds_no_content_and_says_why_it_cannot_be_replay
         await watch.end(id)
     begin, end = await small.record(id)
     async with small.bus() as bus:
-        replayed = [json.loads(part) async for part in bus.requests(subjects.REPLAY, begin, 10)]
+        replayed = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, begin, 10)]
 
     said = answer.json()["choices"][0]["message"]["content"]
     assert secret.encode() not in begin

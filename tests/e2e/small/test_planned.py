@@ -55,7 +55,7 @@ class Operator:
         async with asyncio.timeout(WITHIN):
             while True:
                 plan = await self.store.plan()
-                if plan is not None and reached(plan.models[VL]) and not (await self.store.stand()).staged:
+                if plan is not None and reached(plan.models[VL]) and not (await self.store.plan_state()).staged:
                     return plan
                 await asyncio.sleep(0.05)
 
@@ -67,7 +67,7 @@ class Operator:
 
     async def staged(self) -> Plan:
         async with asyncio.timeout(WITHIN):
-            while (plan := await self.store.staged()) is None:
+            while (plan := await self.store.staged_plan()) is None:
                 await asyncio.sleep(0.01)
         return plan
 
@@ -105,7 +105,7 @@ async def test_an_option_is_replaced_by_another_one_and_back(pair: System, opera
 
 
 async def test_an_operator_goes_back_and_on_by_hand(pair: System, operator: Operator):
-    (before,) = [each.epoch for each in await operator.store.history(1)]
+    (before,) = [each.epoch for each in await operator.store.plan_history(1)]
 
     async with busy(pair, [0, 1]) as answers:
         operator.declare(["EL"])
@@ -143,7 +143,7 @@ def first_gone(watch: Watch, id: str) -> int:
 
 def first_state(watch: Watch, id: str, state: str, after: int = 0) -> int:
     for index, each in enumerate(watch.seen[after:], after):
-        if each.subject == subjects.event(subjects.EXECUTOR):
+        if each.subject == subjects.event_subject(subjects.EXECUTOR):
             status = messages.decode_status(each.data)
             if (status.id, status.state) == (id, state):
                 return index
@@ -154,7 +154,7 @@ def all_follow(watch: Watch, epoch: int) -> int:
     """When the last gateway said first that it goes by the plan of ``epoch``."""
     found: dict[str, int] = {}
     for index, each in enumerate(watch.seen):
-        if each.subject == subjects.event(subjects.GATEWAY):
+        if each.subject == subjects.event_subject(subjects.GATEWAY):
             status = messages.decode_gateway(each.data)
             if status.epoch == epoch:
                 found.setdefault(status.id, index)
@@ -163,7 +163,9 @@ def all_follow(watch: Watch, epoch: int) -> int:
 
 
 def first_event(watch: Watch, epoch: int) -> int:
-    plans = ((index, each) for index, each in enumerate(watch.seen) if each.subject == subjects.event(subjects.PLAN))
+    plans = (
+        (index, each) for index, each in enumerate(watch.seen) if each.subject == subjects.event_subject(subjects.PLAN)
+    )
     return next(index for index, each in plans if messages.decode_plan_event(each.data).epoch == epoch)
 
 
@@ -174,7 +176,7 @@ async def test_executors_that_do_otherwise_take_over_under_another_name(pair: Sy
         operator.declare(context=2000)
         plan = await operator.planned(*operator.usual["options"], context=2000)
         await ended(*pids.values())
-        news = {f"{id}-{plan.models[VL].origin(id.split('-')[-2])[:4]}" for id in pids}
+        news = {f"{id}-{plan.models[VL].option_origin(id.split('-')[-2])[:4]}" for id in pids}
         await pair.whole(only=sorted(news))
 
     assert len(answers) == 1

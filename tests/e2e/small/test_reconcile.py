@@ -25,7 +25,7 @@ LONG = 3900  # tokens; more than a drain lasts on any machine of today
 
 
 def executor(option: str, replica: int, model: str = VL) -> str:
-    return subjects.token(f"{model}-{option}-{replica}")
+    return subjects.subject_token(f"{model}-{option}-{replica}")
 
 
 async def swap(system: System, models: Mapping[str, ModelPlan]) -> None:

@@ -51,7 +51,7 @@ async def test_together_they_keep_to_the_planned_shares_and_use_all_replicas(pai
         assert shares.total() == REQUESTS
         assert abs(shares["L"] - 0.7 * REQUESTS) <= 1
     replicas = Counter(each.to for each in sent(watch))
-    apart = [replicas[subjects.token(f"{VL}-L-{replica}")] for replica in (0, 1)]
+    apart = [replicas[subjects.subject_token(f"{VL}-L-{replica}")] for replica in (0, 1)]
     assert min(apart) > sum(apart) / 3, replicas  # each gateway knows of the other's work by heartbeats alone
 
 

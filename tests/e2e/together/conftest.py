@@ -13,7 +13,7 @@ from tests.e2e.system import OMNI, VL, System, declaration, running
 
 def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
     """A model whose paths are ``shapes``, in options of its family."""
-    options, paths = catalog.family(family)["options"], [shape.split(">") for shape in shapes]
+    options, paths = catalog.find_family(family)["options"], [shape.split(">") for shape in shapes]
     return declaration(
         family,
         checkpoint,

@@ -64,7 +64,7 @@ async def read(answer: httpx.Response, deltas: int) -> list[str]:
 
 def after_the_end(watch: Watch, id: str) -> int:
     """Tokens of ``id`` that came after its end was announced."""
-    subject = [delivery.subject for delivery in watch.seen].index(subjects.end(id))
+    subject = [delivery.subject for delivery in watch.seen].index(subjects.end_subject(id))
     late = Watch()
     late.seen = watch.seen[subject:]
     return len(late.ids(id))

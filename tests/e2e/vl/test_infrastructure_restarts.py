@@ -72,7 +72,7 @@ async def test_everything_serves_after_the_bus_was_away(vl: System):
     await serves_again(vl, **{"x-omnibus-path": "E>L"})
     begin, end = await vl.record(id)
     async with vl.bus() as bus:
-        replayed = [json.loads(part) async for part in bus.requests("omnibus.replay", begin, 30)]
+        replayed = [json.loads(part) async for part in bus.request_stream("omnibus.replay", begin, 30)]
 
     assert json.loads(begin)["id"] == end["inv"] == id
     assert (replayed[-1]["status"], replayed[-1]["identical"]) == ("done", True)

@@ -63,7 +63,7 @@ async def test_a_recorded_body_published_again_gives_the_same_answer_and_says_so
 async def test_a_replay_takes_the_recorded_path(vl: System, path: str):
     id, _ = await asked(vl, ask(image(1), "describe"), extra_headers={"x-omnibus-path": path})
     async with vl.bus() as bus:
-        parts = [json.loads(part) async for part in bus.requests(subjects.REPLAY, (await vl.record(id))[0], 30)]
+        parts = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, (await vl.record(id))[0], 30)]
 
     assert parts[0]["path"] == path
     assert parts[-1]["identical"] is True
@@ -92,7 +92,7 @@ async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself
 )
 async def test_what_is_no_record_is_refused_with_a_reason(vl: System, body: bytes):
     async with vl.bus() as bus:
-        (only,) = [json.loads(part) async for part in bus.requests(subjects.REPLAY, body, 10)]
+        (only,) = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, body, 10)]
 
     assert only["status"] == "failed"
     assert only["problem"]["code"] == "protocol_error"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omnibus.app.introspect import Loaded, loaded
+from omnibus.app.introspect import LoadedApp, load_app
 from omnibus.app_record import AppSource, TaskRecord
 from omnibus.errors import BadRequest
 
@@ -51,9 +51,9 @@ def _as_before() -> Iterator[None]:
 def app(tmp_path):
     """Loads an app of ``text`` after the usual head, from a file."""
 
-    def make(text: str, name: str = "sample_app") -> Loaded:
+    def make(text: str, name: str = "sample_app") -> LoadedApp:
         (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
-        return loaded(AppSource("directory", name, str(tmp_path)))
+        return load_app(AppSource("directory", name, str(tmp_path)))
 
     return make
 
@@ -75,7 +75,7 @@ def test_a_name_that_cannot_stand_in_a_route_is_refused(app, name):
 def test_the_documentation_is_the_modules_own(tmp_path):
     (tmp_path / "told_app.py").write_text('"""One line.\n\n    Another.\n"""\n' + SERVE)
 
-    assert loaded(AppSource("directory", "told_app", str(tmp_path))).description.doc == "One line.\n\nAnother."
+    assert load_app(AppSource("directory", "told_app", str(tmp_path))).description.doc == "One line.\n\nAnother."
 
 
 def test_all_tasks_that_the_module_names_are_found_once(app):
@@ -119,7 +119,7 @@ def test_a_task_with_an_engine_cannot_be_defined_inside_of_a_function(app):
 
 def test_an_upload_may_not_bring_an_engine():
     with pytest.raises(BadRequest, match="may not bring its own unit tasks .mine."):
-        loaded(AppSource("upload", "sent_app"), HEAD + "MINE = Mine()\n" + SERVE)
+        load_app(AppSource("upload", "sent_app"), HEAD + "MINE = Mine()\n" + SERVE)
 
 
 def test_an_app_without_tasks_is_an_app(app):

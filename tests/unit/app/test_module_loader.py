@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD, load
+from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD, load_module
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
 
@@ -40,7 +40,7 @@ def below(root: Path, module: str) -> AppSource:
 def test_a_module_is_loaded_from_its_directory(tmp_path):
     root = written(tmp_path, echo_app=GOOD, helper_app="X = 1")
 
-    module = load(below(root, "echo_app"))
+    module = load_module(below(root, "echo_app"))
 
     assert module.HERE
     assert Path(module.__file__) == root / "echo_app.py"
@@ -51,26 +51,26 @@ def test_a_module_of_a_package_is_loaded_with_its_neighbours(tmp_path):
     written(tmp_path, team_app__words="WORD = 'rose'")
     (root / "team_app" / "__init__.py").touch()
 
-    assert load(below(root, "team_app.poems")).WORD == "rose"
+    assert load_module(below(root, "team_app.poems")).WORD == "rose"
 
 
 @pytest.mark.parametrize("name", ["../echo_app", "a/b", ".echo", "echo.", "echo-app", "", "a b", "echo;x"])
 def test_a_name_that_is_no_module_is_refused(tmp_path, name):
     with pytest.raises(BadRequest, match="no name of a Python module"):
-        load(below(tmp_path, name))
+        load_module(below(tmp_path, name))
 
 
 @pytest.mark.parametrize("name", ["json", "numpy", "omnibus.app.module_loader", "absent_app"])
 def test_a_module_that_is_not_in_the_directory_is_not_taken_from_elsewhere(tmp_path, name):
     with pytest.raises(BadRequest, match=f"no module {name.partition('.')[0]} in"):
-        load(below(tmp_path, name))
+        load_module(below(tmp_path, name))
 
 
 def test_a_module_that_python_has_already_is_not_replaced(tmp_path):
     root = written(tmp_path, json=GOOD)
 
     with pytest.raises(BadRequest, match="json is the name of a module that Python has already"):
-        load(below(root, "json"))
+        load_module(below(root, "json"))
 
 
 def test_a_link_out_of_the_directory_is_not_followed(tmp_path):
@@ -82,19 +82,19 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path):
 
     for name in ("evil_app", "inner_app.evil_app", "linked_app.evil_app"):
         with pytest.raises(BadRequest, match="there is no module"):
-            load(below(root, name))
+            load_module(below(root, name))
 
 
 def test_a_link_inside_of_the_directory_is_followed(tmp_path):
     root = written(tmp_path, _data__mounted_app=GOOD)
     (root / "mounted_app.py").symlink_to(Path("_data") / "mounted_app.py")
 
-    assert load(below(root, "mounted_app")).HERE
+    assert load_module(below(root, "mounted_app")).HERE
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path):
     with pytest.raises(BadRequest, match="there is no directory .*nowhere"):
-        load(below(tmp_path / "nowhere", "echo_app"))
+        load_module(below(tmp_path / "nowhere", "echo_app"))
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, caplog, kind, text,
         caplog.at_level(logging.ERROR),
         pytest.raises(BadRequest, match=f"the module bad_app cannot be imported: {said}"),
     ):
-        load(source, text if kind == UPLOAD else "")
+        load_module(source, text if kind == UPLOAD else "")
 
     assert "Traceback" in caplog.text
 
 
 def test_an_installed_module_is_loaded_by_its_name():
-    assert load(AppSource(IMPORT, "omnibus.app.protocol")).__name__ == "omnibus.app.protocol"
+    assert load_module(AppSource(IMPORT, "omnibus.app.protocol")).__name__ == "omnibus.app.protocol"
 
 
 def test_an_app_of_a_plugin_is_loaded_by_the_name_of_its_entry_point(tmp_path, monkeypatch):
@@ -136,22 +136,22 @@ def test_an_app_of_a_plugin_is_loaded_by_the_name_of_its_entry_point(tmp_path, m
     (about / "entry_points.txt").write_text("[omnibus.apps]\nnice-echo = plugged_app\n")
     monkeypatch.syspath_prepend(str(root))
 
-    assert load(AppSource(IMPORT, "nice-echo")).HERE
+    assert load_module(AppSource(IMPORT, "nice-echo")).HERE
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "no-such-plugin", "no_such.module"])
 def test_what_is_not_installed_is_named(name):
     with pytest.raises(BadRequest, match=f"'{name}'"):
-        load(AppSource(IMPORT, name))
+        load_module(AppSource(IMPORT, name))
 
 
 def test_an_installed_module_without_the_named_part_is_a_fault_of_the_request():
     with pytest.raises(BadRequest, match="No module named 'omnibus.no_such'"):
-        load(AppSource(IMPORT, "omnibus.no_such"))
+        load_module(AppSource(IMPORT, "omnibus.no_such"))
 
 
 def test_an_uploaded_text_becomes_a_module_whose_lines_tracebacks_show(caplog):
-    module = load(AppSource(UPLOAD, "sent_app"), GOOD + "def fail():\n    raise ValueError('here')\n")
+    module = load_module(AppSource(UPLOAD, "sent_app"), GOOD + "def fail():\n    raise ValueError('here')\n")
 
     assert module.HERE
     with pytest.raises(ValueError, match="here"), caplog.at_level(logging.ERROR):
@@ -166,14 +166,14 @@ def test_an_uploaded_text_becomes_a_module_whose_lines_tracebacks_show(caplog):
 @pytest.mark.parametrize("name", ["json", "numpy", "a.b", "os"])
 def test_an_upload_does_not_take_the_name_of_another_module(name):
     with pytest.raises(BadRequest, match="cannot name an uploaded app"):
-        load(AppSource(UPLOAD, name), GOOD)
+        load_module(AppSource(UPLOAD, name), GOOD)
 
 
 def test_an_empty_upload_is_refused():
     with pytest.raises(BadRequest, match="text of sent_app is empty"):
-        load(AppSource(UPLOAD, "sent_app"), " \n")
+        load_module(AppSource(UPLOAD, "sent_app"), " \n")
 
 
 def test_a_source_of_another_kind_is_refused():
     with pytest.raises(BadRequest, match="'ftp' is no kind of source"):
-        load(AppSource("ftp", "echo_app"))
+        load_module(AppSource("ftp", "echo_app"))

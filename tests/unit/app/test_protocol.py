@@ -11,39 +11,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.app import protocol
-from omnibus.app.array_codec import Array, Piece, pack, unpack
-from omnibus.app.transport import Link
+from omnibus.app.array_codec import Array, PackedItem, pack_items, unpack_items
+from omnibus.app.transport import WorkerLink
 from omnibus.app_record import AppSource
-from omnibus.errors import Problem, ProtocolError, TooLarge
-from omnibus.graph import Node, digest
+from omnibus.errors import ProblemDetails, ProtocolError, TooLarge
+from omnibus.graph import GraphNode, call_digest
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
 
-NODE = Node(
-    "spell", "spell", {"text": "ab", "deep": [{"$handle": {"id": 1}}]}, digest("spell", {"text": "ab"}), (), "", 3
+NODE = GraphNode(
+    "spell", "spell", {"text": "ab", "deep": [{"$handle": {"id": 1}}]}, call_digest("spell", {"text": "ab"}), (), "", 3
 )
-PROBLEM = Problem("app_failed", "what happened", stage="poet")
-PIECE = Piece({"text": "a"}, Array("float32", (2, 1), np.ones((2, 1), np.float32).tobytes()))
+PROBLEM = ProblemDetails("app_failed", "what happened", stage="poet")
+PIECE = PackedItem({"text": "a"}, Array("float32", (2, 1), np.ones((2, 1), np.float32).tobytes()))
 TO_WORKER = [
-    protocol.Load(AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
+    protocol.LoadApp(AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
     protocol.Serve(1, "gw-1", b'{"a": 1}', protocol.JSON, 7, 12.5),
     protocol.Submitted(1, 0, "gw-1"),
-    protocol.Refused(1, 0, PROBLEM),
+    protocol.SegmentRefused(1, 0, PROBLEM),
     protocol.Items(1, 0, 2, "text", (PIECE,), True, PROBLEM),
     protocol.More(1, 100),
     protocol.Cancel(1),
-    protocol.Stop(),
+    protocol.StopWorker(),
 ]
 FROM_WORKER = [
-    protocol.Ready(protocol.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
+    protocol.AppReady(protocol.Description("poet", "doc", (), "chat", "poet", {"a": {}}, {}, True, ("limits",))),
     protocol.Broken(PROBLEM),
     protocol.Submit(1, 0, Segment((NODE,), ((0, "letters"),), (3,), ("apart",), (1, 0))),
     protocol.Read(1, 0, 2, "text"),
-    protocol.Answer(1, b"[]", {"text": (0, 1, "text")}),
+    protocol.ServeAnswer(1, b"[]", {"text": (0, 1, "text")}),
     protocol.Give(1, "text", (PIECE,), True),
-    protocol.Part(1, b"1"),
-    protocol.End(1),
-    protocol.Failed(1, PROBLEM),
+    protocol.AnswerPart(1, b"1"),
+    protocol.RequestEnd(1),
+    protocol.RequestFailed(1, PROBLEM),
 ]
 
 
@@ -53,21 +53,21 @@ def bodies(data: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_a_worker_reads_what_a_gateway_wrote(message):
-    (body,) = bodies(protocol.encode(message))
+    (body,) = bodies(protocol.encode_message(message))
 
     assert protocol.to_worker(body) == message
 
 
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
 def test_a_gateway_reads_what_a_worker_wrote(message):
-    (body,) = bodies(protocol.encode(message))
+    (body,) = bodies(protocol.encode_message(message))
 
     assert protocol.from_worker(body) == message
 
 
 @given(st.lists(st.integers(0, 400), max_size=8))
 def test_frames_survive_any_cut_of_the_stream(cuts):
-    data = b"".join(protocol.encode(message) for message in FROM_WORKER)
+    data = b"".join(protocol.encode_message(message) for message in FROM_WORKER)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     frames = protocol.Frames()
 
@@ -99,7 +99,7 @@ def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
     head = (protocol.MAX_FRAME + 1).to_bytes(4, "little")
 
     with pytest.raises(TooLarge):
-        protocol.encode(protocol.Part(1, bytes(protocol.MAX_FRAME)))
+        protocol.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME)))
     with pytest.raises(ProtocolError, match="allowed"):
         bodies(head + b"x")
 
@@ -109,7 +109,7 @@ def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
 def test_arrays_arrive_as_they_were(dtype, shape):
     array = (np.arange(int(np.prod(shape))).reshape(shape) % 2).astype(dtype)
 
-    ((data, found),) = unpack(pack([Item({"n": 1}, array)]))
+    ((data, found),) = unpack_items(pack_items([Item({"n": 1}, array)]))
 
     assert data == {"n": 1}
     assert found.shape == shape
@@ -121,7 +121,7 @@ def test_arrays_arrive_as_they_were(dtype, shape):
 def test_an_array_that_is_not_in_order_arrives_in_order():
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
 
-    ((_, found),) = unpack(pack([Item({}, array)]))
+    ((_, found),) = unpack_items(pack_items([Item({}, array)]))
 
     assert np.array_equal(found, array)
 
@@ -140,7 +140,7 @@ def test_an_array_that_is_not_in_order_arrives_in_order():
 )
 def test_an_array_that_does_not_add_up_is_refused(array):
     with pytest.raises(ProtocolError):
-        unpack([Piece({}, array)])
+        unpack_items([PackedItem({}, array)])
 
 
 @pytest.mark.parametrize(
@@ -148,41 +148,41 @@ def test_an_array_that_does_not_add_up_is_refused(array):
 )
 def test_an_array_that_may_not_travel_is_refused_before_it_leaves(array):
     with pytest.raises(ProtocolError, match="may not travel"):
-        pack([Item({}, array)])
+        pack_items([Item({}, array)])
 
 
 def test_a_gateway_begins_with_what_to_load():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(protocol.encode(TO_WORKER[0]) + protocol.encode(protocol.Cancel(1)))
+        ours.sendall(protocol.encode_message(TO_WORKER[0]) + protocol.encode_message(protocol.Cancel(1)))
         ours.shutdown(socket.SHUT_WR)
 
-        assert protocol.read(theirs) == TO_WORKER[0]
+        assert protocol.read_load_message(theirs) == TO_WORKER[0]
         with pytest.raises(ProtocolError, match="begins with Load, not Cancel"):
-            protocol.read(theirs)
-        assert protocol.read(theirs) is None
+            protocol.read_load_message(theirs)
+        assert protocol.read_load_message(theirs) is None
 
 
 @pytest.mark.parametrize(
     ("message", "most"),
     [
-        (protocol.Part(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
-        (protocol.Answer(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
-        (protocol.Give(1, "audio", (Piece({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)), protocol.MAX_GIVE),
+        (protocol.AnswerPart(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
+        (protocol.ServeAnswer(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
+        (protocol.Give(1, "audio", (PackedItem({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)), protocol.MAX_GIVE),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_worker_may_send_much_of_what_is_bytes(message, most):
-    assert protocol.from_worker(bodies(protocol.encode(message))[0]) == message
+    assert protocol.from_worker(bodies(protocol.encode_message(message))[0]) == message
     assert message.most == most
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        protocol.Submit(1, 0, Segment((Node("t", "c", {"x": [0] * (2 << 20)}, ""),), ())),
-        protocol.Failed(1, Problem("a", "x" * (2 << 20))),
-        protocol.Give(1, "text", (Piece({"text": "x" * (9 << 20)}),)),
+        protocol.Submit(1, 0, Segment((GraphNode("t", "c", {"x": [0] * (2 << 20)}, ""),), ())),
+        protocol.RequestFailed(1, ProblemDetails("a", "x" * (2 << 20))),
+        protocol.Give(1, "text", (PackedItem({"text": "x" * (9 << 20)}),)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -190,7 +190,7 @@ def test_a_worker_may_not_make_its_gateway_build_much(message):
     body = msgspec.msgpack.encode(message)
 
     with pytest.raises(TooLarge, match="are allowed"):
-        protocol.encode(message)
+        protocol.encode_message(message)
     with pytest.raises(ProtocolError, match="which its kind may not have"):
         protocol.from_worker(body)
 
@@ -207,11 +207,13 @@ class Ends:
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
 
-    async def open(self) -> "tuple[Link, Link]":
+    async def open(self) -> "tuple[WorkerLink, WorkerLink]":
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
-        return await Link.open(ours, lambda _: None, lambda _: None), await Link.open(theirs, self._hear, self._lose)
+        return await WorkerLink.open(ours, lambda _: None, lambda _: None), await WorkerLink.open(
+            theirs, self._hear, self._lose
+        )
 
     def _hear(self, body: bytes) -> None:
         if body == b"bad":

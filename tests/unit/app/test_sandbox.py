@@ -263,9 +263,9 @@ print(dict(os.environ), os.getcwd(), tried(lambda: Path("/proc/self/environ").re
 )
 def test_code_does_not_run_where_it_could_reach_files_or_the_network(held, missing):
     with pytest.raises(NoSandbox, match=f"cannot keep uploaded code from its {missing} .it has: limits"):
-        sandbox._check(held)
+        sandbox._check_restrictions(held)
 
 
 @pytest.mark.parametrize("held", [["own-user", "calls"], ["read-only", "no-network"], ["read-only", "calls"]])
 def test_one_wall_for_files_and_one_for_the_network_are_enough(held):
-    sandbox._check(held)
+    sandbox._check_restrictions(held)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from omnibus.process.parent_death import die_with_parent
-from omnibus.up.infra import Server
+from omnibus.up.infra import InfraServer
 
 PATIENCE = 15.0  # seconds
 
@@ -14,7 +14,7 @@ PATIENCE = 15.0  # seconds
 class Owned:
     """A server of the test's own; it keeps its ports over restarts."""
 
-    def __init__(self, server: Server, without: str = "") -> None:
+    def __init__(self, server: InfraServer, without: str = "") -> None:
         self.server = server
         self._argv = [argument for argument in server.spec.argv if argument != without]
         self._process: subprocess.Popen[bytes] | None = None
@@ -34,7 +34,7 @@ class Owned:
 
 
 @asynccontextmanager
-async def running(server: Server, without: str = "") -> AsyncIterator[Owned]:
+async def running(server: InfraServer, without: str = "") -> AsyncIterator[Owned]:
     """``server``, started without the argument ``without``, killed at the end."""
     owned = Owned(server, without)
     try:

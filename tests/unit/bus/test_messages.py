@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from omnibus.bus import messages
 from omnibus.bus.messages import (
     Accepted,
-    Busy,
+    BusyReply,
     Chunk,
-    End,
     ExecutorStatus,
-    Failed,
     Hop,
+    InvocationEnd,
+    NodeFailed,
     PlanEvent,
     decode_edges,
     decode_end,
@@ -24,10 +24,10 @@ from omnibus.bus.messages import (
     decode_replies,
     decode_status,
     encode,
-    frames,
+    join_frames,
     to_handle,
 )
-from omnibus.errors import Problem, ProtocolError
+from omnibus.errors import ProblemDetails, ProtocolError
 from omnibus.tensors.handle import Handle
 
 HANDLE = Handle(7, "n1", "arena", 4096, 24, "float32", (2, 3), 99)
@@ -35,29 +35,29 @@ REPLIES = [
     Chunk("g-0-1", 2, "text", 0, data={"text": "hi", "ids": [1, 2]}),
     Chunk("g-0-1", 2, "rows", 5, 1, {}, HANDLE, (0, 2), True, True),
     Accepted("g-0-1", "l-0", 1),
-    Busy("g-0-1", "l-0", 1, 2.5),
+    BusyReply("g-0-1", "l-0", 1, 2.5),
     Hop("g-0-1", 0, "l-0", 1.0, 2.0, 3.0, 4.0, 1),
-    Failed("g-0-1", 3, Problem("stage_failed", "broke", "vocoder", "v-0", "", 1), 1),
+    NodeFailed("g-0-1", 3, ProblemDetails("stage_failed", "broke", "vocoder", "v-0", "", 1), 1),
 ]
 STATUS = ExecutorStatus("l-0", "m", "L", ("thinker",), ("think-m-thinker",), "n1", "ready", 8, 3, 1000, 42)
 
 
 @pytest.mark.parametrize("message", REPLIES, ids=lambda message: type(message).__name__)
 def test_a_reply_survives_the_wire(message: Any):
-    [frame] = frames([encode(message)], 1000)
+    [frame] = join_frames([encode(message)], 1000)
 
     assert decode_replies(frame) == [message]
 
 
 @pytest.mark.parametrize("message", REPLIES[:2])
 def test_an_edge_survives_the_wire(message: Chunk):
-    [frame] = frames([encode(message)], 1000)
+    [frame] = join_frames([encode(message)], 1000)
 
     assert decode_edges(frame) == [message]
 
 
 def test_an_end_a_status_and_a_plan_event_survive_the_wire():
-    end = End("g-0-1", "cancelled", 2)
+    end = InvocationEnd("g-0-1", "cancelled", 2)
 
     assert decode_end(encode(end)) == end
     assert decode_status(encode(STATUS)) == STATUS
@@ -65,14 +65,14 @@ def test_an_end_a_status_and_a_plan_event_survive_the_wire():
 
 
 def test_messages_that_are_ready_together_share_a_frame_in_their_order():
-    [frame] = frames([encode(message) for message in REPLIES], 10_000)
+    [frame] = join_frames([encode(message) for message in REPLIES], 10_000)
 
     assert decode_replies(frame) == REPLIES
     assert json.loads(frame)["v"] == 1
 
 
 def test_no_messages_make_no_frame():
-    assert list(frames([], 100)) == []
+    assert list(join_frames([], 100)) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,7 +80,7 @@ def test_no_messages_make_no_frame():
 def test_frames_stay_under_the_limit_and_lose_nothing(texts: list[str], limit: int):
     given = [Chunk("i", 0, "text", seq, data={"text": text}) for seq, text in enumerate(texts)]
 
-    made = list(frames([encode(chunk) for chunk in given], limit))
+    made = list(join_frames([encode(chunk) for chunk in given], limit))
 
     assert all(len(frame) <= limit for frame in made)
     assert [chunk for frame in made for chunk in decode_replies(frame)] == given
@@ -88,11 +88,11 @@ def test_frames_stay_under_the_limit_and_lose_nothing(texts: list[str], limit: i
 
 def test_a_message_that_just_fits_travels_alone():
     body = encode(Chunk("i", 0, "text", 0, data={"text": "x" * 100}))
-    alone = len(next(frames([body], 10_000)))
+    alone = len(next(join_frames([body], 10_000)))
 
-    assert [len(frame) for frame in frames([body, body], alone)] == [alone, alone]
+    assert [len(frame) for frame in join_frames([body, body], alone)] == [alone, alone]
     with pytest.raises(ProtocolError, match=f"{len(body)} bytes is over the bus limit of {alone - 1}"):
-        list(frames([body], alone - 1))
+        list(join_frames([body], alone - 1))
 
 
 DECODERS = [decode_replies, decode_edges, decode_end, decode_status, decode_plan_event]
@@ -145,7 +145,7 @@ def test_an_executor_that_cannot_be_addressed_is_refused(id: str):
 
 def test_an_executor_takes_nothing_but_chunks_on_its_edge():
     with pytest.raises(ProtocolError):
-        decode_edges(next(frames([encode(Accepted("i", "e"))], 1000)))
+        decode_edges(next(join_frames([encode(Accepted("i", "e"))], 1000)))
 
 
 def test_a_handle_is_read_from_plain_json():

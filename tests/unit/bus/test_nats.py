@@ -41,15 +41,15 @@ async def raw(nats_url: str) -> AsyncIterator[Client]:
 
 
 async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path):
-    async with running(infra.nats(tmp_path)) as owned:
+    async with running(infra.prepare_nats(tmp_path)) as owned:
         bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
         heard: list[bytes] = []
         await bus.subscribe("a.*", lambda delivery: heard.append(delivery.data))
         await bus.open_records(60.0, 1 << 20)
-        bus.record(subjects.record("chat", "i"), b"kept", "i")
+        bus.publish_record(subjects.record_subject("chat", "i"), b"kept", "i")
 
         async def kept() -> bool:
-            return len(await bus.records(subjects.record("chat", "i"))) == 1
+            return len(await bus.read_records(subjects.record_subject("chat", "i"))) == 1
 
         await until(kept)
         assert (bus.connected, bus.reconnects) == (True, 0)
@@ -118,7 +118,7 @@ async def test_the_oldest_server_that_will_do_is_accepted():
 async def test_a_wrong_password_is_said(tmp_path: Path):
     config = tmp_path / "users.conf"
     config.write_text('authorization { users = [ {user: "gateway", password: "right"} ] }')
-    async with running(infra.nats(tmp_path, config=config)) as owned:
+    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
         url = owned.server.url
         good = BusSettings(url=url, user="gateway", password="right", connect_timeout=5)
         await (await NatsBus.connect(good, "test")).drain()
@@ -155,7 +155,7 @@ async def test_a_foreign_stream_of_the_same_name_is_left_alone(bus: NatsBus, raw
 async def test_a_server_without_room_for_a_stream_is_refused_with_advice(tmp_path: Path):
     config = tmp_path / "small.conf"
     config.write_text("jetstream { max_file_store: 1MB }")
-    async with running(infra.nats(tmp_path, config=config)) as owned:
+    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
         bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
 
         await bus.open_records(60.0, 1 << 20)
@@ -167,7 +167,7 @@ async def test_a_server_without_room_for_a_stream_is_refused_with_advice(tmp_pat
 
 
 async def test_a_server_without_jetstream_is_refused_with_advice(tmp_path: Path):
-    async with running(infra.nats(tmp_path), without="-js") as owned:
+    async with running(infra.prepare_nats(tmp_path), without="-js") as owned:
         bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
 
         with pytest.raises(Fatal, match="start nats-server with -js"):
@@ -187,7 +187,7 @@ async def srv(raw: Client, verb: str, name: str) -> dict[str, Any]:
 
 
 async def test_a_registered_service_answers_ping_info_and_stats(bus: NatsBus, raw: Client):
-    await bus.register(
+    await bus.register_service(
         "omnibus-EL", {"executor": "e-0"}, {"encode-m": ("omnibus.task.encode-m", echo)}, lambda name: {"of": name}
     )
 
@@ -200,13 +200,13 @@ async def test_a_registered_service_answers_ping_info_and_stats(bus: NatsBus, ra
 
 
 async def test_any_client_may_ask_a_registered_service(bus: NatsBus, raw: Client):
-    await bus.register("omnibus-Q", {}, {"echo": ("omnibus.task.echo", echo)})
+    await bus.register_service("omnibus-Q", {}, {"echo": ("omnibus.task.echo", echo)})
 
     assert (await raw.request("omnibus.task.echo", b"hello", timeout=PATIENCE)).data == b"hello"
 
 
 async def test_nobody_who_asks_for_nothing_disturbs_a_service(bus: NatsBus, raw: Client):
-    await bus.register("omnibus-Q", {}, {"quiet": ("omnibus.task.quiet", echo)})
+    await bus.register_service("omnibus-Q", {}, {"quiet": ("omnibus.task.quiet", echo)})
 
     await raw.publish("omnibus.task.quiet", b"no reply wanted")
 

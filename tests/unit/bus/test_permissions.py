@@ -16,7 +16,7 @@ from omnibus.settings import BusSettings
 from omnibus.up import binaries, infra
 from tests import certificates
 
-USERS = permissions.permissions()
+USERS = permissions.permissions_by_user()
 PASSWORDS = {user: f"word-of-{user}" for user in USERS}
 SECONDS = 5.0
 
@@ -25,8 +25,8 @@ SECONDS = 5.0
 def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("guarded")
     config = directory / "nats.conf"
-    config.write_text(permissions.config(PASSWORDS))
-    server = infra.nats(directory, config=config)
+    config.write_text(permissions.server_config(PASSWORDS))
+    server = infra.prepare_nats(directory, config=config)
     with run_server(server):
         yield server.url
 
@@ -46,8 +46,8 @@ async def passes(url: str, sender: str, hearer: str, subject: str) -> bool:
     async with speaking(url, sender) as one, speaking(url, hearer) as other:
         await other.subscribe(subject, lambda _: heard.set())
         one.publish(subject, b"{}")
-        await one._settle(5)
-        await other._settle(5)
+        await one._flush_connection(5)
+        await other._flush_connection(5)
         return heard.is_set()
 
 
@@ -125,7 +125,7 @@ async def test_who_listens_to_what_is_not_its_own_is_refused_and_it_is_seen(
 
     async with speaking(guarded_url, user) as bus:
         await bus.subscribe(subject, lambda _: None)
-        await bus._settle(5)
+        await bus._flush_connection(5)
 
     assert [text for text in caplog.messages if "permissions violation for subscription" in text.lower()]
 
@@ -136,8 +136,8 @@ async def test_answers_go_to_who_asked_and_to_nobody_else(guarded_url: str):
         yield b"two"
 
     async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "operator") as operator:
-        await gateway.respond(subjects.REPLAY, twice, queue="gateways")
-        found = [part async for part in operator.requests(subjects.REPLAY, b"{}", SECONDS)]
+        await gateway.add_responder(subjects.REPLAY, twice, queue="gateways")
+        found = [part async for part in operator.request_stream(subjects.REPLAY, b"{}", SECONDS)]
 
     assert found == [b"one", b"two"]
 
@@ -146,11 +146,11 @@ async def test_a_gateway_keeps_the_record_and_an_operator_reads_it(guarded_url: 
     async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "operator") as operator:
         await gateway.open_records(60.0, 1 << 20)
         await gateway.open_records(60.0, 1 << 20)
-        gateway.record("omnibus.inv.chat.g-0-1", b"{}", "g-0-1")
+        gateway.publish_record("omnibus.inv.chat.g-0-1", b"{}", "g-0-1")
         async with asyncio.timeout(SECONDS):
-            while not await gateway.records("omnibus.inv.*.g-0-1"):
+            while not await gateway.read_records("omnibus.inv.*.g-0-1"):
                 pass
-        assert [found.data for found in await operator.records("omnibus.inv.*.g-0-1")] == [b"{}"]
+        assert [found.data for found in await operator.read_records("omnibus.inv.*.g-0-1")] == [b"{}"]
 
 
 async def test_executors_are_services_that_an_operator_can_ask(guarded_url: str):
@@ -158,7 +158,7 @@ async def test_executors_are_services_that_an_operator_can_ask(guarded_url: str)
         yield delivery.data
 
     async with speaking(guarded_url, "llm") as llm, speaking(guarded_url, "operator") as operator:
-        await llm.register("omnibus-L", {}, {"think": ("omnibus.task.think-m-thinker", say)})
+        await llm.register_service("omnibus-L", {}, {"think": ("omnibus.task.think-m-thinker", say)})
 
         assert await operator.request("$SRV.PING", b"", SECONDS)
         assert await operator.request("omnibus.task.think-m-thinker", b"hello", SECONDS) == b"hello"
@@ -170,11 +170,11 @@ async def test_executors_are_services_that_an_operator_can_ask(guarded_url: str)
 
 
 def test_no_user_may_answer_where_it_pleases():
-    assert "allow_responses" not in permissions.config(PASSWORDS, models={"m": ["think-m-thinker"]})
+    assert "allow_responses" not in permissions.server_config(PASSWORDS, models={"m": ["think-m-thinker"]})
 
 
 def test_passwords_come_from_the_environment_unless_they_are_given():
-    text = permissions.config({"gateway": "secret"})
+    text = permissions.server_config({"gateway": "secret"})
 
     assert 'password: "secret"' in text
     assert "password: $OMNIBUS_NATS_PLANNER_PASSWORD" in text
@@ -185,9 +185,9 @@ def test_passwords_come_from_the_environment_unless_they_are_given():
 def test_a_server_takes_the_configuration(tmp_path: Path, bare: bool):
     config = tmp_path / "nats.conf"
     whole = {} if bare else {"port": 4222, "store": str(tmp_path), "tls": str(certificates.DIRECTORY)}
-    config.write_text(permissions.config(**whole))
-    server = binaries.find(binaries.NATS)
-    environ = {permissions.variable(user): f"word-{user}" for user in USERS}
+    config.write_text(permissions.server_config(**whole))
+    server = binaries.find_binary(binaries.NATS)
+    environ = {permissions.password_variable(user): f"word-{user}" for user in USERS}
 
     command = [server, "-t", "-c", config]
     checked = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=20)
@@ -211,8 +211,8 @@ def test_nobody_may_everything():
 def tls_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("tls")
     config = directory / "nats.conf"
-    config.write_text(permissions.config(PASSWORDS, tls=str(certificates.DIRECTORY)))
-    server = infra.nats(directory, config=config)
+    config.write_text(permissions.server_config(PASSWORDS, tls=str(certificates.DIRECTORY)))
+    server = infra.prepare_nats(directory, config=config)
     with run_server(server):
         yield server.url
 

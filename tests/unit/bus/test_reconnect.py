@@ -5,7 +5,7 @@ import time
 import pytest
 
 from omnibus.bus.memory import MemoryBus
-from omnibus.bus.reconnect import Comeback
+from omnibus.bus.reconnect import ReconnectMonitor
 
 
 @pytest.fixture
@@ -17,30 +17,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_connection_that_never_left_has_not_come_back(clock: list[float]):
-    assert not Comeback(MemoryBus()).within(1e9)
+    assert not ReconnectMonitor(MemoryBus()).reconnected_within(1e9)
 
 
 def test_a_reconnect_counts_from_when_it_is_noticed(clock: list[float]):
     bus = MemoryBus()
-    comeback = Comeback(bus)
+    comeback = ReconnectMonitor(bus)
     bus.reconnects += 1
 
     found = []
     for clock[0] in (200.0, 201.0, 201.6, 300.0):
-        found.append(comeback.within(1.5))
+        found.append(comeback.reconnected_within(1.5))
 
     assert found == [True, True, False, False]
 
 
 def test_a_second_reconnect_begins_anew(clock: list[float]):
     bus = MemoryBus()
-    comeback = Comeback(bus)
+    comeback = ReconnectMonitor(bus)
     bus.reconnects += 1
-    comeback.within(1.5)
+    comeback.reconnected_within(1.5)
     clock[0] += 1.4
     bus.reconnects += 1
-    comeback.within(1.5)
+    comeback.reconnected_within(1.5)
     clock[0] += 1.4
 
-    assert comeback.within(1.5)
-    assert not comeback.within(1.0)
+    assert comeback.reconnected_within(1.5)
+    assert not comeback.reconnected_within(1.0)

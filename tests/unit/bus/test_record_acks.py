@@ -17,7 +17,7 @@ from omnibus.up import infra
 from tests.unit.bus.servers import Owned, running
 from tests.unit.sidecar.node import until
 
-SUBJECT = subjects.record("chat", "one")
+SUBJECT = subjects.record_subject("chat", "one")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Owned]:
-    async with running(infra.nats(tmp_path)) as owned:
+    async with running(infra.prepare_nats(tmp_path)) as owned:
         yield owned
 
 
@@ -50,12 +50,12 @@ async def room_for(url: str, messages: int) -> None:
 
 
 async def bodies(bus: NatsBus) -> list[bytes]:
-    return [delivery.data for delivery in await bus.records(subjects.RECORDS)]
+    return [delivery.data for delivery in await bus.read_records(subjects.RECORDS)]
 
 
 async def test_what_is_acknowledged_is_neither_sent_again_nor_held(bus: NatsBus):
     for number in range(100):
-        bus.record(SUBJECT, b"x" * 100, f"id-{number}")
+        bus.publish_record(SUBJECT, b"x" * 100, f"id-{number}")
 
     assert bus._acks is not None
     waiting = bus._acks
@@ -73,14 +73,14 @@ async def test_a_full_stream_loses_records_and_says_it_once_until_it_has_room(
     caplog.set_level(logging.WARNING)
     await room_for(server.server.url, 1)
     for number in range(5):
-        bus.record(SUBJECT, b"%d" % number, f"id-{number}")
+        bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
 
     await until(lambda: bus.records_lost == 4)
     assert await bodies(bus) == [b"0"]
     assert caplog.text.count("records are lost (maximum messages exceeded)") == 1
 
     await room_for(server.server.url, -1)
-    bus.record(SUBJECT, b"late", "id-late")
+    bus.publish_record(SUBJECT, b"late", "id-late")
 
     await until(lambda: "JetStream keeps records again; 4 were lost so far" in caplog.text)
     assert await bodies(bus) == [b"0", b"late"]
@@ -92,7 +92,7 @@ async def test_a_stream_that_has_room_again_soon_loses_nothing(
     monkeypatch.setattr(acks, "MAX_SENDS", 1000)
     await room_for(server.server.url, 1)
     for number in range(3):
-        bus.record(SUBJECT, b"%d" % number, f"id-{number}")
+        bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
     assert bus._acks is not None
     waiting = bus._acks
     await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
@@ -114,7 +114,7 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
     waiting = bus._acks
     process.send_signal(signal.SIGSTOP)
     for number in range(3):
-        bus.record(SUBJECT, b"%d" % number, f"id-{number}")
+        bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
     await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))
 
     process.send_signal(signal.SIGCONT)
@@ -128,10 +128,10 @@ async def test_what_is_not_held_is_counted_after_one_sending(
 ):
     monkeypatch.setattr(acks, "MAX_HELD_BYTES", 10)
     await room_for(server.server.url, 1)
-    bus.record(SUBJECT, b"0", "id-0")
+    bus.publish_record(SUBJECT, b"0", "id-0")
     await until(lambda: bus._acks is not None and not bus._acks._sent)
 
-    bus.record(SUBJECT, b"x" * 11, "id-1")
+    bus.publish_record(SUBJECT, b"x" * 11, "id-1")
 
     await until(lambda: bus.records_lost == 1)
 
@@ -139,7 +139,7 @@ async def test_what_is_not_held_is_counted_after_one_sending(
 async def test_a_server_that_comes_back_with_less_room_is_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     config = tmp_path / "nats.conf"
     config.write_text("jetstream { max_file_store: 10MB }")
-    async with running(infra.nats(tmp_path, config=config)) as server:
+    async with running(infra.prepare_nats(tmp_path, config=config)) as server:
         bus = await NatsBus.connect(BusSettings(url=server.server.url), "records")
         await bus.open_records(60.0, 4 << 20)
         config.write_text("jetstream { max_file_store: 1MB }")

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.bus import permissions, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.identity import Identity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.settings import BusSettings
 from omnibus.up import infra
@@ -40,8 +40,8 @@ _MODELS = {"m": ["think-m-thinker"], "n.1": ["encode-n_1-vision", "think-n_1-thi
 def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("replies")
     config = directory / "nats.conf"
-    config.write_text(permissions.config(PASSWORDS))
-    server = infra.nats(directory, config=config)
+    config.write_text(permissions.server_config(PASSWORDS))
+    server = infra.prepare_nats(directory, config=config)
     with run_server(server):
         yield server.url
 
@@ -57,7 +57,7 @@ async def answer_itself(bus: NatsBus, own: str, forged: str) -> None:
     async with asyncio.timeout(SECONDS):
         await received.wait()
     bus.publish(forged, b"{}")
-    await bus._settle(5)
+    await bus._flush_connection(5)
 
 
 def refusals(caplog: pytest.LogCaptureFixture, subject: str) -> list[str]:
@@ -82,12 +82,12 @@ async def test_a_reply_subject_that_an_executor_chose_itself_allows_it_nothing(
 async def test_an_executor_cannot_purge_the_record_by_answering_itself(guarded_url: str):
     async with speaking(guarded_url, "gateway") as gateway, speaking(guarded_url, "llm") as executor:
         await gateway.open_records(60.0, 1 << 20)
-        gateway.record("omnibus.inv.chat.kept", b"{}", "kept")
-        await gateway._settle(5)
+        gateway.publish_record("omnibus.inv.chat.kept", b"{}", "kept")
+        await gateway._flush_connection(5)
 
         await answer_itself(executor, "omnibus.edge.evil", "$JS.API.STREAM.PURGE.OMNIBUS_INVOCATIONS")
 
-        assert [found.data for found in await gateway.records("omnibus.inv.*.kept")] == [b"{}"]
+        assert [found.data for found in await gateway.read_records("omnibus.inv.*.kept")] == [b"{}"]
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ async def test_a_gateway_asks_for_a_replay_over_http_and_another_answers_for_the
         yield delivery.data
 
     async with speaking(guarded_url, "gateway") as one, speaking(guarded_url, "gateway") as other:
-        await one.respond(subjects.REPLAY, once, queue="gateways")
+        await one.add_responder(subjects.REPLAY, once, queue="gateways")
 
-        answers = [part async for part in other.requests(subjects.REPLAY, b"again", SECONDS)]
+        answers = [part async for part in other.request_stream(subjects.REPLAY, b"again", SECONDS)]
 
     assert answers == [b"again"]
 
@@ -129,7 +129,7 @@ async def test_an_operator_lists_services_and_their_statistics(guarded_url: str,
         yield delivery.data
 
     async with speaking(guarded_url, "encoder") as executor, speaking(guarded_url, "operator") as operator:
-        await executor.register("omnibus-E", {}, {"encode": ("omnibus.task.encode-m-vision", echo)})
+        await executor.register_service("omnibus-E", {}, {"encode": ("omnibus.task.encode-m-vision", echo)})
 
         for subject in (f"$SRV.{verb}", f"$SRV.{verb}.omnibus-E"):
             assert b"omnibus-E" in await operator.request(subject, b"", SECONDS)
@@ -142,9 +142,9 @@ async def test_an_operator_lists_services_and_their_statistics(guarded_url: str,
 def narrow_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("narrow")
     config = directory / "nats.conf"
-    users = permissions.permissions(_MODELS)
-    config.write_text(permissions.config({user: f"word-of-{user}" for user in users}, models=_MODELS))
-    server = infra.nats(directory, config=config)
+    users = permissions.permissions_by_user(_MODELS)
+    config.write_text(permissions.server_config({user: f"word-of-{user}" for user in users}, models=_MODELS))
+    server = infra.prepare_nats(directory, config=config)
     with run_server(server):
         yield server.url
 
@@ -170,7 +170,7 @@ async def test_an_executor_of_one_model_receives_no_work_of_another(
 
     async with executor_of(narrow_url, "m") as bus:
         await bus.subscribe(subject, lambda _: None)
-        await bus._settle(5)
+        await bus._flush_connection(5)
 
     assert [text for text in caplog.messages if "permissions violation for subscription" in text.lower()]
 
@@ -178,22 +178,24 @@ async def test_an_executor_of_one_model_receives_no_work_of_another(
 async def test_an_executor_of_one_model_serves_it(narrow_url: str, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
     tasks = {"encode-n_1-vision": "vision", "think-n_1-thinker": "thinker"}
-    identity = Identity(
+    identity = ExecutorIdentity(
         id="n_1-EL-0", model="n.1", option="EL", node="here", tasks=tasks, credits=4, origin="", slots=4
     )
     async with executor_of(narrow_url, "n.1") as bus, speaking(narrow_url, "gateway") as gateway:
         runners = {component: Does(number) for component in tasks.values()}
         executor = Executor(identity, runners, bus, _NoTensors(), 65536)  # type: ignore[arg-type]
         statuses: asyncio.Queue[bytes] = asyncio.Queue()
-        await gateway.subscribe(subjects.event(subjects.EXECUTOR), lambda delivery: statuses.put_nowait(delivery.data))
+        await gateway.subscribe(
+            subjects.event_subject(subjects.EXECUTOR), lambda delivery: statuses.put_nowait(delivery.data)
+        )
         await executor.startup()
         async with asyncio.timeout(SECONDS):
             assert b"n_1-EL-0" in await statuses.get()
         refused = asyncio.Event()
         await gateway.subscribe("omnibus.reply.>", lambda delivery: refused.set() if delivery.refused else None)
         for task in tasks:
-            gateway.publish(subjects.task(task, identity.id), b"{}", reply="omnibus.reply.g.i.1.e")
-        await gateway._settle(5)
+            gateway.publish(subjects.task_subject(task, identity.id), b"{}", reply="omnibus.reply.g.i.1.e")
+        await gateway._flush_connection(5)
         await executor.drain(1.0)
 
     assert not refused.is_set()

@@ -7,7 +7,7 @@ import pytest
 
 from omnibus import metrics, settings
 from omnibus.bus import permissions
-from omnibus.cluster.desired import Kind, Wanted, wanted
+from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.plan import Plan
 from services.planner.declared import declarations_file
 from tests.kube import schemas
@@ -75,7 +75,9 @@ def test_services_are_told_only_what_they_know(rendered: Renders, shape: str):
         for field in area.__struct_fields__
     }
     ours = {name for _, pod in pods(objects) for name in told(pod) if name.startswith("OMNIBUS_")}
-    ours -= {permissions.variable(user) for user in permissions.permissions()}  # for the bundled server
+    ours -= {
+        permissions.password_variable(user) for user in permissions.permissions_by_user()
+    }  # for the bundled server
     assert ours - fields == set()
     assert "OMNIBUS_BUS_URL" in ours
 
@@ -109,7 +111,7 @@ def test_settings_reach_the_services_and_the_nearest_wins(rendered: Renders):
     assert [found[part]["OMNIBUS_EXECUTOR_BATCH"] for part in ("encoder", "llm")] == ["8", "32"]
     assert found["generator"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel:4318"
     for part, area in {"gateway": settings.GatewaySettings, "encoder": settings.ExecutorSettings}.items():
-        settings.load(area, {name: value for name, value in found[part].items() if isinstance(value, str)})
+        settings.read_settings(area, {name: value for name, value in found[part].items() if isinstance(value, str)})
 
 
 def test_a_gateway_knows_the_name_of_its_ingress_unless_names_are_set(rendered: Renders):
@@ -207,7 +209,7 @@ def test_options_that_the_planner_does_not_run_are_told_the_same(rendered: Rende
 UNSAID = {"OMNIBUS_EXECUTOR_ORIGIN", "OMNIBUS_EXECUTOR_TASKS", "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_CONTEXT"}
 
 
-def declarations(models: Values) -> dict[Kind, Wanted]:
+def declarations(models: Values) -> dict[ExecutorKind, DesiredExecutors]:
     """What a planner would have executors be."""
     known = msgspec.convert(models, declarations_file.Declarations)
-    return wanted(Plan(1, 0, 0.0, declarations_file.plans(known.models)))
+    return desired_executors(Plan(1, 0, 0.0, declarations_file.build_static_plans(known.models)))

@@ -83,7 +83,7 @@ def test_passwords_are_in_the_secret_and_nowhere_else(rendered: Renders):
     objects = rendered(SHAPES["everything"])
 
     (secret,) = of(objects, "Secret").values()
-    assert set(secret["data"]) == {*permissions.permissions(), "store", "signing", "admin", "salt"}
+    assert set(secret["data"]) == {*permissions.permissions_by_user(), "store", "signing", "admin", "salt"}
     rest = json.dumps([each for each in objects if each["kind"] != "Secret"])
     assert not [word for word in secret["data"].values() if word in rest]
     for part, pod in pods(objects):
@@ -102,11 +102,11 @@ def test_a_secret_of_your_own_has_all_that_is_asked_of_it(rendered: Renders):
     ]
     assert of(objects, "Secret") == {}
     assert {each["name"] for each in asked} == {"mine"}
-    assert {each["key"] for each in asked} == {*permissions.permissions(), "store", "signing", "admin", "salt"}
+    assert {each["key"] for each in asked} == {*permissions.permissions_by_user(), "store", "signing", "admin", "salt"}
 
 
 def test_users_of_the_bus_are_those_of_the_code():
-    assert USERS.read_text() == permissions.config(), "run python -m tests.kube.values"
+    assert USERS.read_text() == permissions.server_config(), "run python -m tests.kube.values"
 
 
 def test_each_service_has_a_user_of_its_own_on_the_bus(rendered: Renders):

@@ -36,7 +36,7 @@ def words(objects: list[Object]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def bus_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_server) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("bus")
-    server = infra.nats(directory)
+    server = infra.prepare_nats(directory)
     text, config = of(objects, "ConfigMap")["om-nats"]["data"]["nats.conf"], directory / "nats.conf"
     here = {"port: 4222": server.ports[0], "http: 8222": server.ports[1], "store_dir: /data": directory}
     for line, value in here.items():
@@ -54,7 +54,7 @@ def bus_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_
 
 
 async def test_each_user_comes_in_with_its_own_password_alone(bus_url: str, words: dict[str, str]):
-    for user in permissions.permissions():
+    for user in permissions.permissions_by_user():
         bus = await NatsBus.connect(BusSettings(url=bus_url, user=user, password=words[user]), user)
         assert bus.connected
         await bus.drain()
@@ -75,11 +75,11 @@ async def test_a_gateway_finds_room_for_the_record(bus_url: str, words: dict[str
 def store_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_server) -> Iterator[str]:
     """As gateways are told it, but for the host."""
     directory = tmp_path_factory.mktemp("store")
-    server = infra.valkey(directory)
+    server = infra.prepare_valkey(directory)
     (port,) = server.ports
     bin = directory / "bin"
     bin.mkdir()
-    (bin / "valkey-server").symlink_to(binaries.find(binaries.VALKEY))
+    (bin / "valkey-server").symlink_to(binaries.find_binary(binaries.VALKEY))
     made = of(objects, "StatefulSet")["om-valkey"]["spec"]["template"]
     shell, option, script = made["spec"]["containers"][0]["command"]
     assert "\ndir /data\n" in script

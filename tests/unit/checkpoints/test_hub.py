@@ -56,7 +56,7 @@ def hub() -> Iterator[Hub]:
 async def downloaded(id: str, hub: Hub, cache: Path) -> Path:
     hub.asked.clear()
     env = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return Path(await run_module.ask("omnibus.checkpoints", id, within=60, env=env))
+    return Path(await run_module.call_module("omnibus.checkpoints", id, within=60, env=env))
 
 
 @pytest.mark.parametrize("text", ["Qwen/Qwen2.5-VL-7B-Instruct", "a/b_c", "org.x/y@main", "o/m@refs/pr/1"])
@@ -74,7 +74,7 @@ def test_a_directory_that_is_there_is_no_id(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
 
     assert not checkpoints.is_id("models/mine")
-    assert checkpoints.find("models/mine") == Path("models/mine")
+    assert checkpoints.find_checkpoint("models/mine") == Path("models/mine")
 
 
 def test_an_id_stands_for_its_directory_in_the_cache(cache: Path, tmp_path: Path):
@@ -82,20 +82,25 @@ def test_an_id_stands_for_its_directory_in_the_cache(cache: Path, tmp_path: Path
     (tmp_path / "it" / "config.json").write_text("{}")
     kept = keep(cache, "o/model", tmp_path / "it")
 
-    assert checkpoints.find("o/model") == checkpoints.find("o/model@main") == checkpoints.located("o/model") == kept
+    assert (
+        checkpoints.find_checkpoint("o/model")
+        == checkpoints.find_checkpoint("o/model@main")
+        == checkpoints.resolve_checkpoint("o/model")
+        == kept
+    )
 
 
 def test_an_id_that_the_cache_does_not_have_says_what_to_do(cache: Path):
     for id in ("o/model", "o/model@v2"):
         with pytest.raises(NotFound, match=f"`omnibus models get {id}` downloads it"):
-            checkpoints.located(id)
+            checkpoints.resolve_checkpoint(id)
 
 
 @pytest.mark.parametrize("text", ["", "/none/here", "./none"])
 def test_a_path_that_is_not_there_is_not_found(text: str):
     with pytest.raises(NotFound, match="is no directory of a checkpoint, nor an id"):
-        checkpoints.find(text)
-    assert checkpoints.located(text) == Path(text)
+        checkpoints.find_checkpoint(text)
+    assert checkpoints.resolve_checkpoint(text) == Path(text)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ async def test_what_a_checkpoint_needs_is_downloaded_and_nothing_else(id: str, f
     found = await downloaded(id, hub, cache)
 
     assert {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()} == files == {*hub.asked}
-    assert checkpoints.find(id) == found
+    assert checkpoints.find_checkpoint(id) == found
 
 
 async def test_what_is_there_is_not_downloaded_again(hub: Hub, cache: Path):
@@ -137,7 +142,7 @@ async def test_a_hub_that_cannot_be_reached_is_said(cache: Path):
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
 
     with pytest.raises(HubUnavailable, match="o/model was not downloaded: "):
-        await run_module.ask("omnibus.checkpoints", "o/model", within=60, env=env)
+        await run_module.call_module("omnibus.checkpoints", "o/model", within=60, env=env)
 
 
 async def test_who_is_offline_downloads_nothing(hub: Hub, cache: Path):
@@ -145,7 +150,7 @@ async def test_who_is_offline_downloads_nothing(hub: Hub, cache: Path):
     hub.asked.clear()
 
     with pytest.raises(HubUnavailable):
-        await run_module.ask("omnibus.checkpoints", "o/model", within=60, env=env)
+        await run_module.call_module("omnibus.checkpoints", "o/model", within=60, env=env)
 
     assert hub.asked == []
     assert os.listdir(cache) == [] if cache.exists() else True

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnibus.checkpoints import safetensors
-from omnibus.checkpoints.safetensors import Tensor
+from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.errors import BadRequest
 
 
@@ -31,14 +31,14 @@ def index(directory: Path, *names: str, stem: str = "model") -> None:
 def test_a_header_says_names_dtypes_shapes_and_sizes(tmp_path: Path):
     path = header(tmp_path / "a.safetensors", {"__metadata__": {"format": "pt"}, "x": tensor(8, "BF16")}, bytes(8))
 
-    assert safetensors.read(path) == {"x": Tensor("BF16", (2,), 8)}
+    assert safetensors.read_header(path) == {"x": TensorHeader("BF16", (2,), 8)}
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
     path = header(tmp_path / "a.safetensors", {"x": tensor(8)}, bytes(7))
 
     with pytest.raises(BadRequest, match=r"a\.safetensors is cut off: \d+ of \d+ bytes are there"):
-        safetensors.read(path)
+        safetensors.read_header(path)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes):
     (tmp_path / "a.safetensors").write_bytes(body)
 
     with pytest.raises(BadRequest, match=r"a\.safetensors is no safetensors file; was it downloaded whole\?"):
-        safetensors.read(tmp_path / "a.safetensors")
+        safetensors.read_header(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes):
 )
 def test_a_header_that_says_something_else_is_refused(tmp_path: Path, told: Any):
     with pytest.raises(BadRequest, match="is no safetensors file"):
-        safetensors.read(header(tmp_path / "a.safetensors", told, bytes(64)))
+        safetensors.read_header(header(tmp_path / "a.safetensors", told, bytes(64)))
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path):
     with pytest.raises(BadRequest, match="none cannot be read: No such file"):
-        safetensors.read(tmp_path / "none")
+        safetensors.read_header(tmp_path / "none")
 
 
 @pytest.mark.parametrize("stem", ["model", "diffusion_pytorch_model"])
@@ -85,17 +85,17 @@ def test_weights_are_in_one_file_or_in_those_of_an_index(tmp_path: Path, stem: s
     header(two / "other.safetensors", {})
     index(two, "1.safetensors", "2.safetensors", "1.safetensors", stem=stem)
 
-    assert safetensors.files(one) == ([whole], [])
-    assert safetensors.files(two) == ([first], ["2.safetensors"])
+    assert safetensors.find_weight_files(one) == ([whole], [])
+    assert safetensors.find_weight_files(two) == ([first], ["2.safetensors"])
 
 
 def test_a_directory_without_weights_misses_nothing(tmp_path: Path):
-    assert safetensors.files(tmp_path) == ([], [])
+    assert safetensors.find_weight_files(tmp_path) == ([], [])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}'])
 def test_an_index_that_cannot_be_read_is_missed_itself(tmp_path: Path, text: str):
     (tmp_path / "model.safetensors.index.json").write_text(text)
 
-    assert safetensors.files(tmp_path) == ([], [])
-    assert safetensors.names(tmp_path) == ["model.safetensors"]
+    assert safetensors.find_weight_files(tmp_path) == ([], [])
+    assert safetensors.weight_file_names(tmp_path) == ["model.safetensors"]

@@ -6,7 +6,7 @@ from typing import Any
 from omnibus import graph
 from omnibus.graph import Invocation
 from omnibus.recording import records
-from omnibus.recording.records import Ended
+from omnibus.recording.records import EndRecord
 
 
 def node(component: str, *uses: tuple[int, str], **inputs: Any) -> dict[str, Any]:
@@ -48,8 +48,8 @@ ENDED: dict[str, Any] = {
 
 
 def invocation(**changes: Any) -> Invocation:
-    return graph.decode(json.dumps({**INVOCATION, **changes}).encode())
+    return graph.decode_invocation(json.dumps({**INVOCATION, **changes}).encode())
 
 
-def ended(**changes: Any) -> Ended:
+def ended(**changes: Any) -> EndRecord:
     return records.decode_end(json.dumps({**ENDED, **changes}).encode())

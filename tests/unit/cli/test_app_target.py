@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.cli.app_target import located, source
+from omnibus.cli.app_target import locate_module, source_body
 from omnibus.errors import BadRequest
 
 
@@ -31,22 +31,22 @@ def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_file_is_a_module_in_a_directory(apps: Path, target: str, module: str, directory: str):
-    assert source(target, None, str(apps)) == {"module": module, "directory": directory}
+    assert source_body(target, None, str(apps)) == {"module": module, "directory": directory}
 
 
 def test_what_looks_like_a_module_is_one(apps: Path):
-    assert source("company.poems", None, str(apps)) == {"module": "company.poems"}
+    assert source_body("company.poems", None, str(apps)) == {"module": "company.poems"}
 
 
 def test_an_upload_is_the_text_and_the_files_name(apps: Path):
-    assert source(None, "poem.py", "") == {"upload": "x = 1\n", "name": "poem"}
+    assert source_body(None, "poem.py", "") == {"upload": "x = 1\n", "name": "poem"}
 
 
 def test_a_file_outside_of_the_apps_says_what_to_do(apps: Path, tmp_path: Path):
     (tmp_path / "stray.py").write_text("")
 
     with pytest.raises(BadRequest, match=f"not below {apps}.* --apps-dir {tmp_path}.*--upload"):
-        source("../stray.py", None, str(apps))
+        source_body("../stray.py", None, str(apps))
 
 
 @pytest.mark.parametrize(
@@ -55,28 +55,28 @@ def test_a_file_outside_of_the_apps_says_what_to_do(apps: Path, tmp_path: Path):
 )
 def test_a_file_that_is_not_there_is_said(apps: Path, target: str, said: str):
     with pytest.raises(BadRequest, match=said):
-        source(target, None, str(apps))
+        source_body(target, None, str(apps))
 
 
 def test_a_file_that_python_cannot_import_is_said(apps: Path):
     (apps / "my-poem.py").write_text("")
 
     with pytest.raises(BadRequest, match="cannot be imported as 'my-poem'"):
-        located("my-poem.py")
+        locate_module("my-poem.py")
 
 
 def test_a_gateway_that_takes_no_files_is_said(apps: Path):
     with pytest.raises(BadRequest, match="takes no files"):
-        source("poem.py", None, "")
+        source_body("poem.py", None, "")
 
 
 def test_nothing_at_all_is_said():
     with pytest.raises(BadRequest, match="name a module"):
-        source(None, None, "")
+        source_body(None, None, "")
 
 
 def test_a_text_that_is_no_text_is_said(apps: Path):
     (apps / "poem.py").write_bytes(b"\xff\xfe\x00")
 
     with pytest.raises(BadRequest, match=r"poem\.py"):
-        source(None, "poem.py", "")
+        source_body(None, "poem.py", "")

@@ -14,7 +14,7 @@ import redis.asyncio as redis
 
 from omnibus.cli import main
 from omnibus.up.run_dir import RunDirectory, RunState
-from services.gateway.http.server import server
+from services.gateway.http.server import create_server
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, TOKEN, Estate, Gateway, estate, source
 from tests.unit.gateway.house import VL
 
@@ -76,12 +76,12 @@ async def desk(
         gate = land.gateway()
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        serving = server(gate.app)
+        serving = create_server(gate.app)
         task = asyncio.ensure_future(serving.serve(sockets=[listener]))
         monkeypatch.chdir(land.directory)
         with RunDirectory(tmp_path / "run") as run:
             where = {"gateway_url": url, "admin_token": TOKEN, "apps_dir": str(land.directory)}
-            run.write(RunState(str(run.path), os.getpid(), 0.0, "", "", **where))
+            run.write_state(RunState(str(run.path), os.getpid(), 0.0, "", "", **where))
             yield Desk(land, gate, url, capsys)
         serving.should_exit = serving.force_exit = True
         await task

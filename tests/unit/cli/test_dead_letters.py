@@ -11,8 +11,8 @@ from omnibus import graph
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import main
-from omnibus.cli.dead_letters import describe
-from omnibus.errors import Problem
+from omnibus.cli.dead_letters import letter_lines
+from omnibus.errors import ProblemDetails
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 from omnibus.recording.records import Moved
@@ -26,7 +26,7 @@ PATIENCE = 20.0  # seconds
 def letter(**changes: Any) -> DeadLetter:
     known = {
         "v": 1, "inv": "g-0-1", "reason": "crashed", "at": 1002.5, "created": 1000.0, "app": "chat", "model": "m",
-        "type": "vision+thinker", "path": "E>L", "problem": Problem("stage_unavailable", "it is gone"),
+        "type": "vision+thinker", "path": "E>L", "problem": ProblemDetails("stage_unavailable", "it is gone"),
         "attempts": 2, "node": 2, "component": "thinker", "lost": ("l-0", "l-1"), "invocation": invocation(),
         "moves": (Moved(0, 1001.0, "gone", "l-0"), Moved(1, 1002.0, "gone", "l-1")),
     }  # fmt: skip
@@ -38,8 +38,8 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
     made = await NatsBus.connect(BusSettings(url=nats_url), "test")
     await made.open_records(60.0, 1 << 20)
     await made.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
-    for stored in await made.latest(subjects.DEADLETTERS, 1000):
-        await made.forget(subjects.DEADLETTERS, stored.subject)
+    for stored in await made.read_latest(subjects.DEADLETTERS, 1000):
+        await made.purge_subject(subjects.DEADLETTERS, stored.subject)
     yield made
     await made.drain()
 
@@ -57,11 +57,11 @@ def omnibus(nats_url: str) -> Any:
 
 async def keep(bus: NatsBus, *letters: DeadLetter) -> None:
     for each in letters:
-        body = dead_letters.encode(each, limit=60_000)
-        bus.record(subjects.dead(each.app, each.inv), body, f"{each.inv}.{id(bus)}")
+        body = dead_letters.encode_dead_letter(each, limit=60_000)
+        bus.publish_record(subjects.dead_letter_subject(each.app, each.inv), body, f"{each.inv}.{id(bus)}")
 
     async def kept() -> bool:
-        return len(await bus.latest(subjects.DEADLETTERS, 1000)) >= len(letters)
+        return len(await bus.read_latest(subjects.DEADLETTERS, 1000)) >= len(letters)
 
     await until(kept)
 
@@ -94,7 +94,7 @@ async def test_none_is_said(bus: NatsBus, omnibus: Any, capsys: pytest.CaptureFi
 
 
 def test_one_is_described_by_sizes():
-    lines = describe(letter())
+    lines = letter_lines(letter())
 
     assert lines[0] == "g-0-1  m  vision+thinker  via E>L"
     assert lines[2:6] == [
@@ -126,17 +126,17 @@ async def test_a_retry_that_succeeds_takes_the_letter_away(
     asked: list[Any] = []
 
     async def gateway(delivery: Delivery) -> AsyncIterator[bytes]:
-        asked.append(graph.decode(delivery.data))
+        asked.append(graph.decode_invocation(delivery.data))
         yield b'{"status":"running","id":"n-1","replay_of":"c-1","path":"E>L"}'
         problem = {"code": "stage_failed", "message": "again"}
         yield json.dumps({"status": status, "answer": {}, "identical": None, "problem": problem}).encode()
 
-    stop = await bus.respond(subjects.REPLAY, gateway)
+    stop = await bus.add_responder(subjects.REPLAY, gateway)
 
     assert await omnibus("retry", "c-1", *flags) == code
     assert asked == [invocation(id="c-1")]
-    found = await dead_letters.latest(bus, 10)
-    assert [dead_letters.decode(each.data).inv for each in found] == left
+    found = await dead_letters.list_dead_letters(bus, 10)
+    assert [dead_letters.decode_dead_letter(each.data).inv for each in found] == left
     await stop()
 
 

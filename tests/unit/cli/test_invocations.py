@@ -22,7 +22,7 @@ PATIENCE = 20.0  # seconds
 
 def line(document: dict[str, Any]) -> str:
     """The line of ``omnibus tail`` without its clock."""
-    clock, _, rest = invocations._line(Delivery("s", json.dumps(document).encode())).partition(" ")
+    clock, _, rest = invocations._record_line(Delivery("s", json.dumps(document).encode())).partition(" ")
     assert len(clock) == len("12:00:00")
     return rest
 
@@ -42,7 +42,7 @@ def test_tail_shows_an_end_and_why():
 
 
 def test_an_invocation_is_described_from_beginning_to_end():
-    lines = invocations.describe(invocation(), ended())
+    lines = invocations.invocation_lines(invocation(), ended())
 
     assert lines[0] == "g-0-1  m  seed 7"
     assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
@@ -53,14 +53,14 @@ def test_a_failure_is_described_with_its_attempts():
     problem = {"code": "stage_failed", "message": "vision failed"}
     over = ended(status="failed", attempts=3, problem=problem, answer={})
 
-    assert invocations.describe(invocation(), over)[-2:] == [
+    assert invocations.invocation_lines(invocation(), over)[-2:] == [
         "status  failed, after 3 attempts",
         "problem stage_failed: vision failed",
     ]
 
 
 def test_what_has_not_ended_says_so():
-    assert invocations.describe(invocation(), None)[-1] == "it has not ended yet"
+    assert invocations.invocation_lines(invocation(), None)[-1] == "it has not ended yet"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_has_not_ended_says_so():
     ],
 )
 def test_the_progress_of_a_replay_is_said(part: dict[str, Any], shown: str):
-    assert invocations._progress(part) == shown
+    assert invocations._progress_text(part) == shown
 
 
 # The commands on a real bus
@@ -105,10 +105,12 @@ async def run(*arguments: str) -> int:
 async def keep(bus: NatsBus, id: str, *documents: dict[str, Any]) -> None:
     for number, document in enumerate(documents):
         name = "inv" if document.get("kind") == "end" else "id"
-        bus.record(subjects.record("chat", id), json.dumps({**document, name: id}).encode(), f"{id}.{number}")
+        bus.publish_record(
+            subjects.record_subject("chat", id), json.dumps({**document, name: id}).encode(), f"{id}.{number}"
+        )
 
     async def kept() -> bool:
-        return len(await bus.records(subjects.record("chat", id))) == len(documents)
+        return len(await bus.read_records(subjects.record_subject("chat", id))) == len(documents)
 
     await until(kept)
 
@@ -156,10 +158,10 @@ async def test_the_exit_code_of_replay_says_whether_the_answers_agree(
         yield json.dumps({"status": "running", "id": "b", "replay_of": "again-1", "path": "E>L"}).encode()
         yield json.dumps(last).encode()
 
-    stop = await bus.respond(subjects.REPLAY, gateway)
+    stop = await bus.add_responder(subjects.REPLAY, gateway)
 
     assert await run("replay", "again-1", "--nats", nats_url) == code
-    assert [graph.decode(json.dumps(each).encode()) for each in asked] == [invocation(id="again-1")]
+    assert [graph.decode_invocation(json.dumps(each).encode()) for each in asked] == [invocation(id="again-1")]
     assert capsys.readouterr().out.startswith("replaying again-1 as b via E>L\n")
 
     assert await run("replay", "again-1", "--json", "--nats", nats_url) == code
@@ -176,12 +178,12 @@ async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, cap
 
 async def test_tail_prints_what_begins_and_ends(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
     options = argparse.Namespace(nats=nats_url)
-    tailing = asyncio.ensure_future(invocations.tail(options))
+    tailing = asyncio.ensure_future(invocations.tail_records(options))
     seen: list[str] = []
 
     async def both() -> bool:
-        bus.record(subjects.record("chat", "tail-1"), json.dumps(INVOCATION).encode(), "tail-1.0")
-        bus.record(subjects.record("chat", "tail-1"), json.dumps(ENDED).encode(), "tail-1.end")
+        bus.publish_record(subjects.record_subject("chat", "tail-1"), json.dumps(INVOCATION).encode(), "tail-1.0")
+        bus.publish_record(subjects.record_subject("chat", "tail-1"), json.dumps(ENDED).encode(), "tail-1.end")
         await asyncio.sleep(0.02)
         seen.append(capsys.readouterr().out)
         return "done after 1000 ms" in "".join(seen)

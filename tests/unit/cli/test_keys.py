@@ -34,8 +34,8 @@ def test_a_key_is_shown_once_and_only_its_hash_is_listed(say: Callable[..., str]
 
     assert key.startswith(api_key.PREFIX)
     assert key not in listed
-    assert api_key.digest(key)[:12] in told
-    assert [cell in listed for cell in (api_key.digest(key)[:12], "search", "5/s", "nightly")] == [True] * 4
+    assert api_key.hash_key(key)[:12] in told
+    assert [cell in listed for cell in (api_key.hash_key(key)[:12], "search", "5/s", "nightly")] == [True] * 4
 
 
 def test_no_two_keys_are_the_same(say: Callable[..., str]):
@@ -66,7 +66,7 @@ def test_a_record_for_a_file_needs_no_store(capsys: pytest.CaptureFixture[str], 
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"keys": [made["record"]]}))
 
-    found = api_key.find(api_key.read(path), made["key"])
+    found = api_key.find_key_record(api_key.read_key_file(path), made["key"])
     assert found is not None
     assert (found.tenant, found.concurrent) == ("search", 4)
 
@@ -74,7 +74,7 @@ def test_a_record_for_a_file_needs_no_store(capsys: pytest.CaptureFixture[str], 
 def test_the_configuration_of_the_bus_is_printed(capsys: pytest.CaptureFixture[str]):
     assert main(["nats-config", "--port", "4222", "--store-dir", "/data"]) == 0
 
-    assert capsys.readouterr().out == permissions.config(port=4222, store="/data")
+    assert capsys.readouterr().out == permissions.server_config(port=4222, store="/data")
 
 
 def test_the_permissions_of_the_bus_are_printed_as_json(capsys: pytest.CaptureFixture[str]):
@@ -82,7 +82,7 @@ def test_the_permissions_of_the_bus_are_printed_as_json(capsys: pytest.CaptureFi
 
     found = json.loads(capsys.readouterr().out)
     assert {user: tuple(each["publish"]) for user, each in found.items()} == {
-        user: may.publish for user, may in permissions.permissions().items()
+        user: may.publish for user, may in permissions.permissions_by_user().items()
     }
 
 

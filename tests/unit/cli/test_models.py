@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from omnibus import checkpoints
-from omnibus.checkpoints.report import Part, Report
+from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.cli import main
-from omnibus.cli.format.models import checked, checkpoint, count, size, sizes
+from omnibus.cli.format.models import check_lines, checkpoint_lines, count_text, option_bytes, size_text
 from omnibus.families import catalog, plugins
 from omnibus.families.specs import KNOWN
 from omnibus.plan import Plan
@@ -58,7 +58,7 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
     return said
 
 
-def report(**parts: Part) -> Report:
+def report(**parts: ComponentReport) -> Report:
     """What might be found out about a checkpoint of Qwen2.5-VL."""
     return Report(path="/m", family="qwen2_5_vl", dtype="float32", parts=parts, stored={"float32": 48}, files=1)
 
@@ -99,8 +99,8 @@ def test_machines_read_the_list(say: Say):
 
 
 def test_the_models_of_a_running_system_are_listed(say: Say, valkey_url: str):
-    declared = {"small": catalog.declaration("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct")}
-    models = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
+    declared = {"small": catalog.model_declaration("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct")}
+    models = declarations_file.build_static_plans(msgspec.convert(declared, dict[str, declarations_file.DeclaredModel]))
 
     async def write() -> None:
         store = Store(StoreSettings(url=valkey_url))
@@ -159,9 +159,9 @@ def test_a_checkpoint_is_shown_with_the_memory_of_its_components(say: Say, vl: P
 
 
 def test_an_option_takes_what_its_components_take():
-    found = report(vision=Part(parameters=2, nbytes=8), thinker=Part(parameters=10, nbytes=40))
+    found = report(vision=ComponentReport(parameters=2, nbytes=8), thinker=ComponentReport(parameters=10, nbytes=40))
 
-    assert sizes(found) == {
+    assert option_bytes(found) == {
         **dict.fromkeys(["L", "P", "D", "PD"], 40),
         **dict.fromkeys(["EL", "EP", "ED", "EPD"], 48),
         "E": 8,
@@ -169,9 +169,12 @@ def test_an_option_takes_what_its_components_take():
 
 
 def test_what_could_not_be_built_is_not_reckoned_with():
-    found = report(vision=Part(problem="its configuration lacks a depth"), thinker=Part(parameters=10, nbytes=40))
+    found = report(
+        vision=ComponentReport(problem="its configuration lacks a depth"),
+        thinker=ComponentReport(parameters=10, nbytes=40),
+    )
 
-    text = "\n".join(checkpoint(found))
+    text = "\n".join(checkpoint_lines(found))
 
     assert ["vision", "encode", "0", "?"] in rows(text)
     assert ["EL", "vision+thinker", "llm", "?", "yes"] in rows(text)
@@ -192,9 +195,9 @@ def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl
     assert [row[2] for row in rows(text) if row[0] in ("vision", "thinker")] == ["complete", "complete"]
     declared = json.loads(text[text.index("\n{\n") :])
     assert declared == {"models": {"vl": {"family": "qwen2_5_vl", "checkpoint": str(vl)}}}
-    assert declarations_file.plans(msgspec.convert(declared["models"], dict[str, declarations_file.Declared]))[
-        "vl"
-    ].options.keys() == {
+    assert declarations_file.build_static_plans(
+        msgspec.convert(declared["models"], dict[str, declarations_file.DeclaredModel])
+    )["vl"].options.keys() == {
         "E",
         "L",
         "EL",
@@ -223,9 +226,9 @@ def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say
     ],
 )
 def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], said: str):
-    found = msgspec.structs.replace(report(vision=Part(nbytes=8)), **fields)
+    found = msgspec.structs.replace(report(vision=ComponentReport(nbytes=8)), **fields)
 
-    text = "\n".join(checked(found, {}))
+    text = "\n".join(check_lines(found, {}))
 
     assert not found.complete
     assert said in text
@@ -233,7 +236,9 @@ def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], said: str
 
 
 def test_a_family_that_vllm_does_not_run_is_served_and_says_why():
-    text = "\n".join(checked(msgspec.structs.replace(report(vision=Part(nbytes=8)), vllm="it looks aside"), {}))
+    text = "\n".join(
+        check_lines(msgspec.structs.replace(report(vision=ComponentReport(nbytes=8)), vllm="it looks aside"), {})
+    )
 
     assert "not in vLLM: it looks aside" in text
     assert "It can be taken apart." in text
@@ -274,7 +279,7 @@ def test_what_was_downloaded_is_found(say: Say, hub: Hub, monkeypatch: pytest.Mo
 
     path = json.loads(say("get", "o/vl", "--json"))["path"]
 
-    assert checkpoints.find("o/vl") == Path(path)
+    assert checkpoints.find_checkpoint("o/vl") == Path(path)
 
 
 def test_what_is_no_id_is_not_downloaded(say: Say):
@@ -321,8 +326,8 @@ def test_an_unknown_tiny_model_names_those_there_are(say: Say):
     ],
 )
 def test_bytes_are_said_in_three_digits_or_so(nbytes: int, words: str):
-    assert size(nbytes) == words
+    assert size_text(nbytes) == words
 
 
 def test_parameters_are_said_as_people_do():
-    assert [count(number) for number in (12, 1500, 7_615_000_000)] == ["12", "1.5K", "7.62B"]
+    assert [count_text(number) for number in (12, 1500, 7_615_000_000)] == ["12", "1.5K", "7.62B"]

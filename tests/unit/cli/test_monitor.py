@@ -7,12 +7,12 @@ import time
 import msgspec
 import pytest
 
-from omnibus.bus.messages import GatewayStatus, Load
+from omnibus.bus.messages import GatewayStatus, LoadCounts
 from omnibus.cli import top
 from omnibus.cli.format import top as top_format
-from omnibus.cluster.monitor import told
-from omnibus.cluster.monitor.snapshot import FORGET, WINDOW, Seen, planned, together
-from omnibus.store import PlanProblem, Stand
+from omnibus.cluster.monitor import state_values
+from omnibus.cluster.monitor.snapshot import FORGET, WINDOW, SystemState, planned_rates, sum_totals
+from omnibus.store import PlanProblem, PlanState
 from tests.unit.cli.watched import TYPE, Clock, event, model, plan, shown, status
 
 
@@ -22,21 +22,21 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def seen(clock: Clock) -> Seen:
-    made = Seen(clock)
-    made.plan, made.stand = plan(), Stand(3, 0, 0, 0)
+def seen(clock: Clock) -> SystemState:
+    made = SystemState(clock)
+    made.plan, made.stand = plan(), PlanState(3, 0, 0, 0)
     return made
 
 
 # What is seen
 
 
-def test_rates_are_per_second_and_times_are_means(seen: Seen, clock: Clock):
+def test_rates_are_per_second_and_times_are_means(seen: SystemState, clock: Clock):
     for _ in range(5):
         clock.now += 1.0
-        seen.load(event(t=Load(3, 2, 1, 1, {"completion_tokens": 50.0}, first=0.5, total=3.0)))
+        seen.handle_load(event(t=LoadCounts(3, 2, 1, 1, {"completion_tokens": 50.0}, first=0.5, total=3.0)))
 
-    [totals] = seen.types().values()
+    [totals] = seen.type_totals().values()
 
     assert (totals.came, totals.done) == (pytest.approx(4.0), pytest.approx(2.0))
     assert (totals.failed, totals.refused) == (5, 5)
@@ -44,80 +44,80 @@ def test_rates_are_per_second_and_times_are_means(seen: Seen, clock: Clock):
     assert totals.quantities == {"completion_tokens": pytest.approx(50.0)}
 
 
-def test_what_failed_stays_known_when_all_is_silent(seen: Seen, clock: Clock):
-    seen.load(event(t=Load(came=1, failed=1)))
+def test_what_failed_stays_known_when_all_is_silent(seen: SystemState, clock: Clock):
+    seen.handle_load(event(t=LoadCounts(came=1, failed=1)))
     clock.now += WINDOW * 3
 
-    [totals] = seen.types().values()
+    [totals] = seen.type_totals().values()
 
     assert (totals.came, totals.failed, totals.first) == (0.0, 1, None)
 
 
-def test_types_together_have_the_mean_of_all_that_was_done(seen: Seen):
-    seen.load(event(t=Load(1, 1, first=1.0, total=4.0), u=Load(3, 3, first=1.0, total=2.0)))
+def test_types_together_have_the_mean_of_all_that_was_done(seen: SystemState):
+    seen.handle_load(event(t=LoadCounts(1, 1, first=1.0, total=4.0), u=LoadCounts(3, 3, first=1.0, total=2.0)))
 
-    whole = together(seen.types().values())
+    whole = sum_totals(seen.type_totals().values())
 
     assert (whole.came, whole.done, whole.first, whole.total) == (4.0, 4.0, 0.5, 1.5)
 
 
-def test_how_busy_executors_are_follows_from_their_heartbeats(seen: Seen, clock: Clock):
+def test_how_busy_executors_are_follows_from_their_heartbeats(seen: SystemState, clock: Clock):
     for beat in range(10):
-        seen.executor(status("a", busy=beat * 0.25, done=beat, inflight=2))
-        seen.executor(status("b", busy=beat * 0.5, done=beat, inflight=1))
+        seen.handle_executor(status("a", busy=beat * 0.25, done=beat, inflight=2))
+        seen.handle_executor(status("b", busy=beat * 0.5, done=beat, inflight=1))
         clock.now += 0.5
 
-    [_, option] = seen.options()
+    [_, option] = seen.option_states()
 
     assert (option.kind.option, option.up, option.wanted, option.inflight) == ("L", 2, 1, 3)
     assert option.busy == pytest.approx(0.75)
     assert option.jobs == pytest.approx(4.0)
 
 
-def test_components_that_compute_side_by_side_count_as_one_executor(seen: Seen, clock: Clock):
+def test_components_that_compute_side_by_side_count_as_one_executor(seen: SystemState, clock: Clock):
     for beat in range(3):
         told = status("a", busy=beat)
-        seen.executor(msgspec.structs.replace(told, components=("x", "y"), busy=(beat, beat), done=(0, 0)))
+        seen.handle_executor(msgspec.structs.replace(told, components=("x", "y"), busy=(beat, beat), done=(0, 0)))
         clock.now += 1.0
 
-    assert seen.options()[1].busy == 1.0
+    assert seen.option_states()[1].busy == 1.0
 
 
-def test_an_executor_that_never_says_how_busy_it_is_counts_as_unknown(seen: Seen, clock: Clock):
+def test_an_executor_that_never_says_how_busy_it_is_counts_as_unknown(seen: SystemState, clock: Clock):
     for _ in range(3):
-        seen.executor(msgspec.structs.replace(status("a"), busy=(), done=(), origin=""))
+        seen.handle_executor(msgspec.structs.replace(status("a"), busy=(), done=(), origin=""))
         clock.now += 1.0
 
-    [_, option] = seen.options()
+    [_, option] = seen.option_states()
 
     assert (option.up, option.busy, option.jobs) == (1, None, None)
 
 
-def test_who_is_silent_or_gone_is_not_up(seen: Seen, clock: Clock):
-    seen.executor(status("a"))
-    seen.executor(status("b"))
-    seen.executor(status("c"))
-    seen.executor(status("b", state="gone"))
-    seen.gone("c")
-    before = seen.options()[1].up
+def test_who_is_silent_or_gone_is_not_up(seen: SystemState, clock: Clock):
+    seen.handle_executor(status("a"))
+    seen.handle_executor(status("b"))
+    seen.handle_executor(status("c"))
+    seen.handle_executor(status("b", state="gone"))
+    seen.handle_gone("c")
+    before = seen.option_states()[1].up
     clock.now += 10.0
 
     assert before == 1
-    assert seen.options()[1].up == 0
+    assert seen.option_states()[1].up == 0
 
 
-def test_an_executor_that_leaves_is_not_up_but_there(seen: Seen):
-    seen.executor(status("a", state="draining"))
-    seen.executor(status("b"))
+def test_an_executor_that_leaves_is_not_up_but_there(seen: SystemState):
+    seen.handle_executor(status("a", state="draining"))
+    seen.handle_executor(status("b"))
 
     assert shown(seen)["m/L"][:2] == ["1", "1+1"]
 
 
-def test_gateways_that_do_not_answer_are_forgotten_with_what_they_had_in_flight(seen: Seen, clock: Clock):
-    seen.load(event("a", 4))
-    seen.load(event("b", 2))
-    seen.gateway(GatewayStatus("b", 3, 1.0, "gone"))
-    seen.gateway(GatewayStatus("c", 2, 1.0))
+def test_gateways_that_do_not_answer_are_forgotten_with_what_they_had_in_flight(seen: SystemState, clock: Clock):
+    seen.handle_load(event("a", 4))
+    seen.handle_load(event("b", 2))
+    seen.handle_gateway(GatewayStatus("b", 3, 1.0, "gone"))
+    seen.handle_gateway(GatewayStatus("c", 2, 1.0))
     before = (seen.gateways, seen.inflight)
     clock.now += FORGET + 1
 
@@ -129,16 +129,18 @@ SOLVED = {"planned": {"models": {"m": {"types": {TYPE: {"rate": 2.5}}}}}}
 
 
 def test_only_rates_that_the_solver_found_are_planned():
-    assert planned(None) == {}
-    assert planned(plan()) == {}
-    assert planned(plan(explain=SOLVED)) == {("m", TYPE): 2.5}
+    assert planned_rates(None) == {}
+    assert planned_rates(plan()) == {}
+    assert planned_rates(plan(explain=SOLVED)) == {("m", TYPE): 2.5}
 
 
 # What is shown
 
 
-def test_a_model_is_shown_with_its_types_below(seen: Seen):
-    seen.load(event(**{TYPE: Load(4, 2, 0, 0, {"prompt_tokens": 200.0, "completion_tokens": 90.0}, 0.2, 3.0)}))
+def test_a_model_is_shown_with_its_types_below(seen: SystemState):
+    seen.handle_load(
+        event(**{TYPE: LoadCounts(4, 2, 0, 0, {"prompt_tokens": 200.0, "completion_tokens": 90.0}, 0.2, 3.0)})
+    )
 
     table = shown(seen)
 
@@ -146,9 +148,9 @@ def test_a_model_is_shown_with_its_types_below(seen: Seen):
     assert table["m"] == table[TYPE] == ["4.00", "2.00", "0", "100 ms", "1.50 s", "200", "90"]
 
 
-def test_columns_that_matter_come_when_there_is_something_in_them(seen: Seen):
+def test_columns_that_matter_come_when_there_is_something_in_them(seen: SystemState):
     seen.plan = plan(explain=SOLVED)
-    seen.load(event(**{"": Load(refused=2), TYPE: Load(1, 1, quantities={"speech_seconds": 1.5})}))
+    seen.handle_load(event(**{"": LoadCounts(refused=2), TYPE: LoadCounts(1, 1, quantities={"speech_seconds": 1.5})}))
 
     table = shown(seen)
 
@@ -159,18 +161,18 @@ def test_columns_that_matter_come_when_there_is_something_in_them(seen: Seen):
     assert table[TYPE][-1] == "1.5x"
 
 
-def test_planned_types_are_shown_before_anybody_asks(seen: Seen):
+def test_planned_types_are_shown_before_anybody_asks(seen: SystemState):
     seen.plan = plan(explain=SOLVED)
 
     assert shown(seen)[TYPE][:3] == ["0.00", "2.50", "0.00"]
 
 
-def test_the_head_says_where_the_plan_stands(seen: Seen):
-    seen.staged, seen.stand = plan(4, thinkers=2), Stand(3, 4, 2, 1)
+def test_the_head_says_where_the_plan_stands(seen: SystemState):
+    seen.staged, seen.stand = plan(4, thinkers=2), PlanState(3, 4, 2, 1)
     seen.problems = {"planner": PlanProblem(time.time(), "no room")}
-    seen.executor(status("a"))
-    seen.executor(status("e", "E"))
-    seen.gateway(GatewayStatus("g", 2, 1.0))
+    seen.handle_executor(status("a"))
+    seen.handle_executor(status("e", "E"))
+    seen.handle_gateway(GatewayStatus("g", 2, 1.0))
 
     table = shown(seen, "the store, for 3 s: the plan is the last one known")
 
@@ -183,36 +185,36 @@ def test_the_head_says_where_the_plan_stands(seen: Seen):
     assert table["m/L"][:2] == ["1>2", "1"]
 
 
-def test_executors_of_two_origins_are_told_apart(seen: Seen):
-    seen.executor(status("a"))
-    seen.executor(status("b", origin="feedfeedfeedfeed"))
+def test_executors_of_two_origins_are_told_apart(seen: SystemState):
+    seen.handle_executor(status("a"))
+    seen.handle_executor(status("b", origin="feedfeedfeedfeed"))
 
-    assert shown(seen)[f"m/L@{model().origin('L')[:4]}"][:2] == ["1", "1"]
+    assert shown(seen)[f"m/L@{model().option_origin('L')[:4]}"][:2] == ["1", "1"]
     assert shown(seen)["m/L@feed"][:2] == ["0", "1"]
 
 
-def test_long_types_are_cut_so_that_each_part_is_still_there(seen: Seen):
+def test_long_types_are_cut_so_that_each_part_is_still_there(seen: SystemState):
     name = "vision+audio+thinker+talker+vocoder"
-    seen.load(event(**{name: Load(1, 1, quantities={"speech_seconds": 1.0})}))
+    seen.handle_load(event(**{name: LoadCounts(1, 1, quantities={"speech_seconds": 1.0})}))
 
-    lines = list(top_format.lines(seen, (), 90))
+    lines = list(top_format.top_lines(seen, (), 90))
 
     assert max(map(len, lines)) <= 90
     assert any(line.startswith("  visi+audi+thin+talk+voco") for line in lines)
 
 
 def test_nothing_at_all_can_be_shown(clock: Clock):
-    lines = list(top_format.lines(Seen(clock), ()))
+    lines = list(top_format.top_lines(SystemState(clock), ()))
 
     assert lines[0] == "plan     none yet"
-    assert json.loads(json.dumps(told(Seen(clock), ())))["executors"] == []
+    assert json.loads(json.dumps(state_values(SystemState(clock), ())))["executors"] == []
 
 
-def test_programs_get_the_same(seen: Seen):
-    seen.load(event(**{TYPE: Load(2, 1, first=0.5, total=0.5)}))
-    seen.executor(status("a", inflight=1))
+def test_programs_get_the_same(seen: SystemState):
+    seen.handle_load(event(**{TYPE: LoadCounts(2, 1, first=0.5, total=0.5)}))
+    seen.handle_executor(status("a", inflight=1))
 
-    known = json.loads(json.dumps(told(seen, ["the bus"])))
+    known = json.loads(json.dumps(state_values(seen, ["the bus"])))
 
     assert (known["epoch"], known["reason"], known["away"]) == (3, "load", ["the bus"])
     assert known["models"]["m"][TYPE]["came"] == 2.0
@@ -221,7 +223,7 @@ def test_programs_get_the_same(seen: Seen):
 
 
 def test_a_screen_is_drawn_in_place_and_not_beyond_its_edges():
-    drawn = top._fitted([f"line {number} {'x' * 50}" for number in range(30)], os.terminal_size((20, 10)))
+    drawn = top._fit_to_screen([f"line {number} {'x' * 50}" for number in range(30)], os.terminal_size((20, 10)))
 
     lines = drawn.removeprefix("\x1b[H").removesuffix("\x1b[J").split("\x1b[K\n")[:-1]
     assert len(lines) == 9

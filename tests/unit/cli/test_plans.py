@@ -16,8 +16,8 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import main
 from omnibus.cli.format import plan as plan_format
-from omnibus.cluster.desired import Kind
-from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.cluster.desired import ExecutorKind
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import PlanProblem, Store
 
@@ -27,9 +27,9 @@ Say = Callable[..., str]
 def model(thinkers: int = 1, share: float = 70, checkpoint: str = "/m", both: bool = True) -> ModelPlan:
     """The usual deployment of a model that sees."""
     options = {
-        "E": Option(("vision",), "encoder"),
-        "L": Option(("thinker",), "llm", thinkers, gpus=1),
-        **({"EL": Option(("vision", "thinker"), "llm")} if both else {}),
+        "E": DeploymentOption(("vision",), "encoder"),
+        "L": DeploymentOption(("thinker",), "llm", thinkers, gpus=1),
+        **({"EL": DeploymentOption(("vision", "thinker"), "llm")} if both else {}),
     }
     apart = Path("E>L", {"vision": "E", "thinker": "L"}, share)
     together = Path("EL", {"vision": "EL", "thinker": "EL"}, 100 - share)
@@ -38,7 +38,7 @@ def model(thinkers: int = 1, share: float = 70, checkpoint: str = "/m", both: bo
 
 
 def borrower() -> ModelPlan:
-    options = {"m/E": Option(("vision",), "encoder", 0, of="m/E"), "L": Option(("thinker",), "llm")}
+    options = {"m/E": DeploymentOption(("vision",), "encoder", 0, of="m/E"), "L": DeploymentOption(("thinker",), "llm")}
     return ModelPlan("f", "/n", ("vision", "thinker"), {}, options, {})
 
 
@@ -112,7 +112,7 @@ def test_what_is_staged_pinned_and_wrong_is_shown(keep: Callable[..., None], say
         swap(plan(2, m=model(2))),
         lambda store: store.stage_plan(plan(3, "rollback to 1", m=model()), "me", 30.0),
         lambda store: store.pin_plan(1),
-        lambda store: store.tell_problem("planner", problem),
+        lambda store: store.put_problem("planner", problem),
     )
 
     text = say("show")
@@ -131,19 +131,19 @@ def test_who_is_up_is_asked_on_the_bus(
     monkeypatch.setattr("omnibus.cli.plans.ANSWERS_WITHIN", 0.2)
     made = model(2)
     keep(swap(plan(1, m=made)))
-    monkeypatch.setattr("omnibus.cli.plans.NatsBus", _crowd([Kind("m", "L", made.origin("L"))] * 2))
+    monkeypatch.setattr("omnibus.cli.plans.NatsBus", _crowd([ExecutorKind("m", "L", made.option_origin("L"))] * 2))
 
     text = say("show", "--nats", nats_url)
     told = json.loads(say("show", "--nats", nats_url, "--json"))
 
     assert ["m/L", "thinker", "llm", "1", "2", "2"] in rows(text)
     assert ["m/E", "vision", "encoder", "-", "1", "0"] in rows(text)
-    assert {"model": "m", "option": "L", "origin": made.origin("L"), "count": 2} in told["up"]
+    assert {"model": "m", "option": "L", "origin": made.option_origin("L"), "count": 2} in told["up"]
     assert told["plan"]["epoch"] == 1
     assert told["staged"] is None
 
 
-def _crowd(kinds: list[Kind]) -> type:
+def _crowd(kinds: list[ExecutorKind]) -> type:
     """A connection on whose bus executors of ``kinds`` answer, as long as it lasts."""
 
     class Crowded:
@@ -154,9 +154,9 @@ def _crowd(kinds: list[Kind]) -> type:
             def answer(_: object) -> None:
                 for number, kind in enumerate(kinds):
                     status = ExecutorStatus(f"e{number}", *kind[:2], (), (), "n", "ready", 1, origin=kind.origin)
-                    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+                    bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
 
-            await bus.subscribe(subjects.event(subjects.CENSUS), answer)
+            await bus.subscribe(subjects.event_subject(subjects.CENSUS), answer)
             return bus
 
     return Crowded
@@ -191,7 +191,7 @@ def test_a_difference_names_executors_shares_and_models(keep: Callable[..., None
         ["executors of m/EL", "1", "-"],
         ["m: vision+thinker, E>L", "70.0%", "100.0%"],
         ["m: vision+thinker, EL", "30.0%", "-"],
-        ["m/EL: what it does", model().origin("EL")[:4], "-"],
+        ["m/EL: what it does", model().option_origin("EL")[:4], "-"],
         ["model n", "served", "-"],
         ["executors of n/L", "1", "-"],
     ]
@@ -290,4 +290,4 @@ def test_a_store_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]):
     [(-5, "0 s ago"), (119, "119 s ago"), (125, "2 min ago"), (7300, "2 h ago"), (200000, "2 d ago")],
 )
 def test_ages_are_rough(seconds: float, said: str):
-    assert plan_format.ago(time.time() - seconds) == said
+    assert plan_format.age_text(time.time() - seconds) == said

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from omnibus.cli import main
-from omnibus.cli.profile import Bar
-from omnibus.profiling.checkpoint import Keeper
+from omnibus.cli.profile import ProgressBar
+from omnibus.profiling.checkpoint import PartialProfile
 from tests.unit.profiling.subjects import declared
 
 APP = """
@@ -96,7 +96,7 @@ def test_an_app_whose_models_are_not_known_is_said_so(here: Path, capsys: pytest
 
 
 def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytest.CaptureFixture[str]):
-    Keeper(Path("m.profile.json"), {}).path.write_text("{}")
+    PartialProfile(Path("m.profile.json"), {}).path.write_text("{}")
 
     assert "go on with --resume" in said(capsys, "m", *DECLARED, *WORK)
 
@@ -108,9 +108,9 @@ class Terminal(io.StringIO):
 
 def test_progress_is_one_line_on_a_terminal():
     stream = Terminal()
-    bar = Bar(stream, silent=False)
-    bar.tell("E", 1, 3, "8 at a time, 31.2 req/s")
-    bar.tell("E", 2, 3, "done")
+    bar = ProgressBar(stream, silent=False)
+    bar.update("E", 1, 3, "8 at a time, 31.2 req/s")
+    bar.update("E", 2, 3, "done")
     bar.close()
 
     first, second = stream.getvalue().rstrip("\n").split("\r")[1:]
@@ -122,8 +122,8 @@ def test_progress_is_one_line_on_a_terminal():
 
 def test_progress_is_line_by_line_elsewhere_and_may_be_silent():
     stream, nothing = io.StringIO(), io.StringIO()
-    Bar(stream, silent=False).tell("", 0, 3, "starting the system")
-    Bar(nothing, silent=True).tell("", 0, 3, "starting the system")
+    ProgressBar(stream, silent=False).update("", 0, 3, "starting the system")
+    ProgressBar(nothing, silent=True).update("", 0, 3, "starting the system")
 
     assert stream.getvalue() == "omnibus: starting the system (0 of 3)\n"
     assert nothing.getvalue() == ""

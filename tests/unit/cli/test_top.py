@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from omnibus.bus import subjects
-from omnibus.bus.messages import Load, LoadEvent
+from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import main, top
 from omnibus.cluster.monitor import monitor
@@ -45,7 +45,7 @@ def test_once_prints_what_runs_now(nats_url: str, valkey_url: str, capsys: pytes
         bus = await NatsBus.connect(BusSettings(url=nats_url), "crowd")
         beats = asyncio.create_task(_beat(bus))
         try:
-            return await top.top(options(nats_url, valkey_url, once=True))
+            return await top.run_top(options(nats_url, valkey_url, once=True))
         finally:
             beats.cancel()
             await bus.drain()
@@ -64,10 +64,10 @@ def test_once_prints_what_runs_now(nats_url: str, valkey_url: str, capsys: pytes
 async def _beat(bus: NatsBus) -> None:
     """One executor and one gateway, as they speak."""
     for beat in range(1000):
-        bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("a", busy=beat * 0.01)))
-        told = LoadEvent("g", 1, 0.05, 2, {"m": {TYPE: Load(came=1, done=1)}})
-        bus.publish(subjects.event(subjects.LOAD), msgspec.json.encode(told))
-        bus.publish(subjects.event(subjects.LOAD), b"of another build")
+        bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status("a", busy=beat * 0.01)))
+        told = LoadEvent("g", 1, 0.05, 2, {"m": {TYPE: LoadCounts(came=1, done=1)}})
+        bus.publish(subjects.event_subject(subjects.LOAD), msgspec.json.encode(told))
+        bus.publish(subjects.event_subject(subjects.LOAD), b"of another build")
         await asyncio.sleep(0.05)
 
 
@@ -78,7 +78,7 @@ def options(nats_url: str, valkey_url: str, **more: Any) -> Namespace:
 @pytest.mark.usefixtures("alone")
 def test_ctrl_c_ends_it_well(nats_url: str, valkey_url: str, capsys: pytest.CaptureFixture[str]):
     async def run() -> int:
-        watching = asyncio.create_task(top.top(options(nats_url, valkey_url, json=True)))
+        watching = asyncio.create_task(top.run_top(options(nats_url, valkey_url, json=True)))
         printed = io.StringIO()
 
         def twice() -> bool:
@@ -114,31 +114,33 @@ async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path:
     (tmp_path / "bus").mkdir()
     async with (
         asyncio.timeout(PATIENCE * 2),
-        running(infra.nats(tmp_path / "bus")) as nats,
-        running(infra.valkey(tmp_path)) as valkey,
+        running(infra.prepare_nats(tmp_path / "bus")) as nats,
+        running(infra.prepare_valkey(tmp_path)) as valkey,
     ):
         store = Store(StoreSettings(url=valkey.server.url))
         await store.swap_plan(plan(1))
         bus = await NatsBus.connect(BusSettings(url=nats.server.url), "cli")
         crowd = await NatsBus.connect(BusSettings(url=nats.server.url), "crowd")
         await crowd.subscribe(
-            subjects.event(subjects.CENSUS),
-            lambda _: crowd.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("a"))),
+            subjects.event_subject(subjects.CENSUS),
+            lambda _: crowd.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status("a"))),
         )
         async with monitor.Watch(store, bus).following() as watch:
 
             def says(word: str) -> Callable[[], bool]:
-                return lambda: any(word in each for each in watch.turn()) if word else not watch.turn()
+                return lambda: (
+                    any(word in each for each in watch.poll_presence()) if word else not watch.poll_presence()
+                )
 
             def there() -> bool:
-                return not watch.turn() and bool(watch.seen.up()) and watch.seen.plan is not None
+                return not watch.poll_presence() and bool(watch.seen.ready_counts()) and watch.seen.plan is not None
 
             await until(there)
             valkey.kill()
             await until(says("the store, for"))
             nats.kill()
             await until(says("the bus, for"))
-            watch.seen.gone("a")
+            watch.seen.handle_gone("a")
             await nats.start()
             await valkey.start()
             await until(says(""))

@@ -5,29 +5,32 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.cli.main import _parser, main
-from omnibus.cli.up import declarations
+from omnibus.cli.main import _build_parser, main
+from omnibus.cli.up import load_declarations
 from omnibus.errors import BadRequest
 
 
 def test_by_default_one_gateway_listens_on_port_8000_and_no_app_is_registered():
-    options = _parser().parse_args(["up"])
+    options = _build_parser().parse_args(["up"])
 
     assert (options.port, options.gateways, options.app, options.no_models) == (8000, 1, [], False)
 
 
 def test_several_apps_may_be_named():
-    assert _parser().parse_args(["up", "--app", "poem.py", "--app", "pkg.chat"]).app == ["poem.py", "pkg.chat"]
+    assert _build_parser().parse_args(["up", "--app", "poem.py", "--app", "pkg.chat"]).app == ["poem.py", "pkg.chat"]
 
 
 async def test_without_models_nothing_is_declared():
-    assert json.loads(await declarations(_parser().parse_args(["up", "--no-models"]))) == {"models": {}}
+    assert json.loads(await load_declarations(_build_parser().parse_args(["up", "--no-models"]))) == {"models": {}}
 
 
 async def test_a_declarations_file_is_taken_as_it_is(tmp_path: Path):
     (tmp_path / "models.json").write_text("anything")
 
-    assert await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])) == "anything"
+    assert (
+        await load_declarations(_build_parser().parse_args(["up", "--models", str(tmp_path / "models.json")]))
+        == "anything"
+    )
 
 
 async def test_profiles_are_found_beside_the_declarations_that_name_them(
@@ -38,7 +41,7 @@ async def test_profiles_are_found_beside_the_declarations_that_name_them(
     declared = {"gpus": {}, "models": {"one": one, "other": other, "kept": {"planned": {}}, "static": {}}}
     (tmp_path / "models.json").write_text(json.dumps(declared))
 
-    found = json.loads(await declarations(_parser().parse_args(["up", "--models", "models.json"])))
+    found = json.loads(await load_declarations(_build_parser().parse_args(["up", "--models", "models.json"])))
 
     assert found["models"] == {
         "one": {"planned": {"profile": str(tmp_path / "near/q.json")}},
@@ -62,7 +65,9 @@ async def test_a_checkpoint_that_begins_with_a_dot_is_beside_the_declarations(
 ):
     (tmp_path / "models.json").write_text(json.dumps({"models": {"one": {"checkpoint": checkpoint}}}))
 
-    found = json.loads(await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])))
+    found = json.loads(
+        await load_declarations(_build_parser().parse_args(["up", "--models", str(tmp_path / "models.json")]))
+    )
 
     assert found["models"]["one"]["checkpoint"] == wanted.format(tmp_path)
 
@@ -71,12 +76,14 @@ async def test_a_checkpoint_that_begins_with_a_dot_is_beside_the_declarations(
 async def test_declarations_that_are_no_good_are_left_to_the_planner(tmp_path: Path, text: str):
     (tmp_path / "models.json").write_text(text)
 
-    assert await declarations(_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])) == text
+    assert (
+        await load_declarations(_build_parser().parse_args(["up", "--models", str(tmp_path / "models.json")])) == text
+    )
 
 
 async def test_a_declarations_file_that_is_not_there_is_named():
     with pytest.raises(BadRequest, match="--models /none"):
-        await declarations(_parser().parse_args(["up", "--models", "/none"]))
+        await load_declarations(_build_parser().parse_args(["up", "--models", "/none"]))
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from omnibus.cli.waterfall import MARKS, WIDTH, graph, waterfall
+from omnibus.cli.waterfall import MARKS, WIDTH, graph_lines, waterfall_lines
 from omnibus.recording import waterfall as waterfalls
 from tests.unit.cli.documents import ended, hop, invocation
 
 
 def drawn(**changes: Any) -> list[str]:
-    return list(waterfall(waterfalls.of(invocation(), ended(**changes))))
+    return list(waterfall_lines(waterfalls.build_waterfall(invocation(), ended(**changes))))
 
 
 def test_the_graph_names_components_executors_and_what_they_wait_for():
-    assert list(graph(invocation())) == [
+    assert list(graph_lines(invocation())) == [
         "graph   type vision+thinker, path E>L, plan epoch 3",
         "  [0] vision   on e-0",
         "  [1] vision   on e-0",
@@ -85,7 +85,7 @@ def test_an_answer_without_output_has_no_first_moment():
 
 
 def test_what_runs_has_no_times_yet():
-    assert list(waterfall(waterfalls.of(invocation(), None))) == []
+    assert list(waterfall_lines(waterfalls.build_waterfall(invocation(), None))) == []
 
 
 def test_a_move_is_told_with_its_reason():

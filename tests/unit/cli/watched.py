@@ -4,10 +4,10 @@ import re
 import time
 from typing import Any
 
-from omnibus.bus.messages import ExecutorStatus, Load, LoadEvent
+from omnibus.bus.messages import ExecutorStatus, LoadCounts, LoadEvent
 from omnibus.cli.format import top
-from omnibus.cluster.monitor.snapshot import Seen
-from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.cluster.monitor.snapshot import SystemState
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 
 TYPE = "vision+thinker"
 
@@ -21,7 +21,10 @@ class Clock:
 
 
 def model(thinkers: int = 1, rate: float = 70.0) -> ModelPlan:
-    options = {"E": Option(("vision",), "encoder"), "L": Option(("thinker",), "llm", thinkers, gpus=1)}
+    options = {
+        "E": DeploymentOption(("vision",), "encoder"),
+        "L": DeploymentOption(("thinker",), "llm", thinkers, gpus=1),
+    }
     apart = Path("E>L", {"vision": "E", "thinker": "L"}, rate)
     return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {TYPE: (apart,)})
 
@@ -32,11 +35,11 @@ def plan(epoch: int = 3, thinkers: int = 1, rate: float = 70.0, **more: Any) -> 
 
 def status(id: str, option: str = "L", busy: float = 0.0, done: int = 0, **more: Any) -> ExecutorStatus:
     component = "vision" if option == "E" else "thinker"
-    told = {"inflight": 0, "origin": model().origin(option), "state": "ready", **more}
+    told = {"inflight": 0, "origin": model().option_origin(option), "state": "ready", **more}
     return ExecutorStatus(id, "m", option, (component,), (), "n", credits=8, busy=(busy,), done=(done,), **told)
 
 
-def event(gateway: str = "g", inflight: int = 0, **types: Load) -> LoadEvent:
+def event(gateway: str = "g", inflight: int = 0, **types: LoadCounts) -> LoadEvent:
     return LoadEvent(gateway, 3, 1.0, inflight, {"m": types} if types else {})
 
 
@@ -46,5 +49,5 @@ def rows(lines: Any) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in found}
 
 
-def shown(seen: Seen, *away: str, width: int = 100) -> dict[str, list[str]]:
-    return rows(top.lines(seen, away, width))
+def shown(seen: SystemState, *away: str, width: int = 100) -> dict[str, list[str]]:
+    return rows(top.top_lines(seen, away, width))

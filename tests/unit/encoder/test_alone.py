@@ -10,7 +10,7 @@ import torch
 
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
@@ -40,7 +40,7 @@ async def rows(runner: EncodeRunner, beside: Sequence[dict[str, Any]]) -> np.nda
 async def test_a_picture_is_encoded_by_whether_others_are_beside_it(runner: EncodeRunner, checkpoint: Path) -> None:
     alone, beside = await rows(runner, []), await rows(runner, [IMAGE])
 
-    encoder = family("llava_onevision").load("vision", checkpoint)
+    encoder = load_family("llava_onevision").load("vision", checkpoint)
     for found, is_alone in ((alone, True), (beside, False)):
         with torch.inference_mode():
             [expected] = encoder.encode([encoder.prepare(memoryview(PICTURE), "image", is_alone)])

@@ -14,9 +14,9 @@ import torch
 from omnibus.errors import BadMedia
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.contract import Encoder
-from omnibus_models.families import family
-from services.encoder.cache_key import Identity
+from omnibus_models.contract import MediaEncoder
+from omnibus_models.families import load_family
+from services.encoder.cache_key import EncoderIdentity
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
@@ -41,8 +41,8 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parts(omni: Path) -> dict[str, Encoder]:
-    return {component: family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")}
+def parts(omni: Path) -> dict[str, MediaEncoder]:
+    return {component: load_family("qwen2_5_omni").load(component, omni) for component in ("vision", "audio")}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def job(file: File, salt: str = "") -> MemoryJob:
 
 
 @torch.inference_mode()
-def alone(encoder: Encoder, file: File) -> np.ndarray:
+def alone(encoder: MediaEncoder, file: File) -> np.ndarray:
     content, modality = file
     [encoded] = encoder.encode([encoder.prepare(memoryview(content), modality)])
     return encoded.embeds.numpy()
@@ -80,7 +80,7 @@ def alone(encoder: Encoder, file: File) -> np.ndarray:
 
 @pytest.mark.parametrize("component", ["vision", "audio"])
 async def test_a_batch_of_any_sizes_equals_its_items(
-    parts: dict[str, Encoder], files_of: dict[str, list[File]], component: str
+    parts: dict[str, MediaEncoder], files_of: dict[str, list[File]], component: str
 ):
     encoder, given = parts[component], files_of[component]
     prepared = [encoder.prepare(memoryview(content), modality) for content, modality in given]
@@ -152,7 +152,7 @@ async def test_a_kept_item_does_not_keep_its_batch(omni: Path, files_of: dict[st
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_requests_never_get_another_files_embedding(
-    omni: Path, parts: dict[str, Encoder], files_of: dict[str, list[File]], seed: int
+    omni: Path, parts: dict[str, MediaEncoder], files_of: dict[str, list[File]], seed: int
 ):
     dice = random.Random(seed)
     component = dice.choice(["vision", "audio"])
@@ -197,10 +197,10 @@ def test_keys_are_of_full_width_and_tell_apart_all_that_matters(tmp_path: Path):
         (place / "preprocessor_config.json").write_text(config)
     whole = ("qwen", "vision", one, "cpu", "float32")
 
-    identities = [Identity(*whole), Identity("qwen", "vision", other, "cpu", "float32")]
-    identities += [Identity("qwe", "nvision", one, "cpu", "float32"), Identity(*whole[:4], "bfloat16")]
+    identities = [EncoderIdentity(*whole), EncoderIdentity("qwen", "vision", other, "cpu", "float32")]
+    identities += [EncoderIdentity("qwe", "nvision", one, "cpu", "float32"), EncoderIdentity(*whole[:4], "bfloat16")]
     keys = [
-        identity.key(memoryview(content), modality, salt)
+        identity.item_key(memoryview(content), modality, salt)
         for identity in identities
         for content in (b"", b"x", b"ximage")
         for modality in ("image", "video")
@@ -209,4 +209,4 @@ def test_keys_are_of_full_width_and_tell_apart_all_that_matters(tmp_path: Path):
 
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    assert Identity(*whole).key(memoryview(b"x"), "image", "") == keys[4]
+    assert EncoderIdentity(*whole).item_key(memoryview(b"x"), "image", "") == keys[4]

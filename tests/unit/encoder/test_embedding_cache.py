@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadMedia, StageUnavailable
-from services.encoder.embedding_cache import OVERHEAD, Result, Results
+from services.encoder.embedding_cache import OVERHEAD, EmbeddingCache, EncoderResult
 from tests.unit.sidecar.node import until
 
 ROWS = 1024  # bytes of an embedding here
@@ -23,7 +23,7 @@ class Work:
         self.open = asyncio.Event()
         self.open.set()
         self.finished: list[str] = []
-        self.results: Results[str] = Results(limit, self, "vision")
+        self.results: EmbeddingCache[str] = EmbeddingCache(limit, self, "vision")
 
     def read(self, name: str) -> Callable[[], Awaitable[str]]:
         async def read() -> str:
@@ -35,15 +35,15 @@ class Work:
 
         return read
 
-    async def __call__(self, name: str) -> Result:
+    async def __call__(self, name: str) -> EncoderResult:
         await self.open.wait()
         self.finished.append(name)
-        return Result({"name": name}, np.full(ROWS, len(self.finished), np.uint8))
+        return EncoderResult({"name": name}, np.full(ROWS, len(self.finished), np.uint8))
 
-    async def get(self, name: str) -> Result:
+    async def get(self, name: str) -> EncoderResult:
         return await self.results.get(name.encode(), self.read(name))
 
-    def asked(self, name: str) -> "asyncio.Task[Result]":
+    def asked(self, name: str) -> "asyncio.Task[EncoderResult]":
         return asyncio.create_task(self.get(name))
 
     def count(self, what: str) -> int:
@@ -114,7 +114,7 @@ async def test_whoever_leaves_the_others_get_their_result(leaver: int) -> None:
     found = await asyncio.gather(*asked, return_exceptions=True)
 
     assert isinstance(found.pop(leaver), asyncio.CancelledError)
-    assert [each.meta for each in found if isinstance(each, Result)] == [{"name": "a"}] * 2
+    assert [each.meta for each in found if isinstance(each, EncoderResult)] == [{"name": "a"}] * 2
     assert work.finished == ["a"]
 
 
@@ -134,7 +134,7 @@ async def test_who_brought_the_bytes_stays_until_they_are_read() -> None:
 
     assert not left_early
     assert isinstance(found[0], asyncio.CancelledError)
-    assert isinstance(found[1], Result)
+    assert isinstance(found[1], EncoderResult)
 
 
 async def test_when_all_have_left_the_work_stops_and_the_next_begins_anew() -> None:

@@ -15,8 +15,8 @@ from PIL import Image
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item
 from omnibus_models import limits, tiny
-from omnibus_models.contract import Encoder
-from omnibus_models.families import family
+from omnibus_models.contract import MediaEncoder
+from omnibus_models.families import load_family
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
@@ -31,8 +31,8 @@ def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def encoder(vl: Path) -> Encoder:
-    return family("qwen2_5_vl").load("vision", vl)
+def encoder(vl: Path) -> MediaEncoder:
+    return load_family("qwen2_5_vl").load("vision", vl)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def job(data: np.ndarray, modality: str = "image") -> MemoryJob:
     return MemoryJob({"media": Item({"modality": modality, "mime": "image/jpeg", "sha256": "0" * 64}, data)})
 
 
-async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: Encoder) -> None:
+async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: MediaEncoder) -> None:
     pictures = [jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]
     jobs = [job(picture) for picture in pictures]
 
@@ -86,7 +86,7 @@ async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner
     np.testing.assert_allclose(first, after.array("embedding"), atol=1e-5)
 
 
-async def test_an_item_that_breaks_its_batch_fails_alone(encoder: Encoder) -> None:
+async def test_an_item_that_breaks_its_batch_fails_alone(encoder: MediaEncoder) -> None:
     async def encode(items):
         with torch.inference_mode():
             return [one.embeds for one in encoder.encode(items)]
@@ -125,14 +125,14 @@ async def test_a_film_that_nobody_waits_for_is_not_decoded_to_its_end(
 ) -> None:
     checks, began, cancelled = [], threading.Event(), threading.Event()
 
-    class Watched(limits.Budget):
-        def check(self) -> None:
+    class Watched(limits.DecodeBudget):
+        def raise_if_spent(self) -> None:
             checks.append(len(checks))
             began.set()
             assert cancelled.wait(DEADLINE_SECONDS)
-            super().check()
+            super().raise_if_spent()
 
-    monkeypatch.setattr(limits, "Budget", Watched)
+    monkeypatch.setattr(limits, "DecodeBudget", Watched)
     watching = asyncio.create_task(run(runner, job(np.frombuffer(files.film(8.0), np.uint8), "video")))
     assert await asyncio.to_thread(began.wait, DEADLINE_SECONDS)
 

@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeSettings
 from services.encoder.text_embedding import EmbedRunner
 from tests.unit.jobs import MemoryJob, run
@@ -79,7 +79,7 @@ async def test_other_texts_are_elsewhere(runner: EmbedRunner):
 
 async def test_tokens_are_counted(runner: EmbedRunner, checkpoint: tuple[str, Path]):
     name, path = checkpoint
-    thinker = family(name).load("thinker", path)
+    thinker = load_family(name).load("thinker", path)
 
     made = await embed(runner, *TEXTS)
 

@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeSettings
 from services.encoder.text_encoder import TextEncodeRunner
 from tests.unit.jobs import MemoryJob, run
@@ -33,7 +33,7 @@ async def runner(image: Path) -> AsyncIterator[TextEncodeRunner]:
 
 
 def alone(image: Path, prompt: str) -> np.ndarray:
-    encoder: Any = family("qwen_image").load("text_encoder", image)
+    encoder: Any = load_family("qwen_image").load("text_encoder", image)
     return encoder.encode([encoder.prepare(prompt)])[0].embeds.numpy()
 
 
@@ -140,7 +140,7 @@ def picture(seed: int) -> Item:
 
 
 async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader: TextEncodeRunner, edit: Path) -> None:
-    encoder: Any = family("qwen_image_edit").load("text_encoder", edit)
+    encoder: Any = load_family("qwen_image_edit").load("text_encoder", edit)
     jobs = [
         MemoryJob({"prompt": "make it red " * seed, "negative_prompt": "", "items": [picture(seed)]})
         for seed in range(1, 5)

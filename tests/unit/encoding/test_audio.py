@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omnibus.encoding.audio import FASTEST, MIME, SLOWEST, Encoder, SoundFormat, encode, pcm16, wav
-from services.gateway.media.headers.sniff import READERS, sniff
+from omnibus.encoding.audio import (
+    FASTEST,
+    MIME,
+    SLOWEST,
+    SoundFormat,
+    StreamingAudioEncoder,
+    encode_audio,
+    encode_wav,
+    to_pcm16,
+)
+from services.gateway.media.headers.sniff import READERS, sniff_mime
 from tests.unit.gateway.samples import tone
 
 FORMATS: list[tuple[SoundFormat, str, int]] = [
@@ -34,7 +43,7 @@ def decode(data: bytes) -> tuple[np.ndarray, int]:
 
 def pieces(format: SoundFormat, samples: NDArray[np.float32], speed: float = 1.0) -> list[bytes]:
     """What an encoder gives for each tenth of a second, and at the end."""
-    encoder = Encoder(format, 24000, speed)
+    encoder = StreamingAudioEncoder(format, 24000, speed)
     return [*(encoder.push(samples[at : at + 2400]) for at in range(0, len(samples), 2400)), encoder.close()]
 
 
@@ -47,36 +56,36 @@ def pitch(samples: NDArray[Any], rate: int) -> float:
 def test_pcm16_clips_and_rounds():
     samples = np.array([0.0, 1.0, -1.0, 2.0, -2.0, 0.5], np.float32)
 
-    assert np.frombuffer(pcm16(samples), "<i2").tolist() == [0, 32767, -32767, 32767, -32767, 16384]
+    assert np.frombuffer(to_pcm16(samples), "<i2").tolist() == [0, 32767, -32767, 32767, -32767, 16384]
 
 
 def test_a_wav_file_is_read_by_the_standard_library():
     samples = tone(0.25)
 
-    with wave.open(io.BytesIO(encode(samples, 24000, "wav"))) as reader:
+    with wave.open(io.BytesIO(encode_audio(samples, 24000, "wav"))) as reader:
         assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, 24000)
         assert reader.getnframes() == len(samples)
-        assert reader.readframes(len(samples)) == pcm16(samples)
+        assert reader.readframes(len(samples)) == to_pcm16(samples)
 
 
 def test_pcm16_is_headerless():
     samples = tone(0.25)
 
-    assert encode(samples, 24000, "pcm16") == b"".join(pieces("pcm16", samples)) == pcm16(samples)
+    assert encode_audio(samples, 24000, "pcm16") == b"".join(pieces("pcm16", samples)) == to_pcm16(samples)
 
 
 def test_an_empty_answer_is_a_valid_wav_file():
-    with wave.open(io.BytesIO(wav(b"", 24000))) as reader:
+    with wave.open(io.BytesIO(encode_wav(b"", 24000))) as reader:
         assert reader.getnframes() == 0
 
 
 @pytest.mark.parametrize(("format", "mime", "rate"), FORMATS)
 def test_each_format_plays_the_tone(format: SoundFormat, mime: str, rate: int):
-    data = encode(tone(1.0), 24000, format)
+    data = encode_audio(tone(1.0), 24000, format)
 
     decoded, decoded_rate = decode(data)
 
-    assert sniff(data) == mime == MIME[format]
+    assert sniff_mime(data) == mime == MIME[format]
     assert READERS[mime](data).seconds == pytest.approx(1.0, rel=0.2)
     assert decoded_rate == rate
     assert len(decoded) / rate == pytest.approx(1.0, abs=0.1)
@@ -88,15 +97,15 @@ def test_each_format_plays_the_tone(format: SoundFormat, mime: str, rate: int):
 def test_flac_is_exact():
     samples = tone(0.5)
 
-    decoded, _ = decode(encode(samples, 24000, "flac"))
+    decoded, _ = decode(encode_audio(samples, 24000, "flac"))
 
-    assert np.array_equal((decoded * 32768).round(), np.frombuffer(pcm16(samples), "<i2"))
+    assert np.array_equal((decoded * 32768).round(), np.frombuffer(to_pcm16(samples), "<i2"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])
 @pytest.mark.parametrize("format", COMPRESSED)
 def test_almost_no_sound_is_still_a_file(format: SoundFormat, count: int):
-    decoded, rate = decode(encode(np.zeros(count, np.float32), 16000, format))
+    decoded, rate = decode(encode_audio(np.zeros(count, np.float32), 16000, format))
 
     assert 0.005 <= len(decoded) / rate < 0.1
 
@@ -110,7 +119,7 @@ def test_a_file_that_comes_in_pieces_plays_the_tone(format: SoundFormat, mime: s
 
     decoded, decoded_rate = decode(data)
 
-    assert (sniff(data), decoded_rate) == (mime, rate)
+    assert (sniff_mime(data), decoded_rate) == (mime, rate)
     assert len(decoded) / rate == pytest.approx(2.0, abs=0.1)
     assert pitch(decoded, rate) == pytest.approx(440, abs=4)
 
@@ -133,19 +142,19 @@ def test_a_streamed_wav_file_is_read_by_others_as_far_as_it_is_there():
     decoded, rate = decode(file)
     assert (len(decoded), rate) == (len(samples), 24000)
     with wave.open(io.BytesIO(file)) as reader:
-        assert reader.readframes(len(samples) + 100) == pcm16(samples)
+        assert reader.readframes(len(samples) + 100) == to_pcm16(samples)
 
 
 @pytest.mark.parametrize("format", COMPRESSED)
 def test_a_stream_of_nothing_is_still_a_file(format: SoundFormat):
-    decoded, rate = decode(Encoder(format, 16000).close())
+    decoded, rate = decode(StreamingAudioEncoder(format, 16000).close())
 
     assert 0.005 <= len(decoded) / rate < 0.15
 
 
 def test_only_what_takes_a_while_is_slow():
-    assert [Encoder(format, 24000).slow for format in MIME] == [False, False, True, True, True, True]
-    assert Encoder("wav", 24000, 1.5).slow
+    assert [StreamingAudioEncoder(format, 24000).slow for format in MIME] == [False, False, True, True, True, True]
+    assert StreamingAudioEncoder("wav", 24000, 1.5).slow
 
 
 # Speed

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from omnibus.encoding.image import MIME, PictureFormat, encode
+from omnibus.encoding.image import MIME, PictureFormat, encode_image
 from omnibus.errors import BadRequest
 
 
@@ -18,14 +18,14 @@ def gradient(width: int = 40, height: int = 24) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("format", MIME)
 def test_a_picture_is_read_back_in_its_size(format: PictureFormat):
-    opened = Image.open(io.BytesIO(encode(gradient(), format)))
+    opened = Image.open(io.BytesIO(encode_image(gradient(), format)))
 
     assert (opened.format, opened.size, opened.get_format_mimetype()) == (format.upper(), (40, 24), MIME[format])
     np.testing.assert_allclose(np.asarray(opened.convert("RGB"), int), gradient().astype(int), atol=12)
 
 
 def test_png_is_exact():
-    opened = Image.open(io.BytesIO(encode(gradient(), "png")))
+    opened = Image.open(io.BytesIO(encode_image(gradient(), "png")))
 
     np.testing.assert_array_equal(np.asarray(opened), gradient())
 
@@ -34,14 +34,14 @@ def test_png_is_exact():
 def test_less_quality_is_a_smaller_file(format: PictureFormat):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
 
-    sizes = [len(encode(noise, format, quality)) for quality in (0, 50, 100)]
+    sizes = [len(encode_image(noise, format, quality)) for quality in (0, 50, 100)]
 
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
 
 def test_a_picture_can_be_scaled():
-    opened = Image.open(io.BytesIO(encode(gradient(), "png", size=(80, 48))))
+    opened = Image.open(io.BytesIO(encode_image(gradient(), "png", size=(80, 48))))
 
     assert opened.size == (80, 48)
     assert np.asarray(opened)[0, -1].tolist() == [255, 255, 255]
@@ -58,10 +58,10 @@ def test_a_picture_can_be_scaled():
 )
 def test_what_is_no_picture_is_refused(pixels: NDArray[np.uint8]):
     with pytest.raises(BadRequest, match="a picture is uint8"):
-        encode(pixels, "png")
+        encode_image(pixels, "png")
 
 
 def test_a_view_that_is_not_contiguous_is_encoded_as_it_looks():
     turned = gradient().transpose(1, 0, 2)
 
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode(turned, "png")))), turned)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_image(turned, "png")))), turned)

@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 
-from omnibus.encoding.video import Film
+from omnibus.encoding.video import VideoWriter
 from omnibus.errors import BadRequest, Fatal, StorageFull
 
 RATE = 8000
@@ -55,10 +55,10 @@ def note(samples: np.ndarray, rate: int) -> float:
 
 
 def test_a_silent_film_has_its_frames_in_order(tmp_path: Path):
-    film, frames = Film(tmp_path / "film", 24.0), moving(9)
+    film, frames = VideoWriter(tmp_path / "film", 24.0), moving(9)
 
-    film.frames(frames[:4])
-    film.frames(frames[4:])
+    film.add_frames(frames[:4])
+    film.add_frames(frames[4:])
     film.close()
 
     made = read(tmp_path / "film")
@@ -68,9 +68,9 @@ def test_a_silent_film_has_its_frames_in_order(tmp_path: Path):
 
 @pytest.mark.parametrize("fps", [12.5, 23.976, 30.0, 120.0])
 def test_a_film_has_its_pace(tmp_path: Path, fps: float):
-    film = Film(tmp_path / "film", fps)
+    film = VideoWriter(tmp_path / "film", fps)
 
-    film.frames(moving(17))
+    film.add_frames(moving(17))
     film.close()
 
     assert read(tmp_path / "film").fps == pytest.approx(fps, rel=1e-3)
@@ -78,8 +78,11 @@ def test_a_film_has_its_pace(tmp_path: Path, fps: float):
 
 @pytest.mark.parametrize("first", ["frames", "sound"])
 def test_sound_is_heard_whichever_comes_first(tmp_path: Path, first: str):
-    film, frames, sound = Film(tmp_path / "film", 24.0, sound=True), moving(25), tone(1.0)
-    parts = [lambda: film.frames(frames), lambda: (film.sound(sound[:3000], RATE), film.sound(sound[3000:], RATE))]
+    film, frames, sound = VideoWriter(tmp_path / "film", 24.0, sound=True), moving(25), tone(1.0)
+    parts = [
+        lambda: film.add_frames(frames),
+        lambda: (film.add_audio(sound[:3000], RATE), film.add_audio(sound[3000:], RATE)),
+    ]
 
     for part in parts if first == "frames" else reversed(parts):
         part()
@@ -95,10 +98,10 @@ def test_sound_is_heard_whichever_comes_first(tmp_path: Path, first: str):
 
 @pytest.mark.parametrize(("rate", "made"), [(24000, 24000), (25000, 48000)])
 def test_sound_of_one_channel_has_a_rate_that_players_know(tmp_path: Path, rate: int, made: int):
-    film = Film(tmp_path / "film", 24.0, sound=True)
+    film = VideoWriter(tmp_path / "film", 24.0, sound=True)
 
-    film.sound(tone(0.5, rate)[:, 0], rate)
-    film.frames(moving(9))
+    film.add_audio(tone(0.5, rate)[:, 0], rate)
+    film.add_frames(moving(9))
     film.close()
 
     found = read(tmp_path / "film")
@@ -107,18 +110,18 @@ def test_sound_of_one_channel_has_a_rate_that_players_know(tmp_path: Path, rate:
 
 
 def test_sound_that_never_came_leaves_a_silent_film(tmp_path: Path):
-    film = Film(tmp_path / "film", 24.0, sound=True)
+    film = VideoWriter(tmp_path / "film", 24.0, sound=True)
 
-    film.frames(moving(9))
+    film.add_frames(moving(9))
     film.close()
 
     assert read(tmp_path / "film").codecs == ["h264"]
 
 
 def test_the_index_comes_first(tmp_path: Path):
-    film = Film(tmp_path / "film", 24.0)
+    film = VideoWriter(tmp_path / "film", 24.0)
 
-    film.frames(moving(9))
+    film.add_frames(moving(9))
     film.close()
 
     data = (tmp_path / "film").read_bytes()
@@ -130,37 +133,37 @@ def test_the_index_comes_first(tmp_path: Path):
     [np.zeros((1, 31, 64, 3), np.uint8), np.zeros((1, 32, 64, 3), np.float32), np.zeros((32, 64, 3), np.uint8)],
 )
 def test_what_is_no_frame_is_refused(tmp_path: Path, frames: np.ndarray):
-    film = Film(tmp_path / "film", 24.0)
+    film = VideoWriter(tmp_path / "film", 24.0)
 
     with pytest.raises(BadRequest, match="frames are"):
-        film.frames(frames)
+        film.add_frames(frames)
 
 
 def test_what_is_no_sound_is_refused(tmp_path: Path):
-    film = Film(tmp_path / "film", 24.0, sound=True)
+    film = VideoWriter(tmp_path / "film", 24.0, sound=True)
 
     with pytest.raises(BadRequest, match="sound is"):
-        film.sound(np.zeros((10, 6), np.float32), RATE)
+        film.add_audio(np.zeros((10, 6), np.float32), RATE)
 
 
 def test_a_film_without_frames_is_none(tmp_path: Path):
-    film = Film(tmp_path / "film", 24.0)
+    film = VideoWriter(tmp_path / "film", 24.0)
 
     with pytest.raises(BadRequest, match="without frames"):
         film.close()
 
 
 def test_a_place_that_takes_no_files_is_said(tmp_path: Path):
-    film = Film(tmp_path / "nowhere" / "film", 24.0)
+    film = VideoWriter(tmp_path / "nowhere" / "film", 24.0)
 
     with pytest.raises(Fatal, match="cannot be written"):
-        film.frames(moving(60, 64, 256))
-    film.drop()
+        film.add_frames(moving(60, 64, 256))
+    film.abort()
 
 
 def test_a_full_disk_is_said():
-    film = Film(Path("/dev/full"), 24.0)
+    film = VideoWriter(Path("/dev/full"), 24.0)
 
     with pytest.raises(StorageFull, match="is full"):
-        film.frames(np.random.default_rng(0).integers(0, 255, (64, 64, 256, 3), np.uint8))
-    film.drop()
+        film.add_frames(np.random.default_rng(0).integers(0, 255, (64, 64, 256, 3), np.uint8))
+    film.abort()

@@ -13,11 +13,11 @@ import numpy as np
 from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.memory import MemoryBus
-from omnibus.bus.messages import Chunk, End, ExecutorStatus, Failed, Hop
-from omnibus.executor.identity import Identity
+from omnibus.bus.messages import Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Job
-from omnibus.graph import WIRE_VERSION, Invocation, Node, digest, refs
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, call_digest, find_refs
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
 from services.sidecar.server import Sidecar
@@ -25,7 +25,7 @@ from tests.unit.sidecar import node as nodes
 from tests.unit.sidecar.node import NODE, PATIENCE
 
 LIMIT = 64 * 1024
-REPLY = subjects.reply("office")
+REPLY = subjects.reply_subject("office")
 Work = Callable[[Job], Awaitable[None]]
 Of = TypeVar("Of")
 _number = count()
@@ -87,13 +87,18 @@ def task(component: str) -> str:
     return f"do-m-{component}"
 
 
-def call(component: str, **inputs: Any) -> Node:
-    uses = tuple(dict.fromkeys(found for value in inputs.values() for found in refs(value)))
-    return Node(task(component), component, inputs, digest(task(component), inputs), uses)
+def call(component: str, **inputs: Any) -> GraphNode:
+    uses = tuple(dict.fromkeys(found for value in inputs.values() for found in find_refs(value)))
+    return GraphNode(task(component), component, inputs, call_digest(task(component), inputs), uses)
 
 
 def invocation(
-    calls: list[Node], route: list[str], outputs: list[tuple[int, str]], id: str = "", within: float = 60.0, **more: Any
+    calls: list[GraphNode],
+    route: list[str],
+    outputs: list[tuple[int, str]],
+    id: str = "",
+    within: float = 60.0,
+    **more: Any,
 ) -> Invocation:
     now = time.time()
     return Invocation(
@@ -130,7 +135,7 @@ class Office:
 
     async def open(self) -> None:
         await self.bus.subscribe(REPLY, self._heard)
-        await self.bus.subscribe(subjects.event(subjects.EXECUTOR), self._status)
+        await self.bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._status)
 
     def _heard(self, delivery: Delivery) -> None:
         found = messages.decode_replies(delivery.data)
@@ -143,13 +148,13 @@ class Office:
     def send(self, given: Invocation, *only: str) -> Invocation:
         for node, executor in zip(given.nodes, given.route, strict=True):
             if executor in (only or given.route):
-                self.bus.publish(subjects.task(node.task, executor), graph.encode(given))
+                self.bus.publish(subjects.task_subject(node.task, executor), graph.encode_invocation(given))
         return given
 
     def end(self, given: Invocation, status: str = "cancelled", attempt: int = 0) -> None:
-        end = messages.encode(End(given.id, status, attempt))
+        end = messages.encode(InvocationEnd(given.id, status, attempt))
         for executor in dict.fromkeys(given.route):
-            self.bus.publish(subjects.edge(executor), next(messages.frames([end], LIMIT)))
+            self.bus.publish(subjects.edge_subject(executor), next(messages.join_frames([end], LIMIT)))
 
     def of(self, kind: type[Of], given: Invocation) -> list[Of]:
         return [reply for reply in self.replies if isinstance(reply, kind) and reply.inv == given.id]  # type: ignore[attr-defined]
@@ -161,7 +166,7 @@ class Office:
     async def done(self, given: Invocation) -> list[Chunk]:
         """Wait for all nodes; returns the chunks that came."""
         await self.until(Hop, given, len(given.nodes))
-        assert self.of(Failed, given) == []
+        assert self.of(NodeFailed, given) == []
         return self.of(Chunk, given)
 
     def read(self, chunk: Chunk) -> list[float]:
@@ -196,7 +201,7 @@ class Place:
         tensors = await nodes.connect(self.directory, id)
         self.clients.append(tensors)
         tasks = {named(component): component for component in works}
-        identity = Identity(id, model, option, NODE, tasks, credits, origin)
+        identity = ExecutorIdentity(id, model, option, NODE, tasks, credits, origin)
         runners = {component: Does(work) for component, work in works.items()}
         made = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
         await made.startup()

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from omnibus.executor.runner import Item
-from omnibus.executor.sim import Clock, Profile, Simulation, decode
-from omnibus.executor.sim.runner import Simulated
+from omnibus.executor.sim import Clock, Profile, Simulation, decode_profile
+from omnibus.executor.sim.runner import SimulatedRunner
 from omnibus.settings import ExecutorSettings
 from tests.unit.jobs import MemoryJob, Pipe
 
@@ -84,7 +84,7 @@ async def settled() -> None:
 
 def profile(components: dict[str, Any] | None = None, **more: Any) -> Profile:
     """A profile whose default option has ``components``."""
-    return decode(msgspec.json.encode({"default": {"components": components or ALL}, **more}))
+    return decode_profile(msgspec.json.encode({"default": {"components": components or ALL}, **more}))
 
 
 def one(component: str, **changes: Any) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class Bench:
     def __init__(self, given: Profile, option: str = "O", **settings: Any) -> None:
         self.time = VirtualClock()
         self._simulation = Simulation(ExecutorSettings(option=option, **settings), given, self.time.clock)
-        self._runners: dict[str, Simulated] = {}
+        self._runners: dict[str, SimulatedRunner] = {}
 
-    def __getitem__(self, component: str) -> Simulated:
+    def __getitem__(self, component: str) -> SimulatedRunner:
         if component not in self._runners:
-            self._runners[component] = self._simulation.runner(component)
+            self._runners[component] = self._simulation.make_runner(component)
         return self._runners[component]
 
     async def begin(self, component: str, job: MemoryJob) -> "asyncio.Task[MemoryJob]":

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.messages import Accepted, Busy, Chunk, ExecutorStatus, Failed, Hop
+from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, NodeFailed
 from omnibus.executor.runner import Job
 from tests.unit.executor.arithmetic import Does, Place, call, forever, invocation, number
 from tests.unit.sidecar.node import until
@@ -48,7 +48,7 @@ async def test_without_a_credit_left_the_answer_is_busy(here: Place, gate: Gate)
 
     late = here.office.send(invocation(**one()))
 
-    assert await here.office.until(Busy, late) == [Busy(late.id, "a", 0)]
+    assert await here.office.until(BusyReply, late) == [BusyReply(late.id, "a", 0)]
     assert here.status("a").inflight == 2
     gate.opened.set()
     for given in held:
@@ -64,7 +64,7 @@ async def test_a_credit_comes_back_when_work_is_done(here: Place, gate: Gate):
         await here.office.done(here.office.send(invocation(**one())))
 
     assert here.status("a").inflight == 0
-    assert not [reply for reply in here.office.replies if isinstance(reply, Busy)]
+    assert not [reply for reply in here.office.replies if isinstance(reply, BusyReply)]
 
 
 async def test_a_draining_executor_refuses_finishes_and_leaves_in_this_order(here: Place, gate: Gate):
@@ -74,7 +74,7 @@ async def test_a_draining_executor_refuses_finishes_and_leaves_in_this_order(her
 
     leaving = asyncio.ensure_future(executor.drain(10))
     late = here.office.send(invocation(**one()))
-    await here.office.until(Busy, late)
+    await here.office.until(BusyReply, late)
     gate.opened.set()
     await asyncio.wait_for(leaving, 10)
     await until(lambda: here.office.events[-1:] != [] and getattr(here.office.events[-1], "state", "") == "gone")
@@ -94,7 +94,7 @@ async def test_an_executor_whose_engine_is_away_is_not_ready_and_refuses(here: P
 
     runner.serving = False
     refused = here.office.send(invocation(**one()))
-    assert await here.office.until(Busy, refused) == [Busy(refused.id, "a", 0)]
+    assert await here.office.until(BusyReply, refused) == [BusyReply(refused.id, "a", 0)]
     assert here.status("a").state == "loading"
     runner.serving = True
     given = here.office.send(invocation(**one()))
@@ -171,7 +171,7 @@ async def test_edges_of_another_attempt_are_not_mixed_in(here: Place):
         return b'{"v":1,"msgs":[' + msgspec.json.encode(made) + b"]}"
 
     for attempt, seq, last in ((0, 0, False), (1, 0, False), (0, 1, True), (1, 1, True)):
-        here.bus.publish(subjects.edge("a"), chunk(attempt, seq, last))
+        here.bus.publish(subjects.edge_subject("a"), chunk(attempt, seq, last))
 
     [answer] = await here.office.until(Chunk, given)
     assert answer.data == {"got": [10, 11]}
@@ -199,7 +199,7 @@ async def test_it_is_heard_of_without_being_asked_and_at_once_when_asked(here: P
 
     await until(lambda: heard() >= 2)
     before = heard()
-    here.bus.publish(subjects.event(subjects.CENSUS), b"{}")
+    here.bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -222,12 +222,12 @@ async def test_what_is_no_invocation_disturbs_nobody(here: Place, gate: Gate, bo
     gate.opened.set()
     await here.executor("a", {"gate": gate})
 
-    here.bus.publish(subjects.task("do-m-gate", "a"), body)
-    here.bus.publish(subjects.edge("a"), body)
+    here.bus.publish(subjects.task_subject("do-m-gate", "a"), body)
+    here.bus.publish(subjects.edge_subject("a"), body)
 
     assert await here.office.done(here.office.send(invocation(**one())))
     assert here.office.replies == [each for each in here.office.replies if isinstance(each, Chunk | Hop | Accepted)]
-    assert not [reply for reply in here.office.replies if isinstance(reply, Failed)]
+    assert not [reply for reply in here.office.replies if isinstance(reply, NodeFailed)]
 
 
 async def test_an_executor_that_leaves_tells_first_what_it_has_finished(here: Place, gate: Gate):

@@ -7,8 +7,8 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.executor.python_task import Computing
 from omnibus.executor.runner import Job
-from omnibus.metrics import exposition
-from omnibus.task.execute import execute
+from omnibus.metrics import render_exposition
+from omnibus.task.execute import execute_task
 from tests.unit.executor.arithmetic import Place, call, forever, invocation, number
 from tests.unit.executor.simulated import bench, media, profile
 from tests.unit.jobs import MemoryJob
@@ -37,7 +37,7 @@ async def test_a_heartbeat_tells_what_the_engines_computed(here: Place):
 
     await until(lambda: any(getattr(event, "busy", ()) == (0.0, 1.25) for event in here.office.events))
 
-    assert b'omnibus_executor_busy_seconds{component="other"} 1.25' in exposition()
+    assert b'omnibus_executor_busy_seconds{component="other"} 1.25' in render_exposition()
 
 
 async def test_the_micro_service_tells_it_too(here: Place):
@@ -45,7 +45,7 @@ async def test_the_micro_service_tells_it_too(here: Place):
     here.office.send(invocation([call("number", x=1)], ["a"], []))
     await until(lambda: here.status("a").done == (1,))
 
-    assert made._vitals.stats("number") == {"sums": 1, "busy": 0.0, "done": 1}
+    assert made._vitals.component_stats("number") == {"sums": 1, "busy": 0.0, "done": 1}
 
 
 async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():
@@ -99,7 +99,7 @@ async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: Comp
             clock[0] += 10
             return await super().value(name)
 
-    await execute(ONE, Late({"x": 6}, ("n",)), computing)
+    await execute_task(ONE, Late({"x": 6}, ("n",)), computing)
 
     assert clock[0] > 100.0
     assert computing.seconds == 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from tests.unit.executor.arithmetic import Place, add, call, invocation, number
 
 
@@ -16,9 +16,9 @@ def reader(gate: asyncio.Event, *, twice: bool = False):
     async def work(job: Job) -> None:
         item = await job.value("item")
         total = float(item.array.sum())
-        job.done("item")
+        job.release_input("item")
         if twice:
-            job.done("item")
+            job.release_input("item")
         await gate.wait()
         await job.put("y", {"n": total})
 
@@ -30,7 +30,9 @@ async def test_memory_that_was_read_is_free_before_the_job_ends(here: Place, twi
     gate = asyncio.Event()
     await here.executor("a", {"number": number})
     await here.executor("b", {"read": reader(gate, twice=twice)})
-    given = here.office.send(invocation([call("number", x=2), call("read", item=ref(0, "y"))], ["a", "b"], [(1, "y")]))
+    given = here.office.send(
+        invocation([call("number", x=2), call("read", item=make_ref(0, "y"))], ["a", "b"], [(1, "y")])
+    )
 
     while not here.granted or await here.blocks():
         await asyncio.sleep(0)
@@ -48,7 +50,7 @@ async def test_memory_that_another_job_still_reads_stays(here: Place):
 
     async def first(job: Job) -> None:
         await job.value("item")
-        job.done("item")
+        job.release_input("item")
         given_back.set()
         await job.put("y", {})
 
@@ -61,7 +63,7 @@ async def test_memory_that_another_job_still_reads_stays(here: Place):
 
     await here.executor("a", {"number": number})
     await here.executor("b", {"first": first, "second": second})
-    calls = [call("number", x=2), call("first", item=ref(0, "y")), call("second", item=ref(0, "y"))]
+    calls = [call("number", x=2), call("first", item=make_ref(0, "y")), call("second", item=make_ref(0, "y"))]
     given = here.office.send(invocation(calls, ["a", "b", "b"], [(1, "y"), (2, "y")]))
     gate.set()
 
@@ -83,12 +85,12 @@ async def test_a_job_knows_whether_an_output_leaves_the_process(
     found = []
 
     async def make(job: Job) -> None:
-        found.append((job.here("y"), job.here("nothing")))
+        found.append((job.is_local("y"), job.is_local("nothing")))
         await number(job)
 
     for id in dict.fromkeys(route):
         await here.executor(id, {"make": make, "add": add})
-    given = here.office.send(invocation([call("make", x=2), call("add", items=[ref(0, "y")])], route, outputs))
+    given = here.office.send(invocation([call("make", x=2), call("add", items=[make_ref(0, "y")])], route, outputs))
 
     await here.office.done(given)
 

@@ -4,7 +4,7 @@ import pytest
 
 from omnibus.bus.messages import Chunk
 from omnibus.executor import early_edges
-from omnibus.executor.early_edges import Early
+from omnibus.executor.early_edges import EarlyMessages
 
 
 def chunk(invocation: str, seq: int = 0) -> Chunk:
@@ -12,33 +12,33 @@ def chunk(invocation: str, seq: int = 0) -> Chunk:
 
 
 def test_what_waits_is_taken_once_and_in_order():
-    waiting = Early()
+    waiting = EarlyMessages()
     for message in (chunk("a", 0), chunk("b"), chunk("a", 1)):
-        waiting.keep(message)
+        waiting.add_message(message)
 
-    taken = waiting.take("a")
+    taken = waiting.take_messages("a")
 
     assert taken == [chunk("a", 0), chunk("a", 1)]
-    assert waiting.take("a") == []
+    assert waiting.take_messages("a") == []
     assert len(waiting) == 1
 
 
 def test_edges_of_too_many_invocations_are_dropped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(early_edges, "LIMIT", 2)
-    waiting = Early()
+    waiting = EarlyMessages()
 
     for name in ("a", "b", "c", "a"):
-        waiting.keep(chunk(name))
+        waiting.add_message(chunk(name))
 
-    assert [len(waiting.take(name)) for name in ("a", "b", "c")] == [2, 1, 0]
+    assert [len(waiting.take_messages(name)) for name in ("a", "b", "c")] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(("patience", "left"), [(10.0, 1), (-1.0, 0)])
 def test_what_has_waited_too_long_is_forgotten(patience: float, left: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(early_edges, "EARLY", patience)
-    waiting = Early()
-    waiting.keep(chunk("a"))
+    waiting = EarlyMessages()
+    waiting.add_message(chunk("a"))
 
-    waiting.purge()
+    waiting.drop_expired()
 
     assert len(waiting) == left

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.messages import Failed
+from omnibus.bus.messages import NodeFailed
 from omnibus.errors import BadRequest, ContextTooLong, Overloaded, StageFailed, from_problem
 from omnibus.executor.runner import Job
-from omnibus.graph import HANDLE, ref
+from omnibus.graph import HANDLE, make_ref
 from tests.unit.executor.arithmetic import Place, Work, call, forever, invocation, number, tell
 from tests.unit.sidecar.node import until
 
 
-async def failure(here: Place, work: Work, **inputs) -> Failed:
+async def failure(here: Place, work: Work, **inputs) -> NodeFailed:
     await here.executor("a", {"work": work, "number": number})
     given = here.office.send(invocation([call("work", **inputs)], ["a"], [(0, "y")]))
-    [failed] = await here.office.until(Failed, given)
+    [failed] = await here.office.until(NodeFailed, given)
     assert here.status("a").inflight == 0
     await here.emptied()
     return failed
@@ -28,7 +28,7 @@ async def failure(here: Place, work: Work, **inputs) -> Failed:
 async def alive(here: Place, id: str = "a") -> None:
     given = here.office.send(invocation([call("number", x=1)], [id], [(0, "y")]))
     assert len(await here.office.done(given)) == 1
-    here.office.tensors.end(given.id)
+    here.office.tensors.end_invocation(given.id)
 
 
 async def test_an_engine_that_breaks_fails_its_request_and_lives(here: Place):
@@ -71,7 +71,7 @@ async def test_a_task_that_this_executor_does_not_run_is_a_stale_route(here: Pla
     await here.executor("a", {"number": number})
     given = here.office.send(invocation([call("number", x=1), call("unheard")], ["a", "a"], [(0, "y"), (1, "y")]))
 
-    [failed] = await here.office.until(Failed, given)
+    [failed] = await here.office.until(NodeFailed, given)
 
     assert failed.problem.code == "stage_failed"
     assert "route is stale" in failed.problem.message
@@ -89,7 +89,7 @@ async def test_a_chunk_too_large_for_the_bus_fails_its_request_alone(here: Place
     quiet = here.office.send(invocation([call("number", x=1)], ["a"], [(0, "y")]))
     begun.set()
 
-    [failed] = await here.office.until(Failed, loud)
+    [failed] = await here.office.until(NodeFailed, loud)
 
     assert failed.problem.code == "protocol_error"
     assert len(await here.office.done(quiet)) == 1
@@ -99,7 +99,7 @@ async def test_the_deadline_ends_work_that_does_not_end_itself(here: Place):
     await here.executor("a", {"work": forever, "number": number})
     given = here.office.send(invocation([call("work")], ["a"], [(0, "y")], within=0.2))
 
-    [failed] = await here.office.until(Failed, given)
+    [failed] = await here.office.until(NodeFailed, given)
 
     assert (failed.problem.code, failed.problem.stage) == ("deadline_exceeded", "work")
     assert time.time() > given.deadline
@@ -109,10 +109,10 @@ async def test_the_deadline_ends_work_that_does_not_end_itself(here: Place):
 
 async def test_the_deadline_ends_a_wait_for_an_input_that_never_comes(here: Place):
     await here.executor("a", {"tell": tell, "number": number})
-    calls = [call("number", x=1), call("tell", item=ref(0, "y"))]
+    calls = [call("number", x=1), call("tell", item=make_ref(0, "y"))]
     given = here.office.send(invocation(calls, ["nobody", "a"], [(1, "said")], within=0.2), "a")
 
-    [failed] = await here.office.until(Failed, given)
+    [failed] = await here.office.until(NodeFailed, given)
 
     assert (failed.problem.code, failed.node) == ("deadline_exceeded", 1)
     await here.emptied()
@@ -120,13 +120,13 @@ async def test_the_deadline_ends_a_wait_for_an_input_that_never_comes(here: Plac
 
 async def test_an_input_that_was_freed_is_a_stale_handle(here: Place):
     handle = await here.office.tensors.put(np.ones(4, np.float32), invocation="x", deadline=time.time() + 60)
-    here.office.tensors.end("x")
+    here.office.tensors.end_invocation("x")
     await here.office.tensors.stats()
     await here.executor("a", {"tell": tell})
     item = {HANDLE: {name: getattr(handle, name) for name in handle.__struct_fields__}, "sha256": "aa"}
     given = here.office.send(invocation([call("tell", item=item)], ["a"], [(0, "said")]))
 
-    [failed] = await here.office.until(Failed, given)
+    [failed] = await here.office.until(NodeFailed, given)
 
     assert failed.problem.code == "stale_handle"
 
@@ -141,7 +141,7 @@ async def test_an_end_stops_the_work_everywhere_and_frees_everything(here: Place
 
     async def hold(job: Job) -> None:
         await job.value("items")
-        rows = await job.rows("rows", 10, 4, "float32")
+        rows = await job.open_rows("rows", 10, 4, "float32")
         rows.write(np.ones((2, 4), np.float32))
         ready.set()
         try:
@@ -152,17 +152,17 @@ async def test_an_end_stops_the_work_everywhere_and_frees_everything(here: Place
     await here.executor("a", {"number": number})
     await here.executor("b", {"hold": hold})
     await here.executor("c", {"listen": forever})
-    calls = [call("number", x=1), call("hold", items=[ref(0, "y")]), call("listen", rows=ref(1, "rows"))]
+    calls = [call("number", x=1), call("hold", items=[make_ref(0, "y")]), call("listen", rows=make_ref(1, "rows"))]
     given = here.office.send(invocation(calls, ["a", "b", "c"], [(2, "y")]))
     await ready.wait()
     assert await here.blocks() == 2
 
     here.office.end(given, status)
-    here.office.tensors.end(given.id)
+    here.office.tensors.end_invocation(given.id)
 
     await until(lambda: stopped == [given.id])
     await here.emptied()
-    assert not here.office.of(Failed, given)
+    assert not here.office.of(NodeFailed, given)
 
 
 async def test_memory_that_is_asked_for_after_the_end_is_freed_too(here: Place):
@@ -179,7 +179,7 @@ async def test_memory_that_is_asked_for_after_the_end_is_freed_too(here: Place):
     given = here.office.send(invocation([call("late")], ["a"], [(0, "y")]))
     await until(lambda: here.status("a").inflight == 1)
 
-    here.office.tensors.end(given.id)
+    here.office.tensors.end_invocation(given.id)
     await here.office.tensors.stats()
     go.set()
     await given_out.wait()
@@ -217,12 +217,12 @@ async def test_ending_twice_or_what_was_never_there_is_harmless(here: Place):
 async def test_edges_that_came_early_go_with_the_end(here: Place):
     await here.executor("a", {"number": number})
     await here.executor("b", {"tell": tell})
-    given = invocation([call("number", x=5), call("tell", item=ref(0, "y"))], ["a", "b"], [(1, "said")])
+    given = invocation([call("number", x=5), call("tell", item=make_ref(0, "y"))], ["a", "b"], [(1, "said")])
     here.office.send(given, "a")
     await until(lambda: bool(here.executors["b"]._early))
 
     here.office.end(given)
-    here.office.tensors.end(given.id)
+    here.office.tensors.end_invocation(given.id)
 
     await until(lambda: not here.executors["b"]._early)
     await here.emptied()
@@ -233,8 +233,8 @@ async def test_a_probe_of_the_edge_is_no_message(here: Place):
     refused: list[bytes] = []
     await here.bus.subscribe("probe.>", lambda delivery: refused.append(delivery.data))
 
-    here.bus.publish(subjects.edge("a"), b"", reply="probe.a")
-    here.bus.publish(subjects.edge("gone"), b"", reply="probe.gone")
+    here.bus.publish(subjects.edge_subject("a"), b"", reply="probe.a")
+    here.bus.publish(subjects.edge_subject("gone"), b"", reply="probe.gone")
 
     await until(lambda: len(refused) == 1)
     await alive(here)
@@ -253,7 +253,7 @@ async def test_work_whose_office_is_gone_stops_and_frees_everything(here: Place)
 
     await here.executor("a", {"speak": speak, "number": number})
     given = invocation([call("speak")], ["a"], [(0, "y")])
-    gone = msgspec.structs.replace(given, reply=subjects.reply("closed"))
+    gone = msgspec.structs.replace(given, reply=subjects.reply_subject("closed"))
 
     here.office.send(gone)
 

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from omnibus.errors import DeadlineExceeded, SequenceGap
-from omnibus.executor.inputs import Channel, Piece
+from omnibus.executor.inputs import Channel, ChannelChunk
 from omnibus.executor.runner import Item
 
 
-def piece(seq: int, last: bool = False) -> Piece:
-    return Piece(seq, Item({"n": seq}), last=last)
+def piece(seq: int, last: bool = False) -> ChannelChunk:
+    return ChannelChunk(seq, Item({"n": seq}), last=last)
 
 
 @pytest.fixture
@@ -20,24 +20,24 @@ def channel() -> Channel:
 
 async def read(channel: Channel) -> list[int]:
     found = []
-    while (each := await channel.next()) is not None:
+    while (each := await channel.next_chunk()) is not None:
         found.append(each.seq)
     return found
 
 
 async def test_chunks_come_in_their_order_until_the_last(channel: Channel):
     for seq in range(4):
-        channel.feed(piece(seq, last=seq == 3))
+        channel.add_chunk(piece(seq, last=seq == 3))
 
     assert await read(channel) == [0, 1, 2, 3]
-    assert await channel.next() is None
+    assert await channel.next_chunk() is None
 
 
 async def test_a_reader_waits_for_what_has_not_come(channel: Channel):
     reading = asyncio.ensure_future(read(channel))
     for seq in range(3):
         await asyncio.sleep(0)
-        channel.feed(piece(seq, last=seq == 2))
+        channel.add_chunk(piece(seq, last=seq == 2))
 
     assert await asyncio.wait_for(reading, 5) == [0, 1, 2]
 
@@ -45,38 +45,38 @@ async def test_a_reader_waits_for_what_has_not_come(channel: Channel):
 @pytest.mark.parametrize("wrong", [1, 3, 0])
 async def test_a_gap_fails_the_reader_and_names_the_stream(channel: Channel, wrong: int):
     for seq in range(2 if wrong != 1 else 0):
-        channel.feed(piece(seq))
+        channel.add_chunk(piece(seq))
 
-    channel.feed(piece(wrong))
+    channel.add_chunk(piece(wrong))
 
     with pytest.raises(SequenceGap, match=rf"think-m-thinker: rows of node 1: chunk {wrong} came"):
         await read(channel)
 
 
 async def test_what_came_before_a_gap_is_read_first(channel: Channel):
-    channel.feed(piece(0))
-    channel.feed(piece(2))
+    channel.add_chunk(piece(0))
+    channel.add_chunk(piece(2))
 
-    first = await channel.next()
+    first = await channel.next_chunk()
 
     assert first is not None
     assert first.seq == 0
     with pytest.raises(SequenceGap):
-        await channel.next()
+        await channel.next_chunk()
 
 
 async def test_nothing_follows_a_gap(channel: Channel):
-    channel.feed(piece(1))
-    channel.feed(piece(0, last=True))
+    channel.add_chunk(piece(1))
+    channel.add_chunk(piece(0, last=True))
 
     with pytest.raises(SequenceGap):
-        await channel.next()
+        await channel.next_chunk()
 
 
 async def test_a_repeated_end_is_harmless(channel: Channel):
-    channel.feed(piece(0, last=True))
-    channel.feed(piece(1, last=True))
-    channel.feed(piece(0))
+    channel.add_chunk(piece(0, last=True))
+    channel.add_chunk(piece(1, last=True))
+    channel.add_chunk(piece(0))
 
     assert await read(channel) == [0]
 
@@ -93,8 +93,8 @@ async def test_a_failure_wakes_the_reader(channel: Channel):
 
 async def test_a_reader_that_gives_up_can_come_back(channel: Channel):
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(channel.next(), 0.01)
+        await asyncio.wait_for(channel.next_chunk(), 0.01)
 
-    channel.feed(piece(0, last=True))
+    channel.add_chunk(piece(0, last=True))
 
     assert await asyncio.wait_for(read(channel), 5) == [0]

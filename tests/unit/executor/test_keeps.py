@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus.executor.identity import Identity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from tests.unit.executor.arithmetic import LIMIT, Does, Place, number, task
 from tests.unit.sidecar import node as nodes
@@ -22,7 +22,7 @@ class Keeper(Does):
 async def test_an_executor_keeps_when_one_of_its_runners_does(here: Place, runners: tuple[Does, ...], said: bool):
     named = {f"c{index}": runner for index, runner in enumerate(runners)}
     tensors = await nodes.connect(here.directory, "a")
-    identity = Identity("a", "m", "O", nodes.NODE, {task(component): component for component in named}, 8)
+    identity = ExecutorIdentity("a", "m", "O", nodes.NODE, {task(component): component for component in named}, 8)
 
     made = Executor(identity, named, here.bus, tensors, LIMIT)
 

@@ -29,13 +29,13 @@ GARBAGE = [
 async def alive(here: Place) -> None:
     given = here.office.send(invocation([call("number", x=1)], ["a"], [(0, "y")]))
     assert len(await here.office.done(given)) == 1
-    here.office.tensors.end(given.id)
+    here.office.tensors.end_invocation(given.id)
     await here.emptied()
 
 
 def changed(**changes: Any) -> bytes:
     """A good invocation, but for what is changed."""
-    good = json.loads(graph.encode(invocation([call("number", x=1)], ["a"], [(0, "y")])))
+    good = json.loads(graph.encode_invocation(invocation([call("number", x=1)], ["a"], [(0, "y")])))
     return json.dumps({**good, **changes}).encode()
 
 
@@ -65,12 +65,12 @@ async def test_what_is_no_message_harms_nobody(here: Place, body: bytes):
     await here.executor("a", {"number": number})
 
     for subject in (
-        subjects.task(task("number"), "a"),
-        subjects.edge("a"),
-        f"{subjects.unheard('a')}.x",
-        subjects.event(subjects.CENSUS),
+        subjects.task_subject(task("number"), "a"),
+        subjects.edge_subject("a"),
+        f"{subjects.no_responders_prefix('a')}.x",
+        subjects.event_subject(subjects.CENSUS),
     ):
-        here.bus.publish(subject, body, reply=subjects.reply("nobody"))
+        here.bus.publish(subject, body, reply=subjects.reply_subject("nobody"))
 
     await alive(here)
     assert here.status("a").state == "ready"
@@ -81,7 +81,9 @@ async def test_an_invocation_that_cannot_be_holds_nothing(here: Place, name: str
     await here.executor("a", {"number": number})
 
     for _ in range(here.status("a").credits + 1):  # were one held each time, no credit would be left
-        here.bus.publish(subjects.task(task("number"), "a"), WRONG[name], reply=subjects.reply("nobody"))
+        here.bus.publish(
+            subjects.task_subject(task("number"), "a"), WRONG[name], reply=subjects.reply_subject("nobody")
+        )
 
     await until(lambda: here.status("a").inflight == 0)
     await alive(here)
@@ -104,7 +106,7 @@ async def test_a_handle_out_of_bounds_fails_its_request_alone(here: Place, chang
     handle = {**json.loads(messages.encode(good)), **changes}
     given = invocation([call("add", items=[{HANDLE: handle}])], ["a"], [(0, "y")])
 
-    here.bus.publish(subjects.task(task("add"), "a"), graph.encode(given))
+    here.bus.publish(subjects.task_subject(task("add"), "a"), graph.encode_invocation(given))
     await until(lambda: here.status("a").inflight == 0)
 
     await alive(here)
@@ -113,7 +115,7 @@ async def test_a_handle_out_of_bounds_fails_its_request_alone(here: Place, chang
 async def test_chunks_for_nobody_are_forgotten(here: Place):
     await here.executor("a", {"number": number})
     for count in range(50):
-        [frame] = messages.frames([messages.encode(Chunk(f"made-up-{count}", 0, "y", 0, data={"n": 1}))], 1 << 16)
-        here.bus.publish(subjects.edge("a"), frame)
+        [frame] = messages.join_frames([messages.encode(Chunk(f"made-up-{count}", 0, "y", 0, data={"n": 1}))], 1 << 16)
+        here.bus.publish(subjects.edge_subject("a"), frame)
 
     await alive(here)

@@ -8,9 +8,9 @@ import pytest
 
 from omnibus import graph
 from omnibus.bus import messages, subjects
-from omnibus.bus.messages import Chunk, Failed, Hop
+from omnibus.bus.messages import Chunk, Hop, NodeFailed
 from omnibus.executor.runner import Job
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from tests.unit.executor.arithmetic import Place, call, invocation, number, task
 from tests.unit.sidecar.node import until
 
@@ -19,7 +19,7 @@ PATIENCE = 10.0  # seconds
 
 async def ask(here: Place, component: str, body: bytes) -> list[Any]:
     """All replies, read as frames."""
-    parts = [part async for part in here.bus.requests(subjects.task(task(component)), body, PATIENCE)]
+    parts = [part async for part in here.bus.request_stream(subjects.task_subject(task(component)), body, PATIENCE)]
     return [message for part in parts for message in messages.decode_replies(part)]
 
 
@@ -32,7 +32,7 @@ async def test_frames_stream_back_until_the_empty_message(here: Place):
     await here.executor("a", {"count": count})
     recorded = invocation([call("count", to=3)], ["whoever"], [(0, "said")])
 
-    replies = await ask(here, "count", graph.encode(recorded))
+    replies = await ask(here, "count", graph.encode_invocation(recorded))
 
     chunks = [reply for reply in replies if isinstance(reply, Chunk)]
     assert [chunk.data for chunk in chunks] == [{"n": 0}, {"n": 1}, {"n": 2}, {}]
@@ -45,17 +45,17 @@ async def test_frames_stream_back_until_the_empty_message(here: Place):
 
 async def test_only_the_nodes_of_the_asked_executor_are_run(here: Place):
     await here.executor("a", {"number": number})
-    calls = [call("number", x=2), call("number", x=3), call("elsewhere", items=[ref(0, "y"), ref(1, "y")])]
+    calls = [call("number", x=2), call("number", x=3), call("elsewhere", items=[make_ref(0, "y"), make_ref(1, "y")])]
     recorded = invocation(calls, ["x", "x", "y"], [(2, "said")])
 
-    replies = await ask(here, "number", graph.encode(recorded))
+    replies = await ask(here, "number", graph.encode_invocation(recorded))
 
     assert [(reply.node, reply.data) for reply in replies if isinstance(reply, Chunk)] == [(0, {"n": 2}), (1, {"n": 3})]
 
 
 async def test_the_same_recording_may_be_asked_at_the_same_time(here: Place):
     await here.executor("a", {"count": count})
-    body = graph.encode(invocation([call("count", to=2)], ["x"], [(0, "said")]))
+    body = graph.encode_invocation(invocation([call("count", to=2)], ["x"], [(0, "said")]))
 
     answers = await asyncio.gather(*(ask(here, "count", body) for _ in range(5)))
 
@@ -66,11 +66,11 @@ async def test_the_same_recording_may_be_asked_at_the_same_time(here: Place):
 
 async def test_a_failure_is_one_of_the_replies(here: Place):
     await here.executor("a", {"count": count})
-    body = graph.encode(invocation([call("count")], ["x"], [(0, "said")]))
+    body = graph.encode_invocation(invocation([call("count")], ["x"], [(0, "said")]))
 
     [failed] = await ask(here, "count", body)
 
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, NodeFailed)
     assert (failed.problem.code, failed.problem.stage) == ("stage_failed", "count")
 
 
@@ -79,9 +79,9 @@ async def test_an_input_that_nobody_will_send_ends_at_the_deadline(here: Place):
         await job.value("item")
 
     await here.executor("a", {"wait": wait})
-    recorded = invocation([call("elsewhere"), call("wait", item=ref(0, "y"))], ["x", "y"], [(1, "y")], within=1.0)
+    recorded = invocation([call("elsewhere"), call("wait", item=make_ref(0, "y"))], ["x", "y"], [(1, "y")], within=1.0)
 
-    [failed] = await ask(here, "wait", graph.encode(recorded))
+    [failed] = await ask(here, "wait", graph.encode_invocation(recorded))
 
     assert failed.problem.code == "deadline_exceeded"
 
@@ -90,7 +90,7 @@ async def test_an_input_that_nobody_will_send_ends_at_the_deadline(here: Place):
 async def test_what_is_no_invocation_is_answered_with_a_problem(here: Place, body: bytes):
     await here.executor("a", {"count": count})
 
-    [answer] = [part async for part in here.bus.requests(subjects.task(task("count")), body, PATIENCE)]
+    [answer] = [part async for part in here.bus.request_stream(subjects.task_subject(task("count")), body, PATIENCE)]
 
     assert json.loads(answer)["code"] == "protocol_error"
 
@@ -99,9 +99,9 @@ async def test_asking_without_a_reply_subject_disturbs_nobody(here: Place):
     await here.executor("a", {"count": count})
     empty: list[str] = []
     await here.bus.subscribe(">", lambda delivery: empty.append(delivery.subject))
-    body = graph.encode(invocation([call("count", to=2)], ["x"], [(0, "said")]))
+    body = graph.encode_invocation(invocation([call("count", to=2)], ["x"], [(0, "said")]))
 
-    here.bus.publish(subjects.task(task("count")), body)
+    here.bus.publish(subjects.task_subject(task("count")), body)
     await ask(here, "count", body)
 
     assert "" not in empty

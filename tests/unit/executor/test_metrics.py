@@ -31,7 +31,7 @@ def test_runners_are_asked_for_what_they_count():
         "llm": Counting(waiting=3, slots=16, used=2, tokens=40, batches={"1": 2, "6": 3}),
         "own": Counting(task="x"),
     }
-    metrics.watch(runners)  # type: ignore[arg-type]
+    metrics.watch_runners(runners)  # type: ignore[arg-type]
 
     assert value("engine_waiting", component="llm") == 3
     assert value("engine_slots_used", component="llm") == 2
@@ -43,7 +43,7 @@ def test_runners_are_asked_for_what_they_count():
 
 
 def test_what_a_runner_says_of_another_kind_is_left_out():
-    metrics.watch({"llm": Counting(waiting="many")})  # type: ignore[dict-item]
+    metrics.watch_runners({"llm": Counting(waiting="many")})  # type: ignore[dict-item]
 
     assert value("engine_waiting", component="llm") is None
 
@@ -81,12 +81,12 @@ async def test_what_stays_in_a_process_is_no_transfer(here: Place):
 def test_edges_that_somebody_makes_up_are_told_together():
     try:
         for number in range(2 * EDGES):
-            TRANSFER.count("made-up", f"{number}", 1, 0.1)
+            TRANSFER.count_transfer("made-up", f"{number}", 1, 0.1)
 
         known = [s for family in TRANSFER.pieces.collect() for s in family.samples if s.name.endswith("_total")]
         assert len(known) <= EDGES + 1
         assert value("transfers_total", source="other", target="other") is not None
     finally:
-        TRANSFER.edge.cache_clear()
+        TRANSFER.edge_counters.cache_clear()
         for metric in (TRANSFER.bytes, TRANSFER.seconds, TRANSFER.pieces):
             metric.clear()

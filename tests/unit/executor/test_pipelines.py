@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from omnibus.bus.messages import Accepted, Chunk, Failed, Hop
+from omnibus.bus.messages import Accepted, Chunk, Hop, NodeFailed
 from omnibus.executor.runner import Job
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from tests.unit.executor.arithmetic import Place, add, call, invocation, number, tell
 from tests.unit.sidecar.node import until
 
@@ -15,8 +15,8 @@ from tests.unit.sidecar.node import until
 def chain(route: list[str]) -> dict:
     """2 and 3 are added, the sum is told."""
     calls = [
-        call("number", x=2), call("number", x=3), call("add", items=[ref(0, "y"), ref(1, "y")], more=1),
-        call("tell", item=ref(2, "y")),
+        call("number", x=2), call("number", x=3), call("add", items=[make_ref(0, "y"), make_ref(1, "y")], more=1),
+        call("tell", item=make_ref(2, "y")),
     ]  # fmt: skip
     return {"calls": calls, "route": route, "outputs": [(3, "said")]}
 
@@ -28,7 +28,7 @@ async def test_a_value_goes_from_one_executor_to_another_by_handle(here: Place):
     await here.executor("a", {"number": number})
     await here.executor("b", {"tell": tell})
     given = here.office.send(
-        invocation([call("number", x=5), call("tell", item=ref(0, "y"))], ["a", "b"], [(1, "said")])
+        invocation([call("number", x=5), call("tell", item=make_ref(0, "y"))], ["a", "b"], [(1, "said")])
     )
 
     chunks = await here.office.done(given)
@@ -68,7 +68,7 @@ async def test_values_fan_out_and_in_over_any_route(here: Place, route: list[str
 async def test_one_value_has_many_readers(here: Place):
     for id in ("a", "b", "c"):
         await here.executor(id, ALL)
-    calls = [call("number", x=4), *(call("tell", item=ref(0, "y")) for _ in range(4))]
+    calls = [call("number", x=4), *(call("tell", item=make_ref(0, "y")) for _ in range(4))]
     outputs = [(0, "y"), *((node, "said") for node in range(1, 5))]
     given = here.office.send(invocation(calls, ["a", "a", "b", "b", "c"], outputs))
 
@@ -88,7 +88,7 @@ async def test_a_node_may_read_one_value_through_several_inputs(here: Place):
 
     await here.executor("a", {"number": number})
     await here.executor("b", {"twice": twice})
-    inputs = {"left": ref(0, "y"), "items": [ref(0, "y"), ref(0, "y")]}
+    inputs = {"left": make_ref(0, "y"), "items": [make_ref(0, "y"), make_ref(0, "y")]}
     given = here.office.send(invocation([call("number", x=2), call("twice", **inputs)], ["a", "b"], [(1, "y")]))
 
     assert [chunk.data for chunk in await here.office.done(given)] == [{"n": 6.0}]
@@ -98,7 +98,7 @@ async def test_a_node_may_read_one_value_through_several_inputs(here: Place):
 async def test_edges_may_come_before_their_invocation(here: Place):
     await here.executor("a", {"number": number})
     await here.executor("b", {"tell": tell})
-    given = invocation([call("number", x=5), call("tell", item=ref(0, "y"))], ["a", "b"], [(1, "said")])
+    given = invocation([call("number", x=5), call("tell", item=make_ref(0, "y"))], ["a", "b"], [(1, "said")])
 
     here.office.send(given, "a")
     await until(lambda: here.status("a").steps > 0 and here.status("a").inflight == 0)
@@ -126,7 +126,7 @@ async def test_a_stream_is_read_while_it_is_written(here: Place):
     await here.executor("a", {"speak": speak})
     await here.executor("b", {"hear": hear})
     given = here.office.send(
-        invocation([call("speak"), call("hear", words=ref(0, "words"))], ["a", "b"], [(1, "said")])
+        invocation([call("speak"), call("hear", words=make_ref(0, "words"))], ["a", "b"], [(1, "said")])
     )
 
     chunks = await here.office.done(given)
@@ -147,7 +147,7 @@ async def test_a_stream_may_be_empty(here: Place, route: list[str]):
 
     for id in set(route):
         await here.executor(id, {"silent": silent, "hear": hear})
-    given = here.office.send(invocation([call("silent"), call("hear", words=ref(0, "words"))], route, [(1, "y")]))
+    given = here.office.send(invocation([call("silent"), call("hear", words=make_ref(0, "words"))], route, [(1, "y")]))
 
     assert [chunk.data for chunk in await here.office.done(given)] == [{"count": 0}]
 
@@ -169,7 +169,7 @@ async def test_outputs_that_nobody_wants_cost_nothing(here: Place):
     wanted: list[bool] = []
 
     async def generous(job: Job) -> None:
-        wanted.extend([job.wants("y"), job.wants("z")])
+        wanted.extend([job.has_consumer("y"), job.has_consumer("z")])
         await job.put("z", {}, np.ones(1000, np.float32))
         await job.put("y", {"n": 1})
 
@@ -189,7 +189,7 @@ async def test_a_runner_sees_its_literals_and_who_it_works_for(here: Place):
         await job.put("y", {})
 
     await here.executor("a", {"number": number, "look": look})
-    calls = [call("number", x=1), call("look", x={"deep": [1]}, item=ref(0, "y"), mixed=[ref(0, "y"), 2])]
+    calls = [call("number", x=1), call("look", x={"deep": [1]}, item=make_ref(0, "y"), mixed=[make_ref(0, "y"), 2])]
     given = here.office.send(invocation(calls, ["a", "a"], [(1, "y")]))
     await here.office.done(given)
 
@@ -233,7 +233,7 @@ async def test_many_invocations_at_once_do_not_mix(here: Place):
     await here.executor("b", ALL, credits=100)
     sent = [
         here.office.send(
-            invocation([call("number", x=n), call("add", items=[ref(0, "y")], more=n)], ["a", "b"], [(1, "y")])
+            invocation([call("number", x=n), call("add", items=[make_ref(0, "y")], more=n)], ["a", "b"], [(1, "y")])
         )
         for n in range(50)
     ]
@@ -244,5 +244,5 @@ async def test_many_invocations_at_once_do_not_mix(here: Place):
         assert here.office.read(chunk) == [2.0 * n] * 4
 
     assert here.office.replies == [reply for reply in here.office.replies if isinstance(reply, Chunk | Hop | Accepted)]
-    assert not [reply for reply in here.office.replies if isinstance(reply, Failed)]
+    assert not [reply for reply in here.office.replies if isinstance(reply, NodeFailed)]
     await here.emptied()

@@ -13,13 +13,13 @@ import pytest
 from omnibus import graph
 from omnibus.app_record import TaskRecord
 from omnibus.bus import messages, subjects
-from omnibus.bus.messages import Chunk, Failed, Hop
+from omnibus.bus.messages import Chunk, Hop, NodeFailed
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.python_task import engine
 from omnibus.executor.runner import Runner
 from omnibus.executor.service import ExecutorService
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings, ExecutorSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.jobs import MemoryJob, run
@@ -358,14 +358,14 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
     assert [letter for letter in letters if letter] == ["c", "a", "b"]
     assert [reply.data for reply in good if isinstance(reply, Chunk) and reply.output == "count"] == [{"value": 3}]
     assert isinstance(good[-1], Hop)
-    assert [reply.problem.code for reply in bad if isinstance(reply, Failed)] == ["bad_request"]
+    assert [reply.problem.code for reply in bad if isinstance(reply, NodeFailed)] == ["bad_request"]
     assert isinstance(again[-1], Hop)
     assert sys.modules[module].DONE == ["spell"]
 
 
 async def asked(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
     """All replies to one call of the unit task ``spell``, by hand."""
-    node = Node("spell", "spell", inputs, graph.digest("spell", inputs))
-    body = graph.encode(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
-    parts = [part async for part in bus.requests(subjects.task("spell"), body, PATIENCE)]
+    node = GraphNode("spell", "spell", inputs, graph.call_digest("spell", inputs))
+    body = graph.encode_invocation(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
+    parts = [part async for part in bus.request_stream(subjects.task_subject("spell"), body, PATIENCE)]
     return [message for part in parts for message in messages.decode_replies(part)]

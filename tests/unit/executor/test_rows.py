@@ -5,14 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from omnibus.bus.messages import Chunk, Failed
+from omnibus.bus.messages import Chunk, NodeFailed
 from omnibus.executor.runner import Job
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from tests.unit.executor.arithmetic import Place, call, invocation
 
 
 async def grow(job: Job) -> None:
-    rows = await job.rows("rows", 6, 2, "float32")
+    rows = await job.open_rows("rows", 6, 2, "float32")
     for n in range(3):
         rows.write(np.full((2, 2), n, np.float32), {"n": n})
         await asyncio.sleep(0)
@@ -35,7 +35,7 @@ GROWN = [[{"n": 0}, [2, 2], 0.0], [{"n": 1}, [2, 2], 4.0], [{"n": 2}, [2, 2], 8.
 async def test_readers_get_each_row_range_of_one_block(here: Place, route: list[str], blocks: int):
     for id in dict.fromkeys(route):
         await here.executor(id, {"grow": grow, "collect": collect})
-    given = here.office.send(invocation([call("grow"), call("collect", rows=ref(0, "rows"))], route, [(1, "y")]))
+    given = here.office.send(invocation([call("grow"), call("collect", rows=make_ref(0, "rows"))], route, [(1, "y")]))
 
     [chunk] = await here.office.done(given)
 
@@ -47,7 +47,7 @@ async def test_readers_get_each_row_range_of_one_block(here: Place, route: list[
 async def test_several_readers_share_the_block(here: Place):
     for id in ("a", "b", "c"):
         await here.executor(id, {"grow": grow, "collect": collect})
-    calls = [call("grow"), *(call("collect", rows=ref(0, "rows")) for _ in range(3))]
+    calls = [call("grow"), *(call("collect", rows=make_ref(0, "rows")) for _ in range(3))]
     given = here.office.send(invocation(calls, ["a", "a", "b", "c"], [(1, "y"), (2, "y"), (3, "y")]))
 
     chunks = await here.office.done(given)
@@ -76,7 +76,7 @@ async def test_rows_that_do_not_fit_are_refused(here: Place, rows: np.ndarray):
     refused = asyncio.Event()
 
     async def write(job: Job) -> None:
-        writer = await job.rows("rows", 4, 2, "float32")
+        writer = await job.open_rows("rows", 4, 2, "float32")
         writer.write(np.ones((1, 2), np.float32))
         with pytest.raises(ValueError, match=r"do not fit a block of \(4, 2\)"):
             writer.write(rows)
@@ -89,20 +89,20 @@ async def test_rows_that_do_not_fit_are_refused(here: Place, rows: np.ndarray):
 
     assert refused.is_set()
     assert [chunk.rows for chunk in chunks] == [(0, 1), None]
-    here.office.tensors.end(given.id)
+    here.office.tensors.end_invocation(given.id)
     await here.emptied()
 
 
 async def test_a_block_that_was_not_finished_is_given_back(here: Place):
     async def break_off(job: Job) -> None:
-        writer = await job.rows("rows", 4, 2, "float32")
+        writer = await job.open_rows("rows", 4, 2, "float32")
         writer.write(np.ones((1, 2), np.float32))
         raise RuntimeError
 
     await here.executor("a", {"break_off": break_off})
     given = here.office.send(invocation([call("break_off")], ["a"], [(0, "rows")]))
 
-    await here.office.until(Failed, given)
+    await here.office.until(NodeFailed, given)
 
     assert here.office.of(Chunk, given)[0].rows == (0, 1)
     await here.emptied()

@@ -8,33 +8,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.executor.scheduler import Budget, Schedule
+from omnibus.executor.scheduler import Schedule, StepBudget
 
 KIND = "image"
 
 
 def made(slots: int = 2, beside: int = 8, alone: int = 16, *, items: int = 2, **how: float) -> Schedule[str]:
-    schedule: Schedule[str] = Schedule(slots, Budget(beside, alone), **how)
-    schedule.kinds = {KIND: Budget(10, 20, items), "sound": Budget(10, 20, items)}
+    schedule: Schedule[str] = Schedule(slots, StepBudget(beside, alone), **how)
+    schedule.kinds = {KIND: StepBudget(10, 20, items), "sound": StepBudget(10, 20, items)}
     return schedule
 
 
 def prefilled(schedule: Schedule[str], key: str, tokens: int = 1) -> None:
     """Bring ``key`` to its decode."""
-    schedule.prompt(key, tokens, 0.0)
-    schedule.admit()
+    schedule.add_prompt(key, tokens, 0.0)
+    schedule.admit_waiting()
     while key not in schedule._held:
-        schedule.turn()
-    schedule.decode(key)
+        schedule.next_step()
+    schedule.start_decode(key)
 
 
 def test_who_decodes_is_in_every_step_and_first():
     schedule = made()
     prefilled(schedule, "a")
-    schedule.prompt("b", 20, 1.0)
-    schedule.admit()
+    schedule.add_prompt("b", 20, 1.0)
+    schedule.admit_waiting()
 
-    turns = [schedule.turn() for _ in range(3)]
+    turns = [schedule.next_step() for _ in range(3)]
 
     assert [turn.decode for turn in turns] == [["a"]] * 3
     assert [turn.prefill for turn in turns] == [[("b", 8)], [("b", 8)], [("b", 4)]]
@@ -45,40 +45,40 @@ def test_a_sequence_that_is_not_ready_is_left_out_of_the_step():
     prefilled(schedule, "a")
     prefilled(schedule, "b")
 
-    assert schedule.turn(lambda key: key != "a").decode == ["b"]
+    assert schedule.next_step(lambda key: key != "a").decode == ["b"]
 
 
 def test_steps_without_decoding_sequences_have_a_budget_of_their_own():
     schedule = made()
-    schedule.prompt("a", 20, 0.0)
-    schedule.admit()
+    schedule.add_prompt("a", 20, 0.0)
+    schedule.admit_waiting()
 
-    assert schedule.turn().prefill == [("a", 16)]
+    assert schedule.next_step().prefill == [("a", 16)]
 
 
 def test_a_step_is_filled_up_by_the_prompts_that_come_next():
     schedule = made(slots=3)
     for key, tokens in (("a", 6), ("b", 7), ("c", 9)):
-        schedule.prompt(key, tokens, 0.0)
-    schedule.admit()
+        schedule.add_prompt(key, tokens, 0.0)
+    schedule.admit_waiting()
 
-    assert schedule.turn().prefill == [("a", 6), ("b", 7), ("c", 3)]
-    assert schedule.turn().prefill == [("c", 6)]
+    assert schedule.next_step().prefill == [("a", 6), ("b", 7), ("c", 3)]
+    assert schedule.next_step().prefill == [("c", 6)]
 
 
 def test_without_patience_the_order_is_that_of_arrival():
     schedule = made(slots=1)
     for at, (key, tokens) in enumerate((("long", 500), ("short", 1), ("other", 3))):
-        schedule.prompt(key, tokens, float(at))
+        schedule.add_prompt(key, tokens, float(at))
 
     assert admitted(schedule) == ["long", "short", "other"]
 
 
 def test_short_prompts_overtake_long_ones_but_not_those_that_have_waited_long_enough():
     schedule = made(slots=1, patience=1.0, whole=100)
-    schedule.prompt("long", 100, 0.0)
-    schedule.prompt("short", 10, 0.5)
-    schedule.prompt("late", 10, 0.95)
+    schedule.add_prompt("long", 100, 0.0)
+    schedule.add_prompt("short", 10, 0.5)
+    schedule.add_prompt("late", 10, 0.95)
 
     assert admitted(schedule) == ["short", "long", "late"]
 
@@ -87,43 +87,43 @@ def admitted(schedule: Schedule[str]) -> list[str]:
     """Who gets the one slot, one after the other."""
     order = []
     while schedule.waiting:
-        [key] = schedule.admit()
+        [key] = schedule.admit_waiting()
         order.append(key)
-        schedule.leave(key)
+        schedule.remove_key(key)
     return order
 
 
 def test_a_short_prompt_overtakes_a_long_one_in_the_middle_of_its_prefill():
     schedule = made(patience=1.0, whole=100)
-    schedule.prompt("long", 100, 0.0)
-    schedule.admit()
-    schedule.turn()
-    schedule.prompt("short", 5, 0.1)
-    schedule.admit()
+    schedule.add_prompt("long", 100, 0.0)
+    schedule.admit_waiting()
+    schedule.next_step()
+    schedule.add_prompt("short", 5, 0.1)
+    schedule.admit_waiting()
 
-    assert schedule.turn().prefill == [("short", 5), ("long", 11)]
+    assert schedule.next_step().prefill == [("short", 5), ("long", 11)]
 
 
 def test_a_prefilled_sequence_of_elsewhere_waits_for_a_slot_and_is_held_there():
     schedule = made(slots=1)
-    schedule.arrive("a", 0.0)
-    schedule.arrive("b", 0.0)
+    schedule.add_prefilled("a", 0.0)
+    schedule.add_prefilled("b", 0.0)
 
-    assert schedule.admit() == ["a"]
-    assert (schedule.has("a"), schedule.has("b"), schedule.turn()) == (True, False, ([], [], []))
-    schedule.decode("a")
-    assert schedule.turn().decode == ["a"]
-    schedule.leave("a")
-    assert schedule.admit() == ["b"]
+    assert schedule.admit_waiting() == ["a"]
+    assert (schedule.has_slot("a"), schedule.has_slot("b"), schedule.next_step()) == (True, False, ([], [], []))
+    schedule.start_decode("a")
+    assert schedule.next_step().decode == ["a"]
+    schedule.remove_key("a")
+    assert schedule.admit_waiting() == ["b"]
 
 
 def test_media_of_one_kind_go_together_within_items_and_tokens():
     schedule = made(items=3)
     for number, tokens in enumerate((9, 9, 9, 1, 50, 1)):
-        schedule.item(f"i{number}", tokens, 0.0, KIND)
-    schedule.item("s", 3, 0.0, "sound")
+        schedule.add_media(f"i{number}", tokens, 0.0, KIND)
+    schedule.add_media("s", 3, 0.0, "sound")
 
-    batches = [schedule.turn().media for _ in range(6)]
+    batches = [schedule.next_step().media for _ in range(6)]
 
     assert batches == [["i0", "i1"], ["i2", "i3"], ["i4"], ["i5"], ["s"], []]
 
@@ -131,23 +131,23 @@ def test_media_of_one_kind_go_together_within_items_and_tokens():
 def test_prompts_and_media_that_take_turns_on_one_device_have_half_each_only_while_both_have_work():
     both, alone = made(), made()
     for schedule in (both, alone):
-        schedule.prompt("a", 40, 0.0)
-        schedule.admit()
-    both.item("i", 8, 0.0, KIND)
-    both.item("j", 8, 0.0, KIND)
+        schedule.add_prompt("a", 40, 0.0)
+        schedule.admit_waiting()
+    both.add_media("i", 8, 0.0, KIND)
+    both.add_media("j", 8, 0.0, KIND)
 
-    assert both.turn() == ([], [("a", 8)], ["i"])
-    assert alone.turn() == ([], [("a", 16)], [])
+    assert both.next_step() == ([], [("a", 8)], ["i"])
+    assert alone.next_step() == ([], [("a", 16)], [])
 
 
 def test_prompts_and_media_that_run_side_by_side_have_all_of_their_budgets():
     schedule = made(split=False)
-    schedule.prompt("a", 40, 0.0)
-    schedule.admit()
-    schedule.item("i", 8, 0.0, KIND)
-    schedule.item("j", 8, 0.0, KIND)
+    schedule.add_prompt("a", 40, 0.0)
+    schedule.admit_waiting()
+    schedule.add_media("i", 8, 0.0, KIND)
+    schedule.add_media("j", 8, 0.0, KIND)
 
-    assert schedule.turn() == ([], [("a", 16)], ["i", "j"])
+    assert schedule.next_step() == ([], [("a", 16)], ["i", "j"])
 
 
 @pytest.mark.parametrize("stage", ["waiting", "prefilling", "held", "decoding", "item", "unknown"])
@@ -155,27 +155,27 @@ def test_who_leaves_is_nowhere_any_more(stage: str):
     schedule = made()
     match stage:
         case "waiting" | "prefilling" | "held":
-            schedule.prompt("a", 20 if stage == "prefilling" else 1, 0.0)
+            schedule.add_prompt("a", 20 if stage == "prefilling" else 1, 0.0)
         case "decoding":
             prefilled(schedule, "a")
         case "item":
-            schedule.item("a", 3, 0.0, KIND)
+            schedule.add_media("a", 3, 0.0, KIND)
     if stage in ("prefilling", "held"):
-        schedule.admit()
-        schedule.turn()
+        schedule.admit_waiting()
+        schedule.next_step()
 
-    schedule.leave("a")
-    schedule.leave("a")
+    schedule.remove_key("a")
+    schedule.remove_key("a")
 
     assert (list(schedule), schedule.used, schedule.waiting, schedule.media) == ([], 0, 0, 0)
-    assert (schedule.admit(), bool(schedule.turn())) == ([], False)
+    assert (schedule.admit_waiting(), bool(schedule.next_step())) == ([], False)
 
 
 def test_work_without_size_is_refused():
     with pytest.raises(ValueError, match="size 0"):
-        made().prompt("a", 0, 0.0)
+        made().add_prompt("a", 0, 0.0)
     with pytest.raises(ValueError, match="size -1"):
-        made().item("a", -1, 0.0, KIND)
+        made().add_media("a", -1, 0.0, KIND)
 
 
 # What holds whatever comes: an executor that is drawn at random, driven as an engine drives it.
@@ -196,26 +196,26 @@ class Driven:
 
     def step(self) -> None:
         schedule = self.schedule
-        for key in schedule.admit():
+        for key in schedule.admit_waiting():
             if key not in self.prompts:
-                schedule.decode(key)
+                schedule.start_decode(key)
         decoding = list(schedule._decoding)
         both = bool(schedule._prefilling) and bool(schedule._media)
-        turn = schedule.turn()
+        turn = schedule.next_step()
         assert turn.decode == decoding
         self._check(turn.prefill, turn.media, bool(decoding), both)
         for key in turn.decode:
             self.answers[key] -= 1
             if not self.answers[key]:
-                schedule.leave(key)
+                schedule.remove_key(key)
         for key, size in turn.prefill:
             self.done[key] += size
             assert self.done[key] <= self.prompts[key]
             if self.done[key] == self.prompts[key]:
-                schedule.decode(key)
+                schedule.start_decode(key)
         for key in turn.media:
             self.encoded.append(key)
-            schedule.leave(key)
+            schedule.remove_key(key)
         for key in (*turn.decode, *dict(turn.prefill), *turn.media):
             self.first.setdefault(key, self.now)
         self.now += 1
@@ -251,8 +251,8 @@ def test_all_that_comes_is_done_once_and_within_budgets(
     patience: float,
     split: bool,
 ):
-    schedule: Schedule[str] = Schedule(slots, Budget(*budgets[:2]), patience=patience, whole=60, split=split)
-    schedule.kinds = {KIND: Budget(*budgets[2:])}
+    schedule: Schedule[str] = Schedule(slots, StepBudget(*budgets[:2]), patience=patience, whole=60, split=split)
+    schedule.kinds = {KIND: StepBudget(*budgets[2:])}
     driven = Driven(schedule)
 
     for key, what in zip(names(), work, strict=False):
@@ -272,14 +272,14 @@ def test_all_that_comes_is_done_once_and_within_budgets(
 def come(driven: Driven, key: str, kind: str, size: int, answer: int) -> None:
     if kind == "item":
         driven.sizes[key] = size
-        driven.schedule.item(key, size, float(driven.now), KIND)
+        driven.schedule.add_media(key, size, float(driven.now), KIND)
         return
     driven.answers[key] = answer
     if kind == "arrive":
-        driven.schedule.arrive(key, float(driven.now))
+        driven.schedule.add_prefilled(key, float(driven.now))
     else:
         driven.prompts[key] = size
-        driven.schedule.prompt(key, size, float(driven.now))
+        driven.schedule.add_prompt(key, size, float(driven.now))
 
 
 def names() -> Iterator[str]:
@@ -295,8 +295,8 @@ def test_a_stream_of_short_work_never_keeps_a_long_one_waiting_beyond_its_patien
     shorts: list[int], slots: int, kind: str
 ):
     patience = 10
-    schedule: Schedule[str] = Schedule(slots, Budget(8, 8), patience=float(patience), whole=60)
-    schedule.kinds = {KIND: Budget(8, 8, 2)}
+    schedule: Schedule[str] = Schedule(slots, StepBudget(8, 8), patience=float(patience), whole=60)
+    schedule.kinds = {KIND: StepBudget(8, 8, 2)}
     driven = Driven(schedule)
     come(driven, "long", kind, 60, 1)
 

@@ -10,8 +10,8 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest
-from omnibus.executor.service import ExecutorService, engine
-from omnibus.graph import Node
+from omnibus.executor.service import ExecutorService, load_engine
+from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings, ExecutorSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.plugins.dists import installer, toy
@@ -26,27 +26,27 @@ def service(**settings: Any) -> ExecutorService:
 
 
 def test_unit_tasks_are_named_after_the_familys_kinds():
-    assert service().identity("n").tasks == {
+    assert service().make_identity("n").tasks == {
         "encode-qwen2_5-omni-vision": "vision",
         "encode-qwen2_5-omni-audio": "audio",
     }
 
 
 def test_unit_tasks_that_are_told_are_those_of_the_components_in_their_order():
-    made = service(tasks="encode-gemma-a-vision,hear-b-audio", family="").identity("n")
+    made = service(tasks="encode-gemma-a-vision,hear-b-audio", family="").make_identity("n")
 
     assert made.tasks == {"encode-gemma-a-vision": "vision", "hear-b-audio": "audio"}
 
 
 def test_an_executor_is_of_the_option_that_the_plan_names():
-    made = service(option="Ta+V").identity("n")
+    made = service(option="Ta+V").make_identity("n")
 
     assert made.option == "Ta+V"
     assert made.id.startswith("qwen2_5-omni-Ta_V-")
 
 
 def test_without_an_option_it_is_named_after_its_components():
-    assert service(option="").identity("n").option == "vision+audio"
+    assert service(option="").make_identity("n").option == "vision+audio"
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_without_an_option_it_is_named_after_its_components():
 )
 def test_settings_that_make_no_executor_are_named(settings: dict[str, Any], fault: str):
     with pytest.raises(BadRequest, match=fault):
-        service(**settings).identity("n")
+        service(**settings).make_identity("n")
 
 
 @pytest.mark.parametrize("path", ["nothing", "omnibus.nothing:engine", "omnibus.executor.python_task:nothing"])
 def test_an_engine_that_is_not_there_is_named_with_its_variable(path: str):
     with pytest.raises(BadRequest, match=f"OMNIBUS_EXECUTOR_ENGINE='{path}' must name module:function"):
-        engine(path)
+        load_engine(path)
 
 
 async def test_an_executor_runs_the_engine_of_a_plugin(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -89,8 +89,8 @@ async def test_an_executor_runs_the_engine_of_a_plugin(nats_url: str, tmp_path: 
             bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
             try:
                 await executor.startup()
-                body = graph.encode(invocation([Node(task, "eye", {}, "d")], ["x"], [(0, "said")]))
-                parts = [part async for part in bus.requests(subjects.task(task), body, PATIENCE)]
+                body = graph.encode_invocation(invocation([GraphNode(task, "eye", {}, "d")], ["x"], [(0, "said")]))
+                parts = [part async for part in bus.request_stream(subjects.task_subject(task), body, PATIENCE)]
             finally:
                 await executor.drain(1.0)
                 await executor.shutdown()

@@ -16,7 +16,7 @@ from omnibus.bus.messages import Chunk, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.executor.service import ExecutorService
 from omnibus.executor.sim import Simulation
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings, ExecutorSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.executor.simulated import ALL, ENCODER, profile
@@ -38,7 +38,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
         for model, planned in built.router.plan.models.items():
             for option, spec in planned.options.items():
                 simulation = Simulation(ExecutorSettings(model=model, option=option, family=FAMILIES[model]), FAST)
-                made = {component: simulation.runner(component) for component in spec.components}
+                made = {component: simulation.make_runner(component) for component in spec.components}
                 for runner in made.values():
                     await runner.load()
                 works = {component: runner.run for component, runner in made.items()}
@@ -111,7 +111,7 @@ async def test_a_replay_gives_the_recorded_answer(home: House):
     await home.ended(id)
     recorded, _ = await home.records.find(id)
 
-    parts = home.bus.requests(subjects.REPLAY, graph.encode(recorded), PATIENCE)
+    parts = home.bus.request_stream(subjects.REPLAY, graph.encode_invocation(recorded), PATIENCE)
     *_, done = [json.loads(part) async for part in parts]
 
     assert (done["status"], done["identical"]) == ("done", True)
@@ -134,15 +134,17 @@ async def test_an_executor_process_runs_the_engine_by_its_settings(
         profile=str(tmp_path / "profile.json"),
     )
     task = "think-m-thinker"
-    node = Node(task, "thinker", {"messages": [{"role": "user", "content": "hello"}], "params": {"max_tokens": 4}}, "d")
+    node = GraphNode(
+        task, "thinker", {"messages": [{"role": "user", "content": "hello"}], "params": {"max_tokens": 4}}, "d"
+    )
 
     async with nodes.running(tmp_path):
         executor = ExecutorService(settings)
         bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
         try:
             await executor.startup()
-            body = graph.encode(invocation([node], ["x"], [(0, "text")]))
-            parts = [part async for part in bus.requests(subjects.task(task), body, PATIENCE)]
+            body = graph.encode_invocation(invocation([node], ["x"], [(0, "text")]))
+            parts = [part async for part in bus.request_stream(subjects.task_subject(task), body, PATIENCE)]
         finally:
             await executor.drain(1.0)
             await executor.shutdown()

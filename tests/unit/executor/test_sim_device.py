@@ -4,41 +4,41 @@ from math import inf
 
 import pytest
 
-from omnibus.executor.sim.device import Device, Lane, Sequence, Turn, Work
+from omnibus.executor.sim.device import Device, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve
 
 UNIT = Curve(base=1.0)
 TOKENS = Curve(per_token=1.0, base=0.001)
 
 
-def line(*sizes: int, slots: int = 2, share: int = 0) -> tuple[Device, Lane, list[Work]]:
+def line(*sizes: int, slots: int = 2, share: int = 0) -> tuple[Device, Lane, list[SimWork]]:
     """A lane of passes with works that wait."""
     lane = Lane(UNIT, None, slots, share)
-    works = [Work(size) for size in sizes]
+    works = [SimWork(size) for size in sizes]
     for work in works:
-        lane.put(work, 0.0)
+        lane.queue_work(work, 0.0)
     return Device(lanes=[lane]), lane, works
 
 
-def talk(*sequences: Sequence, slots: int = 2, batch: Curve | None = UNIT, share: int = 0) -> tuple[Device, Lane]:
+def talk(*sequences: SimSequence, slots: int = 2, batch: Curve | None = UNIT, share: int = 0) -> tuple[Device, Lane]:
     lane = Lane(batch, UNIT, slots, share)
     for sequence in sequences:
-        lane.put(sequence, 0.0)
+        lane.queue_work(sequence, 0.0)
     return Device(lanes=[lane]), lane
 
 
-def turns(device: Device, most: int = 100) -> list[Turn]:
+def turns(device: Device, most: int = 100) -> list[DeviceTurn]:
     """Everything that goes, one after the other."""
     at, found = 0.0, []
-    while (turn := device.turn(at)) is not None and len(found) < most:
-        assert isinstance(turn, Turn)
+    while (turn := device.next_turn(at)) is not None and len(found) < most:
+        assert isinstance(turn, DeviceTurn)
         at += turn.seconds
-        device.finish(turn, at, len(turn.ends))
+        device.finish_turn(turn, at, len(turn.ends))
         found.append(turn)
     return found
 
 
-def works(turn: Turn | None) -> list[Work]:
+def works(turn: DeviceTurn | None) -> list[SimWork]:
     assert turn is not None
     return [work for work, _ in turn.works]
 
@@ -51,19 +51,19 @@ def test_as_many_go_as_there_are_slots_first_come_first_served():
 
     assert [works(turn) for turn in turns(device)] == [[a, b], [c, d], [e]]
     assert lane.passes == {2: 2, 1: 1}
-    assert device.turn(10.0) is None
+    assert device.next_turn(10.0) is None
 
 
 def test_who_comes_later_than_now_does_not_go_now():
     device, lane, (a,) = line(1)
-    late = Work(1)
-    lane.put(late, 0.5)
+    late = SimWork(1)
+    lane.queue_work(late, 0.5)
 
-    first = device.turn(0.0)
+    first = device.next_turn(0.0)
 
     assert works(first) == [a]
-    assert device.turn(0.4) is None
-    assert works(device.turn(0.5)) == [late]
+    assert device.next_turn(0.4) is None
+    assert works(device.next_turn(0.5)) == [late]
 
 
 def test_a_batch_has_no_more_tokens_than_its_share_but_for_one_large_item():
@@ -75,12 +75,12 @@ def test_a_batch_has_no_more_tokens_than_its_share_but_for_one_large_item():
 def test_who_is_told_hears_the_time_at_which_its_pass_was_over():
     device, lane, _ = line()
     heard: list[float] = []
-    lane.put(Work(1, told=heard.append), 2.0)
+    lane.queue_work(SimWork(1, told=heard.append), 2.0)
 
-    turn = device.turn(2.0)
+    turn = device.next_turn(2.0)
     assert turn is not None
     assert heard == []
-    device.finish(turn, 3.0, 1)
+    device.finish_turn(turn, 3.0, 1)
 
     assert heard == [3.0]
 
@@ -88,7 +88,7 @@ def test_who_is_told_hears_the_time_at_which_its_pass_was_over():
 def test_a_batch_takes_as_long_as_its_works_vary_on_average():
     lane = Lane(Curve(base=2.0), None, 4)
     for factor in (0.5, 1.0, 1.2):
-        lane.put(Work(1, factor), 0.0)
+        lane.queue_work(SimWork(1, factor), 0.0)
 
     [turn] = turns(Device(3.0, [lane]))
 
@@ -101,7 +101,7 @@ def test_a_batch_takes_as_long_as_its_works_vary_on_average():
 
 def test_a_sequence_passes_once_and_then_steps_to_its_limit():
     heard: list[float] = []
-    device, lane = talk(Sequence(8, told=heard.append, limit=4))
+    device, lane = talk(SimSequence(8, told=heard.append, limit=4))
 
     assert [turn.stepping for turn in turns(device)] == [False, True, True, True]
     assert heard == [1.0, 2.0, 3.0, 4.0]
@@ -110,39 +110,39 @@ def test_a_sequence_passes_once_and_then_steps_to_its_limit():
 
 
 def test_sequences_step_together_and_join_between_two_steps():
-    a, b = Sequence(1, limit=4), Sequence(1, limit=3)
+    a, b = SimSequence(1, limit=4), SimSequence(1, limit=3)
     device, lane = talk(a)
-    turn = device.turn(0.0)
+    turn = device.next_turn(0.0)
     assert turn is not None
-    lane.put(b, 0.5)
-    device.finish(turn, 1.0, 1)
+    lane.queue_work(b, 0.5)
+    device.finish_turn(turn, 1.0, 1)
 
     kinds = []
     at = 1.0
-    while (turn := device.turn(at)) is not None:
+    while (turn := device.next_turn(at)) is not None:
         kinds.append((turn.stepping, works(turn)))
         at += turn.seconds
-        device.finish(turn, at, len(turn.ends))
+        device.finish_turn(turn, at, len(turn.ends))
 
     assert kinds == [(False, [b]), (True, [a, b]), (True, [a, b]), (True, [a])]
 
 
 def test_a_slot_that_gets_free_is_taken_before_the_next_step():
-    a, b, c = Sequence(1, limit=2), Sequence(1, limit=3), Sequence(1, limit=2)
+    a, b, c = SimSequence(1, limit=2), SimSequence(1, limit=3), SimSequence(1, limit=2)
     device, _ = talk(a, b, c)
 
     assert [works(turn) for turn in turns(device)] == [[a, b], [a, b], [c], [b, c]]
 
 
 def test_the_tokens_of_a_step_are_all_that_its_sequences_have():
-    device, lane = talk(Sequence(10, limit=3), Sequence(20, limit=3), batch=None)
+    device, lane = talk(SimSequence(10, limit=3), SimSequence(20, limit=3), batch=None)
     lane.step = TOKENS
 
     assert [turn.seconds for turn in turns(device)] == pytest.approx([30.001, 32.001, 34.001])
 
 
 def test_a_long_prompt_is_cut_and_steps_go_between_its_pieces():
-    short, long = Sequence(1, limit=6), Sequence(10, limit=2)
+    short, long = SimSequence(1, limit=6), SimSequence(10, limit=2)
     device, _ = talk(short, long, share=4)
 
     found = turns(device)
@@ -155,34 +155,34 @@ def test_a_long_prompt_is_cut_and_steps_go_between_its_pieces():
 
 
 def test_a_sequence_takes_no_step_that_it_is_not_allowed():
-    fast, slow = Sequence(1, limit=3), Sequence(1, limit=3, allowed=1)
+    fast, slow = SimSequence(1, limit=3), SimSequence(1, limit=3, allowed=1)
     device, lane = talk(fast, slow)
 
     turns(device)
     assert (fast.done, slow.done, lane.used) == (3, 1, 1)
 
-    lane.grow(slow, inf, 3, 9.0)
-    assert device.turn(8.0) is None
-    turn = device.turn(9.0)
+    lane.extend_sequence(slow, inf, 3, 9.0)
+    assert device.next_turn(8.0) is None
+    turn = device.next_turn(9.0)
     assert works(turn) == [slow]
 
 
 def test_a_sequence_that_has_reached_its_new_limit_leaves_at_once():
     heard: list[float] = []
-    sequence = Sequence(1, told=heard.append, allowed=2)
+    sequence = SimSequence(1, told=heard.append, allowed=2)
     device, lane = talk(sequence)
     turns(device)
 
-    lane.grow(sequence, inf, 2, 7.0)
+    lane.extend_sequence(sequence, inf, 2, 7.0)
 
     assert lane.used == 0
-    assert sequence.finished
+    assert sequence.is_finished
     assert heard[-1] == 7.0
 
 
 def test_who_is_told_seldom_still_hears_the_end():
     heard: list[float] = []
-    device, _ = talk(Sequence(1, told=heard.append, limit=8, first=2, every=3))
+    device, _ = talk(SimSequence(1, told=heard.append, limit=8, first=2, every=3))
 
     turns(device)
 
@@ -190,7 +190,7 @@ def test_who_is_told_seldom_still_hears_the_end():
 
 
 def test_one_without_a_pass_begins_with_a_step():
-    sequence = Sequence(100, limit=2)
+    sequence = SimSequence(100, limit=2)
     device, _ = talk(sequence, batch=None)
 
     assert [turn.stepping for turn in turns(device)] == [True, True]
@@ -201,36 +201,36 @@ def test_one_without_a_pass_begins_with_a_step():
 
 def test_who_leaves_the_queue_is_not_served():
     device, lane, (a, b, c) = line(1, 1, 1)
-    lane.remove(b, 0.0)
-    lane.remove(b, 0.0)
+    lane.remove_work(b, 0.0)
+    lane.remove_work(b, 0.0)
 
-    assert works(device.turn(0.0)) == [a, c]
+    assert works(device.next_turn(0.0)) == [a, c]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_a_slot_is_free_at_once_when_its_sequence_leaves(steps: int):
-    leaving, waiting = Sequence(1, limit=9), Sequence(1, limit=2)
+    leaving, waiting = SimSequence(1, limit=9), SimSequence(1, limit=2)
     device, lane = talk(leaving, waiting, slots=1)
     turns(device, steps)
     assert len(lane.waiting) == 1
 
-    lane.remove(leaving, 50.0)
+    lane.remove_work(leaving, 50.0)
 
     assert (lane.used, len(lane.waiting)) == (1, 0)
-    assert works(device.turn(50.0)) == [waiting]
+    assert works(device.next_turn(50.0)) == [waiting]
 
 
 def test_who_leaves_during_a_turn_is_passed_over():
     heard: list[float] = []
-    device, lane = talk(Sequence(1, told=heard.append, limit=9), slots=1)
-    turn = device.turn(0.0)
+    device, lane = talk(SimSequence(1, told=heard.append, limit=9), slots=1)
+    turn = device.next_turn(0.0)
     assert turn is not None
-    lane.remove(works(turn)[0], 0.5)
-    device.finish(turn, 1.0, 1)
+    lane.remove_work(works(turn)[0], 0.5)
+    device.finish_turn(turn, 1.0, 1)
 
     assert heard == []
     assert (lane.used, lane.tokens) == (0, 0)
-    assert device.turn(9.0) is None
+    assert device.next_turn(9.0) is None
 
 
 # Several steps at a time
@@ -238,7 +238,7 @@ def test_who_leaves_during_a_turn_is_passed_over():
 
 def test_steps_that_nobody_hears_of_are_one_turn():
     heard: list[float] = []
-    a, b = Sequence(10, told=heard.append, limit=20, first=8), Sequence(10, limit=30, first=30)
+    a, b = SimSequence(10, told=heard.append, limit=20, first=8), SimSequence(10, limit=30, first=30)
     device, lane = talk(a, b, batch=None)
     lane.step = Curve(base=1.0, per_token=0.1)
 
@@ -253,7 +253,7 @@ def test_steps_that_nobody_hears_of_are_one_turn():
 
 
 def test_a_turn_has_no_more_steps_than_are_allowed():
-    sequence = Sequence(1, limit=30, allowed=5, first=30)
+    sequence = SimSequence(1, limit=30, allowed=5, first=30)
     device, _ = talk(sequence, batch=None)
 
     assert [len(turn.ends) for turn in turns(device)] == [5]
@@ -261,26 +261,26 @@ def test_a_turn_has_no_more_steps_than_are_allowed():
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_while_somebody_else_could_go_each_step_is_a_turn(beside: bool):
-    device, lane = talk(Sequence(1, limit=30, first=30))
+    device, lane = talk(SimSequence(1, limit=30, first=30))
     turns(device, 1)
     other = Lane(UNIT, None, 1) if beside else lane
     device.lanes.append(other)
-    other.put(Work(1) if beside else Sequence(1, limit=2), 1.5)
+    other.queue_work(SimWork(1) if beside else SimSequence(1, limit=2), 1.5)
 
-    turn = device.turn(1.0)
+    turn = device.next_turn(1.0)
 
     assert turn is not None
     assert (turn.stepping, len(turn.ends)) == (True, 1)
 
 
 def test_a_turn_may_end_after_the_step_that_is_under_way():
-    sequence = Sequence(1, limit=30, first=30)
+    sequence = SimSequence(1, limit=30, first=30)
     device, lane = talk(sequence, batch=None)
-    turn = device.turn(0.0)
+    turn = device.next_turn(0.0)
     assert turn is not None
 
-    assert [turn.begun(passed) for passed in (0.0, 0.5, 1.0, 1.5, 29.5, 99.0)] == [1, 1, 1, 2, 30, 30]
-    device.finish(turn, 2.0, 2)
+    assert [turn.steps_begun(passed) for passed in (0.0, 0.5, 1.0, 1.5, 29.5, 99.0)] == [1, 1, 1, 2, 30, 30]
+    device.finish_turn(turn, 2.0, 2)
 
     assert (sequence.done, lane.busy, lane.tokens) == (2, 2.0, 2)
 
@@ -291,9 +291,9 @@ def test_a_turn_may_end_after_the_step_that_is_under_way():
 def test_components_of_one_device_take_turns_by_how_long_they_have_waited():
     encoder, thinker = Lane(UNIT, None, 1), Lane(UNIT, UNIT, 4)
     device = Device(lanes=[thinker, encoder])
-    thinker.put(Sequence(1, limit=3), 0.0)
+    thinker.queue_work(SimSequence(1, limit=3), 0.0)
     for _ in range(3):
-        encoder.put(Work(1), 0.5)
+        encoder.queue_work(SimWork(1), 0.5)
 
     found = turns(device)
 
@@ -306,9 +306,9 @@ def test_components_of_one_device_take_turns_by_how_long_they_have_waited():
 def test_the_seconds_of_a_turn_are_divided_among_its_works():
     lane = Lane(Curve(base=1.0, per_token=0.1), None, 4)
     for size in (0, 10):
-        lane.put(Work(size), 0.0)
+        lane.queue_work(SimWork(size), 0.0)
 
-    turn = Device(2.0, [lane]).turn(0.0)
+    turn = Device(2.0, [lane]).next_turn(0.0)
 
     assert turn is not None
-    assert turn.parts() == pytest.approx([1.0, 3.0])
+    assert turn.seconds_by_work() == pytest.approx([1.0, 3.0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.service import engine as named
+from omnibus.executor.service import load_engine as named
 from omnibus.executor.sim import Simulation
 from omnibus.settings import ExecutorSettings
 from tests.unit.executor.simulated import (
@@ -68,7 +68,7 @@ def test_an_engine_without_what_it_needs_says_so(path: str, component: str, give
 
 async def test_a_simulation_runs_on_the_loops_own_clock_unless_told_otherwise():
     simulation = Simulation(settings(), profile(time_scale=1e-6))
-    runner = simulation.runner("thinker")
+    runner = simulation.make_runner("thinker")
     job = chat()
 
     await runner.load()
@@ -86,7 +86,7 @@ async def test_late_timers_do_not_slow_a_busy_device_down():
 
     late = Late()
     simulation = Simulation(settings(option="O"), profile(one("thinker", steps=40)), late.clock)
-    runner, job = simulation.runner("thinker"), chat()
+    runner, job = simulation.make_runner("thinker"), chat()
     await runner.load()
     began = late.time
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from omnibus.bus import Delivery, messages
-from omnibus.bus.messages import Busy, Chunk, Failed
+from omnibus.bus.messages import BusyReply, Chunk, NodeFailed
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
-from omnibus.executor.sim import Demand, Load, Predicted, Profile, Simulation, predicted
-from omnibus.graph import HANDLE, Invocation, Node, ref
+from omnibus.executor.sim import ComponentLoad, Predicted, Profile, Simulation, TypeDemand, predict_performance
+from omnibus.graph import HANDLE, GraphNode, Invocation, make_ref
 from omnibus.settings import ExecutorSettings
 from tests.unit.executor.arithmetic import REPLY, Place, call, invocation
 from tests.unit.executor.simulated import VirtualClock, profile
@@ -39,15 +39,17 @@ def approx(value: float, rel: float = 0.02) -> Any:
     return pytest.approx(value, rel=rel)
 
 
-def single(component: str, load: Load, **more: Any) -> Predicted:
-    return predicted(profile(CELL), "O", {"all": Demand(1.0, {component: load})}, inflight=INFLIGHT, **more)
+def single(component: str, load: ComponentLoad, **more: Any) -> Predicted:
+    return predict_performance(
+        profile(CELL), "O", {"all": TypeDemand(1.0, {component: load})}, inflight=INFLIGHT, **more
+    )
 
 
 # Formulas
 
 
 def test_a_saturated_encoder_serves_full_batches():
-    found = single("vision", Load())
+    found = single("vision", ComponentLoad())
 
     assert found.throughput == approx(4 / 0.09)
     assert found.batches == {"vision": approx(4)}
@@ -55,7 +57,7 @@ def test_a_saturated_encoder_serves_full_batches():
 
 
 def test_several_items_of_a_request_cost_as_many_times():
-    assert single("vision", Load(items=3)).seconds["all"] == approx(3 * 0.09 / 4)
+    assert single("vision", ComponentLoad(items=3)).seconds["all"] == approx(3 * 0.09 / 4)
 
 
 def test_a_saturated_thinker_keeps_all_its_slots_stepping():
@@ -65,7 +67,7 @@ def test_a_saturated_thinker_keeps_all_its_slots_stepping():
     passes = 4 * 0.004 / slots + 5e-5 * prompt
     seconds = passes + (answer - 1) * step / slots
 
-    found = single("thinker", Load(prompt, answer))
+    found = single("thinker", ComponentLoad(prompt, answer))
 
     assert found.seconds["all"] == approx(seconds)
     assert found.throughput == approx(1 / seconds)
@@ -73,8 +75,10 @@ def test_a_saturated_thinker_keeps_all_its_slots_stepping():
 
 
 def test_few_requests_in_flight_leave_slots_empty():
-    few = single("thinker", Load(100, 50)).throughput
-    fewer = predicted(profile(CELL), "O", {"all": Demand(1.0, {"thinker": Load(100, 50)})}, inflight=1)
+    few = single("thinker", ComponentLoad(100, 50)).throughput
+    fewer = predict_performance(
+        profile(CELL), "O", {"all": TypeDemand(1.0, {"thinker": ComponentLoad(100, 50)})}, inflight=1
+    )
 
     assert fewer.batches["thinker"] == 1
     assert fewer.throughput == approx(1 / (0.004 + 100 * 5e-5 + 49 * (0.02 + 5e-4 + 125e-6)))
@@ -83,9 +87,9 @@ def test_few_requests_in_flight_leave_slots_empty():
 
 def test_slots_that_the_profile_leaves_open_are_the_executors_batch():
     given = profile({"vision": {**CELL["vision"], "slots": 0}})
-    mix = {"all": Demand(1.0, {"vision": Load()})}
+    mix = {"all": TypeDemand(1.0, {"vision": ComponentLoad()})}
 
-    assert [predicted(given, "O", mix, batch=size).throughput for size in (1, 4)] == [
+    assert [predict_performance(given, "O", mix, batch=size).throughput for size in (1, 4)] == [
         approx(1 / 0.03),
         approx(4 / 0.09),
     ]
@@ -93,13 +97,13 @@ def test_slots_that_the_profile_leaves_open_are_the_executors_batch():
 
 def test_seconds_of_types_follow_their_work_and_fill_the_device():
     mix = {
-        "short": Demand(3.0, {"thinker": Load(50, 20)}),
-        "long": Demand(1.0, {"thinker": Load(400, 80)}),
-        "seen": Demand(1.0, {"vision": Load(), "thinker": Load(110, 20)}),
-        "never": Demand(0.0, {"thinker": Load(50, 20)}),
+        "short": TypeDemand(3.0, {"thinker": ComponentLoad(50, 20)}),
+        "long": TypeDemand(1.0, {"thinker": ComponentLoad(400, 80)}),
+        "seen": TypeDemand(1.0, {"vision": ComponentLoad(), "thinker": ComponentLoad(110, 20)}),
+        "never": TypeDemand(0.0, {"thinker": ComponentLoad(50, 20)}),
     }
 
-    found = predicted(profile(CELL), "O", mix, inflight=INFLIGHT, requests=2000)
+    found = predict_performance(profile(CELL), "O", mix, inflight=INFLIGHT, requests=2000)
 
     assert found.seconds["long"] > 3.5 * found.seconds["short"]
     assert found.seconds["seen"] == pytest.approx(sum(found.parts["seen"].values()))
@@ -110,9 +114,9 @@ def test_seconds_of_types_follow_their_work_and_fill_the_device():
 
 
 def test_speech_costs_its_talker_and_its_vocoder():
-    loads = {"thinker": Load(50, 41), "talker": Load(50), "vocoder": Load()}
+    loads = {"thinker": ComponentLoad(50, 41), "talker": ComponentLoad(50), "vocoder": ComponentLoad()}
 
-    found = predicted(profile(CELL), "M", {"spoken": Demand(1.0, loads)}, inflight=INFLIGHT)
+    found = predict_performance(profile(CELL), "M", {"spoken": TypeDemand(1.0, loads)}, inflight=INFLIGHT)
 
     parts = found.parts["spoken"]
     batch = found.batches["talker"]
@@ -122,11 +126,18 @@ def test_speech_costs_its_talker_and_its_vocoder():
 
 
 def test_halves_and_roles_cost_what_they_do_themselves():
-    loads = {"talker": Load(50, 24), "vocoder": Load(steps=24)}
-    speech = predicted(profile(CELL), "TaV", {"all": Demand(1.0, loads)}, inflight=INFLIGHT)
-    alone = predicted(profile(CELL), "V", {"all": Demand(1.0, {"vocoder": Load(steps=24)})}, inflight=INFLIGHT)
+    loads = {"talker": ComponentLoad(50, 24), "vocoder": ComponentLoad(steps=24)}
+    speech = predict_performance(profile(CELL), "TaV", {"all": TypeDemand(1.0, loads)}, inflight=INFLIGHT)
+    alone = predict_performance(
+        profile(CELL), "V", {"all": TypeDemand(1.0, {"vocoder": ComponentLoad(steps=24)})}, inflight=INFLIGHT
+    )
     halves = profile({"p": {**CELL["thinker"], "kind": "prefill"}, "d": {**CELL["thinker"], "kind": "decode"}})
-    split = predicted(halves, "PD", {"all": Demand(1.0, {"p": Load(100), "d": Load(100, 50)})}, inflight=INFLIGHT)
+    split = predict_performance(
+        halves,
+        "PD",
+        {"all": TypeDemand(1.0, {"p": ComponentLoad(100), "d": ComponentLoad(100, 50)})},
+        inflight=INFLIGHT,
+    )
 
     assert speech.parts["all"]["talker"] == approx(24 * (0.012 + 16 * 2e-4) / 16, 0.1)
     assert alone.seconds["all"] == approx(2 * (0.004 + 4 * 12 * 2e-4) / 4)
@@ -137,43 +148,51 @@ def test_halves_and_roles_cost_what_they_do_themselves():
 def test_other_tasks_are_predicted_by_their_steps():
     denoiser = {"slots": 2, "step": {"points": [[1, 0.09], [2, 0.12]]}, "steps": 30, "outputs": {"latents": {}}}
     decoder = {"slots": 1, "batch": {"per_token": 0.001}, "tokens": {"any": 500}, "outputs": {"image": {}}}
-    loads = {"denoiser": Load(), "decoder": Load()}
+    loads = {"denoiser": ComponentLoad(), "decoder": ComponentLoad()}
 
-    found = predicted(profile({"denoiser": denoiser, "decoder": decoder}), "D", {"draw": Demand(1.0, loads)})
+    found = predict_performance(
+        profile({"denoiser": denoiser, "decoder": decoder}), "D", {"draw": TypeDemand(1.0, loads)}
+    )
 
     assert found.parts["draw"] == {"denoiser": approx(30 * 0.06), "decoder": approx(0.5)}
 
 
 def test_scale_and_alpha_are_in_the_seconds_that_a_client_would_measure():
-    mix = {"all": Demand(1.0, {"vision": Load()})}
+    mix = {"all": TypeDemand(1.0, {"vision": ComponentLoad()})}
     scaled = profile(CELL, time_scale=0.1, options={"E": {"alpha": 2.0}})
 
-    assert predicted(scaled, "O", mix).throughput == approx(10 * 4 / 0.09)
-    assert predicted(scaled, "E", mix).throughput == approx(5 * 4 / 0.09)
+    assert predict_performance(scaled, "O", mix).throughput == approx(10 * 4 / 0.09)
+    assert predict_performance(scaled, "E", mix).throughput == approx(5 * 4 / 0.09)
 
 
 def test_a_prediction_is_the_same_each_time():
-    mix = {"all": Demand(1.0, {"vision": Load(), "thinker": Load(70)})}
+    mix = {"all": TypeDemand(1.0, {"vision": ComponentLoad(), "thinker": ComponentLoad(70)})}
 
-    assert predicted(profile(CELL, jitter=0.2), "O", mix) == predicted(profile(CELL, jitter=0.2), "O", mix)
+    assert predict_performance(profile(CELL, jitter=0.2), "O", mix) == predict_performance(
+        profile(CELL, jitter=0.2), "O", mix
+    )
 
 
 @pytest.mark.parametrize(
     ("mix", "more", "fault"),
     [
         ({}, {}, "a mix needs request types"),
-        ({"a": Demand(0.0, {"vision": Load()})}, {}, "positive shares"),
-        ({"a": Demand(2.0, {"vision": Load()}), "b": Demand(-1.0, {"vision": Load()})}, {}, "positive shares"),
-        ({"a": Demand(1.0, {})}, {}, "a load for some component"),
-        ({"a": Demand(1.0, {"nose": Load()})}, {}, "no component 'nose'"),
-        ({"a": Demand(1.0, {"vision": Load(items=0)})}, {}, "at least 1"),
-        ({"a": Demand(1.0, {"vision": Load()})}, {"inflight": 0}, "at least 1"),
-        ({"a": Demand(1.0, {"vision": Load()})}, {"requests": 0}, "at least 1"),
+        ({"a": TypeDemand(0.0, {"vision": ComponentLoad()})}, {}, "positive shares"),
+        (
+            {"a": TypeDemand(2.0, {"vision": ComponentLoad()}), "b": TypeDemand(-1.0, {"vision": ComponentLoad()})},
+            {},
+            "positive shares",
+        ),
+        ({"a": TypeDemand(1.0, {})}, {}, "a load for some component"),
+        ({"a": TypeDemand(1.0, {"nose": ComponentLoad()})}, {}, "no component 'nose'"),
+        ({"a": TypeDemand(1.0, {"vision": ComponentLoad(items=0)})}, {}, "at least 1"),
+        ({"a": TypeDemand(1.0, {"vision": ComponentLoad()})}, {"inflight": 0}, "at least 1"),
+        ({"a": TypeDemand(1.0, {"vision": ComponentLoad()})}, {"requests": 0}, "at least 1"),
     ],
 )
 def test_a_mix_that_makes_no_sense_is_refused(mix: dict, more: dict, fault: str):
     with pytest.raises(BadRequest, match=fault):
-        predicted(profile(CELL), "O", mix, **more)
+        predict_performance(profile(CELL), "O", mix, **more)
 
 
 # Executors
@@ -212,7 +231,7 @@ class Crowd:
 
     def _heard(self, delivery: Delivery) -> None:
         for reply in messages.decode_replies(delivery.data):
-            if isinstance(reply, Busy | Failed):
+            if isinstance(reply, BusyReply | NodeFailed):
                 self.broken.append(reply)
                 self._over.set()
             if isinstance(reply, Chunk) and reply.last and (reply.node, reply.output) in self._last:
@@ -228,7 +247,7 @@ async def simulated(
 ) -> None:
     """An executor whose runners are simulated, behind the loop that all executors have."""
     simulation = Simulation(ExecutorSettings(option=option), given, clock.clock)
-    runners = {component: simulation.runner(component) for component in components}
+    runners = {component: simulation.make_runner(component) for component in components}
     for runner in runners.values():
         await runner.load()
     await here.executor(id, {name: runner.run for name, runner in runners.items()}, option, credits=INFLIGHT + 20)
@@ -242,12 +261,12 @@ async def picture(here: Place) -> dict[str, Any]:
     return {HANDLE: msgspec.to_builtins(handle), "modality": "image"}
 
 
-def think(number: int, **more: Any) -> Node:
+def think(number: int, **more: Any) -> GraphNode:
     """A prompt of 70 tokens."""
     return call("thinker", messages=[{"role": "user", "content": f"{number:280}"}], params={}, **more)
 
 
-def encode(medium: dict[str, Any], number: int) -> Node:
+def encode(medium: dict[str, Any], number: int) -> GraphNode:
     """``medium`` as if it were another one each time."""
     return call("vision", media={**medium, "sha256": str(number)})
 
@@ -264,7 +283,9 @@ async def test_an_executor_of_thinkers_reaches_what_its_profile_promises(here: P
 
     measured = await crowd.throughput(300)
 
-    promised = predicted(given, "O", {"text": Demand(1.0, {"thinker": Load(70)})}, inflight=INFLIGHT)
+    promised = predict_performance(
+        given, "O", {"text": TypeDemand(1.0, {"thinker": ComponentLoad(70)})}, inflight=INFLIGHT
+    )
     assert measured == approx(promised.throughput, 0.05)
 
 
@@ -276,14 +297,16 @@ async def test_an_executor_of_encoders_reaches_what_its_profile_promises(here: P
         here,
         clock,
         lambda number: invocation(
-            [encode(medium, number), call("count", item=ref(0, "embedding"))], ["e", "c"], [(1, "y")]
+            [encode(medium, number), call("count", item=make_ref(0, "embedding"))], ["e", "c"], [(1, "y")]
         ),
         (1, "y"),
     )
 
     measured = await crowd.throughput(300)
 
-    promised = predicted(given, "O", {"image": Demand(1.0, {"vision": Load()})}, inflight=INFLIGHT)
+    promised = predict_performance(
+        given, "O", {"image": TypeDemand(1.0, {"vision": ComponentLoad()})}, inflight=INFLIGHT
+    )
     assert measured == approx(promised.throughput, 0.05)
 
 
@@ -294,23 +317,26 @@ async def test_a_shared_executor_reaches_what_its_profile_promises_of_a_mix(here
     def make(number: int) -> Invocation:
         if number % 2:
             return invocation([think(number)], ["a"], [(0, "text")])
-        nodes = [encode(medium, number), think(number, items=[ref(0, "embedding")])]
+        nodes = [encode(medium, number), think(number, items=[make_ref(0, "embedding")])]
         return invocation(nodes, ["a", "a"], [(1, "text")])
 
     measured = await Crowd(here, clock, make, (0, "text"), (1, "text")).throughput(300)
 
-    mix = {"text": Demand(1.0, {"thinker": Load(70)}), "image": Demand(1.0, {"vision": Load(), "thinker": Load(130)})}
-    promised = predicted(given, "EL", mix, inflight=INFLIGHT)
+    mix = {
+        "text": TypeDemand(1.0, {"thinker": ComponentLoad(70)}),
+        "image": TypeDemand(1.0, {"vision": ComponentLoad(), "thinker": ComponentLoad(130)}),
+    }
+    promised = predict_performance(given, "EL", mix, inflight=INFLIGHT)
     assert measured == approx(promised.throughput, 0.05)
     assert promised.seconds["image"] > promised.seconds["text"]
 
 
-def speak(number: int) -> list[Node]:
+def speak(number: int) -> list[GraphNode]:
     voice = {"voice": "v", "params": {}}
     return [
         think(number),
-        call("talker", prompt=ref(0, "prompt"), layout=ref(0, "layout"), rows=ref(0, "rows"), **voice),
-        call("vocoder", codes=ref(1, "codes"), **voice),
+        call("talker", prompt=make_ref(0, "prompt"), layout=make_ref(0, "layout"), rows=make_ref(0, "rows"), **voice),
+        call("vocoder", codes=make_ref(1, "codes"), **voice),
     ]
 
 
@@ -323,8 +349,8 @@ async def test_a_monolith_that_speaks_reaches_what_its_profile_promises(here: Pl
 
     measured = await crowd.throughput(200)
 
-    loads = {"thinker": Load(70), "talker": Load(73), "vocoder": Load()}
-    promised = predicted(given, "M", {"spoken": Demand(1.0, loads)}, inflight=INFLIGHT)
+    loads = {"thinker": ComponentLoad(70), "talker": ComponentLoad(73), "vocoder": ComponentLoad()}
+    promised = predict_performance(given, "M", {"spoken": TypeDemand(1.0, loads)}, inflight=INFLIGHT)
     assert measured == approx(promised.throughput, 0.05)
 
 
@@ -336,11 +362,14 @@ async def test_two_executors_serve_as_much_as_the_slower_one(here: Place):
 
     def make(number: int) -> Invocation:
         return invocation(
-            [encode(medium, number), think(number, items=[ref(0, "embedding")])], ["e", "l"], [(1, "text")]
+            [encode(medium, number), think(number, items=[make_ref(0, "embedding")])], ["e", "l"], [(1, "text")]
         )
 
     measured = await Crowd(here, clock, make, (1, "text")).throughput(160)
 
-    mix = {"image": Demand(1.0, {"vision": Load()})}
-    assert measured == approx(predicted(given, "E", mix, inflight=INFLIGHT).throughput, 0.05)
-    assert measured < 0.5 * predicted(given, "L", {"image": Demand(1.0, {"thinker": Load(130)})}).throughput
+    mix = {"image": TypeDemand(1.0, {"vision": ComponentLoad()})}
+    assert measured == approx(predict_performance(given, "E", mix, inflight=INFLIGHT).throughput, 0.05)
+    assert (
+        measured
+        < 0.5 * predict_performance(given, "L", {"image": TypeDemand(1.0, {"thinker": ComponentLoad(130)})}).throughput
+    )

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.sim import decode, read
+from omnibus.executor.sim import decode_profile, read_profile
 from omnibus.executor.sim import profile as profiles
 from omnibus.executor.sim.device import Device
-from omnibus.executor.sim.distributions import Curve, Draw, Size
+from omnibus.executor.sim.distributions import Curve, Draw, SizeDistribution
 from omnibus.executor.sim.engine import KINDS, lane_of
-from omnibus.executor.sim.profile import Component, kind_of
+from omnibus.executor.sim.profile import SimComponent, kind_of
 
 
 def example() -> bytes:
@@ -31,12 +31,12 @@ def faulty(**component: object) -> bytes:
 
 
 def test_the_documented_profile_has_a_lane_for_each_of_its_components():
-    read_back = decode(example())
+    read_back = decode_profile(example())
 
     for name in ("EL", "L", "anything else"):
-        option = read_back.option(name)
+        option = read_back.find_option(name)
         for component in option.components:
-            kind = kind_of(component, option.component(component))
+            kind = kind_of(component, option.find_component(component))
             assert lane_of(Device(), option, component, kind, 16).slots > 0
     assert {kind_of(name, part) for name, part in read_back.default.components.items()} == {
         "encode", "think", "talk", "vocode", "any",
@@ -46,52 +46,54 @@ def test_the_documented_profile_has_a_lane_for_each_of_its_components():
 def test_every_field_is_documented():
     documentation = profiles.__doc__ or ""
     fields = [
-        field.name for kind in (Component, profiles._Option, profiles._File) for field in msgspec.structs.fields(kind)
+        field.name
+        for kind in (SimComponent, profiles._OptionFields, profiles._File)
+        for field in msgspec.structs.fields(kind)
     ]
 
     assert [name for name in fields if f"`{name}`" not in documentation] == []
 
 
 def test_an_option_takes_from_the_default_what_it_does_not_say():
-    found = decode(example()).option("EL")
+    found = decode_profile(example()).find_option("EL")
 
     assert found.alpha == 1.15
     assert found.startup == 30
-    assert found.component("thinker").slots == 24
-    assert found.component("thinker").share == 2048
-    assert found.component("vision") == decode(example()).default.component("vision")
+    assert found.find_component("thinker").slots == 24
+    assert found.find_component("thinker").share == 2048
+    assert found.find_component("vision") == decode_profile(example()).default.find_component("vision")
 
 
 def test_an_option_is_found_by_model_and_name_then_by_name_then_by_default():
-    found = decode(example())
+    found = decode_profile(example())
 
-    assert found.option("L", "other-model").startup == 60
-    assert found.option("L", "this-model") is found.default
-    assert found.option("EL", "other-model") is found.options["EL"]
+    assert found.find_option("L", "other-model").startup == 60
+    assert found.find_option("L", "this-model") is found.default
+    assert found.find_option("EL", "other-model") is found.options["EL"]
 
 
 def test_an_option_may_bring_components_that_the_default_lacks():
-    found = decode(faulty(batch={"base": 1.0}, tokens={"image": 3}))
+    found = decode_profile(faulty(batch={"base": 1.0}, tokens={"image": 3}))
 
-    assert found.option("E").component("vision").batch == Curve(base=1.0)
+    assert found.find_option("E").find_component("vision").batch == Curve(base=1.0)
     with pytest.raises(BadRequest, match="default has no component 'vision'; there is none"):
-        found.option("L").component("vision")
+        found.find_option("L").find_component("vision")
 
 
 def test_a_file_is_read_and_named_in_what_is_said_of_it(tmp_path: Path):
     path = tmp_path / "cell.json"
     path.write_bytes(example())
-    assert read(str(path)).time_scale == 0.1
+    assert read_profile(str(path)).time_scale == 0.1
 
     path.write_bytes(b"{")
     with pytest.raises(BadRequest, match=str(path)):
-        read(str(path))
+        read_profile(str(path))
 
 
 @pytest.mark.parametrize(("path", "fault"), [("", "set OMNIBUS_EXECUTOR_PROFILE"), ("/nowhere.json", "'/nowhere.json' cannot be read"), ("/", "cannot be read")])  # fmt: skip
 def test_a_file_that_cannot_be_read_is_a_bad_request(path: str, fault: str):
     with pytest.raises(BadRequest, match=fault):
-        read(path)
+        read_profile(path)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_a_file_that_cannot_be_read_is_a_bad_request(path: str, fault: str):
 )
 def test_a_profile_with_a_fault_is_refused_with_its_place(body: bytes, fault: str):
     with pytest.raises(BadRequest, match=fault):
-        decode(body)
+        decode_profile(body)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_profile_with_a_fault_is_refused_with_its_place(body: bytes, fault: st
     ],
 )
 def test_what_a_kind_cannot_do_without_is_named(kind: str, component: dict, lack: str):
-    option = decode(faulty(**component)).option("E")
+    option = decode_profile(faulty(**component)).find_option("E")
 
     with pytest.raises(BadRequest, match=f"option E, component vision of kind {kind}: it needs {lack}"):
         lane_of(Device(), option, "vision", kind, 16)
@@ -166,7 +168,7 @@ def test_what_a_kind_cannot_do_without_is_named(kind: str, component: dict, lack
     ],
 )
 def test_a_kind_is_told_or_the_familys_or_any(name: str, told: str, family: str, kind: str):
-    assert kind_of(name, Component(kind=told), family) == kind
+    assert kind_of(name, SimComponent(kind=told), family) == kind
     assert kind in KINDS
 
 
@@ -198,7 +200,7 @@ def test_tokens_below_saturation_cost_nothing_more():
 
 @pytest.mark.parametrize("curve", [Curve(base=1.0, per_item=0.5, per_token=0.01), Curve(points=((1, 1.0), (4, 2.0)), per_token=0.01, saturation=500)])  # fmt: skip
 def test_parts_of_a_batch_are_its_seconds_and_follow_the_tokens(curve: Curve):
-    parts = curve.parts([10, 10, 210])
+    parts = curve.split_seconds([10, 10, 210])
 
     assert sum(parts) == pytest.approx(curve.seconds(3, 230))
     assert parts[0] == parts[1]
@@ -223,29 +225,29 @@ def test_draws_of_many_jobs_fill_the_unit_evenly():
 
     assert 0 < drawn[0] < drawn[-1] < 1
     assert max(abs(value - at / 1000) for at, value in enumerate(drawn)) < 0.06
-    assert {Draw(seed).below(4) for seed in range(100)} == {0, 1, 2, 3}
+    assert {Draw(seed).integer_below(4) for seed in range(100)} == {0, 1, 2, 3}
 
 
 def test_a_size_has_the_mean_and_the_variation_that_it_says():
-    size = Size(mean=200, cv=0.5)
-    drawn = [size.draw(Draw(0, seed)) for seed in range(4000)]
+    size = SizeDistribution(mean=200, cv=0.5)
+    drawn = [size.draw_size(Draw(0, seed)) for seed in range(4000)]
 
     assert fmean(drawn) == pytest.approx(200, rel=0.05)
     assert stdev(drawn) / fmean(drawn) == pytest.approx(0.5, rel=0.1)
 
 
 def test_jitter_has_mean_one_and_stays_within_its_bounds():
-    drawn = [Draw(0, seed).around(0.2) for seed in range(2000)]
+    drawn = [Draw(0, seed).jitter_factor(0.2) for seed in range(2000)]
 
     assert fmean(drawn) == pytest.approx(1.0, rel=0.01)
     assert 0.8 < min(drawn) < 0.82
     assert 1.18 < max(drawn) < 1.2
-    assert Draw(0).around(0.0) == 1.0
+    assert Draw(0).jitter_factor(0.0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("size", "amount", "drawn"),
-    [(Size(mean=12), 0, 12), (Size(per=1.5), 10, 15), (Size(mean=5, per=2), 3, 11), (Size(), 0, 1), (Size(mean=9, most=4), 0, 4)],
+    [(SizeDistribution(mean=12), 0, 12), (SizeDistribution(per=1.5), 10, 15), (SizeDistribution(mean=5, per=2), 3, 11), (SizeDistribution(), 0, 1), (SizeDistribution(mean=9, most=4), 0, 4)],
 )  # fmt: skip
-def test_a_size_without_variation_is_what_it_says(size: Size, amount: float, drawn: int):
-    assert size.draw(Draw("any"), amount) == drawn
+def test_a_size_without_variation_is_what_it_says(size: SizeDistribution, amount: float, drawn: int):
+    assert size.draw_size(Draw("any"), amount) == drawn

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, OmnibusError
 from omnibus.executor.runner import Item
-from omnibus.executor.sim.language import WORDS, Decode, Prefill
+from omnibus.executor.sim.language import WORDS, SimulatedDecode, SimulatedPrefill
 from tests.unit.executor.simulated import (
     THINKER,
     bench,
@@ -227,8 +227,8 @@ async def test_a_prompt_and_its_answer_may_be_computed_in_two_places():
     halves = {"p": {**THINKER, "kind": "prefill"}, "d": {**THINKER, "kind": "decode"}}
     whole, first = chat("x" * 40), chat("x" * 40)
     async with bench(profile(halves)) as here:
-        assert isinstance(here["p"], Prefill)
-        assert isinstance(here["d"], Decode)
+        assert isinstance(here["p"], SimulatedPrefill)
+        assert isinstance(here["d"], SimulatedDecode)
         assert await here.run("p", first) == [1.0]
         [start], [cache] = first.outputs["start"].items, first.outputs["cache"].items
         second = MemoryJob({"cache": cache, "start": start, "params": {}})

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.sim import Demand, Load, predicted
-from omnibus.executor.sim.device import Device, Lane, Sequence, Together, Turn, Work
+from omnibus.executor.sim import ComponentLoad, TypeDemand, predict_performance
+from omnibus.executor.sim.device import CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve
-from omnibus.executor.sim.scheduled_device import Staged
-from omnibus.executor.step_budget import Goals
+from omnibus.executor.sim.scheduled_device import StagedDevice
+from omnibus.executor.step_budget import StepGoals
 from tests.unit.executor.simulated import ALL, bench, chat, media, profile
 
-GOALS = Goals(ttft=4.0, tbt=0.5)
+GOALS = StepGoals(ttft=4.0, tbt=0.5)
 PROMPT, STEP = Curve(per_token=0.001, base=0.01), Curve(base=0.1)
 PICTURE = Curve(per_item=0.1)
 LONG = 2000  # tokens
@@ -26,20 +26,20 @@ class Run:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.at = 0.0
-        self.turns: list[Turn | Together] = []
+        self.turns: list[DeviceTurn | CombinedTurn] = []
 
     def on(self, turns: int = 1000) -> None:
         """Turn so often, or until nothing is left to do."""
         for _ in range(turns):
-            turn = self.device.turn(self.at)
+            turn = self.device.next_turn(self.at)
             if turn is None:
                 return
             self.turns.append(turn)
             self.at += turn.seconds
-            self.device.finish(turn, self.at, len(turn.ends))
+            self.device.finish_turn(turn, self.at, len(turn.ends))
 
 
-def told(work: Work) -> list[float]:
+def told(work: SimWork) -> list[float]:
     """When something happens to ``work``."""
     times: list[float] = []
     work.told = times.append
@@ -47,29 +47,29 @@ def told(work: Work) -> list[float]:
 
 
 def model(device: Device, slots: int = 4) -> tuple[Run, Lane]:
-    return Run(device), device.lane(PROMPT, STEP, slots)
+    return Run(device), device.add_lane(PROMPT, STEP, slots)
 
 
 def late(device: Device) -> float:
     """The longest gap between two tokens of an answer while a long prompt comes."""
     run, lane = model(device)
-    talking = Sequence(1, limit=40)
+    talking = SimSequence(1, limit=40)
     times = told(talking)
-    lane.put(talking, 0.0)
+    lane.queue_work(talking, 0.0)
     run.on(4)
-    lane.put(Sequence(LONG, limit=2), run.at)
+    lane.queue_work(SimSequence(LONG, limit=2), run.at)
     run.on()
     return max(after - before for before, after in pairwise(times))
 
 
 def test_a_long_prompt_stops_those_who_decode_unless_there_are_goals():
     assert late(Device()) > LONG * 0.001
-    assert late(Staged(1.0, GOALS)) <= GOALS.tbt
+    assert late(StagedDevice(1.0, GOALS)) <= GOALS.tbt
 
 
 def test_what_one_step_takes_follows_from_the_goals():
-    run, lane = model(Staged(1.0, GOALS))
-    lane.put(Sequence(LONG, limit=1), 0.0)
+    run, lane = model(StagedDevice(1.0, GOALS))
+    lane.queue_work(SimSequence(LONG, limit=1), 0.0)
 
     run.on()
 
@@ -78,14 +78,14 @@ def test_what_one_step_takes_follows_from_the_goals():
 
 
 def test_media_are_encoded_beside_the_others_as_far_as_the_goals_allow():
-    run, lane = model(Staged(1.0, GOALS))
-    reads = run.device.lane(PICTURE, None, 16, reads=True, usual=10)
-    talking = Sequence(1, limit=20)
+    run, lane = model(StagedDevice(1.0, GOALS))
+    reads = run.device.add_lane(PICTURE, None, 16, reads=True, usual=10)
+    talking = SimSequence(1, limit=20)
     times = told(talking)
-    lane.put(talking, 0.0)
+    lane.queue_work(talking, 0.0)
     run.on(2)
     for _ in range(10):
-        reads.put(Work(10), run.at)
+        reads.queue_work(SimWork(10), run.at)
     run.on()
 
     assert reads.passes == {4: 2, 2: 1}  # 0.5 s less the step's 0.1
@@ -93,40 +93,40 @@ def test_media_are_encoded_beside_the_others_as_far_as_the_goals_allow():
 
 
 def test_who_leaves_frees_its_slot_wherever_it_is():
-    run, lane = model(Staged(1.0, GOALS), slots=1)
-    reads = run.device.lane(PICTURE, None, 16, reads=True, usual=10)
-    works = [Sequence(5, limit=5), Sequence(5, limit=5), Sequence(5, limit=5)]
-    picture = Work(10)
+    run, lane = model(StagedDevice(1.0, GOALS), slots=1)
+    reads = run.device.add_lane(PICTURE, None, 16, reads=True, usual=10)
+    works = [SimSequence(5, limit=5), SimSequence(5, limit=5), SimSequence(5, limit=5)]
+    picture = SimWork(10)
     for work in works:
-        lane.put(work, 0.0)
-    reads.put(picture, 0.0)
+        lane.queue_work(work, 0.0)
+    reads.queue_work(picture, 0.0)
     run.on(1)
     for gone in (works[0], works[1], picture):
-        (lane if gone in works else reads).remove(gone, run.at)
+        (lane if gone in works else reads).remove_work(gone, run.at)
     run.on()
 
-    assert works[2].finished
+    assert works[2].is_finished
     assert (lane.used, len(lane.waiting), len(reads.waiting)) == (0, 0, 0)
-    assert run.device.turn(run.at) is None
+    assert run.device.next_turn(run.at) is None
 
 
 def test_works_that_come_later_than_now_do_not_go_now():
-    run, lane = model(Staged(1.0, GOALS))
-    lane.put(Sequence(5, limit=1), 1.0)
+    run, lane = model(StagedDevice(1.0, GOALS))
+    lane.queue_work(SimSequence(5, limit=1), 1.0)
 
-    assert run.device.turn(0.5) is None
-    assert run.device.turn(1.0) is not None
+    assert run.device.next_turn(0.5) is None
+    assert run.device.next_turn(1.0) is not None
 
 
 def test_steps_that_nobody_hears_of_are_one_turn():
-    run, lane = model(Staged(1.0, GOALS))
-    quiet = Sequence(5, limit=100, first=50, every=50)
-    lane.put(quiet, 0.0)
+    run, lane = model(StagedDevice(1.0, GOALS))
+    quiet = SimSequence(5, limit=100, first=50, every=50)
+    lane.queue_work(quiet, 0.0)
 
     run.on()
 
     assert [len(turn.ends) for turn in run.turns] == [1, 49, 50]
-    assert quiet.finished
+    assert quiet.is_finished
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -136,10 +136,10 @@ def test_halves_take_as_long_as_the_whole(apart: bool):
         "first": {"kind": "prefill", "slots": 4, "batch": {"base": 1.0}},
         "second": {"kind": "decode", "slots": 4, "step": {"base": 0.5}, "steps": 4},
     }
-    loads = {"first": Load(10), "second": Load(10)} if apart else {"whole": Load(10)}
+    loads = {"first": ComponentLoad(10), "second": ComponentLoad(10)} if apart else {"whole": ComponentLoad(10)}
     given = profile(parts, options={"O": {"ttft": 8.0, "tbt": 4.0}})
 
-    found = predicted(given, "O", {"all": Demand(1.0, loads)}, inflight=1, requests=20)
+    found = predict_performance(given, "O", {"all": TypeDemand(1.0, loads)}, inflight=1, requests=20)
 
     assert found.throughput == pytest.approx(1 / 3.0)
     assert found.seconds["all"] == pytest.approx(3.0)
@@ -162,4 +162,4 @@ def test_goals_are_for_encoders_and_language_models():
     given = profile(ALL, options={"O": {"tbt": 1.0}})
 
     with pytest.raises(BadRequest, match="`ttft` and `tbt` are for encode, think, prefill, decode, not for talker"):
-        predicted(given, "O", {"all": Demand(1.0, {"talker": Load(2)})})
+        predict_performance(given, "O", {"all": TypeDemand(1.0, {"talker": ComponentLoad(2)})})

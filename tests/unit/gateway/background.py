@@ -40,7 +40,7 @@ class Running:
                 await home.all_of(OMNI)
                 await home.all_of(PAINTER)
                 await home.executor(EMBEDDER, "B", "embedder")
-                home.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding("qwen2", "")})
+                home.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
                 self._ready.set_result(home)
                 await self._stop.wait()
         except BaseException as fault:

@@ -53,10 +53,10 @@ class Ward:
         made._confirmations._records.clear()
         made._outbox._waiting.clear()
         for live in list(made._live):
-            made._stop(live.invocation.id)
+            made._stop_invocation(live.invocation.id)
         await made._tensors.close()
         self.home.place.clients.remove(made._tensors)
-        self.home.bus.publish(subjects.event(subjects.GONE), id.encode())
+        self.home.bus.publish(subjects.event_subject(subjects.GONE), id.encode())
 
     async def running(self, component: str, times: int = 1) -> str:
         """Wait until ``component`` has begun so often; returns the executor that has it now."""

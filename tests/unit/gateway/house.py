@@ -17,29 +17,29 @@ import msgspec
 import numpy as np
 
 from omnibus.bus import subjects
-from omnibus.bus.subjects import task_name, token
+from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item, Job
 from omnibus.families import catalog
 from omnibus.plan import Plan
-from omnibus.recording.records import Ended
+from omnibus.recording.records import EndRecord
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.api.app import Frontend
-from services.gateway.api.routes import Table
+from services.gateway.api.routes import RouteTable
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.media.blob_store import MediaKeep
+from services.gateway.media.blob_store import MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.files import Files
-from services.gateway.media.spoken_answers import Spoken
+from services.gateway.media.files import FileStore
+from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.replay.replay import Replayer
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.dead_letters import DeadLetters
-from services.gateway.request.load_report import Loads
+from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
-from services.gateway.request.request import Runs
-from services.gateway.routing.executors import Members
+from services.gateway.request.request import RequestFactory
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
 from services.gateway.videos.service import Videos
@@ -78,10 +78,10 @@ async def think(job: Job) -> None:
     words = words[: job.inputs["params"]["max_tokens"] or len(words)]
     if say := job.inputs["params"].get("say"):
         words = [f"{word} " for word in say.split()]
-    if job.wants("rows"):
+    if job.has_consumer("rows"):
         await job.put("prompt", {}, np.zeros((3, 4), np.float32))
         await job.put("layout", {}, np.zeros((3, 1), np.int64))
-        writer = await job.rows("rows", len(words), 4, "float32")
+        writer = await job.open_rows("rows", len(words), 4, "float32")
         for number, _ in enumerate(words):
             writer.write(np.full((1, 4), number, np.float32))
         job.close("rows")
@@ -111,7 +111,7 @@ async def read(job: Job) -> None:
     rows = 1 if job.inputs.get("negative_prompt") is None else 2
     await job.put("embeds", {}, np.full((rows, words, 4), 1, np.float32))
     await job.put("mask", {}, np.ones((rows, words), np.bool_))
-    if job.wants("tokens"):
+    if job.has_consumer("tokens"):
         await job.put("tokens", {"value": words})
 
 
@@ -126,7 +126,7 @@ async def denoise(job: Job) -> None:
         raise TooLarge("the picture has more than a megapixel", param="width")
     for step in range(1, steps + 1):
         await job.send("progress", {"step": step, "steps": steps})
-        if step % wish["every"] == 0 and step < steps and job.wants("preview"):
+        if step % wish["every"] == 0 and step < steps and job.has_consumer("preview"):
             shade = np.full((height // 8, width // 8, 3), 10 * step, np.uint8)
             await job.send("preview", {"step": step, "steps": steps}, shade)
     job.close("progress")
@@ -172,28 +172,30 @@ class House:
         self.bus = place.bus
         self.tensors = place.office.tensors
         self.settings = settings
-        self.members = Members()
+        self.members = ExecutorTable()
         self.router = Router(gateway, self.members)
         self.dispatcher = Dispatcher(gateway, self.bus, self.tensors, self.members, LIMIT, settings.quarantine)
         self.dispatcher.keeps = settings.record == "stages"
         self.dispatcher.retention.policy = settings.retain
-        self.keep = MediaKeep(settings.media_dir, settings.media_bytes)
+        self.keep = MediaStore(settings.media_dir, settings.media_bytes)
         self.dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
         self.records = Records(self.bus, settings.record != "digest", self.keep, self.dead)
         fetcher = Fetcher(FetchRules())
-        self.loads = Loads(self.router, self.bus, LIMIT)
-        self.runs = Runs(settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads)
-        self.files = Files(settings)
-        spoken = Spoken(store, self.files, settings.file_seconds) if store is not None else None
+        self.loads = LoadReporter(self.router, self.bus, LIMIT)
+        self.runs = RequestFactory(
+            settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads
+        )
+        self.files = FileStore(settings)
+        spoken = SpokenAnswers(store, self.files, settings.file_seconds) if store is not None else None
         self.continuations = Continuations(settings, store, self.bus) if store is not None else None
         self.chat = Chat(self.runs, fetcher, spoken, self.continuations)
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
         self.videos = Videos(settings, store or nowhere, self.runs)
-        self.table = Table(self.runs, self.chat, self.files, self.videos)
+        self.table = RouteTable(self.runs, self.chat, self.files, self.videos)
         self.console = Console(settings, store or nowhere, self.bus)
         frontend = Frontend(settings, self.chat, self.router, self.dispatcher, self.table, console=self.console)
-        self.app = frontend.application()
+        self.app = frontend.build_application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
@@ -203,12 +205,14 @@ class House:
         await self.dispatcher.startup()
         if self.continuations is not None:
             await self.continuations.startup()
-        await self.bus.respond(subjects.REPLAY, self.replayer.respond, queue="gateways")
+        await self.bus.add_responder(subjects.REPLAY, self.replayer.respond, queue="gateways")
 
     def serve(self, *models: str, **more: Any) -> None:
         """A plan of the usual declarations; ``toy.omni`` speaks. ``more`` are declarations of others by name."""
-        declared = {name: catalog.declaration(_FAMILIES[name], "") for name in models} | more
-        plans = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
+        declared = {name: catalog.model_declaration(_FAMILIES[name], "") for name in models} | more
+        plans = declarations_file.build_static_plans(
+            msgspec.convert(declared, dict[str, declarations_file.DeclaredModel])
+        )
         epoch = self.router.plan.epoch + 1 if self.router.plan else 1
         self.router.plan = Plan(epoch, 0, 1000.0, plans)
 
@@ -218,7 +222,7 @@ class House:
         """An executor of toys; ``works`` replaces some of them."""
         kinds = {**_KINDS, **catalog.FAMILIES[_FAMILIES[model]]["tasks"]} if model in _FAMILIES else _KINDS
         made = await self.place.executor(
-            id or f"{token(model)}-{option}-0",
+            id or f"{subject_token(model)}-{option}-0",
             {component: works.get(component) or TOYS[component] for component in components},
             option,
             credits=credits,
@@ -239,9 +243,9 @@ class House:
         headers = {"x-omnibus-path": path} if path else {}
         return await self.http.post("/v1/chat/completions", json=question(model, content, **more), headers=headers)
 
-    async def ended(self, id: str) -> Ended:
+    async def ended(self, id: str) -> EndRecord:
         """The end record of ``id`` once it is there."""
-        found: list[Ended] = []
+        found: list[EndRecord] = []
 
         async def there() -> bool:
             _, ended = await self.records.find(id)
@@ -253,7 +257,7 @@ class House:
 
     async def emptied(self) -> None:
         """Nothing in flight, nothing outstanding, nothing in the arena."""
-        await nodes.until(lambda: self.dispatcher.inflight == 0)
+        await nodes.until(lambda: self.dispatcher.inflight_count == 0)
         assert {status.id: self.members.get(status.id).outstanding for status in self.members.statuses()} == {  # type: ignore[union-attr]
             status.id: 0 for status in self.members.statuses()
         }

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count, cycle
 
 from omnibus.errors import Overloaded
-from services.gateway.routing.draining import DrainRate, check
+from services.gateway.routing.draining import DrainRate, check_queue_time
 
 
 @dataclass
@@ -89,13 +89,13 @@ class World:
     def come(self, gateway: int) -> None:
         drain = self.drains[gateway]
         try:
-            check([drain], self.deadline, self.queue_seconds)
+            check_queue_time([drain], self.deadline, self.queue_seconds)
         except Overloaded as error:
             self.outcome.refused += 1
             self.outcome.promises.append((self.now, error.retry_after))
             return
         request = Request(f"r-{next(self._order)}", gateway, self.now)
-        drain.begin(request.name)
+        drain.add_invocation(request.name)
         self.executor.waiting.append(request)
         self._serve()
 
@@ -112,7 +112,7 @@ class World:
 
     def _end(self, request: Request) -> None:
         self.executor.serving.remove(request)
-        self.drains[request.gateway].finish(request.name, self.now - request.began)
+        self.drains[request.gateway].finish_invocation(request.name, self.now - request.began)
         took = self.now - request.came
         self.outcome.served.append((request.came, took))
         self.outcome.ended.append(self.now)
@@ -128,7 +128,7 @@ class World:
 
     def _note_room(self) -> None:
         try:
-            check([self.drains[0]], self.deadline, self.queue_seconds)
+            check_queue_time([self.drains[0]], self.deadline, self.queue_seconds)
         except Overloaded:
             self._room = False
             return

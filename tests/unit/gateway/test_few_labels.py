@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from services.gateway.request import metrics
-from services.gateway.routing.assignment import Assignment, Part
+from services.gateway.routing.assignment import Assignment, ModelPart
 from tests.unit.gateway.house import VL, House, answered, house, image, question, text
 
 SAMPLES = dict[str, dict[tuple[str, ...], float]]
@@ -19,7 +19,7 @@ SAMPLES = dict[str, dict[tuple[str, ...], float]]
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     async with house(tmp_path) as made:
         await made.all_of(VL)
-        metrics.watch(made.settings, made.router, made.members, made.dispatcher, made.dead)
+        metrics.register_metrics(made.settings, made.router, made.members, made.dispatcher, made.dead)
         yield made
 
 
@@ -87,12 +87,12 @@ async def test_work_on_its_way_is_none_when_all_is_answered(home: House):
     assert set((await samples(home))["omnibus_outstanding_tokens"].values()) == {0.0}
 
 
-def part(model: str) -> Part:
-    return Part(model, "thinker", frozenset({"thinker"}), (0,), ("thinker",), model)
+def part(model: str) -> ModelPart:
+    return ModelPart(model, "thinker", frozenset({"thinker"}), (0,), ("thinker",), model)
 
 
 async def test_a_graph_of_two_models_counts_on_a_path_of_each(home: House):
-    both = Assignment("a+b", "a=thinker,b=thinker", (part("a"), part("b")), tuple[Node, ...]())
+    both = Assignment("a+b", "a=thinker,b=thinker", (part("a"), part("b")), tuple[GraphNode, ...]())
     before = (await samples(home))["omnibus_path_requests_total"]
 
     metrics.count_paths(both, "a=E>L,b=EL")

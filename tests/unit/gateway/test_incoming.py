@@ -10,7 +10,7 @@ import pytest
 from omnibus.bus.messages import Chunk
 from omnibus.errors import StageFailed
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import Incoming, ResultStream
+from services.gateway.dispatch.streams import ItemStream, ResultStream
 from tests.unit.sidecar.node import PATIENCE
 
 
@@ -22,9 +22,9 @@ def stream(*said: dict[str, Any], ended: bool = True) -> ResultStream:
 
 def tell(made: ResultStream, *said: dict[str, Any], ended: bool = True) -> None:
     for seq, data in enumerate(said):
-        made.feed(Chunk("i", 0, "n", seq, data=data))
+        made.feed_chunk(Chunk("i", 0, "n", seq, data=data))
     if ended:
-        made.feed(Chunk("i", 0, "n", len(said), last=True, empty=True))
+        made.feed_chunk(Chunk("i", 0, "n", len(said), last=True, empty=True))
 
 
 async def soon(waiting: Awaitable[Any]) -> Any:
@@ -32,9 +32,9 @@ async def soon(waiting: Awaitable[Any]) -> Any:
         return await waiting
 
 
-async def rest(made: Incoming) -> list[Any]:
+async def rest(made: ItemStream) -> list[Any]:
     found = []
-    while items := await soon(made.next()):
+    while items := await soon(made.next_items()):
         found += [item.data for item in items]
     return found
 
@@ -45,43 +45,43 @@ async def rest(made: Incoming) -> list[Any]:
 async def test_all_that_is_ready_comes_at_once_and_nothing_after_the_last():
     made = stream({"n": 1}, {"n": 2})
 
-    assert [item.data for item in await made.next()] == [{"n": 1}, {"n": 2}]
-    assert await made.next() == []
-    assert await made.next() == []
+    assert [item.data for item in await made.next_items()] == [{"n": 1}, {"n": 2}]
+    assert await made.next_items() == []
+    assert await made.next_items() == []
 
 
 async def test_a_reader_waits_for_more():
     made = stream(ended=False)
-    reading = asyncio.ensure_future(made.next())
+    reading = asyncio.ensure_future(made.next_items())
     await asyncio.sleep(0)
     assert not reading.done()
 
     tell(made, {"n": 1})
 
     assert [item.data for item in await soon(reading)] == [{"n": 1}]
-    assert await soon(made.next()) == []
+    assert await soon(made.next_items()) == []
 
 
 async def test_a_reader_that_gave_up_does_not_stop_the_others():
-    made = Incoming()
-    gone, other = asyncio.ensure_future(made.next()), asyncio.ensure_future(made.value())
+    made = ItemStream()
+    gone, other = asyncio.ensure_future(made.next_items()), asyncio.ensure_future(made.wait_first())
     await asyncio.sleep(0)
     gone.cancel()
 
-    made.add(Item({"n": 1}))
-    made.wake()
+    made.add_item(Item({"n": 1}))
+    made.wake_reader()
 
     assert (await soon(other)).data == {"n": 1}
-    assert [item.data for item in await made.next()] == [{"n": 1}]
+    assert [item.data for item in await made.next_items()] == [{"n": 1}]
 
 
 async def test_a_failure_comes_after_what_came_before_it():
     made = stream({"n": 1}, ended=False)
     made.fail(StageFailed("no more"))
 
-    assert [item.data for item in await made.next()] == [{"n": 1}]
+    assert [item.data for item in await made.next_items()] == [{"n": 1}]
     with pytest.raises(StageFailed, match="no more"):
-        await made.next()
+        await made.next_items()
 
 
 async def test_what_is_whole_does_not_fail_any_more():
@@ -97,14 +97,14 @@ async def test_what_is_whole_does_not_fail_any_more():
 async def test_the_first_item_is_there_also_when_it_was_read():
     made = stream({"n": 1}, {"n": 2})
 
-    assert (await made.value()).data == {"n": 1}
+    assert (await made.wait_first()).data == {"n": 1}
     await rest(made)
-    assert (await made.value()).data == {"n": 1}
+    assert (await made.wait_first()).data == {"n": 1}
 
 
 async def test_the_first_item_is_waited_for():
     made = stream(ended=False)
-    waiting = [asyncio.ensure_future(made.value()) for _ in range(2)]
+    waiting = [asyncio.ensure_future(made.wait_first()) for _ in range(2)]
     await asyncio.sleep(0)
 
     tell(made, {"n": 1}, ended=False)
@@ -114,11 +114,11 @@ async def test_the_first_item_is_waited_for():
 
 async def test_a_value_that_never_comes_is_an_error():
     with pytest.raises(StageFailed, match="an output that a later step needs ended without a value: ask again"):
-        await stream().value()
+        await stream().wait_first()
     failed = stream(ended=False)
     failed.fail(StageFailed("no more"))
     with pytest.raises(StageFailed, match="no more"):
-        await failed.value()
+        await failed.wait_first()
 
 
 # Parts that come again elsewhere

@@ -6,13 +6,13 @@ from collections import Counter, deque
 import pytest
 
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.graph import Node
-from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.routing.executors import Member, Members
-from services.gateway.routing.router import Route, Router
+from omnibus.graph import GraphNode
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
+from services.gateway.routing.router import ExecutorRoute, Router
 
 PATHS = (Path("L", {"thinker": "L"}, 70), Path("M", {"thinker": "M"}, 30))
-THINK = [Node("think", "thinker", {}, "")]
+THINK = [GraphNode("think", "thinker", {}, "")]
 
 
 class Cluster:
@@ -20,10 +20,10 @@ class Cluster:
 
     def __init__(self, replicas: int, *gateways: str) -> None:
         self.inflight = {f"l{number}": 0 for number in range(replicas)}
-        options = {"L": Option(("thinker",), "llm"), "M": Option(("thinker",), "llm")}
+        options = {"L": DeploymentOption(("thinker",), "llm"), "M": DeploymentOption(("thinker",), "llm")}
         tasks = {"thinker": "think"}
         model = ModelPlan("f", "", ("thinker",), {}, options, {"thinker": PATHS}, tasks=tasks)
-        self.routers = [Router(gateway, Members()) for gateway in gateways]
+        self.routers = [Router(gateway, ExecutorTable()) for gateway in gateways]
         self.sent: Counter[str] = Counter()
         for router in self.routers:
             router.plan = Plan(1, 0, 1000.0, {"m": model})
@@ -34,23 +34,23 @@ class Cluster:
             for id, inflight in self.inflight.items():
                 status = ExecutorStatus(id, "m", "L", ("thinker",), ("think",), "n", "ready", 99, inflight=inflight)
                 for router in self.routers:
-                    router.members.heard(status)
+                    router.members.handle_status(status)
 
-    def route(self, router: Router, pinned: str = "L") -> Route:
+    def route(self, router: Router, pinned: str = "L") -> ExecutorRoute:
         assignment = router.assign(THINK)
-        return router.route(assignment, router.ticket(assignment.model, assignment.kind), pinned=pinned)
+        return router.route(assignment, router.issue_ticket(assignment.model, assignment.kind), pinned=pinned)
 
-    def send(self, router: Router, work: int = 100) -> Member:
+    def send(self, router: Router, work: int = 100) -> ExecutorEntry:
         """One invocation; returns where it is."""
         member = router.members.get(self.route(router).executors[0])
         assert member is not None
-        member.charge(work)
+        member.charge_work(work)
         self.inflight[member.status.id] += 1
         self.sent[member.status.id] += 1
         return member
 
-    def done(self, member: Member, work: int = 100) -> None:
-        member.discharge(work)
+    def done(self, member: ExecutorEntry, work: int = 100) -> None:
+        member.discharge_work(work)
         self.inflight[member.status.id] -= 1
 
 
@@ -77,7 +77,7 @@ def test_idle_gateways_do_not_all_begin_with_the_same_replica():
 def test_two_gateways_load_their_replicas_evenly(running: int):
     there = Cluster(3, "one", "two")
     dice = random.Random(running)
-    out: deque[tuple[Member, int]] = deque()
+    out: deque[tuple[ExecutorEntry, int]] = deque()
 
     for number in range(3000):
         work = dice.choice([10, 100, 400])
@@ -97,7 +97,7 @@ def test_a_replica_that_another_gateway_loads_is_avoided():
     busy = theirs.members.get("l0")
     assert busy is not None
     for _ in range(20):
-        busy.charge(100)
+        busy.charge_work(100)
         there.inflight["l0"] += 1
     there.done(there.send(mine))  # so that it knows how much an invocation is
     there.sent.clear()
@@ -160,7 +160,7 @@ def test_one_heartbeat_does_not_make_all_gateways_leave_a_replica():
 def test_the_paths_of_all_gateways_together_have_their_shares():
     there = Cluster(1, "one", "two", "three")
     for router in there.routers:
-        router.members.heard(ExecutorStatus("m0", "m", "M", ("thinker",), ("think",), "n", "ready", 99))
+        router.members.handle_status(ExecutorStatus("m0", "m", "M", ("thinker",), ("think",), "n", "ready", 99))
 
     found = Counter(there.route(router, pinned="").path for _ in range(1000) for router in there.routers)
 

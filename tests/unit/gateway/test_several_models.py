@@ -7,21 +7,21 @@ import pytest
 
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
-from omnibus.graph import Node
-from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.routing.executors import Members
-from services.gateway.routing.router import Route, Router
+from omnibus.graph import GraphNode
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from services.gateway.routing.executors import ExecutorTable
+from services.gateway.routing.router import ExecutorRoute, Router
 
 TYPE = "vision+thinker"
 E, L, EL = (
-    Option(("vision",), "encoder"),
-    Option(("thinker",), "llm"),
-    Option(("vision", "thinker"), "llm"),
+    DeploymentOption(("vision",), "encoder"),
+    DeploymentOption(("thinker",), "llm"),
+    DeploymentOption(("vision", "thinker"), "llm"),
 )
 EXECUTORS = {"org/a": ("E", "L", "EL"), "b": ("L",), "s": ("spell",)}
 
 
-def model(options: dict[str, Option], tasks: dict[str, str], **types: tuple[Path, ...]) -> ModelPlan:
+def model(options: dict[str, DeploymentOption], tasks: dict[str, str], **types: tuple[Path, ...]) -> ModelPlan:
     named = {name.replace("_", "+"): paths for name, paths in types.items()}
     return ModelPlan("f", "", tuple(tasks), {"image": "vision"}, options, named, tasks=tasks)
 
@@ -33,10 +33,10 @@ def paths(together: float = 30, first: str = "E") -> tuple[Path, ...]:
 
 def plan() -> Plan:
     """``b`` borrows the encoder of ``org/a``; ``s`` is an app's own task in two options."""
-    lent = Option(("vision",), "encoder", 0, of="org/a/E")
+    lent = DeploymentOption(("vision",), "encoder", 0, of="org/a/E")
     apart = Path("org/a/E>L", {"vision": "org/a/E", "thinker": "L"}, 1)
     spells = (Path("spell", {"spell": "spell"}, 1), Path("other", {"spell": "other"}, 1))
-    options = {"spell": Option(("spell",), "generator"), "other": Option(("spell",), "generator")}
+    options = {"spell": DeploymentOption(("spell",), "generator"), "other": DeploymentOption(("spell",), "generator")}
     models = {
         "org/a": model({"E": E, "L": L, "EL": EL}, {"vision": "see", "thinker": "think-a"}, vision_thinker=paths()),
         "b": model({"org/a/E": lent, "L": L}, {"vision": "see", "thinker": "think-b"}, vision_thinker=(apart,)),
@@ -51,26 +51,26 @@ def status(id: str, name: str, option: str, *components: str) -> ExecutorStatus:
 
 def router(gateway: str = "g") -> Router:
     """One executor of each option: ``org/a-E`` and so on."""
-    made = Router(gateway, Members())
+    made = Router(gateway, ExecutorTable())
     made.plan = plan()
     for name, spec in made.plan.models.items():
         for option in spec.options:
             if "/" not in option:
-                made.members.heard(status(f"{name}-{option}", name, option, *spec.options[option].components))
+                made.members.handle_status(status(f"{name}-{option}", name, option, *spec.options[option].components))
     return made
 
 
-def nodes(*tasks: str) -> list[Node]:
+def nodes(*tasks: str) -> list[GraphNode]:
     """Each uses what all before it gave."""
-    return [Node(task, "", {}, "", tuple((n, "out") for n in range(index))) for index, task in enumerate(tasks)]
+    return [GraphNode(task, "", {}, "", tuple((n, "out") for n in range(index))) for index, task in enumerate(tasks)]
 
 
 BOTH = ("see", "think-a", "spell")
 
 
-def go(made: Router, *tasks: str, model: str = "", **more: Any) -> Route:
+def go(made: Router, *tasks: str, model: str = "", **more: Any) -> ExecutorRoute:
     assignment = made.assign(nodes(*tasks or BOTH), model)
-    return made.route(assignment, made.ticket(assignment.model, assignment.kind), **more)
+    return made.route(assignment, made.issue_ticket(assignment.model, assignment.kind), **more)
 
 
 def test_a_route_over_several_models_names_them():
@@ -118,9 +118,9 @@ def test_without_the_lender_the_borrowers_stage_is_missing():
 def test_a_lender_makes_the_borrowers_stage_ready():
     made = router()
 
-    assert made.stages("b") == {"vision": "ok", "thinker": "ok"}
+    assert made.stage_states("b") == {"vision": "ok", "thinker": "ok"}
     made.members.remove("org/a-E")
-    assert made.stages("b") == {"thinker": "ok"}
+    assert made.stage_states("b") == {"thinker": "ok"}
 
 
 # Along recorded options
@@ -130,9 +130,9 @@ def test_a_lender_makes_the_borrowers_stage_ready():
 def test_a_replay_goes_along_what_was_recorded(tasks: tuple[str, ...], asked: str):
     made = router()
     recorded = made.assign(nodes(*tasks), asked)
-    before = made.route(recorded, made.ticket(recorded.model, recorded.kind))
+    before = made.route(recorded, made.issue_ticket(recorded.model, recorded.kind))
 
-    assert made.along(recorded.model, recorded.nodes, before.options) == before
+    assert made.route_by_options(recorded.model, recorded.nodes, before.options) == before
 
 
 def test_a_replay_finds_the_lender_when_the_plan_has_it_no_more():
@@ -142,17 +142,17 @@ def test_a_replay_finds_the_lender_when_the_plan_has_it_no_more():
     made.plan.models["b"].options.pop("org/a/E")
     made.plan = made.plan
 
-    assert made.along("b", recorded.nodes, ("org/a/E", "L")).executors == ("org/a-E", "b-L")
+    assert made.route_by_options("b", recorded.nodes, ("org/a/E", "L")).executors == ("org/a-E", "b-L")
 
 
 def test_a_replay_avoids_who_is_lost_and_keeps_its_options():
     made = router()
-    made.members.heard(status("more", "s", "spell"))
+    made.members.handle_status(status("more", "s", "spell"))
     recorded = made.assign(nodes("spell"))
 
-    assert made.along("s", recorded.nodes, ["spell"], frozenset({"s-spell"})).executors == ("more",)
+    assert made.route_by_options("s", recorded.nodes, ["spell"], frozenset({"s-spell"})).executors == ("more",)
     with pytest.raises(StageUnavailable, match="option 'spell' of s"):
-        made.along("s", recorded.nodes, ["spell"], frozenset({"s-spell", "more"}))
+        made.route_by_options("s", recorded.nodes, ["spell"], frozenset({"s-spell", "more"}))
 
 
 def test_a_replay_names_a_model_that_is_gone():
@@ -162,7 +162,7 @@ def test_a_replay_names_a_model_that_is_gone():
     made.plan.models.pop("s")
 
     with pytest.raises(NotFound, match="no model 's'"):
-        made.along(recorded.model, recorded.nodes, ("org/a/E", "org/a/L", "s/spell"))
+        made.route_by_options(recorded.model, recorded.nodes, ("org/a/E", "org/a/L", "s/spell"))
 
 
 # Pins
@@ -200,7 +200,7 @@ def test_among_the_paths_that_keep_a_pin_their_rates_decide():
     assert made.plan is not None
     options = {"vision": "E", "thinker": "X"}
     made.plan.models["org/a"].types[TYPE] = (*paths(), Path("E>X", options, 140))
-    made.members.heard(status("x", "org/a", "X"))
+    made.members.handle_status(status("x", "org/a", "X"))
 
     found = Counter(go(made, "see", "think-a", pins=("apart", "")).path for _ in range(900))
 
@@ -211,7 +211,11 @@ def test_among_the_paths_that_keep_a_pin_their_rates_decide():
 def test_encoders_may_stay_together_when_they_are_apart():
     made = router()
     tasks = {"vision": "see", "audio": "hear", "thinker": "think"}
-    options = {"VA": Option(("vision", "audio"), "encoder"), "T": L, "M": Option(tuple(tasks), "llm")}
+    options = {
+        "VA": DeploymentOption(("vision", "audio"), "encoder"),
+        "T": L,
+        "M": DeploymentOption(tuple(tasks), "llm"),
+    }
     both = (
         Path("VA>T", {"vision": "VA", "audio": "VA", "thinker": "T"}, 1),
         Path("M", dict.fromkeys(tasks, "M"), 1),
@@ -221,7 +225,7 @@ def test_encoders_may_stay_together_when_they_are_apart():
     omni = ModelPlan("f", "", tuple(tasks), encoders, options, types, tasks=tasks)
     made.plan = Plan(2, 0, 1000.0, {"o": omni})
     for option in options:
-        made.members.heard(status(f"o-{option}", "o", option))
+        made.members.handle_status(status(f"o-{option}", "o", option))
 
     assert taken(made, "see", "hear", "think", pins=("apart", "apart", "")) == {"VA>T"}
     with pytest.raises(BadRequest, match="no path"):

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.graph import Node
-from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.routing.executors import Members
-from services.gateway.routing.router import Route, Router
+from omnibus.graph import GraphNode
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from services.gateway.routing.executors import ExecutorTable
+from services.gateway.routing.router import ExecutorRoute, Router
 
 TASKS = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
 KIND = "vision+thinker"
@@ -17,27 +17,27 @@ KIND = "vision+thinker"
 
 def encoders(keeps: bool = True, count: int = 2) -> Router:
     """A gateway that knows a thinker and encoders with 8 credits each."""
-    options = {"E": Option(("vision",), "encoder"), "L": Option(("thinker",), "llm")}
+    options = {"E": DeploymentOption(("vision",), "encoder"), "L": DeploymentOption(("thinker",), "llm")}
     paths = {KIND: (Path("E>L", {"vision": "E", "thinker": "L"}, 1),)}
     model = ModelPlan("tiny", "", ("vision", "thinker"), {"image": "vision"}, options, paths, tasks=TASKS)
-    made = Router("g1", Members())
+    made = Router("g1", ExecutorTable())
     made.plan = Plan(1, 0, 0.0, {"m": model})
     for id, option in [("l0", "L"), *((f"e{number}", "E") for number in range(count))]:
-        made.members.heard(ExecutorStatus(id, "m", option, (), (), "n", "ready", 8, keeps=keeps))
+        made.members.handle_status(ExecutorStatus(id, "m", option, (), (), "n", "ready", 8, keeps=keeps))
     return made
 
 
-def pictures(*digests: str) -> list[Node]:
+def pictures(*digests: str) -> list[GraphNode]:
     """Calls of the encoder with pictures of these digests, and the thinker that reads them."""
-    return [Node(TASKS["vision"], "vision", {}, digest) for digest in digests] + [
-        Node(TASKS["thinker"], "thinker", {}, "")
+    return [GraphNode(TASKS["vision"], "vision", {}, digest) for digest in digests] + [
+        GraphNode(TASKS["thinker"], "thinker", {}, "")
     ]
 
 
-def shared(made: Router, *digests: str, **more: Any) -> Route:
+def shared(made: Router, *digests: str, **more: Any) -> ExecutorRoute:
     """Where a request with these pictures goes."""
     assignment = made.assign(pictures(*digests), "m")
-    return made.route(assignment, made.ticket(assignment.model, assignment.kind), **more)
+    return made.route(assignment, made.issue_ticket(assignment.model, assignment.kind), **more)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -82,7 +82,7 @@ def test_an_item_goes_elsewhere_when_who_knows_it_has_no_credit_left():
     made = encoders()
     before = shared(made, "d1").executors[0]
     for _ in range(8):
-        made.members.get(before).charge(0)  # type: ignore[union-attr]
+        made.members.get(before).charge_work(0)  # type: ignore[union-attr]
 
     assert shared(made, "d1").executors[0] != before
 
@@ -95,10 +95,10 @@ def test_replicas_that_keep_nothing_take_turns():
 
 def test_an_item_that_is_computed_from_another_has_no_known_content():
     made = encoders()
-    node = Node(TASKS["vision"], "vision", {}, "same", ((0, "picture"),))
+    node = GraphNode(TASKS["vision"], "vision", {}, "same", ((0, "picture"),))
     assignment = made.assign([*pictures("")[:1], node], "m")
 
-    taken = {made.route(assignment, made.ticket("m", "vision")).executors[1] for _ in range(8)}
+    taken = {made.route(assignment, made.issue_ticket("m", "vision")).executors[1] for _ in range(8)}
 
     assert taken == {"e0", "e1"}
 
@@ -107,7 +107,7 @@ def test_a_replay_shares_a_requests_items_too():
     made = encoders()
     first = shared(made, "d1", "d2")
 
-    again = made.along("m", pictures("d1", "d2"), ("E", "E", "L"), work=[64, 64, 64])
+    again = made.route_by_options("m", pictures("d1", "d2"), ("E", "E", "L"), work=[64, 64, 64])
 
     assert (again.path, again.executors) == ("E>L", first.executors)
     assert again.work == (4, 4, 64)

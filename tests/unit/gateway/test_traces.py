@@ -26,16 +26,16 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """Tracing is on in this process, and what it sends comes here."""
     with collector() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-        tracing.start("test")
+        tracing.start_tracing("test")
         yield made
-        tracing.stop(5.0)
+        tracing.stop_tracing(5.0)
 
 
 @pytest.fixture
 async def home(tmp_path: Path, received: Collector) -> AsyncIterator[House]:
     async with house(tmp_path) as made:
         made.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=tracing.http(made.app)), base_url="http://gateway"
+            transport=httpx.ASGITransport(app=tracing.trace_http(made.app)), base_url="http://gateway"
         )
         yield made
 
@@ -43,7 +43,7 @@ async def home(tmp_path: Path, received: Collector) -> AsyncIterator[House]:
 async def sent(home: House, received: Collector, trace: str = TRACE) -> list[Seen]:
     """All spans of ``trace``, once everything was sent."""
     await home.emptied()
-    await asyncio.to_thread(tracing.stop, 5.0)
+    await asyncio.to_thread(tracing.stop_tracing, 5.0)
     return received.of(trace)
 
 
@@ -129,7 +129,7 @@ async def test_each_attempt_has_its_own_span(home: House, received: Collector):
     async def once(job: Job) -> None:
         if not died:
             died.append("x")
-            home.bus.publish(subjects.event(subjects.GONE), b"EL-0")
+            home.bus.publish(subjects.event_subject(subjects.GONE), b"EL-0")
             await asyncio.Event().wait()
         await think(job)
 
@@ -169,9 +169,9 @@ async def test_what_its_client_does_not_sample_is_not_sent(home: House, received
 async def test_a_replay_is_part_of_the_trace_of_who_asks_for_it(home: House, received: Collector):
     await home.all_of(VL)
     id = await ask(home, VL, "hello", "")
-    body = graph.encode((await home.records.find(id)).invocation)
+    body = graph.encode_invocation((await home.records.find(id)).invocation)
 
-    parts = [part async for part in home.bus.requests(subjects.REPLAY, body, 20.0, {"Traceparent": TRACEPARENT})]
+    parts = [part async for part in home.bus.request_stream(subjects.REPLAY, body, 20.0, {"Traceparent": TRACEPARENT})]
 
     assert len(parts) == 2
     names = tree(await sent(home, received))
@@ -182,9 +182,11 @@ async def test_work_by_hand_is_part_of_the_trace_of_who_asks_for_it(home: House,
     await home.all_of(VL)
     id = await ask(home, VL, "hello", "")
     recorded = (await home.records.find(id)).invocation
-    subject = subjects.task(recorded.nodes[0].task)
+    subject = subjects.task_subject(recorded.nodes[0].task)
 
-    async for _ in home.bus.requests(subject, graph.encode(recorded), 20.0, {"traceparent": TRACEPARENT}):
+    async for _ in home.bus.request_stream(
+        subject, graph.encode_invocation(recorded), 20.0, {"traceparent": TRACEPARENT}
+    ):
         pass
 
     assert tree(await sent(home, received))["thinker"] == PARENT
@@ -195,7 +197,7 @@ async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
     async with house(tmp_path) as home:
         await home.all_of(VL)
         await home.bus.subscribe("omnibus.task.>", lambda delivery: heard.append(delivery.headers))
-        assert tracing.http(home.app) is home.app
+        assert tracing.trace_http(home.app) is home.app
         await home.ended((await home.ask(VL, "hello")).headers["x-request-id"])
 
     assert heard == [None]
@@ -241,7 +243,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "omnibus.tracing.otel", None)
 
-    tracing.start("test")
+    tracing.start_tracing("test")
 
     assert tracing.tracer is None
     assert "omnibus-serve[otel]" in caplog.text

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from services.gateway.http.connection import ConnectionLimits
-from services.gateway.http.server import server
+from services.gateway.http.server import create_server
 from tests.unit.gateway.house import House
 
 PATIENCE = 20.0
@@ -87,7 +87,7 @@ class Doorway:
 async def doorway(home: House) -> AsyncIterator[Doorway]:
     """``home`` behind a real server, with the limits of its settings."""
     listener = socket.create_server(("127.0.0.1", 0))
-    serving = server(home.app, limits=ConnectionLimits.of(home.settings))
+    serving = create_server(home.app, limits=ConnectionLimits.from_settings(home.settings))
     task = asyncio.ensure_future(serving.serve(sockets=[listener]))
     made = Doorway(listener.getsockname()[1])
     try:

@@ -13,14 +13,14 @@ import numpy as np
 from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.memory import MemoryBus
-from omnibus.bus.messages import Accepted, Chunk, End, ExecutorStatus, Hop
-from omnibus.graph import WIRE_VERSION, Invocation, Node
-from omnibus.plan import ModelPlan, Option, Path, Plan
+from omnibus.bus.messages import Accepted, Chunk, ExecutorStatus, Hop, InvocationEnd
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.inflight import Running
-from services.gateway.routing.executors import Members
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.sidecar.server import Sidecar
 from tests.unit.executor.arithmetic import LIMIT, call
@@ -35,9 +35,9 @@ TOGETHER = Path("EL", {"vision": "EL", "thinker": "EL"}, 0.0)
 
 def plan(*paths: Path) -> Plan:
     options = {
-        "E": Option(("vision",), "encoder"),
-        "L": Option(("thinker",), "llm"),
-        "EL": Option(("vision", "thinker"), "llm"),
+        "E": DeploymentOption(("vision",), "encoder"),
+        "L": DeploymentOption(("thinker",), "llm"),
+        "EL": DeploymentOption(("vision", "thinker"), "llm"),
     }
     model = ModelPlan("f", "", ("vision", "thinker"), {"image": "vision"}, options, {KIND: paths or (APART, TOGETHER)})
     return Plan(1, 0, 1000.0, {"m": model})
@@ -51,7 +51,7 @@ class Puppet:
         self.id = id
         self.option = option
         self.taken: list[Invocation] = []
-        self.ends: list[End] = []
+        self.ends: list[InvocationEnd] = []
         self.fed: list[Chunk] = []
         self.accepts = False  # at once
         self._stops: list[Any] = []
@@ -59,8 +59,8 @@ class Puppet:
 
     async def live(self) -> "Puppet":
         self._stops = [
-            await self.bus.subscribe(subjects.task("*", self.id), self._take),
-            await self.bus.subscribe(subjects.edge(self.id), self._feed),
+            await self.bus.subscribe(subjects.task_subject("*", self.id), self._take),
+            await self.bus.subscribe(subjects.edge_subject(self.id), self._feed),
         ]
         self._heart = asyncio.get_running_loop().create_task(self._beat())
         return self
@@ -72,17 +72,17 @@ class Puppet:
 
     def say(self, state: str = "ready", **more: Any) -> None:
         status = ExecutorStatus(self.id, "m", self.option, COMPONENTS[self.option], (), "n1", state, 8, **more)
-        self.bus.publish(subjects.event(subjects.EXECUTOR), messages.encode(status))
+        self.bus.publish(subjects.event_subject(subjects.EXECUTOR), messages.encode(status))
 
     def _take(self, delivery: Delivery) -> None:
-        self.taken.append(graph.decode(delivery.data))
+        self.taken.append(graph.decode_invocation(delivery.data))
         if self.accepts:
             self.accept()
 
     def _feed(self, delivery: Delivery) -> None:
         if delivery.data:
             came = messages.decode_edges(delivery.data)
-            self.ends += [message for message in came if isinstance(message, End)]
+            self.ends += [message for message in came if isinstance(message, InvocationEnd)]
             self.fed += [message for message in came if isinstance(message, Chunk)]
 
     def freeze(self) -> None:
@@ -98,7 +98,7 @@ class Puppet:
         self._stops = []
 
     def reply(self, *replies: Any) -> None:
-        body = next(messages.frames([messages.encode(reply) for reply in replies], LIMIT))
+        body = next(messages.join_frames([messages.encode(reply) for reply in replies], LIMIT))
         self.bus.publish(self.taken[-1].reply, body)
 
     @property
@@ -128,16 +128,16 @@ class World:
         self.sidecar = sidecar
         self.tensors = tensors
         self.directory = directory
-        self.members = Members()
+        self.members = ExecutorTable()
         self.router = Router("g", self.members)
         self.router.plan = plan()
         self.dispatcher = Dispatcher("g", bus, tensors, self.members, LIMIT, quarantine=600.0)
         self.puppets: dict[str, Puppet] = {}
-        self.ends: list[End] = []
+        self.ends: list[InvocationEnd] = []
 
     async def open(self) -> None:
         await self.bus.subscribe(
-            subjects.end("*"), lambda delivery: self.ends.append(messages.decode_end(delivery.data))
+            subjects.end_subject("*"), lambda delivery: self.ends.append(messages.decode_end(delivery.data))
         )
         await self.dispatcher.startup()
 
@@ -149,14 +149,16 @@ class World:
     async def puppets_of(self, **options: str) -> list[Puppet]:
         return [await self.puppet(id, option) for id, option in options.items()]
 
-    def submit(self, within: float = 60.0, asked: Mapping[str, Any] = {}, **more: Any) -> Running:
+    def submit(self, within: float = 60.0, asked: Mapping[str, Any] = {}, **more: Any) -> InflightInvocation:
         """A request of two nodes on the planned path, or on what is ``asked`` of the router."""
-        return self.run(call("vision", x=1), call("thinker", item=graph.ref(0, "y"), **more), within=within, **asked)
+        return self.run(
+            call("vision", x=1), call("thinker", item=graph.make_ref(0, "y"), **more), within=within, **asked
+        )
 
-    def run(self, *calls: Node, within: float = 60.0, **asked: Any) -> Running:
+    def run(self, *calls: GraphNode, within: float = 60.0, **asked: Any) -> InflightInvocation:
         """A request of ``calls``, the last of which answers."""
         assignment = self.router.assign(calls, "m")
-        ticket = self.router.ticket(assignment.model, assignment.kind)
+        ticket = self.router.issue_ticket(assignment.model, assignment.kind)
         choose = partial(self.router.route, assignment, ticket, **asked)
         route = choose()
         now = time.time()
@@ -213,12 +215,12 @@ async def world(directory: File, limit: int = LIMIT) -> AsyncIterator[World]:
             await made.close()
 
 
-def texts(running: Running) -> list[str]:
+def texts(running: InflightInvocation) -> list[str]:
     """What the client can read now; raises what made the answer end."""
-    return [item.data["text"] for item in running.streams[1, "said"].take()]
+    return [item.data["text"] for item in running.streams[1, "said"].take_ready()]
 
 
-async def finish(there: World, running: Running, vision: Puppet, thinker: Puppet, *words: str) -> list[str]:
+async def finish(there: World, running: InflightInvocation, vision: Puppet, thinker: Puppet, *words: str) -> list[str]:
     """Both executors do their part; returns what the client read."""
     await there.sent(thinker)
     vision.reply(vision.hop(0))

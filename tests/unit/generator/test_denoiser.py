@@ -11,8 +11,8 @@ import torch
 
 from omnibus.errors import BadRequest, StageUnavailable, TooLarge
 from omnibus.executor.runner import Item
-from omnibus_models.contract import Denoiser, Picture
-from omnibus_models.families import family
+from omnibus_models.contract import Denoiser, ImageSpec
+from omnibus_models.families import load_family
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from tests.unit.jobs import MemoryJob, run
 
@@ -22,7 +22,7 @@ LENGTHS = (9, 5)  # of the prompt and of the negative prompt
 
 @pytest.fixture(scope="module")
 def denoiser(image: Path) -> Denoiser:
-    return family("qwen_image").load("dit", image)
+    return load_family("qwen_image").load("dit", image)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def job(*wants: str, invocation: int = 7, prompt: int = 0, **more: Any) -> Memor
     return MemoryJob({**inputs, **more}, wants=wants, seed=invocation)
 
 
-def alone(denoiser: Denoiser, picture: Picture, prompt: int = 0) -> np.ndarray:
+def alone(denoiser: Denoiser, picture: ImageSpec, prompt: int = 0) -> np.ndarray:
     embeds, mask = guides(prompt)
     with torch.inference_mode():
         one = denoiser.open(picture, [torch.from_numpy(row[good]) for row, good in zip(embeds, mask, strict=True)])
@@ -59,7 +59,7 @@ def alone(denoiser: Denoiser, picture: Picture, prompt: int = 0) -> np.ndarray:
 async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one = await run(runner, job(width=96, height=48, steps=5, guidance=2.5, seed=3))
 
-    wanted = alone(denoiser, Picture(96, 48, 5, 3, 2.5))
+    wanted = alone(denoiser, ImageSpec(96, 48, 5, 3, 2.5))
     np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
     assert one.array("latents").shape == (4, 1, 6, 12)
     assert {"embeds", "mask"} <= {*one.read}
@@ -68,7 +68,7 @@ async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser:
 async def test_without_a_seed_it_is_the_invocations(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one, other = [await run(runner, job(invocation=seed)) for seed in (11, 12)]
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 64, 4, 11)), atol=1e-5)
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 11)), atol=1e-5)
     assert not np.allclose(one.array("latents"), other.array("latents"), atol=1e-2)
 
 
@@ -79,13 +79,13 @@ async def test_one_prompt_alone_guides_without_a_negative_one(runner: DenoiseRun
 
     await run(runner, one)
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 64, 4, 7, 1.0)), atol=1e-5)
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7, 1.0)), atol=1e-5)
 
 
 async def test_many_pictures_at_once_are_as_if_each_were_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     wishes = [
-        (Picture(64, 64, 9, 1, 3.0), 0), (Picture(64, 64, 3, 2, None), 1), (Picture(96, 48, 5, 3, 1.0), 2),
-        (Picture(64, 64, 6, 4, 6.0), 3), (Picture(96, 48, 8, 5, 4.0), 0), (Picture(64, 64, 2, 6, 1.0), 1),
+        (ImageSpec(64, 64, 9, 1, 3.0), 0), (ImageSpec(64, 64, 3, 2, None), 1), (ImageSpec(96, 48, 5, 3, 1.0), 2),
+        (ImageSpec(64, 64, 6, 4, 6.0), 3), (ImageSpec(96, 48, 8, 5, 4.0), 0), (ImageSpec(64, 64, 2, 6, 1.0), 1),
     ]  # fmt: skip
     jobs = [
         job(
@@ -116,7 +116,7 @@ async def test_a_picture_that_comes_later_joins_the_steps_of_others(runner: Deno
 
     assert not long.outputs["latents"].closed
     assert runner.stats()["batches"]["2"] == 5
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 64, 5, 7)), atol=1e-5)
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 5, 7)), atol=1e-5)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -167,7 +167,7 @@ async def test_a_picture_that_cannot_step_fails_alone(
 ) -> None:
     bad, good, begin = job(seed=99), job(), runner.model.open
 
-    def broken(picture: Picture, *given: Any) -> Any:
+    def broken(picture: ImageSpec, *given: Any) -> Any:
         one = begin(picture, *given)
         if picture.seed == 99:
             one.guides = (torch.zeros(3, 5),)
@@ -178,7 +178,7 @@ async def test_a_picture_that_cannot_step_fails_alone(
     failed, made = await asyncio.gather(run(runner, bad), run(runner, good), return_exceptions=True)
 
     assert isinstance(failed, RuntimeError)
-    np.testing.assert_allclose(made.array("latents"), alone(denoiser, Picture(64, 64, 4, 7)), atol=1e-5)
+    np.testing.assert_allclose(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), atol=1e-5)
     assert runner.stats()["used"] == 0
 
 
@@ -189,7 +189,7 @@ async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: Den
     failed, made = await asyncio.gather(run(runner, job("preview")), run(runner, job()), return_exceptions=True)
 
     assert isinstance(failed, RuntimeError)
-    np.testing.assert_allclose(made.array("latents"), alone(denoiser, Picture(64, 64, 4, 7)), atol=1e-5)
+    np.testing.assert_allclose(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), atol=1e-5)
 
 
 @pytest.mark.parametrize(

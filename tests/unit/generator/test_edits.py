@@ -11,8 +11,8 @@ import torch
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item
-from omnibus_models.contract import Denoiser, Picture
-from omnibus_models.families import family
+from omnibus_models.contract import Denoiser, ImageSpec
+from omnibus_models.families import load_family
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from tests.unit.jobs import MemoryJob, run
 
@@ -21,7 +21,7 @@ TOKENS, WIDTH = 9, 64
 
 @pytest.fixture(scope="module")
 def denoiser(edit: Path) -> Denoiser:
-    return family("qwen_image_edit").load("dit", edit)
+    return load_family("qwen_image_edit").load("dit", edit)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def job(image: np.ndarray | None, **more: Any) -> MemoryJob:
     )
 
 
-def alone(denoiser: Denoiser, picture: Picture, image: np.ndarray) -> np.ndarray:
+def alone(denoiser: Denoiser, picture: ImageSpec, image: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         one = denoiser.open(picture, [torch.tensor(row) for row in drawn(1, 2, TOKENS, WIDTH)], torch.tensor(image))
         while one.done < one.steps:
@@ -61,7 +61,7 @@ async def test_a_picture_is_as_large_as_the_one_it_is_made_of(runner: DenoiseRun
     one = await run(runner, job(image, seed=3))
 
     assert one.array("latents").shape == (4, 1, 6, 8)
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(64, 48, 4, 3), image), atol=1e-5)
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 48, 4, 3), image), atol=1e-5)
     assert {"embeds", "image", "mask"} <= {*one.read}
 
 
@@ -70,7 +70,7 @@ async def test_a_picture_may_have_a_size_of_its_own(runner: DenoiseRunner, denoi
 
     one = await run(runner, job(image, seed=3, width=32, height=96))
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, Picture(32, 96, 4, 3), image), atol=1e-5)
+    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(32, 96, 4, 3), image), atol=1e-5)
 
 
 async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
@@ -82,7 +82,7 @@ async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for place, (image, one) in enumerate(zip(images, jobs, strict=True)):
-        wanted = alone(denoiser, Picture(64, 64, 3 + place, place), image)
+        wanted = alone(denoiser, ImageSpec(64, 64, 3 + place, place), image)
         np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
     assert max(map(int, runner.stats()["batches"])) == 3
 

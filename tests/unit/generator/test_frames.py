@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.generator.vocoder import VocodeRunner, VocodeSettings
 from tests.unit.generator.test_vocoder import job
 from tests.unit.jobs import MemoryJob, Pipe, run
@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vocoder(checkpoint: Path) -> Vocoder:
-    made: Vocoder = family(NAME).load("vocoder", checkpoint)
+    made: Vocoder = load_family(NAME).load("vocoder", checkpoint)
     return made
 
 

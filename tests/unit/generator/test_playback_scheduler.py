@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from services.generator.playback_scheduler import Floor, Playback
+from services.generator.playback_scheduler import DeadlineLock, Playback
 
 RATE = 24000
 
@@ -17,18 +17,18 @@ def test_a_listener_without_sound_is_patient_for_a_while():
 def test_sound_lasts_from_when_it_came():
     one = Playback(RATE, begun=10.0, patience=0.2)
 
-    one.sent(RATE, now=10.1)
+    one.record_sent(RATE, now=10.1)
     assert one.dry == pytest.approx(11.1)
 
-    one.sent(RATE // 2, now=10.5)
+    one.record_sent(RATE // 2, now=10.5)
     assert one.dry == pytest.approx(11.6)
 
 
 def test_after_a_silence_playing_goes_on_with_what_comes():
     one = Playback(RATE, begun=10.0, patience=0.2)
-    one.sent(RATE, now=10.0)
+    one.record_sent(RATE, now=10.0)
 
-    one.sent(RATE, now=15.0)
+    one.record_sent(RATE, now=15.0)
 
     assert one.dry == pytest.approx(16.0)
 
@@ -36,9 +36,9 @@ def test_after_a_silence_playing_goes_on_with_what_comes():
 def test_no_samples_change_nothing():
     one = Playback(RATE, begun=10.0, patience=0.2)
 
-    one.sent(0, now=12.0)
-    one.sent(RATE, now=12.0)
-    one.sent(0, now=12.5)
+    one.record_sent(0, now=12.0)
+    one.record_sent(RATE, now=12.0)
+    one.record_sent(0, now=12.5)
 
     assert one.dry == pytest.approx(13.0)
 
@@ -49,9 +49,9 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def queue(floor: Floor, order: list[float], *dues: float) -> list[asyncio.Task[None]]:
+async def queue(floor: DeadlineLock, order: list[float], *dues: float) -> list[asyncio.Task[None]]:
     async def one(due: float) -> None:
-        async with floor.turn(due):
+        async with floor.hold_turn(due):
             order.append(due)
 
     tasks = [asyncio.create_task(one(due)) for due in dues]
@@ -60,8 +60,8 @@ async def queue(floor: Floor, order: list[float], *dues: float) -> list[asyncio.
 
 
 async def test_of_those_who_wait_the_first_due_is_next():
-    floor, order = Floor(), []
-    async with floor.turn(0.0):
+    floor, order = DeadlineLock(), []
+    async with floor.hold_turn(0.0):
         tasks = await queue(floor, order, 5.0, 2.0, 9.0, 2.5)
         assert order == []
 
@@ -71,7 +71,7 @@ async def test_of_those_who_wait_the_first_due_is_next():
 
 
 async def test_a_free_floor_is_taken_at_once():
-    floor, order = Floor(), []
+    floor, order = DeadlineLock(), []
 
     await asyncio.gather(*await queue(floor, order, 5.0))
     await asyncio.gather(*await queue(floor, order, 1.0))
@@ -80,12 +80,12 @@ async def test_a_free_floor_is_taken_at_once():
 
 
 async def test_there_is_one_at_a_time():
-    floor, inside, most = Floor(), 0, 0
+    floor, inside, most = DeadlineLock(), 0, 0
     chance = random.Random(1)
 
     async def one(due: float, pauses: int) -> None:
         nonlocal inside, most
-        async with floor.turn(due):
+        async with floor.hold_turn(due):
             inside += 1
             most = max(most, inside)
             for _ in range(pauses):
@@ -99,8 +99,8 @@ async def test_there_is_one_at_a_time():
 
 @pytest.mark.parametrize("when", ["while it waits", "as its turn comes"])
 async def test_who_is_cancelled_does_not_keep_the_floor(when: str):
-    floor, order = Floor(), []
-    async with floor.turn(0.0):
+    floor, order = DeadlineLock(), []
+    async with floor.hold_turn(0.0):
         first, second = await queue(floor, order, 1.0, 2.0)
         if when == "while it waits":
             first.cancel()
@@ -116,10 +116,10 @@ async def test_who_is_cancelled_does_not_keep_the_floor(when: str):
 
 
 async def test_a_failure_inside_gives_the_floor_back():
-    floor, order = Floor(), []
+    floor, order = DeadlineLock(), []
 
     with pytest.raises(RuntimeError):
-        async with floor.turn(0.0):
+        async with floor.hold_turn(0.0):
             raise RuntimeError
     await asyncio.gather(*await queue(floor, order, 1.0))
 
@@ -136,7 +136,7 @@ def late(deadlines: bool, streams: int, cost: float, chunk: float, seconds: floa
         one = min(waiting, key=lambda each: playing[each].dry) if deadlines else waiting[0]
         now += cost
         silent += max(0.0, now - playing[one].dry)
-        playing[one].sent(int(chunk * RATE), now)
+        playing[one].record_sent(int(chunk * RATE), now)
         made[one] += chunk
     return silent
 

@@ -5,35 +5,35 @@ from collections import Counter
 
 import pytest
 
-from services.generator.step_scheduler import Size, Turns
+from services.generator.step_scheduler import StepScheduler, StepSize
 
 SMALL, LARGE = "small", "large"
-SIZES = {SMALL: Size(2, 16), LARGE: Size(2, 256)}
+SIZES = {SMALL: StepSize(2, 16), LARGE: StepSize(2, 256)}
 
 
-def turns(pictures: int = 16, tokens: int = 1 << 20) -> Turns[str]:
-    return Turns(pictures, tokens)
+def turns(pictures: int = 16, tokens: int = 1 << 20) -> StepScheduler[str]:
+    return StepScheduler(pictures, tokens)
 
 
-def join(these: Turns[str], *keys: str, shape: str = SMALL, size: Size | None = None) -> None:
+def join(these: StepScheduler[str], *keys: str, shape: str = SMALL, size: StepSize | None = None) -> None:
     for key in keys:
         these.join(key, shape, size or SIZES[shape])
 
 
 def test_nobody_has_no_turn():
-    assert turns().turn() == []
+    assert turns().next_batch() == []
 
 
 def test_who_comes_joins_the_next_step_and_who_leaves_is_not_in_it():
     these = turns()
     join(these, "a")
-    assert these.turn() == ["a"]
+    assert these.next_batch() == ["a"]
 
     join(these, "b", "c")
-    assert these.turn() == ["a", "b", "c"]
+    assert these.next_batch() == ["a", "b", "c"]
 
-    these.leave("a")
-    assert these.turn() == ["b", "c"]
+    these.remove_key("a")
+    assert these.next_batch() == ["b", "c"]
     assert list(these) == ["b", "c"]
 
 
@@ -41,11 +41,11 @@ def test_leaving_twice_or_unknown_is_harmless():
     these = turns()
     join(these, "a", "b")
 
-    these.leave("a")
-    these.leave("a")
-    these.leave("z")
+    these.remove_key("a")
+    these.remove_key("a")
+    these.remove_key("z")
 
-    assert (these.turn(), len(these)) == (["b"], 1)
+    assert (these.next_batch(), len(these)) == (["b"], 1)
 
 
 def test_one_step_is_of_one_shape():
@@ -53,7 +53,7 @@ def test_one_step_is_of_one_shape():
     join(these, "a", "b")
     join(these, "A", shape=LARGE)
 
-    steps = [these.turn() for _ in range(20)]
+    steps = [these.next_batch() for _ in range(20)]
 
     assert {tuple(step) for step in steps} == {("a", "b"), ("A",)}
 
@@ -62,29 +62,29 @@ def test_of_too_many_pictures_the_first_go_first_until_they_are_done():
     these = turns(pictures=2)
     join(these, "a", "b", "c")
 
-    assert these.turn() == these.turn() == ["a", "b"]
-    these.leave("b")
-    assert these.turn() == ["a", "c"]
+    assert these.next_batch() == these.next_batch() == ["a", "b"]
+    these.remove_key("b")
+    assert these.next_batch() == ["a", "c"]
 
 
 def test_a_step_holds_so_many_positions_but_one_picture_always_goes():
     these = turns(tokens=100)
-    join(these, "a", size=Size(2, 40))
-    join(these, "b", size=Size(1, 20))
-    join(these, "c", size=Size(1, 20))
-    assert these.turn() == ["a", "b"]
+    join(these, "a", size=StepSize(2, 40))
+    join(these, "b", size=StepSize(1, 20))
+    join(these, "c", size=StepSize(1, 20))
+    assert these.next_batch() == ["a", "b"]
 
     these = turns(tokens=100)
-    join(these, "huge", size=Size(2, 4096))
-    join(these, "b", size=Size(1, 1))
-    assert these.turn() == ["huge"]
+    join(these, "huge", size=StepSize(2, 4096))
+    join(these, "b", size=StepSize(1, 1))
+    assert these.next_batch() == ["huge"]
 
 
-def served(these: Turns[str], steps: int, sizes: dict[str, Size]) -> Counter[str]:
+def served(these: StepScheduler[str], steps: int, sizes: dict[str, StepSize]) -> Counter[str]:
     """Positions that each picture has had after so many steps."""
     had: Counter[str] = Counter()
     for _ in range(steps):
-        for key in these.turn():
+        for key in these.next_batch():
             had[key] += sizes[key].cost
     return had
 
@@ -94,7 +94,7 @@ def test_every_picture_has_the_same_share_whatever_its_size(seed: int):
     chance = random.Random(seed)
     these, sizes, largest = turns(), {}, 0
     for shape in range(chance.randint(1, 4)):
-        size = Size(2, chance.choice([16, 64, 100, 256]))
+        size = StepSize(2, chance.choice([16, 64, 100, 256]))
         largest = max(largest, size.cost)
         for number in range(chance.randint(1, 5)):
             sizes[f"{shape}.{number}"] = size
@@ -109,10 +109,10 @@ def test_a_small_picture_is_done_long_before_a_large_one_that_came_first():
     these = turns()
     join(these, "A", shape=LARGE)
     for _ in range(5):
-        these.turn()
+        these.next_batch()
     join(these, "a")
 
-    steps = [these.turn() for _ in range(18)]
+    steps = [these.next_batch() for _ in range(18)]
 
     assert steps.count(["a"]) >= 16
     assert ["A"] in steps
@@ -122,12 +122,12 @@ def test_a_shape_that_comes_back_has_nothing_saved():
     these = turns()
     join(these, "a")
     join(these, "b", shape="other", size=SIZES[SMALL])
-    these.leave("b")
+    these.remove_key("b")
     for _ in range(1000):
-        these.turn()
+        these.next_batch()
 
     join(these, "b", shape="other", size=SIZES[SMALL])
-    steps = [these.turn() for _ in range(10)]
+    steps = [these.next_batch() for _ in range(10)]
 
     assert steps.count(["a"]) >= 4
 
@@ -142,12 +142,12 @@ def test_nobody_is_forgotten_while_others_come_and_go(seed: int):
             join(these, f"{came}", shape=shape)
             left[f"{came}"] = chance.randint(1, 8)
             came += 1
-        for key in these.turn():
+        for key in these.next_batch():
             left[key] -= 1
             if not left[key]:
-                these.leave(key)
+                these.remove_key(key)
         waited.update(list(these))
 
     assert came == 60
-    assert (len(these), these.turn()) == (0, [])
+    assert (len(these), these.next_batch()) == (0, [])
     assert not any(left.values())

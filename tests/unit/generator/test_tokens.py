@@ -12,8 +12,8 @@ import torch
 from omnibus.errors import BadRequest, StageUnavailable, TooLarge
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.contract import Picture
-from omnibus_models.families import family
+from omnibus_models.contract import ImageSpec
+from omnibus_models.families import load_family
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from services.generator.prior import PriorRunner
 from tests.unit.jobs import MemoryJob, run
@@ -70,9 +70,9 @@ def job(*wants: str, length: int = 9, invocation: int = 7, **more: Any) -> Memor
 
 
 def alone(checkpoint: Path, length: int, seed: int, guidance: float | None = None) -> list[int]:
-    model: Any = family("janus").load("dit", checkpoint)
+    model: Any = load_family("janus").load("dit", checkpoint)
     with torch.inference_mode():
-        one = model.open(Picture(64, 64, 20, seed, guidance), [torch.from_numpy(row) for row in guides(length)])
+        one = model.open(ImageSpec(64, 64, 20, seed, guidance), [torch.from_numpy(row) for row in guides(length)])
         while one.done < one.steps:
             model.step([one])
     found: list[int] = one.chosen
@@ -130,8 +130,8 @@ def wish(*wants: str, invocation: int = 7, **more: Any) -> MemoryJob:
     return MemoryJob({"prompt": "a red square", "width": 64, "height": 64, **more}, wants=wants, seed=invocation)
 
 
-def drawn(checkpoint: Path, prompt: str, picture: Picture) -> np.ndarray:
-    model: Any = family("glm_image").load("prior", checkpoint)
+def drawn(checkpoint: Path, prompt: str, picture: ImageSpec) -> np.ndarray:
+    model: Any = load_family("glm_image").load("prior", checkpoint)
     with torch.inference_mode():
         one = model.open(picture, prompt)
         while one.done < one.steps:
@@ -141,7 +141,7 @@ def drawn(checkpoint: Path, prompt: str, picture: Picture) -> np.ndarray:
 
 
 async def test_priors_of_many_requests_are_each_their_own(prior: PriorRunner, glm: Path) -> None:
-    wishes = [("a red square", Picture(64, 64, 1, 1)), ("a green hill", Picture(96, 64, 1, 2))]
+    wishes = [("a red square", ImageSpec(64, 64, 1, 1)), ("a green hill", ImageSpec(96, 64, 1, 2))]
     jobs = [
         wish("progress", prompt=prompt, width=picture.width, height=picture.height, seed=picture.seed)
         for prompt, picture in wishes
@@ -160,7 +160,7 @@ async def test_priors_of_many_requests_are_each_their_own(prior: PriorRunner, gl
 async def test_without_a_seed_a_prior_is_the_invocations(prior: PriorRunner, glm: Path) -> None:
     one = await run(prior, wish(invocation=11))
 
-    np.testing.assert_array_equal(one.array("tokens"), drawn(glm, "a red square", Picture(64, 64, 1, 11)))
+    np.testing.assert_array_equal(one.array("tokens"), drawn(glm, "a red square", ImageSpec(64, 64, 1, 11)))
 
 
 async def test_a_cancelled_prior_draws_no_further_token(prior: PriorRunner) -> None:

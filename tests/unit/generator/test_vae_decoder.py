@@ -11,14 +11,14 @@ import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
-from omnibus_models.families import family
-from services.generator.vae_decoder import DecodeImageRunner, PictureSettings
+from omnibus_models.families import load_family
+from services.generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
 from tests.unit.jobs import MemoryJob, run
 
 
 @pytest.fixture
 async def runner(image: Path) -> AsyncIterator[DecodeImageRunner]:
-    made = DecodeImageRunner("vae", "qwen_image", image, "cpu", "float32", PictureSettings())
+    made = DecodeImageRunner("vae", "qwen_image", image, "cpu", "float32", LatentDecodeSettings())
     await made.load()
     yield made
     await made.close()
@@ -31,7 +31,7 @@ def latents(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
 
 
 async def test_pictures_of_many_requests_are_those_of_each(runner: DecodeImageRunner, image: Path) -> None:
-    decoder: Any = family("qwen_image").load("vae", image)
+    decoder: Any = load_family("qwen_image").load("vae", image)
     given = [latents(seed, height=4 + 2 * seed) for seed in range(4)]
     jobs = [MemoryJob({"latents": Item({}, each)}) for each in given]
 

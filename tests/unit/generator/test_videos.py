@@ -12,12 +12,12 @@ import torch
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item
 from omnibus.settings import ExecutorSettings
-from omnibus_models.contract import Denoiser, Picture
-from omnibus_models.families import family
+from omnibus_models.contract import Denoiser, ImageSpec
+from omnibus_models.families import load_family
 from services import engines
 from services.generator import vae_decoder
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
-from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, PictureSettings
+from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, LatentDecodeSettings
 from tests.unit.jobs import MemoryJob, run
 
 TOKENS, WIDTH = 9, 64
@@ -25,7 +25,7 @@ TOKENS, WIDTH = 9, 64
 
 @pytest.fixture(scope="module")
 def denoiser(ltx2: Path) -> Denoiser:
-    return family("ltx2").load("dit", ltx2)
+    return load_family("ltx2").load("dit", ltx2)
 
 
 @pytest.fixture
@@ -49,18 +49,18 @@ def job(*wants: str, **more: Any) -> MemoryJob:
     return MemoryJob({"width": 64, "height": 32, "frames": 9, "steps": 3, **more, **given}, wants=wants)
 
 
-def alone(denoiser: Denoiser, picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+def alone(denoiser: Denoiser, picture: ImageSpec) -> tuple[np.ndarray, np.ndarray]:
     with torch.inference_mode():
         one = denoiser.open(picture, [torch.tensor(row) for row in drawn(1, 2, TOKENS, WIDTH)])
         while one.done < one.steps:
             denoiser.step([one])
-        return denoiser.latents(one).numpy(), denoiser.sound(one).numpy()
+        return denoiser.latents(one).numpy(), denoiser.audio_latents(one).numpy()
 
 
 async def test_film_and_sound_are_made_together(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one = await run(runner, job("sound", seed=3, fps=12.0))
 
-    film, sound = alone(denoiser, Picture(64, 32, 3, 3, frames=9, fps=12.0))
+    film, sound = alone(denoiser, ImageSpec(64, 32, 3, 3, frames=9, fps=12.0))
     np.testing.assert_allclose(one.array("latents"), film, atol=1e-5)
     np.testing.assert_allclose(one.array("sound"), sound, atol=1e-5)
     assert (film.shape, sound.shape) == ((8, 2, 4, 8), (2, 19, 4))
@@ -72,7 +72,7 @@ async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, 
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for seed, one in enumerate(jobs):
-        film, sound = alone(denoiser, Picture(64, 32, 2 + seed, seed, 1.0 if seed == 1 else 4.0, 9))
+        film, sound = alone(denoiser, ImageSpec(64, 32, 2 + seed, seed, 1.0 if seed == 1 else 4.0, 9))
         np.testing.assert_allclose(one.array("latents"), film, atol=1e-5)
         np.testing.assert_allclose(one.array("sound"), sound, atol=1e-5)
 
@@ -104,7 +104,7 @@ async def test_a_film_that_comes_later_takes_turns_with_others(runner: DenoiseRu
 
     assert not long.outputs["latents"].closed
     assert set(runner.stats()["batches"]) == {"1"}
-    np.testing.assert_allclose(one.array("sound"), alone(denoiser, Picture(64, 32, 3, 5, frames=9))[1], atol=1e-5)
+    np.testing.assert_allclose(one.array("sound"), alone(denoiser, ImageSpec(64, 32, 3, 5, frames=9))[1], atol=1e-5)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -138,7 +138,7 @@ async def test_films_that_cannot_be_made_are_refused(
 
 @pytest.fixture
 async def screen(ltx2: Path) -> AsyncIterator[DecodeVideoRunner]:
-    made = DecodeVideoRunner("vae", "ltx2", ltx2, "cpu", "float32", PictureSettings())
+    made = DecodeVideoRunner("vae", "ltx2", ltx2, "cpu", "float32", LatentDecodeSettings())
     await made.load()
     yield made
     await made.close()
@@ -146,7 +146,7 @@ async def screen(ltx2: Path) -> AsyncIterator[DecodeVideoRunner]:
 
 @pytest.fixture
 async def speaker(ltx2: Path) -> AsyncIterator[DecodeAudioRunner]:
-    made = DecodeAudioRunner("audio_vae", "ltx2", ltx2, "cpu", "float32", PictureSettings())
+    made = DecodeAudioRunner("audio_vae", "ltx2", ltx2, "cpu", "float32", LatentDecodeSettings())
     await made.load()
     yield made
     await made.close()
@@ -156,7 +156,7 @@ async def test_frames_come_in_order_a_few_at_a_time(
     screen: DecodeVideoRunner, ltx2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vae_decoder, "_PIECE", 2 * 32 * 48 * 3 + 1)
-    decoder: Any = family("ltx2").load("vae", ltx2)
+    decoder: Any = load_family("ltx2").load("vae", ltx2)
     given = [drawn(seed, 8, 2, 4, 6) for seed in range(3)]
     jobs = [MemoryJob({"latents": Item({}, each)}) for each in given]
 
@@ -171,7 +171,7 @@ async def test_frames_come_in_order_a_few_at_a_time(
 
 
 async def test_sound_comes_a_second_at_a_time(speaker: DecodeAudioRunner, ltx2: Path) -> None:
-    decoder: Any = family("ltx2").load("audio_vae", ltx2)
+    decoder: Any = load_family("ltx2").load("audio_vae", ltx2)
     given = drawn(1, 2, 60, 4)
 
     one = await run(speaker, MemoryJob({"latents": Item({}, given)}))

@@ -15,7 +15,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.generator.vocoder import VocodeRunner, VocodeSettings
 from services.generator.vocoder_chunks import piece_sizes
 from tests.unit.jobs import MemoryJob, Pipe, run
@@ -30,7 +30,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vocoder(omni: Path) -> Vocoder:
-    return family("qwen2_5_omni").load("vocoder", omni)
+    return load_family("qwen2_5_omni").load("vocoder", omni)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from omnibus_models import tiny
-from omnibus_models.contract import Prefill, Thinker
-from omnibus_models.families import family
-from services.llm.engine.model import Core, ThinkSettings
+from omnibus_models.contract import PrefillInputs, Thinker
+from omnibus_models.families import load_family
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.llm.halves import Halves, core
@@ -25,20 +25,20 @@ def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def thinker(vl: Path) -> Thinker:
-    return family("qwen2_5_vl").load("thinker", vl)
+    return load_family("qwen2_5_vl").load("thinker", vl)
 
 
 @pytest.fixture
 async def runner(vl: Path) -> AsyncIterator[ThinkRunner]:
     """Five slots, so that requests have to wait for each other."""
-    made = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64)))
+    made = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=5, context=512, share=64)))
     await made.load()
     yield made
     await made.close()
 
 
 @torch.inference_mode()
-def greedy(decoder: Thinker, prefill: Prefill, count: int, ends: Iterable[int] = ()) -> list[int]:
+def greedy(decoder: Thinker, prefill: PrefillInputs, count: int, ends: Iterable[int] = ()) -> list[int]:
     """One request alone, in the obvious way: prefill, then one token after the other."""
     cache = DynamicCache()
     hidden = decoder.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
@@ -59,7 +59,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def omni_runner(omni: Path) -> AsyncIterator[ThinkRunner]:
     """A thinker that speaks."""
-    made = ThinkRunner(Core("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
+    made = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", ThinkSettings(slots=4, context=512)))
     await made.load()
     yield made
     await made.close()

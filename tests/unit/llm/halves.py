@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from tests.unit.jobs import MemoryJob, run
 
@@ -41,5 +41,5 @@ class Halves:
         return second
 
 
-def core(checkpoint: Path, family: str = "qwen2_5_vl", **settings: Any) -> Core:
-    return Core(family, checkpoint, "cpu", "float32", ThinkSettings(**{"slots": 3, "context": 512, **settings}))
+def core(checkpoint: Path, family: str = "qwen2_5_vl", **settings: Any) -> ThinkerCore:
+    return ThinkerCore(family, checkpoint, "cpu", "float32", ThinkSettings(**{"slots": 3, "context": 512, **settings}))

@@ -38,7 +38,7 @@ class Pictured:
 
     @cached_property
     def vision(self) -> Any:
-        return families.family(self.family).load("vision", self.checkpoint)
+        return families.load_family(self.family).load("vision", self.checkpoint)
 
     def job(self, asked: Asked, **params: Any) -> MemoryJob:
         given = {"max_tokens": asked.tokens, **params}

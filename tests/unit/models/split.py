@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from omnibus_models.attention import Crossing, Mask
-from omnibus_models.contract import Encoded, Encoder, Prefill, Talker, Thinker
+from omnibus_models.contract import Encoded, MediaEncoder, PrefillInputs, Talker, Thinker
 
 Media = Mapping[str, Sequence[bytes]]
 
@@ -19,12 +19,12 @@ class Thought:
     """Greedy ``ids`` and the rows that a talker needs."""
 
     ids: list[int]
-    prefill: Prefill
+    prefill: PrefillInputs
     prompt_rows: Tensor
     rows: list[Tensor]
 
 
-def encode(encoders: Sequence[Encoder], kinds: Sequence[str], media: Media) -> list[Encoded]:
+def encode(encoders: Sequence[MediaEncoder], kinds: Sequence[str], media: Media) -> list[Encoded]:
     """Every file through its encoder, alone; ``kinds`` is the order of appearance."""
     files = {kind: iter(found) for kind, found in media.items()}
     done = []
@@ -38,7 +38,7 @@ def encode(encoders: Sequence[Encoder], kinds: Sequence[str], media: Media) -> l
 @torch.no_grad()
 def think(
     thinker: Thinker,
-    encoders: Sequence[Encoder],
+    encoders: Sequence[MediaEncoder],
     messages: Sequence[Mapping[str, Any]],
     media: Media,
     max_tokens: int,
@@ -46,7 +46,7 @@ def think(
 ) -> Thought:
     """Prefill and greedy decoding of one request."""
     prompt = thinker.prompt(messages)
-    prefill = thinker.assemble(prompt, encode(encoders, prompt.modalities, media))
+    prefill = thinker.assemble_prefill(prompt, encode(encoders, prompt.modalities, media))
     cache = DynamicCache()
     hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, whole(prefill))
     prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
@@ -73,7 +73,7 @@ def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[A
         if int(code) in talker.eos:
             break
         if talker.predictor is not None:
-            rest = talker.predictor.rest(hidden[:, -1], code, lambda logits: logits.argmax(-1))
+            rest = talker.predictor.predict_remaining(hidden[:, -1], code, lambda logits: logits.argmax(-1))
             code = torch.cat([code[:, None], rest], dim=1)
         codes += code.tolist()
         row = next(tail, thought.prompt_rows[-1])
@@ -82,16 +82,16 @@ def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[A
     return codes
 
 
-def whole(prefill: Prefill) -> Mask:
+def whole(prefill: PrefillInputs) -> Mask:
     """The mask of a prompt in one piece."""
     return None if prefill.attention is None else prefill.attention.mask(0, len(prefill.inputs))
 
 
-def later(prefill: Prefill) -> Mask:
+def later(prefill: PrefillInputs) -> Mask:
     """The mask of a token that was generated."""
-    kept = None if prefill.attention is None else prefill.attention.kept
+    kept = None if prefill.attention is None else prefill.attention.answer_rows
     return None if kept is None else Crossing(None, kept[None, None, None], torch.ones(1, 1, dtype=torch.bool))
 
 
-def _place(cache: DynamicCache, prefill: Prefill, axes: int) -> Tensor:
+def _place(cache: DynamicCache, prefill: PrefillInputs, axes: int) -> Tensor:
     return torch.full((axes, 1, 1), cache.get_seq_length() + prefill.delta)

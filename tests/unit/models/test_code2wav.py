@@ -94,11 +94,11 @@ def test_frames_are_seen_once_and_no_more_of_them_is_kept_than_is_needed(vocoder
     hook.remove()
 
     assert seen == [8] * 10
-    assert stream._frames.shape[1] <= 8 + _code2wav.reach(vocoder.code2wav.config) / SAMPLES + 2
+    assert stream._frames.shape[1] <= 8 + _code2wav.warmup_samples(vocoder.code2wav.config) / SAMPLES + 2
 
 
 def test_a_sample_depends_on_no_frame_beyond_the_reach(vocoder: Any) -> None:
-    reach = _code2wav.reach(vocoder.code2wav.config)
+    reach = _code2wav.warmup_samples(vocoder.code2wav.config)
     stream = vocoder.open(VOICE, 0)
     frames = torch.randn(1, 24, 32, generator=torch.Generator().manual_seed(1))
 
@@ -116,8 +116,8 @@ def test_the_geometry_of_the_released_vocoder() -> None:
 
     config = Qwen3OmniMoeCode2WavConfig()
 
-    assert (_code2wav.per_frame(config), _code2wav.lost(config)) == (SAMPLES, LOST)
-    assert 9 < _code2wav.reach(config) / SAMPLES < 10
+    assert (_code2wav.per_frame(config), _code2wav.trailing_samples(config)) == (SAMPLES, LOST)
+    assert 9 < _code2wav.warmup_samples(config) / SAMPLES < 10
 
 
 def test_no_frames_make_no_sound(vocoder: Any) -> None:

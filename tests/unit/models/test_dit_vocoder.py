@@ -140,7 +140,7 @@ def test_another_seed_makes_other_noise(omni_parts: dict[str, Any]) -> None:
 
 def test_a_sample_depends_on_no_frame_beyond_the_reach(omni_parts: dict[str, Any]) -> None:
     bigvgan = omni_parts["vocoder"].bigvgan
-    reach = dit_vocoder.reach(bigvgan.config)
+    reach = dit_vocoder.context_frames(bigvgan.config)
     mel = torch.randn(1, 8, 200, generator=torch.Generator().manual_seed(1))
     near, far = mel.clone(), mel.clone()
     near[..., 100 + 1] += 1
@@ -156,7 +156,7 @@ def test_a_sample_depends_on_no_frame_beyond_the_reach(omni_parts: dict[str, Any
 def test_the_reach_of_the_released_vocoder() -> None:
     from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
 
-    assert 32 <= dit_vocoder.reach(Qwen2_5OmniBigVGANConfig()) <= 48
+    assert 32 <= dit_vocoder.context_frames(Qwen2_5OmniBigVGANConfig()) <= 48
 
 
 def test_the_waveform_is_neither_silent_nor_clipped(omni_parts: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from omnibus.errors import Fatal, NotFound
 from omnibus_models import families, tiny
-from omnibus_models.examine.report import report
+from omnibus_models.examine.report import examine_checkpoint
 
 
 def changed(checkpoint: Path, copy: Path, file: str = "config.json", **fields: Any) -> Path:
@@ -36,10 +36,10 @@ def with_weights(checkpoint: Path, copy: Path, change: Callable[[dict[str, torch
 def test_components_are_as_large_as_they_load(family: str, tmp_path: Path) -> None:
     checkpoint = tiny.build(family, tmp_path / "it")
 
-    found = report(checkpoint, "bfloat16")
+    found = examine_checkpoint(checkpoint, "bfloat16")
 
     assert found.complete, found
-    loaded = {name: families.family(family).load(name, checkpoint, dtype="bfloat16") for name in found.parts}
+    loaded = {name: families.load_family(family).load(name, checkpoint, dtype="bfloat16") for name in found.parts}
     assert {name: part.parameters for name, part in found.parts.items()} == {
         name: part.parameters for name, part in loaded.items()
     }
@@ -51,12 +51,12 @@ def test_components_are_as_large_as_they_load(family: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "gemma3"])
 def test_a_token_takes_what_it_takes_in_a_cache(family: str, tmp_path: Path) -> None:
     checkpoint = tiny.build(family, tmp_path / "it")
-    thinker, cache = families.family(family).load("thinker", checkpoint), DynamicCache()
+    thinker, cache = families.load_family(family).load("thinker", checkpoint), DynamicCache()
     inputs = thinker.embed(torch.zeros(1, 10, dtype=torch.int64))
     thinker.forward(inputs, torch.arange(10).expand(thinker.axes, 1, 10), cache, None)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
-    found = report(checkpoint, "float32").parts
+    found = examine_checkpoint(checkpoint, "float32").parts
 
     assert found["thinker"].kv_bytes == held / 10
     assert found["thinker"].context == thinker.context
@@ -69,7 +69,7 @@ def test_layers_that_look_aside_keep_nothing_of_a_token(tmp_path: Path) -> None:
     layers = told["num_hidden_layers"] - len(told["cross_attention_layers"])
     heads, width = told["num_key_value_heads"], told["hidden_size"] // told["num_attention_heads"]
 
-    found = report(checkpoint, "bfloat16").parts["thinker"]
+    found = examine_checkpoint(checkpoint, "bfloat16").parts["thinker"]
 
     assert found.kv_bytes == layers * heads * width * 2 * 2
 
@@ -84,7 +84,7 @@ def test_nothing_is_read_but_headers(vl: Path, tmp_path: Path) -> None:
         file.truncate(begin)
         file.truncate(end)  # a hole
 
-    assert report(copy).parts == report(vl).parts
+    assert examine_checkpoint(copy).parts == examine_checkpoint(vl).parts
 
 
 VISUAL = "model.visual.blocks.0.attn.qkv.weight"
@@ -99,7 +99,7 @@ def on_disk(checkpoint: Path, name: str) -> str:
 def test_weights_that_are_missing_are_named_with_their_component(vl: Path, tmp_path: Path) -> None:
     copy = with_weights(vl, tmp_path / "copy", lambda weights: weights.pop(on_disk(vl, VISUAL)))
 
-    found = report(copy)
+    found = examine_checkpoint(copy)
 
     assert found.parts["vision"].missing == [VISUAL]
     assert found.parts["vision"].faults == [f"lacks 1 weight: {VISUAL}"]
@@ -115,7 +115,7 @@ def test_weights_of_another_shape_are_named_with_their_component(vl: Path, tmp_p
 
     copy = with_weights(vl, tmp_path / "copy", narrow)
 
-    found = report(copy)
+    found = examine_checkpoint(copy)
 
     assert found.parts["vision"].odd == [VISUAL]
     assert found.parts["vision"].missing == []
@@ -130,18 +130,18 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
     tied = changed(checkpoint, tmp_path / "tied", tie_word_embeddings=True)
     tied = with_weights(tied, tmp_path / "once", lambda weights: weights.pop("lm_head.weight"))
 
-    found = report(tied)
+    found = examine_checkpoint(tied)
 
     assert found.complete
-    assert found.parts["thinker"].parameters == report(checkpoint).parts["thinker"].parameters - head
-    assert found.parts["thinker"].parameters == families.family("qwen2").load("thinker", tied).parameters
+    assert found.parts["thinker"].parameters == examine_checkpoint(checkpoint).parts["thinker"].parameters - head
+    assert found.parts["thinker"].parameters == families.load_family("qwen2").load("thinker", tied).parameters
 
 
 def test_a_configuration_alone_tells_sizes(vl: Path, tmp_path: Path) -> None:
     copy = changed(vl, tmp_path / "copy", dtype="bfloat16")
     (copy / "model.safetensors").unlink()
 
-    found, whole = report(copy), report(vl, "bfloat16")
+    found, whole = examine_checkpoint(copy), examine_checkpoint(vl, "bfloat16")
 
     assert (found.stored, found.files, found.complete) == ({}, 0, False)
     assert found.dtype == "bfloat16"
@@ -152,9 +152,9 @@ def test_a_configuration_alone_tells_sizes(vl: Path, tmp_path: Path) -> None:
 def test_nothing_but_a_configuration_tells_sizes_and_what_else_is_missing(vl: Path, tmp_path: Path) -> None:
     shutil.copy(vl / "config.json", tmp_path)
 
-    found = report(tmp_path)
+    found = examine_checkpoint(tmp_path)
 
-    whole = report(vl)
+    whole = examine_checkpoint(vl)
     told = [
         {name: (part.nbytes, part.kv_bytes, part.context) for name, part in each.parts.items()}
         for each in (found, whole)
@@ -169,7 +169,7 @@ def test_a_configuration_of_a_model_that_fits_nowhere_costs_nothing(vl: Path, tm
     copy = changed(vl, tmp_path / "copy", text_config=huge)
     (copy / "model.safetensors").unlink()
 
-    found = report(copy, "bfloat16")
+    found = examine_checkpoint(copy, "bfloat16")
 
     assert found.parts["thinker"].nbytes > 100e9
 
@@ -184,7 +184,7 @@ def test_shards_that_are_not_there_or_broken_are_named(vl: Path, tmp_path: Path)
     (copy / "model-1.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     save_file({name: weights[name] for name in weights if "visual" in name}, copy / "model-2.safetensors")
 
-    found = report(copy)
+    found = examine_checkpoint(copy)
 
     assert found.lost == ["model-3.safetensors"]
     assert found.broken == ["model-1.safetensors is no safetensors file; was it downloaded whole?"]
@@ -197,7 +197,7 @@ def test_pickles_are_not_read(vl: Path, tmp_path: Path) -> None:
     shutil.copytree(vl, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(load_file(vl / "model.safetensors"), tmp_path / "copy" / "pytorch_model.bin")
 
-    found = report(tmp_path / "copy")
+    found = examine_checkpoint(tmp_path / "copy")
 
     assert found.broken == ["pytorch_model.bin is a pickle, which is never read: convert it"]
     assert not found.complete
@@ -210,7 +210,7 @@ def test_files_that_a_component_needs_beside_weights_are_missed(lost: str, part:
     copy = tmp_path / "copy"
     shutil.copytree(vl, copy, ignore=shutil.ignore_patterns(lost))
 
-    found = report(copy)
+    found = examine_checkpoint(copy)
 
     assert found.parts[part].problem
     assert not found.parts[part].missing
@@ -228,10 +228,10 @@ def test_what_a_family_refuses_is_told_in_its_words(tmp_path: Path) -> None:
         layer_types=None,
     )
 
-    found = report(sliding)
+    found = examine_checkpoint(sliding)
 
     assert "sliding_attention cannot be served" in found.parts["thinker"].problem
-    assert found.parts["thinker"].parameters == report(checkpoint).parts["thinker"].parameters
+    assert found.parts["thinker"].parameters == examine_checkpoint(checkpoint).parts["thinker"].parameters
 
 
 def test_another_tower_is_refused(tmp_path: Path) -> None:
@@ -239,17 +239,17 @@ def test_another_tower_is_refused(tmp_path: Path) -> None:
     told = json.loads((checkpoint / "config.json").read_text())
     pixtral = changed(checkpoint, tmp_path / "other", vision_config={**told["vision_config"], "model_type": "pixtral"})
 
-    found = report(pixtral)
+    found = examine_checkpoint(pixtral)
 
     assert all("Pixtral tower" in part.problem for part in found.parts.values())
 
 
 def test_families_that_vllm_does_not_run_say_why(tmp_path: Path, vl: Path) -> None:
-    gemma = report(tiny.build("gemma3", tmp_path / "it"))
+    gemma = examine_checkpoint(tiny.build("gemma3", tmp_path / "it"))
 
     assert gemma.complete
     assert "projected by its language model" in gemma.vllm
-    assert report(vl).vllm == ""
+    assert examine_checkpoint(vl).vllm == ""
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,9 @@ def test_what_is_of_no_family_is_not_found(config: dict[str, Any] | None, said: 
         (tmp_path / "config.json").write_text(json.dumps(config))
 
     with pytest.raises(NotFound, match=said):
-        report(tmp_path)
+        examine_checkpoint(tmp_path)
 
 
 def test_an_unknown_dtype_is_refused(vl: Path) -> None:
     with pytest.raises(Fatal, match="unknown dtype 'float5'"):
-        report(vl, "float5")
+        examine_checkpoint(vl, "float5")

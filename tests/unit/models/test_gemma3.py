@@ -87,7 +87,7 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(
     thinker = parts["thinker"]
     prompt = thinker.prompt(messages)
 
-    prefill = thinker.assemble(prompt, encode([parts["vision"]], prompt.modalities, given))
+    prefill = thinker.assemble_prefill(prompt, encode([parts["vision"]], prompt.modalities, given))
 
     expected = oracle.inputs(checkpoint, messages, given)["input_ids"][0]
     rows = thinker.embed(expected)
@@ -99,7 +99,7 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(
 @pytest.mark.parametrize("seed", range(3))
 def test_one_encoder_serves_language_models_of_all_sizes(parts: dict[str, Any], wider: Path, seed: int) -> None:
     messages, given = [user(IMAGE, text("describe the image"))], {"image": [files.picture(seed)]}
-    thinker = families.family("gemma3").load("thinker", wider)
+    thinker = families.load_family("gemma3").load("thinker", wider)
 
     thought = think(thinker, [parts["vision"]], messages, given, TOKENS)
 
@@ -114,7 +114,7 @@ def test_pooling_here_and_projecting_there_is_the_librarys_projector_bit_for_bit
     prompt = thinker.prompt([user(IMAGE)])
     items = encode([vision], ["image"], {"image": [files.picture(3)]})
 
-    prefill = thinker.assemble(prompt, items)
+    prefill = thinker.assemble_prefill(prompt, items)
 
     model, _ = oracle._whole(checkpoint)
     given = oracle.inputs(checkpoint, [user(IMAGE)], {"image": [files.picture(3)]})
@@ -137,7 +137,7 @@ def test_the_tower_alone_is_loaded_for_pictures_and_everything_else_for_text(
 def test_the_tokens_of_a_picture_see_each_other_both_ways(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     prompt = thinker.prompt([user(text("a"), IMAGE, text("b"))])
-    prefill = thinker.assemble(prompt, encode([parts["vision"]], ["image"], {"image": [files.picture(1)]}))
+    prefill = thinker.assemble_prefill(prompt, encode([parts["vision"]], ["image"], {"image": [files.picture(1)]}))
     last = int(prefill.media.nonzero().max())
     changed = prefill.inputs.clone()
     changed[last] += 1.0
@@ -156,7 +156,7 @@ def test_the_tokens_of_a_picture_see_each_other_both_ways(parts: dict[str, Any])
 def test_a_window_is_a_window_with_and_without_a_mask(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     messages = [{"role": "user", "content": "the cat sleeps on the warm red mat " * 8}]
-    prefill = thinker.assemble(thinker.prompt(messages), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(messages), [])
     size = len(prefill.inputs)
     causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
 
@@ -165,7 +165,7 @@ def test_a_window_is_a_window_with_and_without_a_mask(parts: dict[str, Any]) -> 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
     assert size > 2 * recipe.WINDOW
     torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
-    assert not torch.equal(*thinker._masks(causal, prefill.positions[:, None]).values())
+    assert not torch.equal(*thinker._layer_masks(causal, prefill.positions[:, None]).values())
 
 
 def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
@@ -219,18 +219,18 @@ def test_items_of_another_shape_are_refused(parts: dict[str, Any], shape: tuple[
     item = Encoded(torch.zeros(shape), {"modality": "image", "n_tokens": shape[0]})
 
     with pytest.raises(BadRequest, match="an embedding of shape"):
-        thinker.assemble(thinker.prompt([user(IMAGE)]), [item])
+        thinker.assemble_prefill(thinker.prompt([user(IMAGE)]), [item])
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mllama"])
 def test_an_engine_that_would_take_rows_as_they_are_is_refused_before_it_starts(name: str, tmp_path: Path) -> None:
     with pytest.raises(Fatal, match="declare services.engines:transformers"):
-        families.family(name).reader(tmp_path)
+        families.load_family(name).reader(tmp_path)
 
 
 def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
     broken = without(checkpoint, tmp_path / "broken", "multi_modal_projector.mm_input_projection_weight")
 
-    assert families.family("gemma3").load("vision", broken).parameters
+    assert families.load_family("gemma3").load("vision", broken).parameters
     with pytest.raises(Fatal, match="mm_input_projection_weight"):
-        families.family("gemma3").load("thinker", broken)
+        families.load_family("gemma3").load("thinker", broken)

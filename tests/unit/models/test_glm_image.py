@@ -12,7 +12,7 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, tiny
-from omnibus_models.contract import Picture
+from omnibus_models.contract import ImageSpec
 from omnibus_models.families import _glm_denoiser, glm_image
 from tests.oracles import glm_image as oracle
 
@@ -33,7 +33,7 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 
 def guides(parts: dict[str, Any], prompt: str) -> list[Tensor]:
     encoder = parts["text_encoder"]
-    return [one.embeds for one in encoder.encode([encoder.prepare(prompt), encoder.unwanted(prompt, "")])]
+    return [one.embeds for one in encoder.encode([encoder.prepare(prompt), encoder.prepare_negative(prompt, "")])]
 
 
 def run(stepper: Any, one: Any) -> Any:
@@ -43,23 +43,23 @@ def run(stepper: Any, one: Any) -> Any:
     return one
 
 
-def prior(parts: dict[str, Any], prompt: str, picture: Picture) -> Tensor:
+def prior(parts: dict[str, Any], prompt: str, picture: ImageSpec) -> Tensor:
     found: Tensor = parts["prior"].latents(run(parts["prior"], parts["prior"].open(picture, prompt)))
     return found
 
 
-def rough(picture: Picture, seed: int = 0) -> Tensor:
+def rough(picture: ImageSpec, seed: int = 0) -> Tensor:
     """Tokens of no prior, for tests of what follows one."""
     size = (1, 1, picture.height // 32, picture.width // 32)
     return torch.randint(64, size, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def made(parts: dict[str, Any], prompt: str, picture: Picture, tokens: Tensor) -> Any:
+def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, tokens: Tensor) -> Any:
     return run(parts["dit"], parts["dit"].open(picture, guides(parts, prompt), prior=tokens))
 
 
 def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
-    assert families.family_of(checkpoint) is families.family("glm_image")
+    assert families.family_of(checkpoint) is families.load_family("glm_image")
 
 
 # Texts to be written
@@ -101,13 +101,13 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="</s>"):
         encoder.prepare("a sign: 'hello </s>'")
     with pytest.raises(BadRequest, match="no negative prompt"):
-        encoder.unwanted(RED, "clouds")
+        encoder.prepare_negative(RED, "clouds")
     with pytest.raises(ContextTooLong, match="2048"):
         encoder.prepare(f"a book: '{'hill ' * 1000}'")
     with pytest.raises(BadRequest, match="<eop>"):
-        parts["prior"].open(Picture(64, 64, 1, 1), "a <eop> b")
+        parts["prior"].open(ImageSpec(64, 64, 1, 1), "a <eop> b")
     with pytest.raises(ContextTooLong, match="4096"):
-        parts["prior"].open(Picture(64, 64, 1, 1), "hill " * 5000)
+        parts["prior"].open(ImageSpec(64, 64, 1, 1), "hill " * 5000)
 
 
 # The whole way
@@ -123,7 +123,7 @@ WISHES: dict[str, dict[str, Any]] = {
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: Path, name: str) -> None:
     wish = dict(WISHES[name])
     wanted = oracle.painted(checkpoint, **wish)
-    prompt, picture = wish.pop("prompt"), Picture(**wish)
+    prompt, picture = wish.pop("prompt"), ImageSpec(**wish)
 
     tokens = prior(parts, prompt, picture)
     one = made(parts, prompt, picture, tokens)
@@ -142,8 +142,8 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: 
 def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: Path) -> None:
     pipe = oracle.pipeline(checkpoint)
     for width, height in [(64, 64), (96, 64), (32, 128)]:
-        one = parts["prior"].open(Picture(width, height, 1, 1), RED)
-        ids, _ = parts["prior"]._asked(Picture(width, height, 1, 1), RED)
+        one = parts["prior"].open(ImageSpec(width, height, 1, 1), RED)
+        ids, _ = parts["prior"]._asked(ImageSpec(width, height, 1, 1), RED)
         grids = torch.tensor([[1, *one.grid], [1, *_small(one)]])
 
         told, _ = pipe.vision_language_encoder.model.get_rope_index(ids, image_grid_thw=grids)
@@ -161,7 +161,7 @@ def _small(one: Any) -> tuple[int, int]:
 
 
 def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
-    wishes = [(SIGN, Picture(64, 64, 1, 1)), (RED, Picture(96, 32, 1, 2)), (QUOTES, Picture(32, 96, 1, 3))]
+    wishes = [(SIGN, ImageSpec(64, 64, 1, 1)), (RED, ImageSpec(96, 32, 1, 2)), (QUOTES, ImageSpec(32, 96, 1, 3))]
     waiting = [parts["prior"].open(picture, prompt) for prompt, picture in wishes]
     everybody, running, sizes = list(waiting), [], []
 
@@ -178,7 +178,7 @@ def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]
 
 def test_another_seed_or_prompt_draws_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt = (
-        prior(parts, prompt, Picture(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]
+        prior(parts, prompt, ImageSpec(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]
     )
 
     assert not torch.equal(first, seed)
@@ -193,7 +193,7 @@ def test_marks_are_no_part_of_a_picture(checkpoint: Path, tmp_path: Path, parts:
     told.write_text(json.dumps(settings | {"temperature": 5.0, "top_p": 1.0, "top_k": 0}))
     untold = families.family_of(checkpoint).load("prior", tmp_path / "untold")
 
-    ones = [run(untold, untold.open(Picture(64, 64, 1, seed), RED)) for seed in range(2)]
+    ones = [run(untold, untold.open(ImageSpec(64, 64, 1, seed), RED)) for seed in range(2)]
 
     assert {one.done for one in ones} == {260}
     assert 40 < max(token for one in ones for token in one.chosen) < 64
@@ -201,7 +201,12 @@ def test_marks_are_no_part_of_a_picture(checkpoint: Path, tmp_path: Path, parts:
 
 # What follows it
 
-PICTURES = [Picture(64, 64, 4, 1, 3.0), Picture(64, 64, 7, 2), Picture(64, 64, 2, 3, 1.0), Picture(64, 64, 5, 4, 6.0)]
+PICTURES = [
+    ImageSpec(64, 64, 4, 1, 3.0),
+    ImageSpec(64, 64, 7, 2),
+    ImageSpec(64, 64, 2, 3, 1.0),
+    ImageSpec(64, 64, 5, 4, 6.0),
+]
 
 
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
@@ -225,7 +230,7 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
 def test_another_prior_seed_or_text_makes_another_picture(parts: dict[str, Any]) -> None:
     picture = PICTURES[0]
     first, prior, seed, text = (
-        made(parts, prompt, Picture(64, 64, 4, seed, 3.0), rough(picture, tokens)).latents
+        made(parts, prompt, ImageSpec(64, 64, 4, seed, 3.0), rough(picture, tokens)).latents
         for prompt, seed, tokens in [(SIGN, 1, 1), (SIGN, 1, 2), (SIGN, 2, 1), (BOTH, 1, 1)]
     )
 
@@ -268,7 +273,7 @@ def test_the_librarys_mask_still_lets_see_what_it_hides(parts: dict[str, Any]) -
 
 
 def test_a_preview_shows_where_the_picture_is_going(parts: dict[str, Any]) -> None:
-    dit, picture = parts["dit"], Picture(96, 64, 20, 5, 3.0)
+    dit, picture = parts["dit"], ImageSpec(96, 64, 20, 5, 3.0)
     palette, one = dit.palette(), dit.open(picture, guides(parts, RED), prior=rough(picture))
     noise = dit.preview(one, palette)
 
@@ -300,22 +305,22 @@ def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("picture", "param"),
     [
-        (Picture(48, 64, 4, 1), "width"),
-        (Picture(64, 0, 4, 1), "height"),
-        (Picture(64, 64, 4, 1, frames=9), "frames"),
-        (Picture(64, 64, 0, 1), "steps"),
-        (Picture(64, 64, 1001, 1), "steps"),
+        (ImageSpec(48, 64, 4, 1), "width"),
+        (ImageSpec(64, 0, 4, 1), "height"),
+        (ImageSpec(64, 64, 4, 1, frames=9), "frames"),
+        (ImageSpec(64, 64, 0, 1), "steps"),
+        (ImageSpec(64, 64, 1001, 1), "steps"),
     ],
 )
-def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest, match=param) as caught:
         parts["dit"].open(picture, guides(parts, RED), prior=rough(picture))
 
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("picture", [Picture(48, 64, 1, 1), Picture(64, 0, 1, 1), Picture(32, 32 * 300, 1, 1)])
-def test_priors_that_cannot_be_drawn_are_refused(parts: dict[str, Any], picture: Picture) -> None:
+@pytest.mark.parametrize("picture", [ImageSpec(48, 64, 1, 1), ImageSpec(64, 0, 1, 1), ImageSpec(32, 32 * 300, 1, 1)])
+def test_priors_that_cannot_be_drawn_are_refused(parts: dict[str, Any], picture: ImageSpec) -> None:
     with pytest.raises(BadRequest, match="width|height|side"):
         parts["prior"].open(picture, RED)
 

@@ -117,7 +117,7 @@ def test_a_frame_that_is_longer_than_allowed_is_refused_before_it_is_resampled()
 @pytest.mark.parametrize(("rate", "channels"), [(900_000.0, 1), (16_000.0, 65), (16_000.0, 255)])
 def test_a_sample_rate_or_a_number_of_channels_that_no_recording_has_is_refused(rate: float, channels: int) -> None:
     with pytest.raises(BadMedia):
-        media.audio(memoryview(matroska(rate, 400, channels)))
+        media.decode_audio(memoryview(matroska(rate, 400, channels)))
 
 
 @pytest.mark.parametrize("place", [8, 16, 20, 24])
@@ -127,7 +127,7 @@ def test_a_header_that_claims_more_memory_than_there_is_is_bad_media(place: int)
     damaged[at : at + 4] = b"\x3f\xff\xff\xff"
 
     with pytest.raises(BadMedia):
-        media.audio(memoryview(damaged))
+        media.decode_audio(memoryview(damaged))
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_samples_that_no_model_can_compute_with_are_refused(value: float, fault:
     file = b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + form + _chunk(data)
 
     with pytest.raises(BadMedia, match=fault):
-        media.audio(file, rate=RATE_HERTZ)
+        media.decode_audio(file, rate=RATE_HERTZ)

@@ -21,5 +21,5 @@ def test_each_input_of_the_librarys_processor_has_an_encoder_that_takes_it(tmp_p
 
     assert {PARTS[part] for part in parts if part in PARTS} == {*encoders}
     for component in {*encoders.values()}:
-        encoder = families.family(name).load(component, checkpoint)
+        encoder = families.load_family(name).load(component, checkpoint)
         assert encoder.modalities == {kind for kind, by in encoders.items() if by == component}

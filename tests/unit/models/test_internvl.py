@@ -27,7 +27,7 @@ def test_each_frame_has_its_number_and_its_rows(model: Model) -> None:
     thinker, item = model.thinker, video(model)
     prompt = thinker.prompt(FILM)
 
-    layout, prefill = thinker.layout(prompt, [item]), thinker.assemble(prompt, [item])
+    layout, prefill = thinker.layout(prompt, [item]), thinker.assemble_prefill(prompt, [item])
 
     said = thinker._tokenizer.decode(layout.ids)
     row = "<IMG_CONTEXT>" * (len(item.embeds) // 4)
@@ -43,7 +43,7 @@ def test_rows_of_items_beside_a_video_are_not_mixed_with_its_own(model: Model) -
     messages = [user(IMAGE, VIDEO, IMAGE, text("?"))]
     first, second = model.items([user(IMAGE, IMAGE)], {"image": [files.picture(1), files.picture(2, 200, 60)]})
 
-    prefill = thinker.assemble(thinker.prompt(messages), [first, film, second])
+    prefill = thinker.assemble_prefill(thinker.prompt(messages), [first, film, second])
 
     assert torch.equal(prefill.inputs[prefill.media], torch.cat([each.embeds for each in (first, film, second)]))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, Fatal
 from omnibus_models import families, tiny
-from omnibus_models.contract import Encoded, Picture
+from omnibus_models.contract import Encoded, ImageSpec
 from tests.oracles import janus as oracle
 from tests.oracles import plain
 from tests.unit.models import files
@@ -146,15 +146,15 @@ def test_a_chat_with_control_tokens_is_refused(parts: dict[str, Any]) -> None:
 
 def guides(parts: dict[str, Any], prompt: str, guided: bool = True) -> list[Tensor]:
     encoder = parts["text_encoder"]
-    prepared = [encoder.prepare(prompt), *([encoder.unwanted(prompt, "")] if guided else [])]
+    prepared = [encoder.prepare(prompt), *([encoder.prepare_negative(prompt, "")] if guided else [])]
     return [one.embeds for one in encoder.encode(prepared)]
 
 
-def wished(seed: int = 1, guidance: float | None = None, **more: Any) -> Picture:
-    return Picture(**{"width": 64, "height": 64, "steps": 20, "seed": seed, "guidance": guidance, **more})
+def wished(seed: int = 1, guidance: float | None = None, **more: Any) -> ImageSpec:
+    return ImageSpec(**{"width": 64, "height": 64, "steps": 20, "seed": seed, "guidance": guidance, **more})
 
 
-def made(parts: dict[str, Any], prompt: str, picture: Picture, guided: bool = True) -> Any:
+def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, guided: bool = True) -> Any:
     """A picture after all of its steps, alone."""
     one = parts["dit"].open(picture, guides(parts, prompt, guided))
     while one.done < one.steps:
@@ -169,7 +169,7 @@ def test_a_prompt_is_put_as_the_joint_processor_puts_it(parts: dict[str, Any], c
     for prompt in prompts:
         wanted = oracle.inputs(checkpoint, prompt)["input_ids"][0]
         torch.testing.assert_close(encoder.prepare(prompt).features["ids"], wanted)
-        assert len(encoder.unwanted(prompt, " ").features["ids"]) == len(wanted)
+        assert len(encoder.prepare_negative(prompt, " ").features["ids"]) == len(wanted)
 
 
 PICTURES = [(RED, wished(1, 5.0)), (CIRCLE, wished(2, 2.5)), (RED, wished(3))]
@@ -177,7 +177,7 @@ PICTURES = [(RED, wished(1, 5.0)), (CIRCLE, wished(2, 2.5)), (RED, wished(3))]
 
 @pytest.mark.parametrize(("prompt", "picture"), PICTURES)
 def test_tokens_and_colours_are_those_of_the_whole_model(
-    parts: dict[str, Any], checkpoint: Path, prompt: str, picture: Picture
+    parts: dict[str, Any], checkpoint: Path, prompt: str, picture: ImageSpec
 ) -> None:
     tokens, colours = oracle.picture(checkpoint, prompt, picture.seed, picture.guidance)
 
@@ -250,10 +250,10 @@ def test_a_step_that_fails_leaves_everybody_where_they_were(
     ones = [dit.open(wished(seed), guides(parts, RED)) for seed in (1, 2)]
     for _ in range(3):
         dit.step(ones)
-    scores = dit._scores
+    scores = dit._token_scores
 
     with monkeypatch.context() as broken:
-        broken.setattr(dit, "_scores", lambda hidden: scores(hidden) * float("nan"))
+        broken.setattr(dit, "_token_scores", lambda hidden: scores(hidden) * float("nan"))
         with pytest.raises(Fatal, match="not numbers"):
             dit.step(ones)
     assert [one.done for one in ones] == [3, 3]
@@ -313,7 +313,7 @@ def test_a_preview_is_grey_where_nothing_is_painted_yet(parts: dict[str, Any]) -
         (wished(frames=9), "frames"),
     ],
 )
-def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest, match=param) as caught:
         parts["dit"].open(picture, guides(parts, RED))
 
@@ -332,7 +332,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="begin_of_image"):
         encoder.prepare("a <begin_of_image> b")
     with pytest.raises(BadRequest, match="no negative prompt"):
-        encoder.unwanted(RED, "clouds")
+        encoder.prepare_negative(RED, "clouds")
     with pytest.raises(ContextTooLong, match="4080"):
         encoder.prepare("hill " * 5000)
 

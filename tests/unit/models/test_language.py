@@ -123,7 +123,7 @@ def test_items_that_no_message_names_are_refused(thinker: Any) -> None:
     item = Encoded(torch.zeros(6, thinker.width), {"modality": "image", "n_tokens": 6, "grid_thw": [1, 4, 6]})
 
     with pytest.raises(BadRequest, match="these media: none"):
-        thinker.assemble(thinker.prompt(CHATS["one turn"]), [item])
+        thinker.assemble_prefill(thinker.prompt(CHATS["one turn"]), [item])
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
@@ -155,7 +155,7 @@ def test_a_reader_holds_embeddings_and_a_norm_and_reads_as_the_whole_one(checkpo
     assert reader.parameters == reader.vocabulary * reader.width + reader.width
     prompt = reader.prompt(CHATS["several turns"])
     assert prompt == thinker.prompt(CHATS["several turns"])
-    assert torch.equal(reader.assemble(prompt, []).inputs, thinker.assemble(prompt, []).inputs)
+    assert torch.equal(reader.assemble_prefill(prompt, []).inputs, thinker.assemble_prefill(prompt, []).inputs)
     assert (reader.eos, reader.context, reader.vocabulary) == (thinker.eos, thinker.context, thinker.vocabulary)
     assert not reader.speaks
 

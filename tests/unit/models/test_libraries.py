@@ -45,7 +45,7 @@ def test_a_load_still_replaces_methods_for_everybody(tmp_path: Path) -> None:
             seen.append(PreTrainedModel.tie_weights)
 
     before = PreTrainedModel.tie_weights
-    loading.load(Probe, checkpoint)
+    loading.load_model(Probe, checkpoint)
 
     assert seen == [seen[0]] != [before]
     assert PreTrainedModel.tie_weights is before

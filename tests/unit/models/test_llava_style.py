@@ -142,7 +142,7 @@ def test_a_reader_reads_as_the_thinker_does_without_its_layers(model: Model) -> 
     messages, given = CASES["two images"]
     items = model.items(messages, given)
 
-    mine, whole = (each.assemble(each.prompt(messages), items) for each in (reader, model.thinker))
+    mine, whole = (each.assemble_prefill(each.prompt(messages), items) for each in (reader, model.thinker))
 
     names = {name for name, _ in reader.module.named_parameters() if not name.endswith("image_newline")}
     assert names == {"model.language_model.embed_tokens.weight", "model.language_model.norm.weight"}
@@ -158,7 +158,7 @@ def test_a_reader_reads_as_the_thinker_does_without_its_layers(model: Model) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pass_with_a_mask_equals_one_without(model: Model) -> None:
     thinker = model.thinker
-    prefill = thinker.assemble(thinker.prompt([user(text("hello world"))]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt([user(text("hello world"))]), [])
     size = prefill.inputs.shape[0]
     causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
     looking_back = causal & torch.ones_like(causal).triu(-2)
@@ -186,7 +186,7 @@ def test_layers_with_a_window_are_refused(model: Model, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_control_tokens_in_text_are_refused_by_name(model: Model) -> None:
-    token = model.thinker._tokenizer.convert_ids_to_tokens(model.thinker._placeholder("image"))
+    token = model.thinker._tokenizer.convert_ids_to_tokens(model.thinker._placeholder_id("image"))
 
     for words in (token, model.thinker._tokenizer.eos_token):
         with pytest.raises(BadRequest) as caught:
@@ -214,7 +214,7 @@ def test_an_item_that_is_not_what_its_meta_data_says_is_refused(
     hostile = Encoded(torch.zeros(count + rows, wide + width), {**item.meta, **changes})
 
     with pytest.raises(BadRequest) as caught:
-        model.thinker.assemble(model.thinker.prompt(PICTURE), [hostile])
+        model.thinker.assemble_prefill(model.thinker.prompt(PICTURE), [hostile])
 
     assert caught.value.param == "items"
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_served_is_refused_in_words(model: Model) -> None:
     [item] = model.items(PICTURE, {"image": [files.picture(1)]})
 
     with pytest.raises(BadRequest, match="image"):
-        thinker.assemble(thinker.prompt(PICTURE), [item, item])
+        thinker.assemble_prefill(thinker.prompt(PICTURE), [item, item])
     with pytest.raises(BadRequest, match="audio"):
         thinker.prompt([user({"type": "audio"})])
     with pytest.raises(BadRequest, match="not audio"):
@@ -233,7 +233,7 @@ def test_what_cannot_be_served_is_refused_in_words(model: Model) -> None:
     with pytest.raises(BadMedia):
         vision.prepare(memoryview(b"no picture"), "image")
     with pytest.raises(ContextTooLong, match=str(thinker.context - 1)):
-        thinker.assemble(thinker.prompt([user(text("the cat " * thinker.context))]), [])
+        thinker.assemble_prefill(thinker.prompt([user(text("the cat " * thinker.context))]), [])
     with pytest.raises(NotFound, match="vision, thinker"):
         families.family_of(model.checkpoint).load("audio", model.checkpoint)
 

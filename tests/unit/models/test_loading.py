@@ -114,7 +114,7 @@ def test_voices_that_are_missing_are_fatal(omni: Path, tmp_path: Path) -> None:
 def test_a_component_can_be_loaded_in_half_precision(vl: Path) -> None:
     thinker = families.family_of(vl).load("thinker", vl, dtype="bfloat16")
 
-    prefill = thinker.assemble(thinker.prompt([{"role": "user", "content": "hello"}]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt([{"role": "user", "content": "hello"}]), [])
 
     assert thinker.dtype == prefill.inputs.dtype == torch.bfloat16
     assert thinker.logits(prefill.inputs).dtype == torch.float32
@@ -137,13 +137,13 @@ def test_an_unknown_family_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="mystery"):
         families.family_of(tmp_path)
     with pytest.raises(NotFound, match="qwen2_5_vl"):
-        families.family("mystery")
+        families.load_family("mystery")
     with pytest.raises(NotFound, match=r"config\.json"):
         families.family_of(tmp_path / "nowhere")
 
 
 def test_a_path_that_the_class_does_not_have_is_passed_over(vl: Path) -> None:
-    module = loading.load(Qwen2_5_VLForConditionalGeneration, vl, drop=["model.no.such", "model.visual"])
+    module = loading.load_model(Qwen2_5_VLForConditionalGeneration, vl, drop=["model.no.such", "model.visual"])
 
     assert module.model.visual is None
 
@@ -164,7 +164,10 @@ class Slow(torch.nn.Module):
 
 def test_loads_in_threads_take_turns(tmp_path: Path) -> None:
     """The library replaces functions of its classes while it loads: see ``loading.TURN``."""
-    loads = [partial(loading.load, Slow, tmp_path), partial(diffusers_loading.load, Slow, tmp_path, "vae")] * 4
+    loads = [
+        partial(loading.load_model, Slow, tmp_path),
+        partial(diffusers_loading.load_model, Slow, tmp_path, "vae"),
+    ] * 4
 
     with ThreadPoolExecutor(len(loads)) as pool:
         loaded = list(pool.map(lambda load: load(), loads))

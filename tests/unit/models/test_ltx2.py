@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families
-from omnibus_models.contract import Encoded, Picture
+from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import ltx2 as family_ltx2
 from omnibus_models.tiny import weights
 from tests.oracles import ltx2 as oracle
@@ -36,7 +36,7 @@ def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
     return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
 
 
-def made(parts: dict[str, Any], prompt: str, picture: Picture, *negative: str) -> Any:
+def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str) -> Any:
     """A film after all of its steps, alone."""
     one = parts["dit"].open(picture, guides(parts, prompt, *negative))
     while one.done < one.steps:
@@ -59,7 +59,7 @@ def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
 
 
 def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
-    assert families.family_of(ltx2) is families.family("ltx2")
+    assert families.family_of(ltx2) is families.load_family("ltx2")
 
 
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], ltx2: Path) -> None:
@@ -74,21 +74,21 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
     assert not torch.allclose(together[0][:3], together[1][:3], atol=1e-2)
 
 
-FILMS: list[tuple[Picture, dict[str, Any]]] = [
-    (Picture(64, 32, 4, 1, frames=9), {}),
-    (Picture(32, 64, 6, 2, guidance=5.0, frames=17, fps=12.5), {"guidance_scale": 5.0}),
-    (Picture(64, 64, 3, 3, guidance=1.0, frames=1), oracle.PLAIN),
+FILMS: list[tuple[ImageSpec, dict[str, Any]]] = [
+    (ImageSpec(64, 32, 4, 1, frames=9), {}),
+    (ImageSpec(32, 64, 6, 2, guidance=5.0, frames=17, fps=12.5), {"guidance_scale": 5.0}),
+    (ImageSpec(64, 64, 3, 3, guidance=1.0, frames=1), oracle.PLAIN),
 ]
 
 
-def asked(picture: Picture) -> dict[str, Any]:
+def asked(picture: ImageSpec) -> dict[str, Any]:
     names = ("width", "height", "frames", "steps", "seed", "fps")
     return {name: getattr(picture, name) for name in names}
 
 
 @pytest.mark.parametrize(("picture", "guidance"), FILMS, ids=["usual", "guided", "plain"])
 def test_film_and_sound_are_those_of_the_pipeline(
-    parts: dict[str, Any], ltx2: Path, picture: Picture, guidance: dict[str, Any]
+    parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any]
 ) -> None:
     one = made(parts, CAT, picture, HILL)
 
@@ -119,10 +119,10 @@ def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any
 
 def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
-        (CAT, Picture(64, 32, 4, 1, frames=9), (HILL,)),
-        (HILL, Picture(64, 32, 6, 2, guidance=6.0, frames=9), (CAT,)),
-        (CAT * 9, Picture(64, 32, 2, 3, guidance=1.0, frames=9, fps=24.2), (NOTHING,)),
-        (NOTHING, Picture(64, 32, 5, 4, frames=9), ()),
+        (CAT, ImageSpec(64, 32, 4, 1, frames=9), (HILL,)),
+        (HILL, ImageSpec(64, 32, 6, 2, guidance=6.0, frames=9), (CAT,)),
+        (CAT * 9, ImageSpec(64, 32, 2, 3, guidance=1.0, frames=9, fps=24.2), (NOTHING,)),
+        (NOTHING, ImageSpec(64, 32, 5, 4, frames=9), ()),
     ]
     waiting = [parts["dit"].open(picture, guides(parts, prompt, *negative)) for prompt, picture, negative in wishes]
     everybody, running, sizes = list(waiting), [], []
@@ -142,7 +142,7 @@ def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any])
 
 
 def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(parts: dict[str, Any]) -> None:
-    usual = Picture(64, 32, 3, 1, frames=9)
+    usual = ImageSpec(64, 32, 3, 1, frames=9)
 
     first, *others = (
         latents(parts, made(parts, prompt, picture, *negative))
@@ -150,9 +150,9 @@ def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(part
             (CAT, usual, (NOTHING,)),
             (HILL, usual, (NOTHING,)),
             (CAT, usual, (HILL,)),
-            (CAT, Picture(64, 32, 3, 2, frames=9), (NOTHING,)),
-            (CAT, Picture(64, 32, 3, 1, guidance=1.0, frames=9), (NOTHING,)),
-            (CAT, Picture(64, 32, 3, 1, frames=9, fps=24.5), (NOTHING,)),
+            (CAT, ImageSpec(64, 32, 3, 2, frames=9), (NOTHING,)),
+            (CAT, ImageSpec(64, 32, 3, 1, guidance=1.0, frames=9), (NOTHING,)),
+            (CAT, ImageSpec(64, 32, 3, 1, frames=9, fps=24.5), (NOTHING,)),
         ]
     )
 
@@ -164,7 +164,7 @@ def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(part
 
 
 def test_film_and_sound_are_made_with_an_eye_and_an_ear_for_the_other(parts: dict[str, Any]) -> None:
-    picture = Picture(64, 32, 3, 1, guidance=1.0, frames=9)
+    picture = ImageSpec(64, 32, 3, 1, guidance=1.0, frames=9)
     first, other = (parts["dit"].open(picture, guides(parts, CAT)) for _ in range(2))
     other.latents = other.latents._replace(sound=other.latents.sound.flip(0))
 
@@ -188,7 +188,7 @@ def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any
 
 def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
     dit = parts["dit"]
-    palette, one = dit.palette(), dit.open(Picture(64, 32, 12, 5, frames=9), guides(parts, CAT, NOTHING))
+    palette, one = dit.palette(), dit.open(ImageSpec(64, 32, 12, 5, frames=9), guides(parts, CAT, NOTHING))
     noise = dit.preview(one, palette)
 
     shown = []
@@ -204,19 +204,19 @@ def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("picture", "param"),
     [
-        (Picture(60, 64, 4, 1, frames=9), "width"),
-        (Picture(64, 0, 4, 1, frames=9), "height"),
-        (Picture(64, 64, 4, 1, frames=8), "frames"),
-        (Picture(64, 64, 4, 1, frames=0), "frames"),
-        (Picture(64, 64, 4, 1, frames=9, fps=0.0), "fps"),
-        (Picture(64, 64, 4, 1, frames=9, fps=float("nan")), "fps"),
-        (Picture(64, 64, 4, 1, frames=9, fps=1e9), "fps"),
-        (Picture(64, 64, 4, 1, frames=1, fps=120.0), "frames"),
-        (Picture(64, 64, 1, 1, frames=9), "steps"),
-        (Picture(64, 64, 1001, 1, frames=9), "steps"),
+        (ImageSpec(60, 64, 4, 1, frames=9), "width"),
+        (ImageSpec(64, 0, 4, 1, frames=9), "height"),
+        (ImageSpec(64, 64, 4, 1, frames=8), "frames"),
+        (ImageSpec(64, 64, 4, 1, frames=0), "frames"),
+        (ImageSpec(64, 64, 4, 1, frames=9, fps=0.0), "fps"),
+        (ImageSpec(64, 64, 4, 1, frames=9, fps=float("nan")), "fps"),
+        (ImageSpec(64, 64, 4, 1, frames=9, fps=1e9), "fps"),
+        (ImageSpec(64, 64, 4, 1, frames=1, fps=120.0), "frames"),
+        (ImageSpec(64, 64, 1, 1, frames=9), "steps"),
+        (ImageSpec(64, 64, 1001, 1, frames=9), "steps"),
     ],
 )
-def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parts["dit"].open(picture, guides(parts, CAT))
 
@@ -365,7 +365,7 @@ def test_a_component_without_its_configurations_is_fatal(ltx2: Path, tmp_path: P
     (tmp_path / "bare" / lost).unlink()
 
     with pytest.raises(Fatal):
-        families.family("ltx2").load(component, tmp_path / "bare")
+        families.load_family("ltx2").load(component, tmp_path / "bare")
 
 
 @pytest.mark.parametrize(

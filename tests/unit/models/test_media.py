@@ -17,10 +17,10 @@ from omnibus_models import media
 from tests.unit.models import files
 
 JPEG, WAV, MP4 = files.picture(1, kind="JPEG"), files.tone(2.0), files.film(2.0)
-DECODERS = {"image": media.image, "audio": media.audio, "video": media.video}
+DECODERS = {"image": media.decode_image, "audio": media.decode_audio, "video": media.decode_video}
 
 
-def decode(kind: str, data: bytes, limits: media.Limits = media.DEFAULT) -> object:
+def decode(kind: str, data: bytes, limits: media.MediaDecodeLimits = media.DEFAULT) -> object:
     return DECODERS[kind](memoryview(data), limits)
 
 
@@ -88,26 +88,26 @@ def test_a_decompression_bomb_is_refused_by_its_header(size: tuple[int, int]) ->
 
 
 def test_limits_are_settings() -> None:
-    assert decode("image", JPEG, media.Limits(pixels=90 * 60))
+    assert decode("image", JPEG, media.MediaDecodeLimits(pixels=90 * 60))
     with pytest.raises(TooLarge, match="90x60"):
-        decode("image", JPEG, media.Limits(pixels=90 * 60 - 1))
+        decode("image", JPEG, media.MediaDecodeLimits(pixels=90 * 60 - 1))
     with pytest.raises(TooLarge, match="1 seconds"):
-        decode("audio", WAV, media.Limits(seconds=1))
+        decode("audio", WAV, media.MediaDecodeLimits(seconds=1))
     with pytest.raises(TooLarge, match="1 seconds"):
-        decode("video", MP4, media.Limits(seconds=1))
+        decode("video", MP4, media.MediaDecodeLimits(seconds=1))
     with pytest.raises(TooLarge, match="5 frames"):
-        decode("video", MP4, media.Limits(frames=5))
+        decode("video", MP4, media.MediaDecodeLimits(frames=5))
     with pytest.raises(TooLarge, match="in all its frames"):
-        decode("video", MP4, media.Limits(decoded=5 * 64 * 48))
+        decode("video", MP4, media.MediaDecodeLimits(decoded=5 * 64 * 48))
     with pytest.raises(TooLarge, match="64x48"):
-        decode("video", MP4, media.Limits(pixels=64 * 48 - 1))
+        decode("video", MP4, media.MediaDecodeLimits(pixels=64 * 48 - 1))
 
 
 def test_a_length_that_the_header_hides_is_still_bounded() -> None:
     mp3 = files.encoded(3.0, "mp3", "mp3")
 
     with pytest.raises(TooLarge, match="2 seconds"):
-        decode("audio", mp3, media.Limits(seconds=2))
+        decode("audio", mp3, media.MediaDecodeLimits(seconds=2))
 
 
 def test_images_come_upright_and_in_colour() -> None:
@@ -117,7 +117,7 @@ def test_images_come_upright_and_in_colour() -> None:
     out = io.BytesIO()
     grey.save(out, "PNG", exif=exif)
 
-    picture = media.image(memoryview(out.getvalue()))
+    picture = media.decode_image(memoryview(out.getvalue()))
 
     assert picture.mode == "RGB"
     assert picture.size == (20, 40)
@@ -125,14 +125,14 @@ def test_images_come_upright_and_in_colour() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_usual_image_formats_are_read(kind: str) -> None:
-    assert media.image(memoryview(files.picture(1, kind=kind))).size == (90, 60)
+    assert media.decode_image(memoryview(files.picture(1, kind=kind))).size == (90, 60)
 
 
 @pytest.mark.parametrize(
     ("codec", "container"), [("flac", "flac"), ("mp3", "mp3"), ("libopus", "ogg"), ("aac", "adts")]
 )
 def test_usual_sound_formats_become_mono_at_16_khz(codec: str, container: str) -> None:
-    samples = media.audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))
+    samples = media.decode_audio(memoryview(files.encoded(1.0, codec, container, rate=48_000)))
 
     assert samples.dtype == np.float32
     assert abs(len(samples) - 16_000) < 2_400  # lossy codecs pad
@@ -140,7 +140,7 @@ def test_usual_sound_formats_become_mono_at_16_khz(codec: str, container: str) -
 
 
 def test_stereo_is_mixed_and_resampled() -> None:
-    samples = media.audio(memoryview(files.tone(1.0, rate=44_100, channels=2)))
+    samples = media.decode_audio(memoryview(files.tone(1.0, rate=44_100, channels=2)))
 
     assert abs(len(samples) - 16_000) <= 32
     assert abs(float(np.sqrt((samples**2).mean())) - 0.3 / 2**0.5) < 0.02
@@ -149,7 +149,7 @@ def test_stereo_is_mixed_and_resampled() -> None:
 def test_a_wav_of_unstated_length_is_read_to_its_end() -> None:
     streamed = WAV[:4] + b"\xff" * 4 + WAV[8:40] + b"\xff" * 4 + WAV[44:]
 
-    assert np.array_equal(media.audio(memoryview(streamed)), media.audio(memoryview(WAV)))
+    assert np.array_equal(media.decode_audio(memoryview(streamed)), media.decode_audio(memoryview(WAV)))
 
 
 def test_samples_that_are_no_numbers_are_refused() -> None:
@@ -166,7 +166,7 @@ def test_samples_that_are_no_numbers_are_refused() -> None:
 
 
 def test_a_video_is_sampled_twice_per_second() -> None:
-    clip = media.video(memoryview(files.film(3.0, fps=8)))
+    clip = media.decode_video(memoryview(files.film(3.0, fps=8)))
 
     assert clip.fps == 2.0
     assert clip.frames.shape == (6, 48, 64, 3)
@@ -174,14 +174,16 @@ def test_a_video_is_sampled_twice_per_second() -> None:
 
 
 def test_a_slow_video_keeps_all_its_frames() -> None:
-    assert media.video(memoryview(files.film(4.0, fps=1))).frames.shape[0] == 4
+    assert media.decode_video(memoryview(files.film(4.0, fps=1))).frames.shape[0] == 4
 
 
-@pytest.mark.parametrize("limits", [media.Limits(sampled=8), media.Limits(video_pixels=8 * 64 * 48)])
-def test_a_long_video_is_thinned_out_evenly(limits: media.Limits) -> None:
-    whole = media.video(memoryview(files.film(10.0)))
+@pytest.mark.parametrize(
+    "limits", [media.MediaDecodeLimits(sampled=8), media.MediaDecodeLimits(video_pixels=8 * 64 * 48)]
+)
+def test_a_long_video_is_thinned_out_evenly(limits: media.MediaDecodeLimits) -> None:
+    whole = media.decode_video(memoryview(files.film(10.0)))
 
-    thin = media.video(memoryview(files.film(10.0)), limits)
+    thin = media.decode_video(memoryview(files.film(10.0)), limits)
 
     assert (len(whole.frames), whole.fps) == (20, 2.0)
     assert (len(thin.frames), thin.fps) == (5, 0.5)

@@ -16,7 +16,7 @@ from omnibus_models import families, tiny
 @pytest.mark.parametrize("name", KNOWN)
 def test_each_component_names_the_weights_that_it_misses(tmp_path: Path, name: str):
     whole = tiny.build(name, tmp_path / "whole")
-    family = families.family(name)
+    family = families.load_family(name)
     stored = {path: load_file(path) for path in sorted(whole.rglob("*.safetensors"))}
 
     for component in family.components:

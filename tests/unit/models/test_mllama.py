@@ -80,7 +80,7 @@ def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
     prompt = parts["thinker"].prompt(messages)
 
     items = encode([parts["vision"]], prompt.modalities, given)
-    prefill = parts["thinker"].assemble(prompt, items)
+    prefill = parts["thinker"].assemble_prefill(prompt, items)
 
     expected = oracle.inputs(checkpoint, messages, given)
     assert torch.equal(prefill.inputs, parts["thinker"].embed(expected["input_ids"][0]))
@@ -99,7 +99,7 @@ def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
 def test_the_rows_of_pictures_come_with_the_first_share_alone(parts: dict[str, Any]) -> None:
     prompt = parts["thinker"].prompt([user(text("the cat sleeps"), IMAGE, text("and"), IMAGE)])
     items = encode([parts["vision"]], prompt.modalities, {"image": [files.picture(1), files.picture(2)]})
-    attention = parts["thinker"].assemble(prompt, items).attention
+    attention = parts["thinker"].assemble_prefill(prompt, items).attention
     size = len(prompt.ids)
 
     shares = [attention.mask(at, min(at + 3, size)) for at in range(0, size, 3)]
@@ -168,10 +168,10 @@ def test_more_pictures_in_a_row_than_are_kept_for_an_answer_are_refused(parts: d
     thinker = parts["thinker"]
     item = Encoded(torch.zeros(ROWS, 64), {"modality": "image", "tiles": 1})
 
-    thinker.assemble(thinker.prompt([user(*[IMAGE] * 4, text("and"), *[IMAGE] * 4)]), [item] * 8)
+    thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 4, text("and"), *[IMAGE] * 4)]), [item] * 8)
 
     with pytest.raises(BadRequest, match="more than 4 pictures"):
-        thinker.assemble(thinker.prompt([user(*[IMAGE] * 5)]), [item] * 5)
+        thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 5)]), [item] * 5)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,9 @@ def test_items_that_no_encoder_made_are_refused(
     thinker = parts["thinker"]
 
     with pytest.raises(BadRequest, match=problem):
-        thinker.assemble(thinker.prompt([user(IMAGE)]), [Encoded(torch.zeros(shape), {"modality": "image", **meta})])
+        thinker.assemble_prefill(
+            thinker.prompt([user(IMAGE)]), [Encoded(torch.zeros(shape), {"modality": "image", **meta})]
+        )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_items_that_no_encoder_made_are_refused(
 )
 def test_missing_weights_are_named(checkpoint: Path, tmp_path: Path, component: str, lost: str) -> None:
     with pytest.raises(Fatal, match=lost):
-        families.family("mllama").load(component, without(checkpoint, tmp_path / "broken", lost))
+        families.load_family("mllama").load(component, without(checkpoint, tmp_path / "broken", lost))
 
 
 def test_the_placeholder_is_no_word_that_can_be_said(parts: dict[str, Any]) -> None:

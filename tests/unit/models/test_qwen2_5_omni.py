@@ -66,7 +66,9 @@ def test_prompts_are_the_ids_of_the_joint_processor(omni: Path, omni_parts: dict
     thinker = omni_parts["thinker"]
     prompt = thinker.prompt(messages)
 
-    prefill = thinker.assemble(prompt, encode([omni_parts["vision"], omni_parts["audio"]], prompt.modalities, given))
+    prefill = thinker.assemble_prefill(
+        prompt, encode([omni_parts["vision"], omni_parts["audio"]], prompt.modalities, given)
+    )
 
     expected = oracle.omni_inputs(omni, messages, given)["input_ids"][0]
     assert prefill.inputs.shape[0] == len(expected)
@@ -126,7 +128,7 @@ def test_a_sound_longer_than_the_models_window_is_refused(omni_parts: dict[str, 
 
 
 def test_the_seconds_of_a_sound_are_a_setting(omni: Path) -> None:
-    audio = families.family_of(omni).load("audio", omni, limits=media.Limits(seconds=1.0))
+    audio = families.family_of(omni).load("audio", omni, limits=media.MediaDecodeLimits(seconds=1.0))
 
     audio.prepare(memoryview(files.tone(1.0)), "audio")
     with pytest.raises(TooLarge, match="1 seconds"):
@@ -145,7 +147,7 @@ def test_an_audio_encoder_takes_no_image(omni_parts: dict[str, Any]) -> None:
 
 def test_an_unknown_voice_is_refused_with_the_known_ones(omni_parts: dict[str, Any]) -> None:
     thinker = omni_parts["thinker"]
-    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(user(text("hello"))), [])
 
     with pytest.raises(BadRequest, match="Chelsie, Ethan"):
         thinker.talker_prompt(prefill, prefill.inputs, "Nobody")

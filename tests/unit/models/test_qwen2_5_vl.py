@@ -67,7 +67,7 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_part
     prompt = thinker.prompt(messages)
 
     items = encode([vl_parts["vision"]], prompt.modalities, given)
-    prefill = thinker.assemble(prompt, items)
+    prefill = thinker.assemble_prefill(prompt, items)
 
     expected = oracle.vl_inputs(vl, messages, given)["input_ids"][0]
     rows = thinker.embed(expected)
@@ -91,10 +91,10 @@ def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, A
     thinker = vl_parts["thinker"]
     first = thinker.prompt([user(VIDEO, text("a"))])
     items = encode([vl_parts["vision"]], ["video"], {"video": [files.film(3)]})
-    alone = thinker.assemble(first, items)
+    alone = thinker.assemble_prefill(first, items)
 
-    thinker.assemble(thinker.prompt([user(text("hello"))]), [])
-    again = thinker.assemble(first, items)
+    thinker.assemble_prefill(thinker.prompt([user(text("hello"))]), [])
+    again = thinker.assemble_prefill(first, items)
 
     assert again.delta == alone.delta != 0
     assert torch.equal(again.positions, alone.positions)
@@ -117,7 +117,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str,
 
 def test_a_video_that_was_thinned_out_keeps_its_pace(vl: Path, vl_parts: dict[str, Any]) -> None:
     film = memoryview(files.film(10))
-    thin = families.family_of(vl).load("vision", vl, limits=media.Limits(sampled=8))
+    thin = families.family_of(vl).load("vision", vl, limits=media.MediaDecodeLimits(sampled=8))
 
     whole, few = vl_parts["vision"].prepare(film, "video"), thin.prepare(film, "video")
 
@@ -138,7 +138,7 @@ def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) 
     from transformers import DynamicCache
 
     thinker = vl_parts["thinker"]
-    prefill = thinker.assemble(thinker.prompt([user(text("hello world"))]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt([user(text("hello world"))]), [])
     size = prefill.inputs.shape[0]
 
     causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
@@ -187,7 +187,7 @@ def test_missing_and_surplus_media_are_refused(vl_parts: dict[str, Any]) -> None
 
     for wrong in ([], [item, item], [Encoded(item.embeds, {**item.meta, "modality": "video"})]):
         with pytest.raises(BadRequest, match="image"):
-            thinker.assemble(prompt, wrong)
+            thinker.assemble_prefill(prompt, wrong)
 
 
 def test_a_prompt_that_does_not_fit_the_context_is_refused(vl_parts: dict[str, Any]) -> None:
@@ -195,12 +195,12 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(vl_parts: dict[str, A
     prompt = thinker.prompt([{"role": "user", "content": "the cat " * thinker.context}])
 
     with pytest.raises(ContextTooLong, match=str(thinker.context - 1)):
-        thinker.assemble(prompt, [])
+        thinker.assemble_prefill(prompt, [])
 
 
 def test_a_model_without_a_talker_does_not_speak(vl_parts: dict[str, Any]) -> None:
     thinker = vl_parts["thinker"]
-    prefill = thinker.assemble(thinker.prompt([user(text("hello"))]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt([user(text("hello"))]), [])
 
     assert not thinker.speaks
     with pytest.raises(BadRequest, match="no audio output"):

@@ -127,7 +127,7 @@ def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, vision: Any, think
     prompt = reader.prompt([user(IMAGE, text("and"), VIDEO)])
     items = encode([vision], ["image", "video"], {"image": [files.picture(1)], "video": [files.film(2)]})
 
-    mine, whole = reader.assemble(prompt, items), thinker.assemble(prompt, items)
+    mine, whole = reader.assemble_prefill(prompt, items), thinker.assemble_prefill(prompt, items)
 
     assert reader.parameters == reader.vocabulary * reader.width + reader.width
     assert torch.equal(mine.inputs, whole.inputs)

@@ -118,7 +118,7 @@ def test_the_talker_hears_users_alone_and_how_the_answer_begins(parts: dict[str,
     prompt = thinker.prompt(HISTORY)
     items = encode([parts["vision"], parts["audio"]], prompt.modalities, CASES["a chat"][1])
 
-    layout, prefill = thinker.layout(prompt, items), thinker.assemble(prompt, items)
+    layout, prefill = thinker.layout(prompt, items), thinker.assemble_prefill(prompt, items)
 
     places, media, *positions = prefill.layout.tolist()
     heard = thinker._tokenizer.decode([layout.ids[place] for place in places if not prefill.media[place]])
@@ -220,7 +220,7 @@ def test_a_sound_without_rows_is_refused(parts: dict[str, Any]) -> None:
 
 def test_an_unknown_voice_is_refused_with_the_known_ones(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
-    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(user(text("hello"))), [])
     rows = thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), "Ethan")
 
     for refuses in (
@@ -274,7 +274,7 @@ def test_a_template_that_begins_answers_in_another_way_leaves_no_speech(checkpoi
     template.write_text(template.read_text() + "{%- if add_generation_prompt -%}<tts_pad>{%- endif -%}")
     thinker = families.family_of(other).load("thinker", other)
 
-    prefill = thinker.assemble(thinker.prompt(user(text("hello"))), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(user(text("hello"))), [])
 
     with pytest.raises(BadRequest, match="template"):
         thinker.talker_prompt(prefill, torch.zeros(len(prefill.inputs), 128), VOICE)

@@ -54,7 +54,7 @@ def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, parts: dict[
     prompt = thinker.prompt(messages)
     items = encode([parts["vision"]], prompt.modalities, given)
 
-    layout, prefill = thinker.layout(prompt, items), thinker.assemble(prompt, items)
+    layout, prefill = thinker.layout(prompt, items), thinker.assemble_prefill(prompt, items)
 
     expected = oracle.inputs(checkpoint, messages, given)["input_ids"][0]
     places = [run.start + row for run in layout.runs(items) for row in range(run.rows.stop - run.rows.start)]
@@ -101,7 +101,7 @@ def dimmed(embeds: torch.Tensor) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def last(thinker: Thinker, prompt: Any, item: Encoded) -> torch.Tensor:
-    prefill = thinker.assemble(prompt, [item])
+    prefill = thinker.assemble_prefill(prompt, [item])
     hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
     return thinker.logits(hidden[:, -1])
 
@@ -110,7 +110,7 @@ def test_a_prompt_in_shares_gives_the_same_keys_and_values(parts: dict[str, Any]
     thinker = parts["thinker"]
     messages, given = CASES["video between images"]
     prompt = thinker.prompt(messages)
-    prefill = thinker.assemble(prompt, encode([parts["vision"]], prompt.modalities, given))
+    prefill = thinker.assemble_prefill(prompt, encode([parts["vision"]], prompt.modalities, given))
     whole, shared = DynamicCache(), DynamicCache()
 
     thinker.forward(prefill.inputs[None], prefill.positions[:, None], whole, None)
@@ -126,7 +126,7 @@ def test_a_prompt_in_shares_gives_the_same_keys_and_values(parts: dict[str, Any]
 def test_a_decode_step_with_a_mask_equals_one_without(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     prompt = thinker.prompt([user(IMAGE, text("hello world"))])
-    prefill = thinker.assemble(prompt, encode([parts["vision"]], ["image"], {"image": [files.picture(1)]}))
+    prefill = thinker.assemble_prefill(prompt, encode([parts["vision"]], ["image"], {"image": [files.picture(1)]}))
     size = prefill.inputs.shape[0]
 
     causal = torch.ones(size, size, dtype=torch.bool).tril()[None, None]
@@ -153,7 +153,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(parts: dict[str, An
 
 def test_a_video_that_was_thinned_out_keeps_its_seconds(checkpoint: Path, parts: dict[str, Any]) -> None:
     film = memoryview(files.film(10))
-    thin = families.family_of(checkpoint).load("vision", checkpoint, limits=media.Limits(sampled=8))
+    thin = families.family_of(checkpoint).load("vision", checkpoint, limits=media.MediaDecodeLimits(sampled=8))
 
     whole, few = parts["vision"].prepare(film, "video"), thin.prepare(film, "video")
 
@@ -170,10 +170,10 @@ def test_requests_that_alternate_do_not_disturb_each_other(parts: dict[str, Any]
     thinker = parts["thinker"]
     first = thinker.prompt([user(VIDEO, text("a"))])
     items = encode([parts["vision"]], ["video"], {"video": [files.film(3)]})
-    alone = thinker.assemble(first, items)
+    alone = thinker.assemble_prefill(first, items)
 
-    thinker.assemble(thinker.prompt([user(text("hello"))]), [])
-    again = thinker.assemble(first, items)
+    thinker.assemble_prefill(thinker.prompt([user(text("hello"))]), [])
+    again = thinker.assemble_prefill(first, items)
 
     assert again.delta == alone.delta != 0
     assert torch.equal(again.positions, alone.positions)
@@ -221,7 +221,7 @@ def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, parts: dict[str, A
     prompt = reader.prompt(messages)
     items = encode([parts["vision"]], prompt.modalities, given)
 
-    mine, whole = reader.assemble(prompt, items), thinker.assemble(prompt, items)
+    mine, whole = reader.assemble_prefill(prompt, items), thinker.assemble_prefill(prompt, items)
 
     assert reader.parameters == reader.vocabulary * reader.width + reader.width
     assert prompt == thinker.prompt(messages)

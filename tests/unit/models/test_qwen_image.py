@@ -13,7 +13,7 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families
-from omnibus_models.contract import Picture
+from omnibus_models.contract import ImageSpec
 from omnibus_models.families import qwen_image
 
 RED, CIRCLE, NOTHING = "a red square", "a green circle on a blue background near the hill", " "
@@ -34,7 +34,9 @@ def pipeline(image: Path) -> Any:
     return made
 
 
-def whole(pipeline: Any, prompt: str, picture: Picture, negative: str | None = NOTHING, output: str = "latent") -> Any:
+def whole(
+    pipeline: Any, prompt: str, picture: ImageSpec, negative: str | None = NOTHING, output: str = "latent"
+) -> Any:
     """What the pipeline makes of a prompt."""
     return pipeline(
         prompt,
@@ -53,7 +55,7 @@ def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
     return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
 
 
-def made(parts: dict[str, Any], prompt: str, picture: Picture, negative: Sequence[str] = (NOTHING,)) -> Any:
+def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, negative: Sequence[str] = (NOTHING,)) -> Any:
     """A picture after all of its steps, alone."""
     one = parts["dit"].open(picture, guides(parts, prompt, *negative))
     while one.done < one.steps:
@@ -62,7 +64,7 @@ def made(parts: dict[str, Any], prompt: str, picture: Picture, negative: Sequenc
 
 
 def test_the_family_is_known_by_its_pipeline(image: Path) -> None:
-    assert families.family_of(image) is families.family("qwen_image")
+    assert families.family_of(image) is families.load_family("qwen_image")
 
 
 def test_prompts_are_put_as_the_pipeline_puts_them(pipeline: Any) -> None:
@@ -85,14 +87,14 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
 
 
 PICTURES = [
-    Picture(width=64, height=64, steps=4, seed=1, guidance=3.0),
-    Picture(width=96, height=48, steps=7, seed=2),
-    Picture(width=64, height=64, steps=2, seed=3, guidance=1.0),
+    ImageSpec(width=64, height=64, steps=4, seed=1, guidance=3.0),
+    ImageSpec(width=96, height=48, steps=7, seed=2),
+    ImageSpec(width=64, height=64, steps=2, seed=3, guidance=1.0),
 ]
 
 
 @pytest.mark.parametrize("picture", PICTURES)
-def test_latents_are_those_of_the_pipeline(parts: dict[str, Any], pipeline: Any, picture: Picture) -> None:
+def test_latents_are_those_of_the_pipeline(parts: dict[str, Any], pipeline: Any, picture: ImageSpec) -> None:
     one = made(parts, RED, picture)
 
     torch.testing.assert_close(one.latents, whole(pipeline, RED, picture), rtol=0, atol=1e-5)
@@ -118,7 +120,7 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], pipeline: An
 
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
-        (prompt, Picture(64, 64, steps, seed, guidance))
+        (prompt, ImageSpec(64, 64, steps, seed, guidance))
         for prompt, steps, seed, guidance in [
             (RED, 4, 1, 3.0),
             (CIRCLE, 7, 2, None),
@@ -142,11 +144,11 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
 
 def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt, guidance = (
-        made(parts, prompt, Picture(64, 64, 3, seed, guidance)).latents
+        made(parts, prompt, ImageSpec(64, 64, 3, seed, guidance)).latents
         for prompt, seed, guidance in [(RED, 1, 3.0), (RED, 2, 3.0), (CIRCLE, 1, 3.0), (RED, 1, 6.0)]
     )
 
-    assert torch.equal(first, made(parts, RED, Picture(64, 64, 3, 1, 3.0)).latents)
+    assert torch.equal(first, made(parts, RED, ImageSpec(64, 64, 3, 1, 3.0)).latents)
     for other in (seed, prompt, guidance):
         assert not torch.allclose(first, other, atol=1e-2)
 
@@ -165,7 +167,7 @@ def test_a_step_that_fails_leaves_everybody_where_they_were(parts: dict[str, Any
 def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> None:
     dit, vae = parts["dit"], parts["vae"]
     palette = dit.palette()
-    one = dit.open(Picture(64, 64, 2, 1), guides(parts, RED))
+    one = dit.open(ImageSpec(64, 64, 2, 1), guides(parts, RED))
     drawn = torch.randn(40, 4, generator=torch.Generator().manual_seed(9))
 
     painted, shown = [], []
@@ -180,7 +182,7 @@ def test_a_preview_has_the_colours_of_what_is_painted(parts: dict[str, Any]) -> 
 
 def test_a_preview_shows_where_the_picture_is_going(parts: dict[str, Any]) -> None:
     dit = parts["dit"]
-    palette, one = dit.palette(), dit.open(Picture(96, 48, 20, 5, 3.0), guides(parts, RED, NOTHING))
+    palette, one = dit.palette(), dit.open(ImageSpec(96, 48, 20, 5, 3.0), guides(parts, RED, NOTHING))
     noise = dit.preview(one, palette)
 
     shown = []
@@ -196,14 +198,14 @@ def test_a_preview_shows_where_the_picture_is_going(parts: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("picture", "param"),
     [
-        (Picture(60, 64, 4, 1), "width"),
-        (Picture(64, 0, 4, 1), "height"),
-        (Picture(64, 64, 4, 1, frames=9), "frames"),
-        (Picture(64, 64, 1, 1), "steps"),
-        (Picture(64, 64, 1001, 1), "steps"),
+        (ImageSpec(60, 64, 4, 1), "width"),
+        (ImageSpec(64, 0, 4, 1), "height"),
+        (ImageSpec(64, 64, 4, 1, frames=9), "frames"),
+        (ImageSpec(64, 64, 1, 1), "steps"),
+        (ImageSpec(64, 64, 1001, 1), "steps"),
     ],
 )
-def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: Picture, param: str) -> None:
+def test_pictures_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest, match=param) as caught:
         parts["dit"].open(picture, guides(parts, RED))
 

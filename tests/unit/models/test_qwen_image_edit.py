@@ -12,7 +12,7 @@ from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, Fatal, NotFound, TooLarge
 from omnibus_models import families, media
-from omnibus_models.contract import Encoded, Picture
+from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import qwen_image_edit
 from tests.oracles import qwen_image_edit as oracle
 from tests.unit.models import files
@@ -42,7 +42,7 @@ def opened(parts: dict[str, Any], data: bytes, prompt: str, steps: int, seed: in
     """A picture before its first step; as large as the one that it is made of unless ``width`` and ``height`` say."""
     image = seen(parts, data, "vae_encoder").embeds
     height, width = (parts["dit"].unit * side for side in image.shape[2:])
-    picture = Picture(**{"width": width, "height": height, "steps": steps, "seed": seed, **more})
+    picture = ImageSpec(**{"width": width, "height": height, "steps": steps, "seed": seed, **more})
     return parts["dit"].open(picture, guides(parts, data, prompt, NOTHING), image)
 
 
@@ -55,7 +55,7 @@ def made(parts: dict[str, Any], *wish: Any, **more: Any) -> Any:
 
 
 def test_the_family_is_known_by_its_pipeline(edit: Path) -> None:
-    assert families.family_of(edit) is families.family("qwen_image_edit")
+    assert families.family_of(edit) is families.load_family("qwen_image_edit")
 
 
 def test_prompts_are_put_as_the_pipeline_puts_them(edit: Path) -> None:
@@ -154,7 +154,7 @@ def test_both_ways_of_the_picture_lead_to_what_is_made(parts: dict[str, Any]) ->
         (guides(parts, other, RED), image),
         (usual, seen(parts, other, "vae_encoder").embeds),
     ]:
-        one = parts["dit"].open(Picture(64, 64, 3, 1), texts, latents)
+        one = parts["dit"].open(ImageSpec(64, 64, 3, 1), texts, latents)
         while one.done < one.steps:
             parts["dit"].step([one])
         found.append(one.latents)
@@ -211,7 +211,7 @@ def test_files_that_are_no_pictures_or_too_large_are_refused(parts: dict[str, An
     ]:
         with pytest.raises(error):
             encoder.prepare(memoryview(data), modality)
-    small = families.family_of(edit).load(component, edit, limits=media.Limits(pixels=100))
+    small = families.family_of(edit).load(component, edit, limits=media.MediaDecodeLimits(pixels=100))
     with pytest.raises(TooLarge):
         small.prepare(memoryview(WIDE), "image")
 
@@ -258,14 +258,14 @@ def test_prompts_with_control_tokens_or_of_many_tokens_are_refused(parts: dict[s
 @pytest.mark.parametrize("shape", [(4, 1, 0, 8), (4, 1, 7, 8), (4, 2, 8, 8), (16, 1, 8, 8)])
 def test_latents_that_are_no_pictures_are_refused(parts: dict[str, Any], shape: tuple[int, ...]) -> None:
     with pytest.raises(BadRequest, match="even sides") as caught:
-        parts["dit"].open(Picture(64, 64, 4, 1), guides(parts, WIDE, RED), torch.zeros(shape))
+        parts["dit"].open(ImageSpec(64, 64, 4, 1), guides(parts, WIDE, RED), torch.zeros(shape))
 
     assert caught.value.param == "image"
 
 
 def test_there_is_nothing_to_edit_without_a_picture(parts: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="edits pictures"):
-        parts["dit"].open(Picture(64, 64, 4, 1), guides(parts, WIDE, RED))
+        parts["dit"].open(ImageSpec(64, 64, 4, 1), guides(parts, WIDE, RED))
 
 
 def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any], edit: Path) -> None:

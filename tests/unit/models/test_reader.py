@@ -20,12 +20,12 @@ def image(rows: int = 6, width: int = 64, **changes: Any) -> Encoded:
 
 @pytest.fixture(scope="module")
 def reader(omni: Path) -> Reader:
-    return families.family("qwen2_5_omni").reader(omni)
+    return families.load_family("qwen2_5_omni").reader(omni)
 
 
 @pytest.fixture(scope="module")
 def thinker(omni: Path) -> Thinker:
-    return families.family("qwen2_5_omni").load("thinker", omni)
+    return families.load_family("qwen2_5_omni").load("thinker", omni)
 
 
 def test_it_holds_embeddings_and_a_norm_alone(reader: Reader) -> None:
@@ -36,7 +36,7 @@ def test_it_reads_as_the_thinker_does(reader: Reader, thinker: Thinker) -> None:
     prompt = reader.prompt(PICTURE)
 
     assert prompt == thinker.prompt(PICTURE)
-    mine, whole = reader.assemble(prompt, [image()]), thinker.assemble(prompt, [image()])
+    mine, whole = reader.assemble_prefill(prompt, [image()]), thinker.assemble_prefill(prompt, [image()])
     assert torch.equal(mine.inputs, whole.inputs)
     assert torch.equal(mine.positions, whole.positions)
     layout = reader.layout(prompt, [image()])
@@ -80,7 +80,7 @@ def test_items_begin_where_those_before_them_end(reader: Reader) -> None:
     places = [start + row for start, rows in zip(layout.starts, (6, 4), strict=True) for row in range(rows)]
     [placeholder] = {layout.ids[place] for place in places}
     assert places == [place for place, token in enumerate(layout.ids) if token == placeholder]
-    inputs = reader.assemble(prompt, media).inputs
+    inputs = reader.assemble_prefill(prompt, media).inputs
     assert torch.equal(inputs[places], torch.cat([item.embeds for item in media]))
     assert len(layout.ids) == len(prompt.ids) + 8
 

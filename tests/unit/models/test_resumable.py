@@ -5,15 +5,15 @@ from pathlib import Path
 import torch
 
 from omnibus_models import tiny
-from omnibus_models.contract import Picture
-from omnibus_models.families import family
+from omnibus_models.contract import ImageSpec
+from omnibus_models.families import load_family
 
 
 def test_a_film_goes_on_from_the_state_of_another_one(tmp_path: Path) -> None:
     checkpoint = tiny.build("ltx2", tmp_path / "film")
-    encoder, dit = (family("ltx2").load(name, checkpoint) for name in ("text_encoder", "dit"))
+    encoder, dit = (load_family("ltx2").load(name, checkpoint) for name in ("text_encoder", "dit"))
     [guide] = (one.embeds for one in encoder.encode([encoder.prepare("a cat on a hill")]))
-    whole, lost, other = (dit.open(Picture(64, 32, 5, 4, frames=9), [guide]) for _ in range(3))
+    whole, lost, other = (dit.open(ImageSpec(64, 32, 5, 4, frames=9), [guide]) for _ in range(3))
     for one, steps in ((whole, 5), (lost, 3)):
         for _ in range(steps):
             dit.step([one])

@@ -39,10 +39,10 @@ def test_the_shim_is_what_makes_it_work() -> None:
 
 
 def test_installing_twice_changes_nothing() -> None:
-    torchvision_cpu.install()
+    torchvision_cpu.install_operators()
 
-    assert torchvision_cpu.install() is False
-    assert torchvision_cpu.needed() is False
+    assert torchvision_cpu.install_operators() is False
+    assert torchvision_cpu.is_needed() is False
 
 
 def test_every_operator_has_a_schema_that_parses() -> None:

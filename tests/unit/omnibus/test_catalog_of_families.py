@@ -11,12 +11,12 @@ from services.planner.declared import declarations_file
 
 
 def plans(models: dict[str, dict[str, object]]) -> dict[str, ModelPlan]:
-    return declarations_file.plans(msgspec.convert(models, dict[str, declarations_file.Declared]))
+    return declarations_file.build_static_plans(msgspec.convert(models, dict[str, declarations_file.DeclaredModel]))
 
 
 @pytest.mark.parametrize("name", catalog.FAMILIES)
 def test_a_built_in_family_has_the_shape_of_a_plugins(name: str):
-    family = msgspec.convert(catalog.family(name), plugins.Family)
+    family = msgspec.convert(catalog.find_family(name), plugins.PluginFamily)
 
     assert family.components == tuple(catalog.FAMILIES[name]["components"])
     assert set(family.tasks) == {*family.components, *catalog.SPLIT, *catalog.EMBED}
@@ -25,17 +25,17 @@ def test_a_built_in_family_has_the_shape_of_a_plugins(name: str):
 
 @pytest.mark.parametrize("name", catalog.FAMILIES)
 def test_every_component_has_an_engine(name: str):
-    assert set(catalog.family(name)["tasks"]) <= set(engines._TRANSFORMERS)
+    assert set(catalog.find_family(name)["tasks"]) <= set(engines._TRANSFORMERS)
 
 
 def test_an_unknown_family_is_refused_with_those_there_are():
     with pytest.raises(BadRequest, match=f"no model family 'gpt'; there is {', '.join(sorted(catalog.FAMILIES))}"):
-        catalog.family("gpt")
+        catalog.find_family("gpt")
 
 
 def test_the_family_of_apps_own_tasks_cannot_be_declared():
     with pytest.raises(BadRequest, match="no model family 'python'"):
-        catalog.family(catalog.PYTHON)
+        catalog.find_family(catalog.PYTHON)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_family_of_apps_own_tasks_cannot_be_declared():
     ],
 )
 def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str]):
-    made = plans({"m": catalog.split("qwen2_5_vl", "/m", path)})["m"]
+    made = plans({"m": catalog.split_declaration("qwen2_5_vl", "/m", path)})["m"]
 
     assert [(each.name, each.options) for each in made.types["vision+prefill+decode"]] == [(path, runs)]
     assert set(made.options) == {*path.split(">")}
@@ -58,7 +58,7 @@ def test_a_language_model_may_run_in_two_halves(path: str, runs: dict[str, str])
 
 
 def test_requests_of_a_model_that_chats_and_paints_use_one_side_of_it():
-    made = plans({"m": catalog.declaration("janus", "/m")})["m"]
+    made = plans({"m": catalog.model_declaration("janus", "/m")})["m"]
 
     assert {kind: [path.name for path in paths] for kind, paths in made.types.items()} == {
         "thinker": ["L", "EL"],
@@ -68,7 +68,7 @@ def test_requests_of_a_model_that_chats_and_paints_use_one_side_of_it():
 
 
 def test_a_model_that_chats_and_paints_runs_in_two_halves_where_it_chats():
-    made = plans({"m": catalog.split("janus", "/m", "E>P>D")})["m"]
+    made = plans({"m": catalog.split_declaration("janus", "/m", "E>P>D")})["m"]
 
     assert made.types["vision+prefill+decode"][0].options == {"vision": "E", "prefill": "P", "decode": "D"}
     assert made.options["D"].components == ("decode",)
@@ -79,7 +79,7 @@ def test_a_model_that_chats_and_paints_runs_in_two_halves_where_it_chats():
 def test_a_model_that_does_one_thing_does_it_with_all_of_its_components(name: str):
     known = catalog.FAMILIES[name]
 
-    assert catalog.ways(known["components"], known["tasks"]) == [known["components"]]
+    assert catalog.component_chains(known["components"], known["tasks"]) == [known["components"]]
 
 
 def test_talker_and_vocoder_may_share_an_executor():
@@ -95,7 +95,12 @@ def test_talker_and_vocoder_may_share_an_executor():
 def test_a_twin_runs_its_own_llm_behind_the_other_models_encoder(name: str):
     shared = catalog.TWINS[name]
 
-    made = plans({shared: catalog.declaration(catalog.LOCAL[shared], "/m"), name: catalog.twin(name, "/t")})
+    made = plans(
+        {
+            shared: catalog.model_declaration(catalog.LOCAL[shared], "/m"),
+            name: catalog.shared_encoder_declaration(name, "/t"),
+        }
+    )
 
     assert made[name].tasks["vision"] == made[shared].tasks["vision"]
     assert made[name].tasks["thinker"] != made[shared].tasks["thinker"]

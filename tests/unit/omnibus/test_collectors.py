@@ -6,12 +6,12 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import DuplicateTimeseries
 
-from omnibus.metrics.collectors import REGISTRY, Sizes, Told
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
 
 
 @pytest.fixture
-def made() -> Iterator[list[Told | Sizes]]:
-    found: list[Told | Sizes] = []
+def made() -> Iterator[list[CallbackMetric | SizeHistogram]]:
+    found: list[CallbackMetric | SizeHistogram] = []
     yield found
     for each in found:
         REGISTRY.unregister(each)
@@ -21,11 +21,11 @@ def lines(name: str) -> list[str]:
     return [line for line in generate_latest(REGISTRY).decode().splitlines() if line.startswith(name)]
 
 
-def test_a_gauge_is_asked_for_at_each_scrape(made: list[Told | Sizes]):
-    gauge = Told("test_told_bytes", "Some.", ["kind"])
+def test_a_gauge_is_asked_for_at_each_scrape(made: list[CallbackMetric | SizeHistogram]):
+    gauge = CallbackMetric("test_told_bytes", "Some.", ["kind"])
     made.append(gauge)
     values = {("a",): 1, ("b",): 2.5}
-    gauge.by(lambda: values)
+    gauge.set_values(lambda: values)
 
     first = lines("test_told_bytes")
     values[("a",)] = 7
@@ -34,32 +34,32 @@ def test_a_gauge_is_asked_for_at_each_scrape(made: list[Told | Sizes]):
     assert lines("test_told_bytes")[0] == 'test_told_bytes{kind="a"} 7.0'
 
 
-def test_a_name_that_ends_in_total_is_a_counter(made: list[Told | Sizes]):
-    made.append(counter := Told("test_told_total", "Some."))
-    counter.one(lambda: 3)
+def test_a_name_that_ends_in_total_is_a_counter(made: list[CallbackMetric | SizeHistogram]):
+    made.append(counter := CallbackMetric("test_told_total", "Some."))
+    counter.set_value(lambda: 3)
 
     assert lines("test_told") == ["test_told_total 3.0"]
     assert lines("# TYPE test_told") == ["# TYPE test_told_total counter"]
 
 
-def test_nobody_asked_means_no_values(made: list[Told | Sizes]):
-    made.append(gauge := Told("test_told_silent", "Some."))
-    gauge.one(lambda: 1)
-    gauge.by(None)
+def test_nobody_asked_means_no_values(made: list[CallbackMetric | SizeHistogram]):
+    made.append(gauge := CallbackMetric("test_told_silent", "Some."))
+    gauge.set_value(lambda: 1)
+    gauge.set_values(None)
 
     assert lines("test_told_silent") == []
 
 
-def test_two_metrics_cannot_have_one_name(made: list[Told | Sizes]):
-    made.append(Told("test_told_twice", "Some."))
+def test_two_metrics_cannot_have_one_name(made: list[CallbackMetric | SizeHistogram]):
+    made.append(CallbackMetric("test_told_twice", "Some."))
 
     with pytest.raises(DuplicateTimeseries):
-        Told("test_told_twice", "Some.")
+        CallbackMetric("test_told_twice", "Some.")
 
 
-def test_sizes_become_a_histogram(made: list[Told | Sizes]):
-    made.append(sizes := Sizes("test_told_size", "Some.", "part", (1, 2, 4)))
-    sizes.by(lambda: {"x": {1: 3, 3: 2, 9: 1}})
+def test_sizes_become_a_histogram(made: list[CallbackMetric | SizeHistogram]):
+    made.append(sizes := SizeHistogram("test_told_size", "Some.", "part", (1, 2, 4)))
+    sizes.set_counts(lambda: {"x": {1: 3, 3: 2, 9: 1}})
 
     assert lines("test_told_size") == [
         'test_told_size_bucket{le="1.0",part="x"} 3.0',

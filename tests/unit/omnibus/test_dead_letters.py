@@ -15,7 +15,7 @@ from omnibus.errors import (
     NotFound,
     OmnibusError,
     Overloaded,
-    Problem,
+    ProblemDetails,
     ProtocolError,
     StageFailed,
     StageUnavailable,
@@ -51,13 +51,13 @@ def lost(*reasons: str) -> list[Moved]:
 def test_engines_that_crash_or_fail_make_dead_letters_and_clients_do_not(
     failure: OmnibusError | None, node: int, moves: list[Moved], attempt: int, why: str
 ):
-    assert dead_letters.reason(failure, node, moves, attempt) == why
+    assert dead_letters.dead_letter_reason(failure, node, moves, attempt) == why
 
 
 def letter(**changes: Any) -> DeadLetter:
     known = {
         "v": 1, "inv": "g-0-1", "reason": "failed", "at": 2.0, "created": 1.0, "app": "chat", "model": "m", "type": "t",
-        "path": "E>L", "problem": Problem("stage_failed", "it broke"),
+        "path": "E>L", "problem": ProblemDetails("stage_failed", "it broke"),
     }  # fmt: skip
     return DeadLetter(**{**known, **changes})
 
@@ -65,7 +65,7 @@ def letter(**changes: Any) -> DeadLetter:
 def test_a_letter_is_read_as_it_was_written():
     one = letter(lost=("a", "b"), node=2, component="thinker", moves=tuple(lost("gone")), invocation=invocation())
 
-    assert dead_letters.decode(dead_letters.encode(one, limit=10_000)) == one
+    assert dead_letters.decode_dead_letter(dead_letters.encode_dead_letter(one, limit=10_000)) == one
 
 
 def test_what_does_not_fit_is_left_out():
@@ -74,40 +74,46 @@ def test_what_does_not_fit_is_left_out():
         letter(invocation=invocation(nodes=INVOCATION["nodes"][:1], outputs=[], options=["E"], route=["e"])),
     )
 
-    assert dead_letters.decode(dead_letters.encode(whole, small, limit=10_000)) == whole
-    assert dead_letters.decode(dead_letters.encode(whole, small, limit=900)) == small
-    assert dead_letters.decode(dead_letters.encode(whole, small, limit=100)) == letter()
+    assert dead_letters.decode_dead_letter(dead_letters.encode_dead_letter(whole, small, limit=10_000)) == whole
+    assert dead_letters.decode_dead_letter(dead_letters.encode_dead_letter(whole, small, limit=900)) == small
+    assert dead_letters.decode_dead_letter(dead_letters.encode_dead_letter(whole, small, limit=100)) == letter()
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"v":2}', dead_letters.encode(letter(v=2), limit=10_000)])
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"v":2}', dead_letters.encode_dead_letter(letter(v=2), limit=10_000)])
 def test_what_is_no_letter_of_this_version_is_refused(body: bytes):
     with pytest.raises(ProtocolError, match="dead letter"):
-        dead_letters.decode(body)
+        dead_letters.decode_dead_letter(body)
 
 
 async def keeping(*letters: DeadLetter) -> MemoryBus:
     bus = MemoryBus()
     await bus.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
     for each in letters:
-        bus.record(subjects.dead(each.app, each.inv), dead_letters.encode(each, limit=10_000), f"{each.inv}.{each.at}")
+        bus.publish_record(
+            subjects.dead_letter_subject(each.app, each.inv),
+            dead_letters.encode_dead_letter(each, limit=10_000),
+            f"{each.inv}.{each.at}",
+        )
     return bus
 
 
 async def test_the_latest_come_first_and_the_last_of_one_is_read():
     bus = await keeping(letter(), letter(inv="g-0-2"), letter(at=3.0))
 
-    assert [dead_letters.decode(each.data).inv for each in await dead_letters.latest(bus, 2)] == ["g-0-1", "g-0-2"]
-    assert (await dead_letters.read(bus, "g-0-1")).at == 3.0
+    assert [
+        dead_letters.decode_dead_letter(each.data).inv for each in await dead_letters.list_dead_letters(bus, 2)
+    ] == ["g-0-1", "g-0-2"]
+    assert (await dead_letters.read_dead_letter(bus, "g-0-1")).at == 3.0
 
 
 @pytest.mark.parametrize("id", ["g-0-9", "*", ">", "a.b", ""])
 async def test_a_letter_that_is_not_there_is_not_found(id: str):
     with pytest.raises(NotFound):
-        await dead_letters.read(await keeping(letter()), id)
+        await dead_letters.read_dead_letter(await keeping(letter()), id)
 
 
 async def test_a_letter_with_its_inputs_needs_no_record():
-    assert await dead_letters.body(MemoryBus(), letter(invocation=invocation())) == invocation()
+    assert await dead_letters.resolve_invocation(MemoryBus(), letter(invocation=invocation())) == invocation()
 
 
 def digested() -> dict[str, Any]:
@@ -118,25 +124,29 @@ def digested() -> dict[str, Any]:
 
 async def test_else_the_record_is_what_runs_again():
     bus = await keeping()
-    bus.record(subjects.record("chat", "g-0-1"), graph.encode(invocation()), "g-0-1.0")
+    bus.publish_record(subjects.record_subject("chat", "g-0-1"), graph.encode_invocation(invocation()), "g-0-1.0")
 
-    assert await dead_letters.body(bus, letter(invocation=invocation(**digested()))) == invocation()
-    assert await dead_letters.body(bus, letter()) == invocation()
+    assert await dead_letters.resolve_invocation(bus, letter(invocation=invocation(**digested()))) == invocation()
+    assert await dead_letters.resolve_invocation(bus, letter()) == invocation()
 
 
 async def test_without_inputs_anywhere_it_says_which_setting_keeps_them():
     with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_DEADLETTERS=full"):
-        await dead_letters.body(await keeping(), letter())
+        await dead_letters.resolve_invocation(await keeping(), letter())
 
     bus = await keeping()
-    bus.record(subjects.record("chat", "g-0-1"), graph.encode(invocation(**digested())), "g-0-1.0")
+    bus.publish_record(
+        subjects.record_subject("chat", "g-0-1"), graph.encode_invocation(invocation(**digested())), "g-0-1.0"
+    )
     with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_RECORD=full"):
-        await dead_letters.body(bus, letter())
+        await dead_letters.resolve_invocation(bus, letter())
 
 
 async def test_a_removed_letter_is_gone():
     bus = await keeping(letter(), letter(inv="g-0-2"))
 
-    await dead_letters.remove(bus, letter())
+    await dead_letters.delete_dead_letter(bus, letter())
 
-    assert [dead_letters.decode(each.data).inv for each in await dead_letters.latest(bus, 9)] == ["g-0-2"]
+    assert [
+        dead_letters.decode_dead_letter(each.data).inv for each in await dead_letters.list_dead_letters(bus, 9)
+    ] == ["g-0-2"]

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from omnibus.cluster.desired import Kind, counts, starts, wanted
-from omnibus.plan import ModelPlan, Option, Plan, decode, encode
+from omnibus.cluster.desired import ExecutorKind, added_replicas, desired_executors, replica_counts
+from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan
 
 
-def model(options: dict[str, Option], **fields: object) -> ModelPlan:
+def model(options: dict[str, DeploymentOption], **fields: object) -> ModelPlan:
     return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {}, **fields)
 
 
@@ -15,20 +15,20 @@ def plan(**models: ModelPlan) -> Plan:
     return Plan(1, 0, 0.0, models)
 
 
-def option(replicas: int = 1, **fields: object) -> Option:
-    return Option(("thinker",), "llm", replicas, **fields)
+def option(replicas: int = 1, **fields: object) -> DeploymentOption:
+    return DeploymentOption(("thinker",), "llm", replicas, **fields)
 
 
 def test_each_kind_is_asked_for_once_with_all_that_it_is_told():
     tasks = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
     told = model({"L": option(2, gpus=1, engine="a:b")}, context=9, tasks=tasks, apps=("poem",))
 
-    (found,) = wanted(plan(m=told)).values()
+    (found,) = desired_executors(plan(m=told)).values()
 
-    assert found.kind == Kind("m", "L", told.origin("L"))
+    assert found.kind == ExecutorKind("m", "L", told.option_origin("L"))
     assert (found.replicas, found.service, found.gpus, found.apps) == (2, "llm", 1, ("poem",))
     assert {name.removeprefix("OMNIBUS_EXECUTOR_"): value for name, value in found.env.items()} == {
-        "MODEL": "m", "FAMILY": "f", "CHECKPOINT": "/m", "CONTEXT": "9", "OPTION": "L", "ORIGIN": told.origin("L"),
+        "MODEL": "m", "FAMILY": "f", "CHECKPOINT": "/m", "CONTEXT": "9", "OPTION": "L", "ORIGIN": told.option_origin("L"),
         "COMPONENTS": "thinker", "TASKS": "think-m-thinker", "ENGINE": "a:b",
     }  # fmt: skip
 
@@ -36,16 +36,16 @@ def test_each_kind_is_asked_for_once_with_all_that_it_is_told():
 def test_two_plans_together_ask_for_the_most_of_each_kind():
     one, other = plan(m=model({"L": option(3), "E": option(1)})), plan(m=model({"L": option(2), "X": option(1)}))
 
-    found = {kind.option: each.replicas for kind, each in wanted(one, other).items()}
+    found = {kind.option: each.replicas for kind, each in desired_executors(one, other).items()}
 
     assert found == {"L": 3, "E": 1, "X": 1}
-    assert wanted(one, other).keys() == wanted(other, one).keys()
+    assert desired_executors(one, other).keys() == desired_executors(other, one).keys()
 
 
 def test_nobody_is_asked_for_a_shared_option_or_one_without_replicas():
     lender, borrower = model({"E": option()}), model({"m/E": option(0, of="m/E"), "L": option(0)})
 
-    assert [kind.option for kind in counts({"m": lender, "n": borrower})] == ["E"]
+    assert [kind.option for kind in replica_counts({"m": lender, "n": borrower})] == ["E"]
 
 
 @pytest.mark.parametrize(
@@ -56,42 +56,44 @@ def test_nobody_is_asked_for_a_shared_option_or_one_without_replicas():
         msgspec.structs.replace(model({"L": option()}), family="g"),
         model({"L": option(gpus=2)}),
         model({"L": option(engine="a:b")}),
-        model({"L": Option(("vision",), "llm")}),
-        model({"L": Option(("thinker",), "generator")}),
+        model({"L": DeploymentOption(("vision",), "llm")}),
+        model({"L": DeploymentOption(("thinker",), "generator")}),
         model({"L": option()}, tasks={"thinker": "think"}),
     ],
 )
 def test_executors_that_go_by_something_else_are_of_another_origin(other: ModelPlan):
-    assert model({"L": option()}).origin("L") != other.origin("L")
+    assert model({"L": option()}).option_origin("L") != other.option_origin("L")
 
 
 def test_numbers_paths_and_other_options_do_not_make_another_origin():
     one = model({"L": option()})
     other = model({"L": option(5), "E": option()}, voices=("a",), apps=("poem",))
 
-    assert one.origin("L") == other.origin("L")
-    assert len(one.origin("L")) == 16
+    assert one.option_origin("L") == other.option_origin("L")
+    assert len(one.option_origin("L")) == 16
 
 
 def test_of_an_apps_code_it_is_what_its_executors_say_without_being_told():
     told = msgspec.structs.replace(model({"spell": option()}), family="python", checkpoint="[]")
 
-    assert told.origin("spell") == msgspec.structs.replace(told, context=9).origin("spell")
-    assert told.origin("spell") != msgspec.structs.replace(told, checkpoint="[1]").origin("spell")
+    assert told.option_origin("spell") == msgspec.structs.replace(told, context=9).option_origin("spell")
+    assert told.option_origin("spell") != msgspec.structs.replace(told, checkpoint="[1]").option_origin("spell")
 
 
 def test_only_kinds_of_which_there_are_too_few_have_to_start():
     before = {"m": model({"L": option(2), "E": option(1)})}
     after = {"m": model({"L": option(3), "E": option(1), "X": option(2)}), "n": model({"L": option()})}
 
-    found = {(kind.model, kind.option): count for kind, count in starts(before, after).items()}
+    found = {(kind.model, kind.option): count for kind, count in added_replicas(before, after).items()}
 
     assert found == {("m", "L"): 3, ("m", "X"): 2, ("n", "L"): 1}
-    assert starts(after, before) == {}
+    assert added_replicas(after, before) == {}
 
 
 def test_a_plan_of_before_reasons_is_read():
     old = b'{"epoch":3,"seed":0,"created":1.0,"models":{},"v":1}'
 
-    assert decode(old) == Plan(3, 0, 1.0, {})
-    assert decode(encode(Plan(3, 0, 1.0, {}, reason="load", explain={"bound": 0.9}))).explain == {"bound": 0.9}
+    assert decode_plan(old) == Plan(3, 0, 1.0, {})
+    assert decode_plan(encode_plan(Plan(3, 0, 1.0, {}, reason="load", explain={"bound": 0.9}))).explain == {
+        "bound": 0.9
+    }

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from omnibus import errors
-from omnibus.errors import Fatal, OmnibusError, Overloaded, Problem, Rejected, Retryable, from_problem
+from omnibus.errors import Fatal, OmnibusError, Overloaded, ProblemDetails, Rejected, Retryable, from_problem
 
 
 def tree(root: type[OmnibusError] = OmnibusError) -> list[type[OmnibusError]]:
@@ -62,38 +62,38 @@ def test_an_error_survives_the_bus(kind):
     error = kind("what happened; what to do", stage="vocoder", executor="v-0", param="messages[0]", attempt=2)
 
     body = msgspec.json.encode(error.problem())
-    again = from_problem(msgspec.json.decode(body, type=Problem))
+    again = from_problem(msgspec.json.decode(body, type=ProblemDetails))
 
     assert type(again) is (OmnibusError if kind is Fatal else kind)  # both are `internal_error`
-    assert again.problem() == error.problem()
+    assert again.to_problem() == error.problem()
     assert str(again) == "what happened; what to do"
 
 
 def test_an_overload_keeps_its_wait():
-    again = from_problem(Overloaded("full", retry_after=7.5).problem())
+    again = from_problem(Overloaded("full", retry_after=7.5).to_problem())
 
     assert isinstance(again, Overloaded)
     assert again.retry_after == 7.5
 
 
 def test_an_overload_without_a_wait_gets_one_second():
-    assert from_problem(Problem("overloaded", "full")).problem().retry_after == 1.0
+    assert from_problem(ProblemDetails("overloaded", "full")).to_problem().retry_after == 1.0
 
 
 def test_an_unknown_code_is_fatal_and_keeps_its_message():
-    error = from_problem(Problem("from_the_future", "never heard of it", stage="thinker"))
+    error = from_problem(ProblemDetails("from_the_future", "never heard of it", stage="thinker"))
 
     assert type(error) is Fatal
     assert (error.status, error.message, error.stage) == (500, "never heard of it", "thinker")
 
 
 def test_a_problem_says_only_what_is_known():
-    assert msgspec.json.encode(Fatal("broken").problem()) == b'{"code":"internal_error","message":"broken"}'
+    assert msgspec.json.encode(Fatal("broken").to_problem()) == b'{"code":"internal_error","message":"broken"}'
 
 
 def test_a_problem_with_unknown_fields_is_refused():
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.json.decode(b'{"code":"x","message":"y","trace":"secret"}', type=Problem)
+        msgspec.json.decode(b'{"code":"x","message":"y","trace":"secret"}', type=ProblemDetails)
 
 
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from omnibus import graph
 from omnibus.errors import ProtocolError
-from omnibus.graph import HANDLE, WIRE_VERSION, Invocation, Node, as_ref, digest, ref, refs
+from omnibus.graph import HANDLE, WIRE_VERSION, GraphNode, Invocation, as_ref, call_digest, find_refs, make_ref
 
 
-def node(task: str, uses: tuple[tuple[int, str], ...] = (), **inputs: Any) -> Node:
-    return Node(task, task, inputs, digest(task, inputs), uses)
+def node(task: str, uses: tuple[tuple[int, str], ...] = (), **inputs: Any) -> GraphNode:
+    return GraphNode(task, task, inputs, call_digest(task, inputs), uses)
 
 
-def invocation(*nodes: Node, **changes: Any) -> Invocation:
+def invocation(*nodes: GraphNode, **changes: Any) -> Invocation:
     fields: dict[str, Any] = {
         "v": WIRE_VERSION, "id": "g-0-1", "app": "chat", "model": "m", "type": "a+b", "path": "A>B", "epoch": 3,
         "seed": 7, "created": 1000.0, "deadline": 1120.0, "reply": "omnibus.reply.g", "nodes": nodes,
@@ -31,71 +31,76 @@ def chain() -> Invocation:
     """a feeds b twice and c once; b feeds c."""
     return invocation(
         node("a", x=1),
-        node("b", ((0, "y"),), left=ref(0, "y"), right=[ref(0, "y"), 2]),
-        node("c", ((0, "y"), (1, "y"), (1, "z")), many={"of": [ref(0, "y"), ref(1, "y")]}, more=ref(1, "z")),
+        node("b", ((0, "y"),), left=make_ref(0, "y"), right=[make_ref(0, "y"), 2]),
+        node(
+            "c",
+            ((0, "y"), (1, "y"), (1, "z")),
+            many={"of": [make_ref(0, "y"), make_ref(1, "y")]},
+            more=make_ref(1, "z"),
+        ),
     )
 
 
 def changed(**fields: Any) -> bytes:
-    return json.dumps({**json.loads(graph.encode(chain())), **fields}).encode()
+    return json.dumps({**json.loads(graph.encode_invocation(chain())), **fields}).encode()
 
 
 def test_an_invocation_survives_the_wire():
-    assert graph.decode(graph.encode(chain())) == chain()
+    assert graph.decode_invocation(graph.encode_invocation(chain())) == chain()
 
 
 def test_an_invocation_is_one_line_of_json():
-    body = graph.encode(chain())
+    body = graph.encode_invocation(chain())
 
     assert b"\n" not in body
     assert json.loads(body)["nodes"][1]["inputs"] == {"left": {"$ref": [0, "y"]}, "right": [{"$ref": [0, "y"]}, 2]}
 
 
 def test_consumers_are_named_once_per_output():
-    assert chain().consumers(0) == {"y": [1, 2]}
-    assert chain().consumers(1) == {"y": [2], "z": [2]}
-    assert chain().consumers(2) == {}
+    assert chain().find_consumers(0) == {"y": [1, 2]}
+    assert chain().find_consumers(1) == {"y": [2], "z": [2]}
+    assert chain().find_consumers(2) == {}
 
 
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        (ref(3, "y"), [(3, "y")]),
-        ([ref(0, "a"), {"deep": [ref(1, "b")]}], [(0, "a"), (1, "b")]),
+        (make_ref(3, "y"), [(3, "y")]),
+        ([make_ref(0, "a"), {"deep": [make_ref(1, "b")]}], [(0, "a"), (1, "b")]),
         ({"$ref": [0, "a"], "and": 1}, []),
         ("$ref", []),
         (None, []),
     ],
 )
 def test_references_are_found_at_any_depth(value: Any, found: list[tuple[int, str]]):
-    assert list(refs(value)) == found
+    assert list(find_refs(value)) == found
 
 
 def test_only_a_reference_is_a_reference():
-    assert as_ref(ref(1, "x")) == (1, "x")
+    assert as_ref(make_ref(1, "x")) == (1, "x")
     assert as_ref({"$ref": [1, "x"], "more": 0}) is None
     assert as_ref([1, "x"]) is None
 
 
 def test_another_version_is_named():
     with pytest.raises(ProtocolError, match="version 7"):
-        graph.decode(changed(v=7))
+        graph.decode_invocation(changed(v=7))
 
 
 def test_another_version_is_named_before_its_new_fields():
     with pytest.raises(ProtocolError, match="it says version 7"):
-        graph.decode(changed(v=7, colour="blue"))
+        graph.decode_invocation(changed(v=7, colour="blue"))
 
 
 def test_an_unknown_field_is_named():
     with pytest.raises(ProtocolError, match="colour"):
-        graph.decode(changed(colour="blue"))
+        graph.decode_invocation(changed(colour="blue"))
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"{", b'{"v":1}', b'{"v":[1]}', b"\xff"])
 def test_a_broken_document_is_refused(body: bytes):
     with pytest.raises(ProtocolError, match="not an invocation"):
-        graph.decode(body)
+        graph.decode_invocation(body)
 
 
 @pytest.mark.parametrize(
@@ -111,38 +116,38 @@ def test_a_broken_document_is_refused(body: bytes):
 )
 def test_a_document_whose_parts_do_not_fit_is_refused(fields: dict[str, Any]):
     with pytest.raises(ProtocolError):
-        graph.decode(changed(**fields))
+        graph.decode_invocation(changed(**fields))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\r\nPUB x 0\r\n", "a\n", "*", ">", "é", "a\x00"])
 @pytest.mark.parametrize("field", ["id", "reply", "route"])
 def test_what_would_break_a_subject_is_refused(field: str, name: str):
     with pytest.raises(ProtocolError, match="subjects"):
-        graph.decode(changed(**{field: [name, name, name] if field == "route" else name}))
+        graph.decode_invocation(changed(**{field: [name, name, name] if field == "route" else name}))
 
 
 def test_a_task_that_would_break_a_subject_is_refused():
     with pytest.raises(ProtocolError, match="subjects"):
-        graph.decode(graph.encode(invocation(node("a b"))))
+        graph.decode_invocation(graph.encode_invocation(invocation(node("a b"))))
 
 
 @pytest.mark.parametrize("uses", [(1, "y"), (2, "y"), (-1, "y")])
 def test_a_node_that_waits_for_itself_or_a_later_one_is_refused(uses: tuple[int, str]):
-    body = graph.encode(invocation(node("a"), node("b", (uses,), x=ref(*uses))))
+    body = graph.encode_invocation(invocation(node("a"), node("b", (uses,), x=make_ref(*uses))))
 
     with pytest.raises(ProtocolError, match="node 1"):
-        graph.decode(body)
+        graph.decode_invocation(body)
 
 
 def test_equal_calls_have_equal_digests_whatever_the_order_of_names():
-    assert digest("t", {"a": 1, "b": [2]}) == digest("t", {"b": [2], "a": 1})
+    assert call_digest("t", {"a": 1, "b": [2]}) == call_digest("t", {"b": [2], "a": 1})
 
 
 @pytest.mark.parametrize(
     "other", [("u", {"a": 1}), ("t", {"a": 2}), ("t", {"a": 1.5}), ("t", {"b": 1}), ("t", {"a": 1, "b": None})]
 )
 def test_another_task_or_input_has_another_digest(other: tuple[str, dict[str, Any]]):
-    assert digest(*other) != digest("t", {"a": 1})
+    assert call_digest(*other) != call_digest("t", {"a": 1})
 
 
 def media(offset: int, content: str) -> dict[str, Any]:
@@ -150,15 +155,17 @@ def media(offset: int, content: str) -> dict[str, Any]:
 
 
 def test_where_bytes_lie_does_not_change_a_digest_but_what_they_are_does():
-    assert digest("t", {"media": media(1, "aa")}) == digest("t", {"media": media(2, "aa")})
-    assert digest("t", {"media": [media(1, "aa")]}) == digest("t", {"media": [media(2, "aa")]})
-    assert digest("t", {"media": media(1, "aa")}) != digest("t", {"media": media(1, "bb")})
+    assert call_digest("t", {"media": media(1, "aa")}) == call_digest("t", {"media": media(2, "aa")})
+    assert call_digest("t", {"media": [media(1, "aa")]}) == call_digest("t", {"media": [media(2, "aa")]})
+    assert call_digest("t", {"media": media(1, "aa")}) != call_digest("t", {"media": media(1, "bb")})
 
 
 def test_json_that_was_encoded_before_travels_as_it_is():
     given = invocation(node("a", messages=msgspec.Raw(b'[{"role":"user","content":"hi"}]')))
 
-    assert graph.decode(graph.encode(given)).nodes[0].inputs["messages"] == [{"role": "user", "content": "hi"}]
+    assert graph.decode_invocation(graph.encode_invocation(given)).nodes[0].inputs["messages"] == [
+        {"role": "user", "content": "hi"}
+    ]
 
 
 JSON = st.recursive(
@@ -178,4 +185,4 @@ def test_any_literal_survives_the_wire(inputs: dict[str, Any], model: str, seed:
     given = invocation(node("a"), model=model, seed=seed)
     given = msgspec.structs.replace(given, nodes=(graph.with_inputs(given.nodes[0], inputs),))
 
-    assert graph.decode(graph.encode(given)) == given
+    assert graph.decode_invocation(graph.encode_invocation(given)) == given

@@ -2,8 +2,8 @@
 
 import pytest
 
-from omnibus.bus.messages import Load, LoadEvent
-from omnibus.cluster.load_window import Recent
+from omnibus.bus.messages import LoadCounts, LoadEvent
+from omnibus.cluster.load_window import LoadWindow
 
 
 class Clock:
@@ -20,24 +20,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def recent(clock: Clock) -> Recent:
-    return Recent(10.0, clock)
+def recent(clock: Clock) -> LoadWindow:
+    return LoadWindow(10.0, clock)
 
 
 def event(came: int = 0, gateway: str = "g", seconds: float = 1.0) -> LoadEvent:
-    return LoadEvent(gateway, 1, seconds, 0, {"m": {"t": Load(came)}} if came else {})
+    return LoadEvent(gateway, 1, seconds, 0, {"m": {"t": LoadCounts(came)}} if came else {})
 
 
-def rate(recent: Recent) -> float:
-    recent.aged()
-    return sum(per_second * event.models["m"]["t"].came for event, per_second in recent.rates() if event.models)
+def rate(recent: LoadWindow) -> float:
+    recent.drop_expired()
+    return sum(per_second * event.models["m"]["t"].came for event, per_second in recent.event_rates() if event.models)
 
 
-def test_an_even_stream_has_its_rate_at_any_moment(clock: Clock, recent: Recent):
+def test_an_even_stream_has_its_rate_at_any_moment(clock: Clock, recent: LoadWindow):
     found = []
     for _ in range(30):
         clock.now += 1.0
-        recent.take(event(5))
+        recent.add_event(event(5))
         found.append(rate(recent))
         clock.now += 0.4  # the next event has not come yet
         found.append(rate(recent))
@@ -46,69 +46,69 @@ def test_an_even_stream_has_its_rate_at_any_moment(clock: Clock, recent: Recent)
     assert found == pytest.approx([5.0] * 60)
 
 
-def test_gateways_add_up_each_in_its_own_rhythm(clock: Clock, recent: Recent):
+def test_gateways_add_up_each_in_its_own_rhythm(clock: Clock, recent: LoadWindow):
     for turn in range(40):
         clock.now += 0.5
-        recent.take(event(3, f"g{turn % 2}"))
+        recent.add_event(event(3, f"g{turn % 2}"))
 
     assert rate(recent) == pytest.approx(6.0)
 
 
-def test_what_an_event_tells_of_before_the_window_does_not_count(clock: Clock, recent: Recent):
-    recent.take(event(1))
+def test_what_an_event_tells_of_before_the_window_does_not_count(clock: Clock, recent: LoadWindow):
+    recent.add_event(event(1))
     clock.now += 60.0
-    recent.take(event(600, seconds=60.0))
+    recent.add_event(event(600, seconds=60.0))
 
     assert rate(recent) == pytest.approx(10.0)
 
 
-def test_after_the_last_word_silence_counts(clock: Clock, recent: Recent):
+def test_after_the_last_word_silence_counts(clock: Clock, recent: LoadWindow):
     for _ in range(10):
         clock.now += 1.0
-        recent.take(event(4))
+        recent.add_event(event(4))
     clock.now += 5.0
     half = rate(recent)
     clock.now += 10.0
 
     assert half == pytest.approx(2.0)
     assert rate(recent) == 0.0
-    assert list(recent.rates()) == []
+    assert list(recent.event_rates()) == []
 
 
-def test_a_burst_after_silence_is_over_the_whole_window(clock: Clock, recent: Recent):
-    recent.take(event(1))
+def test_a_burst_after_silence_is_over_the_whole_window(clock: Clock, recent: LoadWindow):
+    recent.add_event(event(1))
     clock.now += 100.0
-    recent.take(event(20))
+    recent.add_event(event(20))
 
     assert rate(recent) == pytest.approx(2.0)
     assert recent.span == 10.0
 
 
-def test_rates_are_over_at_least_a_second(clock: Clock, recent: Recent):
-    recent.take(event(5, seconds=0.0))
+def test_rates_are_over_at_least_a_second(clock: Clock, recent: LoadWindow):
+    recent.add_event(event(5, seconds=0.0))
 
     assert rate(recent) == 5.0
     assert recent.span == 1.0
 
 
-def test_what_was_missed_is_not_silence(clock: Clock, recent: Recent):
+def test_what_was_missed_is_not_silence(clock: Clock, recent: LoadWindow):
     for _ in range(10):
         clock.now += 1.0
-        recent.take(event(8))
+        recent.add_event(event(8))
     dropped = recent.clear()
     clock.now += 60.0
-    recent.take(event(8))
+    recent.add_event(event(8))
 
     assert len(dropped) == 10
     assert rate(recent) == pytest.approx(8.0)
 
 
-def test_what_ages_is_told(clock: Clock, recent: Recent):
+def test_what_ages_is_told(clock: Clock, recent: LoadWindow):
     first = event(1)
-    recent.take(first)
+    recent.add_event(first)
     clock.now += 11.0
-    recent.take(event(2))
+    recent.add_event(event(2))
 
-    assert recent.aged() == []
+    assert recent.drop_expired() == []
     clock.now += 1.0
-    assert recent.aged() == [first]
+    assert recent.drop_expired() == [first]

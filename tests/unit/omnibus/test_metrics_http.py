@@ -11,25 +11,25 @@ import pytest
 
 from omnibus import __version__
 from omnibus.errors import Fatal
-from omnibus.metrics.http import LONGEST, Scrape, sweep
+from omnibus.metrics.http import LONGEST, ScrapeServer, remove_stale_files
 
 HOST = "127.0.0.1"
 
 
 @pytest.fixture
-async def scrape() -> AsyncIterator[Scrape]:
-    made = Scrape("tester")
+async def scrape() -> AsyncIterator[ScrapeServer]:
+    made = ScrapeServer("tester")
     await made.start(HOST, 0)
     yield made
     await made.close()
 
 
-async def get(scrape: Scrape, path: str, method: str = "GET") -> httpx.Response:
+async def get(scrape: ScrapeServer, path: str, method: str = "GET") -> httpx.Response:
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{scrape.port}") as http:
         return await http.request(method, path)
 
 
-async def test_metrics_are_in_the_text_format_of_prometheus(scrape: Scrape):
+async def test_metrics_are_in_the_text_format_of_prometheus(scrape: ScrapeServer):
     answer = await get(scrape, "/metrics?name[]=x")
 
     assert answer.status_code == 200
@@ -38,12 +38,12 @@ async def test_metrics_are_in_the_text_format_of_prometheus(scrape: Scrape):
     assert "process_resident_memory_bytes" in answer.text
 
 
-async def test_a_service_is_alive_before_it_is_ready(scrape: Scrape):
+async def test_a_service_is_alive_before_it_is_ready(scrape: ScrapeServer):
     before = [(await get(scrape, path)).status_code for path in ("/health", "/readyz")]
-    scrape.ready(True)
+    scrape.set_ready(True)
     then = await get(scrape, "/readyz")
     metrics = (await get(scrape, "/metrics")).text
-    scrape.ready(False)
+    scrape.set_ready(False)
 
     assert before == [200, 503]
     assert then.status_code == 200
@@ -52,14 +52,14 @@ async def test_a_service_is_alive_before_it_is_ready(scrape: Scrape):
 
 
 @pytest.mark.parametrize(("path", "method", "status"), [("/", "GET", 404), ("/metrics", "POST", 405)])
-async def test_nothing_else_is_there(scrape: Scrape, path: str, method: str, status: int):
+async def test_nothing_else_is_there(scrape: ScrapeServer, path: str, method: str, status: int):
     answer = await get(scrape, path, method)
 
     assert answer.status_code == status
 
 
 @pytest.mark.parametrize("asked", [b"", b"\r\n\r\n", b"GET /metrics", b"\x16\x03\x01", b"GET /" + b"x" * 2 * LONGEST])
-async def test_whoever_does_not_speak_http_is_sent_away(scrape: Scrape, asked: bytes):
+async def test_whoever_does_not_speak_http_is_sent_away(scrape: ScrapeServer, asked: bytes):
     reader, writer = await asyncio.open_connection(HOST, scrape.port)
     writer.write(asked)
     writer.write_eof()
@@ -71,13 +71,13 @@ async def test_whoever_does_not_speak_http_is_sent_away(scrape: Scrape, asked: b
     assert (await get(scrape, "/health")).status_code == 200
 
 
-async def test_a_taken_port_is_said(scrape: Scrape):
+async def test_a_taken_port_is_said(scrape: ScrapeServer):
     with pytest.raises(Fatal, match=f"{HOST}:{scrape.port}"):
-        await Scrape("other").start(HOST, scrape.port)
+        await ScrapeServer("other").start(HOST, scrape.port)
 
 
-async def test_prometheus_finds_it_by_a_file_as_long_as_it_lives(scrape: Scrape, tmp_path: Path):
-    scrape.tell(str(tmp_path / "metrics"), HOST)
+async def test_prometheus_finds_it_by_a_file_as_long_as_it_lives(scrape: ScrapeServer, tmp_path: Path):
+    scrape.write_discovery_file(str(tmp_path / "metrics"), HOST)
     [file] = (tmp_path / "metrics").iterdir()
     told = json.loads(file.read_text())
     await scrape.close()
@@ -93,6 +93,6 @@ async def test_what_killed_processes_left_is_swept_away(tmp_path: Path):
     for name in (f"llm-{ended.pid}.json", f"llm-{os.getpid()}.json", "mine.json", "a-b.json"):
         (tmp_path / name).write_text("[]")
 
-    sweep(str(tmp_path))
+    remove_stale_files(str(tmp_path))
 
     assert {file.name for file in tmp_path.iterdir()} == {f"llm-{os.getpid()}.json", "mine.json", "a-b.json"}

@@ -11,11 +11,11 @@ from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
 from omnibus.cluster import presence
-from omnibus.cluster.desired import Kind
-from omnibus.cluster.presence import Gateways, ReadyExecutors
+from omnibus.cluster.desired import ExecutorKind
+from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.settings import BusSettings
 
-L, NEW = Kind("m", "L", "aaaa"), Kind("m", "L", "bbbb")
+L, NEW = ExecutorKind("m", "L", "aaaa"), ExecutorKind("m", "L", "bbbb")
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ async def turn() -> None:
 
 def executor(bus: MemoryBus, id: str, origin: str = "aaaa", state: str = "ready", option: str = "L") -> None:
     status = ExecutorStatus(id, "m", option, (), (), "n", state, 1, origin=origin)
-    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+    bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
 
 
 def gateway(bus: MemoryBus, id: str, created: float, state: str = "ready") -> None:
     status = GatewayStatus(id, int(created), created, state)
-    bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+    bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
 
 
 # Executors
@@ -56,16 +56,16 @@ async def test_executors_are_counted_by_kind(bus: MemoryBus, ready: ReadyExecuto
     executor(bus, "d", option="E")
     await turn()
 
-    assert (ready.count(L), ready.count(NEW)) == (2, 1)
-    assert ready.missing({L: 2, NEW: 3}) == {NEW: 1}
-    assert ready.ids() == {"a", "b", "c", "d"}
+    assert (ready.count_ready(L), ready.count_ready(NEW)) == (2, 1)
+    assert ready.count_missing({L: 2, NEW: 3}) == {NEW: 1}
+    assert ready.ready_ids() == {"a", "b", "c", "d"}
 
 
 async def test_one_of_no_origin_stands_for_any(bus: MemoryBus, ready: ReadyExecutors):
     executor(bus, "a", "")
     await turn()
 
-    assert (ready.count(L), ready.count(NEW)) == (1, 1)
+    assert (ready.count_ready(L), ready.count_ready(NEW)) == (1, 1)
 
 
 @pytest.mark.parametrize("state", ["draining", "gone"])
@@ -74,15 +74,15 @@ async def test_who_leaves_is_not_counted(bus: MemoryBus, ready: ReadyExecutors, 
     executor(bus, "a", state=state)
     await turn()
 
-    assert ready.count(L) == 0
+    assert ready.count_ready(L) == 0
 
 
 async def test_who_was_seen_to_die_is_not_counted(bus: MemoryBus, ready: ReadyExecutors):
     executor(bus, "a")
-    bus.publish(subjects.event(subjects.GONE), b"a")
+    bus.publish(subjects.event_subject(subjects.GONE), b"a")
     await turn()
 
-    assert ready.count(L) == 0
+    assert ready.count_ready(L) == 0
 
 
 async def test_who_is_silent_is_not_counted_until_it_speaks_again(
@@ -92,17 +92,17 @@ async def test_who_is_silent_is_not_counted_until_it_speaks_again(
     await turn()
     later = time.monotonic() + presence.SILENT + 1
     monkeypatch.setattr(presence.time, "monotonic", lambda: later)
-    silent = ready.count(L)
+    silent = ready.count_ready(L)
 
     executor(bus, "a")
     await turn()
 
-    assert (silent, ready.count(L)) == (0, 1)
+    assert (silent, ready.count_ready(L)) == (0, 1)
 
 
 async def test_waiting_ends_when_the_last_one_is_ready(bus: MemoryBus, ready: ReadyExecutors):
     executor(bus, "a")
-    waiting = asyncio.ensure_future(ready.wait({L: 2}, 10.0))
+    waiting = asyncio.ensure_future(ready.wait_for_kinds({L: 2}, 10.0))
     named = asyncio.ensure_future(ready.wait_for({"a", "b"}, 10.0))
     await turn()
     assert not waiting.done()
@@ -114,15 +114,15 @@ async def test_waiting_ends_when_the_last_one_is_ready(bus: MemoryBus, ready: Re
 
 
 async def test_waiting_has_an_end(ready: ReadyExecutors):
-    assert not await ready.wait({L: 1}, 0.01)
+    assert not await ready.wait_for_kinds({L: 1}, 0.01)
     assert not await ready.wait_for({"a"}, 0.01)
-    assert await ready.wait({}, 0.01)
+    assert await ready.wait_for_kinds({}, 0.01)
 
 
 async def test_comings_and_goings_are_told_and_heartbeats_are_not(bus: MemoryBus):
     told: list[int] = []
     ready = ReadyExecutors()
-    await ready.listen(bus, lambda: told.append(ready.count(L)))
+    await ready.listen(bus, lambda: told.append(ready.count_ready(L)))
 
     for state in ("ready", "ready", "draining", "gone"):
         executor(bus, "a", state=state)
@@ -137,38 +137,38 @@ async def test_who_drains_is_there_until_it_is_gone(bus: MemoryBus, ready: Ready
         for id, state in zip("ab", states, strict=True):
             executor(bus, id, state=state)
         await turn()
-        found.append((ready.count(L), ready.there()))
+        found.append((ready.count_ready(L), ready.count_present()))
 
     assert found == [(2, {L: 2}), (1, {L: 2}), (0, {L: 2}), (0, {L: 1})]
 
 
 async def test_what_another_build_says_is_not_heard(bus: MemoryBus, ready: ReadyExecutors):
-    bus.publish(subjects.event(subjects.EXECUTOR), b'{"v": 99}')
+    bus.publish(subjects.event_subject(subjects.EXECUTOR), b'{"v": 99}')
     await turn()
 
-    assert ready.ids() == set()
+    assert ready.ready_ids() == set()
 
 
 # Gateways
 
 
 @pytest.fixture
-async def gateways(bus: MemoryBus) -> Gateways:
-    gateways = Gateways()
+async def gateways(bus: MemoryBus) -> GatewayPlans:
+    gateways = GatewayPlans()
     await gateways.listen(bus)
     return gateways
 
 
-async def test_without_gateways_nobody_is_waited_for(gateways: Gateways):
-    assert await gateways.follow(5.0, 0.0)
+async def test_without_gateways_nobody_is_waited_for(gateways: GatewayPlans):
+    assert await gateways.wait_for_plan(5.0, 0.0)
 
 
-async def test_gateways_are_waited_for_until_all_go_by_the_plan(bus: MemoryBus, gateways: Gateways):
+async def test_gateways_are_waited_for_until_all_go_by_the_plan(bus: MemoryBus, gateways: GatewayPlans):
     gateway(bus, "one", 5.0)
     gateway(bus, "two", 4.0)
     await turn()
 
-    waiting = asyncio.ensure_future(gateways.follow(5.0, 10.0))
+    waiting = asyncio.ensure_future(gateways.wait_for_plan(5.0, 10.0))
     await turn()
     assert not waiting.done()
     gateway(bus, "two", 6.0)
@@ -176,26 +176,26 @@ async def test_gateways_are_waited_for_until_all_go_by_the_plan(bus: MemoryBus, 
     assert await waiting
 
 
-async def test_a_gateway_that_ends_is_not_waited_for(bus: MemoryBus, gateways: Gateways):
+async def test_a_gateway_that_ends_is_not_waited_for(bus: MemoryBus, gateways: GatewayPlans):
     gateway(bus, "one", 4.0)
     gateway(bus, "one", 4.0, "gone")
     await turn()
 
-    assert await gateways.follow(5.0, 0.1)
+    assert await gateways.wait_for_plan(5.0, 0.1)
 
 
-async def test_one_that_says_nothing_costs_the_time_once(bus: MemoryBus, gateways: Gateways):
+async def test_one_that_says_nothing_costs_the_time_once(bus: MemoryBus, gateways: GatewayPlans):
     gateway(bus, "dead", 4.0)
     await turn()
 
-    assert not await gateways.follow(5.0, 0.05)
-    assert await gateways.follow(5.0, 0.0)
+    assert not await gateways.wait_for_plan(5.0, 0.05)
+    assert await gateways.wait_for_plan(5.0, 0.0)
 
 
-async def test_one_that_lives_and_lags_is_waited_for_each_time(bus: MemoryBus, gateways: Gateways):
-    await bus.subscribe(subjects.event(subjects.CENSUS), lambda _: gateway(bus, "slow", 4.0))
+async def test_one_that_lives_and_lags_is_waited_for_each_time(bus: MemoryBus, gateways: GatewayPlans):
+    await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: gateway(bus, "slow", 4.0))
     gateway(bus, "slow", 4.0)
     await turn()
 
-    assert not await gateways.follow(5.0, 0.05)
-    assert not await gateways.follow(5.0, 0.05)
+    assert not await gateways.wait_for_plan(5.0, 0.05)
+    assert not await gateways.wait_for_plan(5.0, 0.05)

@@ -15,25 +15,25 @@ from tests.unit.cli.documents import ENDED, INVOCATION, ended, invocation
 async def remembering(*documents: dict[str, Any]) -> MemoryBus:
     bus = MemoryBus()
     for number, document in enumerate(documents):
-        bus.record(subjects.record("chat", "g-0-1"), json.dumps(document).encode(), str(number))
+        bus.publish_record(subjects.record_subject("chat", "g-0-1"), json.dumps(document).encode(), str(number))
     return bus
 
 
 async def test_a_record_is_read_with_its_end():
-    assert await records.find(await remembering(INVOCATION, ENDED), "g-0-1") == (invocation(), ended())
-    assert await records.find(await remembering(INVOCATION), "g-0-1") == (invocation(), None)
+    assert await records.find_record(await remembering(INVOCATION, ENDED), "g-0-1") == (invocation(), ended())
+    assert await records.find_record(await remembering(INVOCATION), "g-0-1") == (invocation(), None)
 
 
 async def test_the_first_beginning_and_the_last_end_count():
     bus = await remembering(INVOCATION, {**INVOCATION, "path": "EL"}, ENDED, {**ENDED, "status": "failed"})
 
-    assert await records.find(bus, "g-0-1") == (invocation(), ended(status="failed"))
+    assert await records.find_record(bus, "g-0-1") == (invocation(), ended(status="failed"))
 
 
 @pytest.mark.parametrize("id", ["g-0-9", "", "*", ">", "a.b", "a b"])
 async def test_an_unknown_invocation_is_not_found(id: str):
     with pytest.raises(NotFound):
-        await records.find(await remembering(INVOCATION, ENDED), id)
+        await records.find_record(await remembering(INVOCATION, ENDED), id)
 
 
 def test_the_words_of_an_end_in_a_prompt_make_no_end():
@@ -49,4 +49,6 @@ def test_the_words_of_an_end_in_a_prompt_make_no_end():
 
 def test_an_end_of_another_version_is_refused_by_name():
     with pytest.raises(ProtocolError, match="not the end of an invocation"):
-        records.read([Delivery("s", json.dumps(INVOCATION).encode()), Delivery("s", b'{"kind":"end","v":7}')], "g-0-1")
+        records.parse_record(
+            [Delivery("s", json.dumps(INVOCATION).encode()), Delivery("s", b'{"kind":"end","v":7}')], "g-0-1"
+        )

@@ -47,14 +47,14 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_an_answer_is_data_whatever_else_is_printed(env: dict[str, str]):
-    told = await run_module.ask("answers", "one", "two words", within=30, env=env)
+    told = await run_module.call_module("answers", "one", "two words", within=30, env=env)
 
     assert told == {"words": ["one", "two words"], "variable": "aloud"}
 
 
 async def test_a_problem_is_raised_as_what_it_is(env: dict[str, str]):
     with pytest.raises(NotFound, match="it is not there") as caught:
-        await run_module.ask("refuses", within=30, env=env)
+        await run_module.call_module("refuses", within=30, env=env)
 
     assert caught.value.param == "it"
 
@@ -64,11 +64,11 @@ async def test_a_problem_is_raised_as_what_it_is(env: dict[str, str]):
 )
 async def test_an_end_without_an_answer_tells_what_was_said(module: str, said: str, env: dict[str, str]):
     with pytest.raises(Fatal, match=f"(?s){module} ended without an answer:.*{said}"):
-        await run_module.ask(module, within=30, env=env)
+        await run_module.call_module(module, within=30, env=env)
 
 
 async def test_how_a_process_ended_is_told(env: dict[str, str]):
-    spoke, broke = [await run_module.run(module, within=30, env=env) for module in ("speaks", "breaks")]
+    spoke, broke = [await run_module.run_module(module, within=30, env=env) for module in ("speaks", "breaks")]
 
     assert spoke == (0, "1\n", "")
     assert broke == (1, "", "out of paper\n")
@@ -76,13 +76,13 @@ async def test_how_a_process_ended_is_told(env: dict[str, str]):
 
 async def test_who_takes_too_long_is_ended(env: dict[str, str], tmp_path: Path):
     with pytest.raises(DeadlineExceeded, match=r"waits .* took more than 2 s"):
-        await run_module.ask("waits", str(tmp_path / "pid"), within=2, env=env)
+        await run_module.call_module("waits", str(tmp_path / "pid"), within=2, env=env)
 
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 async def test_nobody_waits_for_an_answer_that_is_not_wanted_any_more(env: dict[str, str], tmp_path: Path):
-    asked = asyncio.create_task(run_module.ask("waits", str(tmp_path / "pid"), within=30, env=env))
+    asked = asyncio.create_task(run_module.call_module("waits", str(tmp_path / "pid"), within=30, env=env))
     async with asyncio.timeout(30):
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)

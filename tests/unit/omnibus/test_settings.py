@@ -15,8 +15,8 @@ from omnibus.settings import (
     Settings,
     SidecarSettings,
     StoreSettings,
-    load,
-    public,
+    read_settings,
+    redact_url,
 )
 
 AREAS = [
@@ -26,7 +26,7 @@ AREAS = [
 
 @pytest.mark.parametrize("kind", AREAS)
 def test_an_empty_environment_gives_the_defaults(kind: type[Settings]):
-    assert load(kind, {}) == kind()
+    assert read_settings(kind, {}) == kind()
 
 
 def test_every_area_has_a_name_of_its_own():
@@ -48,7 +48,7 @@ def test_every_area_has_a_name_of_its_own():
     ],
 )
 def test_a_variable_sets_its_field(kind: type[Settings], variable: str, text: str, field: str, value: Any):
-    found = load(kind, {variable: text, "OMNIBUS_OTHER_URL": "x", "URL": "y"})
+    found = read_settings(kind, {variable: text, "OMNIBUS_OTHER_URL": "x", "URL": "y"})
 
     assert getattr(found, field) == value
     assert type(getattr(found, field)) is type(value)
@@ -65,13 +65,13 @@ def test_a_variable_sets_its_field(kind: type[Settings], variable: str, text: st
 )
 def test_a_bad_value_names_its_variable(kind: type[Settings], variable: str, text: str):
     with pytest.raises(BadRequest, match=variable):
-        load(kind, {variable: text})
+        read_settings(kind, {variable: text})
 
 
 def test_the_environment_of_the_process_is_read_by_default(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIBUS_STORE_PREFIX", "blue")
 
-    assert load(StoreSettings).prefix == "blue"
+    assert read_settings(StoreSettings).prefix == "blue"
 
 
 def test_settings_do_not_change():
@@ -85,5 +85,5 @@ def test_a_node_without_a_name_is_called_by_its_host():
 
 
 def test_a_printed_url_holds_no_password():
-    assert public("redis://user:secret@host:6379/0") == "redis://host:6379/0"
-    assert public("nats://127.0.0.1:4222") == "nats://127.0.0.1:4222"
+    assert redact_url("redis://user:secret@host:6379/0") == "redis://host:6379/0"
+    assert redact_url("nats://127.0.0.1:4222") == "nats://127.0.0.1:4222"

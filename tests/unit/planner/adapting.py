@@ -2,10 +2,17 @@
 
 from typing import NamedTuple
 
-from services.planner.autoscale.policy import Adapt, Deployment, Goal, Rules, Scene, Verdict
+from services.planner.autoscale.policy import (
+    DeploymentCapacity,
+    ScalingGoal,
+    ScalingPolicy,
+    ScalingRules,
+    ScalingSnapshot,
+    Verdict,
+)
 from services.planner.optimize import ModelLoad
 
-RULES = Rules(window=10.0, margin=0.1, hold=20.0, cooldown=60.0, least=20)
+RULES = ScalingRules(window=10.0, margin=0.1, hold=20.0, cooldown=60.0, least=20)
 START = 8.0  # seconds
 PATIENCE = 40.0  # seconds: five starts
 SEEN, TEXT = "vision+thinker", "thinker"
@@ -36,12 +43,12 @@ ALL = [Cells(e, n - e) for n in range(2, GPUS + 1) for e in range(1, n)]
 class House:
     """A model that is deployed and adapted, under a clock that the test turns."""
 
-    def __init__(self, goal: Goal | None = None, cells: Cells | None = None) -> None:
+    def __init__(self, goal: ScalingGoal | None = None, cells: Cells | None = None) -> None:
         self.now = 0.0
-        self.goal = goal or Goal()
+        self.goal = goal or ScalingGoal()
         self.cells = cells or Cells(4, 4)
         self.changes: list[tuple[float, Verdict, Cells]] = []
-        self.adapt = Adapt({"vl": self.goal}, RULES, START, lambda: self.now)
+        self.adapt = ScalingPolicy({"vl": self.goal}, RULES, START, lambda: self.now)
 
     def best(self, wanted: ModelLoad) -> Cells:
         """The fewest replicas for the rate and its headroom, or those of all that serve most."""
@@ -57,7 +64,7 @@ class House:
         """One second later this is measured; what is decided is done."""
         self.now += 1.0
         loads = {"vl": measured} if measured is not None else {}
-        expected = self.adapt.expected(loads)
+        expected = self.adapt.expected_load(loads)
         if expected is None:
             return Verdict.KEEP
         wanted = expected["vl"]
@@ -65,11 +72,11 @@ class House:
             wanted = load(wanted.rate)
         best = self.best(wanted)
         now = deployment(self.cells, wanted, self.cells)
-        verdict = self.adapt.judge(Scene(loads, now, now, deployment(best, wanted, self.cells)))
+        verdict = self.adapt.decide(ScalingSnapshot(loads, now, now, deployment(best, wanted, self.cells)))
         if verdict is not Verdict.KEEP:
             self.cells = best
             self.changes.append((self.now, verdict, best))
-            self.adapt.changed()
+            self.adapt.note_plan_change()
         return verdict
 
     def run(self, seconds: int, measured: ModelLoad | None) -> list[tuple[float, Verdict, Cells]]:
@@ -80,14 +87,14 @@ class House:
         return self.changes[before:]
 
 
-def deployment(cells: Cells, wanted: ModelLoad, running: Cells) -> Deployment:
+def deployment(cells: Cells, wanted: ModelLoad, running: Cells) -> DeploymentCapacity:
     fresh = sum(max(0, want - have) for want, have in zip(cells, running, strict=True))
-    return Deployment({"vl": cells.serves(wanted)}, sum(cells), fresh * START)
+    return DeploymentCapacity({"vl": cells.serves(wanted)}, sum(cells), fresh * START)
 
 
 def fewest(rate: float = 20.0) -> House:
     """Planned for ``rate`` with a fifth to spare."""
-    house = House(Goal(gpus=True, headroom=0.2, rate=rate))
+    house = House(ScalingGoal(gpus=True, headroom=0.2, rate=rate))
     house.cells = house.best(load(rate))
     return house
 
@@ -100,11 +107,11 @@ class Clock:
         return self.now
 
 
-def held(adapt: Adapt, clock: Clock, scene: Scene, seconds: int) -> Verdict:
+def held(adapt: ScalingPolicy, clock: Clock, scene: ScalingSnapshot, seconds: int) -> Verdict:
     """The last verdict after so many seconds of the same."""
     verdict = Verdict.KEEP
     for _ in range(seconds):
         clock.now += 1.0
-        if adapt.expected(scene.load) is not None:
-            verdict = adapt.judge(scene)
+        if adapt.expected_load(scene.load) is not None:
+            verdict = adapt.decide(scene)
     return verdict

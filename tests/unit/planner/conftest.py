@@ -23,7 +23,7 @@ async def town(nats_url: str, valkey_url: str, tmp_path: Path, monkeypatch: pyte
     await raw.flushall()
     bus = await NatsBus.connect(BusSettings(url=nats_url), "test")
     announced: list[int] = []
-    plan = subjects.event(subjects.PLAN)
+    plan = subjects.event_subject(subjects.PLAN)
     await bus.subscribe(plan, lambda delivery: announced.append(decode_plan_event(delivery.data).epoch))
     store = Store(StoreSettings(url=valkey_url))
     town = Town(store, raw, bus, announced, models)

@@ -7,7 +7,7 @@ import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.cluster.desired import Kind, Wanted, wanted
+from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.errors import ProtocolError
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
@@ -23,16 +23,16 @@ class Crowd:
     def __init__(self, store: Store, bus: Bus) -> None:
         self.broken: set[str] = set()
         self.busy: set[str] = set()
-        self.draining: dict[str, Kind] = {}
+        self.draining: dict[str, ExecutorKind] = {}
         self.most = 0
-        self.there: dict[str, Kind] = {}
+        self.there: dict[str, ExecutorKind] = {}
         self.spawned: list[str] = []
         self._store = store
         self._bus = bus
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        await self._bus.subscribe(subjects.event(subjects.CENSUS), lambda _: self._say())
+        await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._say())
         self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._beat())]
 
     async def close(self) -> None:
@@ -46,12 +46,12 @@ class Crowd:
             with suppress(ProtocolError):
                 current = await self._store.plan(stand.epoch) or current
             with suppress(ProtocolError):
-                staged = await self._store.staged()
+                staged = await self._store.staged_plan()
             self.become([plan for plan in (current, staged) if plan is not None])
 
     def become(self, plans: list[Plan]) -> None:
         """Come and go."""
-        asked = {id: kind for each in wanted(*plans).values() for id, kind in _each(each)}
+        asked = {id: kind for each in desired_executors(*plans).values() for id, kind in _each(each)}
         for id in self.there.keys() - asked.keys():
             kind = self.there.pop(id)
             if f"{kind.model}/{kind.option}" in self.busy:
@@ -87,11 +87,14 @@ class Crowd:
         for id, kind in self.draining.items():
             self._publish(id, kind, "draining")
 
-    def _publish(self, id: str, kind: Kind, state: str) -> None:
+    def _publish(self, id: str, kind: ExecutorKind, state: str) -> None:
         status = ExecutorStatus(id, kind.model, kind.option, (), (), "n", state, 64, origin=kind.origin)
-        self._bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+        self._bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
 
 
-def _each(asked: Wanted) -> list[tuple[str, Kind]]:
+def _each(asked: DesiredExecutors) -> list[tuple[str, ExecutorKind]]:
     kind = asked.kind
-    return [(subjects.token(f"{kind.model}-{kind.option}-{n}-{kind.origin[:4]}"), kind) for n in range(asked.replicas)]
+    return [
+        (subjects.subject_token(f"{kind.model}-{kind.option}-{n}-{kind.origin[:4]}"), kind)
+        for n in range(asked.replicas)
+    ]

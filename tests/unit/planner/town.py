@@ -31,7 +31,7 @@ class Town:
     def declare(self, *paths: list[str], share: int = 70, **changes: Any) -> None:
         """Write the declarations: the usual deployment, or these paths, and other ``changes``."""
         usual = [{"options": ["E", "L"], "share": share}, {"options": ["EL"], "share": 100 - share}]
-        declared = {**catalog.declaration("qwen2_5_vl", "/m"), "paths": usual, **changes}
+        declared = {**catalog.model_declaration("qwen2_5_vl", "/m"), "paths": usual, **changes}
         if paths:
             named = {option for path in paths for option in path}
             declared["options"] = {name: option for name, option in declared["options"].items() if name in named}
@@ -62,10 +62,10 @@ class Town:
         """The plan that is staged, once there is one, of another epoch than ``but``."""
 
         async def there() -> bool:
-            return (await self.store.stand()).staged not in (0, but)
+            return (await self.store.plan_state()).staged not in (0, but)
 
         await until(there)
-        plan = await self.store.staged()
+        plan = await self.store.staged_plan()
         assert plan is not None
         return plan
 
@@ -73,7 +73,7 @@ class Town:
         """Wait until nothing is staged."""
 
         async def there() -> bool:
-            return not (await self.store.stand()).staged
+            return not (await self.store.plan_state()).staged
 
         await until(there)
 

@@ -14,7 +14,9 @@ from tests.unit.plugins.dists import TOY, Install, toy
 
 
 def plan(declared: dict[str, object]) -> ModelPlan:
-    return declarations_file.plans(msgspec.convert({"m": declared}, dict[str, declarations_file.Declared]))["m"]
+    return declarations_file.build_static_plans(
+        msgspec.convert({"m": declared}, dict[str, declarations_file.DeclaredModel])
+    )["m"]
 
 
 def brings(install: Install, module: str, text: str) -> None:
@@ -28,12 +30,12 @@ def brings(install: Install, module: str, text: str) -> None:
 def test_a_family_of_a_plugin_is_one_of_the_catalog(install: Install):
     toy(install, "toy_found")
 
-    family = catalog.family("toy")
+    family = catalog.find_family("toy")
 
-    assert plugins.families() == ("toy",)
+    assert plugins.family_names() == ("toy",)
     assert (family["composite"], family["engine"]) == ("toy_found:chat", "toy_found:engine")
     assert family["voices"] == ()
-    assert family.keys() == catalog.family("qwen2_5_vl").keys()
+    assert family.keys() == catalog.find_family("qwen2_5_vl").keys()
 
 
 def test_a_model_of_a_plugins_family_needs_no_more_than_its_checkpoint(install: Install):
@@ -67,7 +69,7 @@ def test_the_composite_task_of_a_plugin_is_made_from_name_and_plan(install: Inst
     toy(install, "toy_composite")
     made = plan({"family": "toy", "checkpoint": "/toy"})
 
-    chat = plugins.named(catalog.family("toy")["composite"])("m", made)
+    chat = plugins.import_object(catalog.find_family("toy")["composite"])("m", made)
 
     assert chat.writer.name == made.tasks["writer"]
 
@@ -78,23 +80,23 @@ def test_a_family_that_nobody_brings_is_refused_with_those_there_are(install: In
     with pytest.raises(
         BadRequest, match=f"no model family 'tox'; there is {', '.join([*sorted(catalog.FAMILIES), 'toy'])}$"
     ):
-        catalog.family("tox")
+        catalog.find_family("tox")
 
 
 def test_a_plugin_does_not_take_the_place_of_a_built_in_family(install: Install):
     toy(install, "toy_vl", family="qwen2_5_vl")
     toy(install, "toy_python", family="python")
 
-    assert catalog.family("qwen2_5_vl")["components"] == ["vision", "thinker"]
+    assert catalog.find_family("qwen2_5_vl")["components"] == ["vision", "thinker"]
     with pytest.raises(BadRequest, match="no model family 'python'"):
-        catalog.family("python")
+        catalog.find_family("python")
 
 
 def test_a_family_is_loaded_when_it_is_asked_for(install: Install):
     brings(install, "lazy", "raise RuntimeError('imported')")
 
-    assert "odd" in plugins.families()
-    assert catalog.family("qwen2_5_vl")
+    assert "odd" in plugins.family_names()
+    assert catalog.find_family("qwen2_5_vl")
     assert "lazy" not in sys.modules
 
 
@@ -125,7 +127,7 @@ def test_a_plugin_at_fault_is_named_with_its_distribution(
     brings(install, module, text)
 
     with pytest.raises(BadRequest, match=rf"'odd' of omnibus.families \(dist-{module}: {module}:FAMILY\) .*{fault}"):
-        catalog.family("odd")
+        catalog.find_family("odd")
 
 
 def test_a_deployment_that_makes_no_sense_is_the_familys_fault(install: Install):
@@ -143,15 +145,15 @@ def test_two_plugins_of_one_name_are_both_named(install: Install):
     with pytest.raises(
         BadRequest, match="'toy' .*brought by dist-first_toy and dist-second_toy: uninstall all but one"
     ):
-        catalog.family("toy")
+        catalog.find_family("toy")
 
 
 def test_a_distribution_that_is_found_twice_on_the_path_is_one(install: Install, monkeypatch: pytest.MonkeyPatch):
     place = install("dist-twice", {plugins.FAMILIES: {"toy": "toy_twice:FAMILY"}}, toy_twice=TOY)
     monkeypatch.syspath_prepend(f"{place}/.")
 
-    assert plugins.families() == ("toy",)
-    assert catalog.family("toy")["encoders"] == {"image": "eye"}
+    assert plugins.family_names() == ("toy",)
+    assert catalog.find_family("toy")["encoders"] == {"image": "eye"}
 
 
 # Apps
@@ -160,8 +162,8 @@ def test_a_distribution_that_is_found_twice_on_the_path_is_one(install: Install,
 def test_an_app_is_known_by_name_and_not_imported(install: Install):
     install("dist-poems", {plugins.APPS: {"poem": "poems_app"}}, poems_app="raise RuntimeError('imported')")
 
-    assert plugins.apps() == ("poem",)
-    assert plugins.app("poem") == "poems_app"
+    assert plugins.app_names() == ("poem",)
+    assert plugins.find_app_module("poem") == "poems_app"
     assert "poems_app" not in sys.modules
 
 
@@ -170,27 +172,27 @@ def test_an_app_may_be_the_attribute_of_a_module(install: Install):
     points = {"story": "stories:APP", "letters": "stories:MODULE", "seven": "stories:OTHER", "none": "stories:NONE"}
     install("dist-stories", {plugins.APPS: points}, stories=both)
 
-    assert plugins.app("story") == "stories.app"
-    assert plugins.app("letters") == "string"
+    assert plugins.find_app_module("story") == "stories.app"
+    assert plugins.find_app_module("letters") == "string"
     with pytest.raises(BadRequest, match=r"'seven' of omnibus.apps \(dist-stories: .* is no app: .* not int"):
-        plugins.app("seven")
+        plugins.find_app_module("seven")
     with pytest.raises(BadRequest, match=r"'none' of omnibus.apps \(dist-stories: .* cannot be loaded"):
-        plugins.app("none")
+        plugins.find_app_module("none")
 
 
 def test_an_app_that_nobody_brings_is_refused_with_those_there_are(install: Install):
     with pytest.raises(BadRequest, match="no plugin brings the app 'poem'; there is none"):
-        plugins.app("poem")
+        plugins.find_app_module("poem")
     install("dist-more", {plugins.APPS: {"b": "b", "a": "a"}})
     with pytest.raises(BadRequest, match="there is a, b"):
-        plugins.app("poem")
+        plugins.find_app_module("poem")
 
 
 # Paths to objects
 
 
 def test_an_object_is_found_by_module_and_name():
-    assert plugins.named("omnibus.families.plugins:named") is plugins.named
+    assert plugins.import_object("omnibus.families.plugins:named") is plugins.import_object
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_an_object_is_found_by_module_and_name():
 )
 def test_a_path_that_leads_nowhere_is_refused_with_what_names_it(path: str):
     with pytest.raises(BadRequest, match=f"^OMNIBUS_X='{path}' must name module:function"):
-        plugins.named(path, "OMNIBUS_X")
+        plugins.import_object(path, "OMNIBUS_X")
 
 
 def test_looking_for_plugins_loads_nothing_heavy():

@@ -9,12 +9,12 @@ from omnibus.profiling.measured_model import Subject
 
 
 def declared(family: str, **changes: Any) -> str:
-    return json.dumps({"models": {"m": {**catalog.declaration(family, "/models/m"), **changes}}})
+    return json.dumps({"models": {"m": {**catalog.model_declaration(family, "/models/m"), **changes}}})
 
 
 def vl(**changes: Any) -> Subject:
-    return measured_model.find("m", declared("qwen2_5_vl", **changes))
+    return measured_model.find_subject("m", declared("qwen2_5_vl", **changes))
 
 
 def omni(**changes: Any) -> Subject:
-    return measured_model.find("m", declared("qwen2_5_omni", **changes))
+    return measured_model.find_subject("m", declared("qwen2_5_omni", **changes))

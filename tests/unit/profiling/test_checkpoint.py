@@ -15,11 +15,11 @@ from omnibus import profile
 from omnibus.errors import BadRequest, Conflict
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
-from omnibus.profile import ModelProfile, OptionProfile, Point, TypeProfile, Work
+from omnibus.profile import ModelProfile, OptionProfile, Point, RoleCost, TypeProfile
 from omnibus.profiling import memory, plot, run
-from omnibus.profiling.checkpoint import Keeper
-from omnibus.profiling.experiments import chosen
-from omnibus.profiling.measure import Found, How, Sample, _sizes
+from omnibus.profiling.checkpoint import PartialProfile
+from omnibus.profiling.experiments import choose_options
+from omnibus.profiling.measure import CostSample, MeasureSettings, OptionMeasurement, _split_by_size
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny
 from tests.unit.profiling.subjects import vl
@@ -28,18 +28,18 @@ from tests.unit.profiling.test_load_generator import request
 KEY = {"model": "m", "workload": "w 1"}
 
 
-def found(rate: float = 2.0, *parts: str, **more) -> Found:
-    work = (Work(parts or ("vision",), 1 / rate, "vision+thinker"),) if rate else ()
+def found(rate: float = 2.0, *parts: str, **more) -> OptionMeasurement:
+    work = (RoleCost(parts or ("vision",), 1 / rate, "vision+thinker"),) if rate else ()
     curve = tuple(Point(2**n, rate * (n + 1), 0.1) for n in range(4)) if rate else ()
-    return Found(OptionProfile(parts or ("vision",), rate=rate, work=work, curve=curve), **more)
+    return OptionMeasurement(OptionProfile(parts or ("vision",), rate=rate, work=work, curve=curve), **more)
 
 
 def test_what_was_measured_is_there_for_the_next_run_and_what_did_not_start_is_tried_again(tmp_path: Path):
-    first, again = (Keeper(tmp_path / "m.json", KEY) for _ in range(2))
-    first.open(resume=False)
-    first.keep("E", found())
-    first.keep("EL", found(0.0, notes=("EL is not measured",)))
-    again.open(resume=True)
+    first, again = (PartialProfile(tmp_path / "m.json", KEY) for _ in range(2))
+    first.read_existing(resume=False)
+    first.save_option("E", found())
+    first.save_option("EL", found(0.0, notes=("EL is not measured",)))
+    again.read_existing(resume=True)
 
     assert first.path == tmp_path / "m.partial.json"
     assert again.found == {"E": found()}
@@ -48,35 +48,35 @@ def test_what_was_measured_is_there_for_the_next_run_and_what_did_not_start_is_t
 
 
 def test_a_run_that_was_interrupted_is_not_overwritten(tmp_path: Path):
-    Keeper(tmp_path / "m.json", KEY).keep("E", found())
+    PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
 
     with pytest.raises(Conflict, match="go on with --resume, or remove it"):
-        Keeper(tmp_path / "m.json", KEY).open(resume=False)
+        PartialProfile(tmp_path / "m.json", KEY).read_existing(resume=False)
 
 
 def test_another_workload_is_refused(tmp_path: Path):
-    Keeper(tmp_path / "m.json", KEY).keep("E", found())
+    PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
 
     with pytest.raises(Conflict, match="was begun with workload w 1: ask for the same again"):
-        Keeper(tmp_path / "m.json", {**KEY, "workload": "w 2"}).open(resume=True)
+        PartialProfile(tmp_path / "m.json", {**KEY, "workload": "w 2"}).read_existing(resume=True)
 
 
 def test_a_broken_partial_file_is_said_so(tmp_path: Path):
     (tmp_path / "m.partial.json").write_text("{")
 
     with pytest.raises(BadRequest, match="remove it to begin anew"):
-        Keeper(tmp_path / "m.json", KEY).open(resume=True)
+        PartialProfile(tmp_path / "m.json", KEY).read_existing(resume=True)
 
 
 def test_a_place_that_cannot_be_written_is_said_so(tmp_path: Path):
     with pytest.raises(BadRequest, match="cannot be written"):
-        Keeper(tmp_path / "no" / "m.json", KEY).keep("E", found())
+        PartialProfile(tmp_path / "no" / "m.json", KEY).save_option("E", found())
 
 
-def asked() -> run.Asked:
+def asked() -> run.ProfilingSpec:
     subject = vl()
     requests = (request(0.6, "vision+thinker"), request(0.4, "thinker"))
-    return run.Asked(subject, Workload("w 1", requests), chosen(subject), How())
+    return run.ProfilingSpec(subject, Workload("w 1", requests), choose_options(subject), MeasureSettings())
 
 
 def test_the_key_says_all_that_a_measurement_depends_on():
@@ -88,8 +88,8 @@ def test_the_key_says_all_that_a_measurement_depends_on():
 
 def test_a_profile_is_put_together_and_can_be_read_again():
     thought = {"vision+thinker": {"prompt_tokens": 90.0}, "thinker": {"prompt_tokens": 20.0}}
-    samples = tuple(Sample("thinker", {"completion_tokens": n}, {"thinker": 0.01 + 0.002 * n}) for n in (8.0, 24.0))
-    whole = run.assembled(
+    samples = tuple(CostSample("thinker", {"completion_tokens": n}, {"thinker": 0.01 + 0.002 * n}) for n in (8.0, 24.0))
+    whole = run.build_profile(
         asked(),
         {
             "E": found(9.0, "vision", edges=(profile.EdgeProfile("vision", "thinker", 4096.0, "vision+thinker"),)),
@@ -98,12 +98,12 @@ def test_a_profile_is_put_together_and_can_be_read_again():
         },
     )
 
-    assert profile.decode(profile.encode(whole)) == whole
+    assert profile.decode_profile(profile.encode_profile(whole)) == whole
     assert whole.types["thinker"].share == 0.4
     assert whole.types["vision+thinker"].quantities == {"prompt_tokens": 90.0}
     assert whole.lines["thinker"].per["completion_tokens"] == pytest.approx(0.002)
     assert "vision" not in whole.lines
-    assert not whole.options["EL"].measured
+    assert not whole.options["EL"].is_measured
     assert whole.edges[0].bytes == 4096.0
     assert whole.order == (("vision", "thinker"),)
 
@@ -112,12 +112,12 @@ def test_small_and_large_requests_are_told_apart():
     def sized(*sizes: float):
         return [msgspec.structs.replace(request(1.0), size=size) for size in sizes]
 
-    assert [(share, len(each)) for share, each in _sizes(sized(10, 11, 10.5))] == [(1.0, 3)]
-    assert [(share, [one.size for one in each]) for share, each in _sizes(sized(40, 10, 30, 20))] == [
+    assert [(share, len(each)) for share, each in _split_by_size(sized(10, 11, 10.5))] == [(1.0, 3)]
+    assert [(share, [one.size for one in each]) for share, each in _split_by_size(sized(40, 10, 30, 20))] == [
         (0.5, [10, 20]), (0.5, [30, 40]),
     ]  # fmt: skip
-    assert [len(each) for _, each in _sizes(sized(10, 90))] == [1, 1]
-    assert [len(each) for _, each in _sizes(sized(10))] == [1]
+    assert [len(each) for _, each in _split_by_size(sized(10, 90))] == [1, 1]
+    assert [len(each) for _, each in _split_by_size(sized(10))] == [1]
 
 
 def test_memory_of_a_process_is_read():
@@ -170,7 +170,7 @@ def test_all_weights_of_a_tiny_checkpoint_have_an_owner(tmp_path: Path, family: 
 def drawn(count: int, **more) -> tuple[str, list[ElementTree.Element]]:
     options = {f"option<{n}>": found(1.0 + n / 10, "vision").option for n in range(count)}
     whole = ModelProfile("m", "f", ("vision",), {"vision": TypeProfile(("vision",), 1.0)}, options, **more)
-    text = plot.svg(whole)
+    text = plot.render_svg(whole)
     return text, list(ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text"))
 
 

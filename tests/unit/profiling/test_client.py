@@ -12,7 +12,7 @@ from tests.unit.profiling.server import END, HEAD, USAGE, audio, chunk, event, s
 
 async def asked(script, *bodies: bytes, path: str = ""):
     async with asyncio.timeout(10), serving(script) as port, Client(port) as client:
-        return [await client.ask(body, path) for body in bodies or (b"{}",)]
+        return [await client.send_chat(body, path) for body in bodies or (b"{}",)]
 
 
 async def test_the_body_and_the_path_are_sent_and_the_connection_is_kept():
@@ -105,4 +105,4 @@ async def test_nobody_who_listens_is_an_error():
         pass
 
     with pytest.raises(StageUnavailable):
-        await Client(port).ask(b"{}")
+        await Client(port).send_chat(b"{}")

@@ -4,29 +4,29 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.plan import Option
+from omnibus.plan import DeploymentOption
 from omnibus.profiling import experiments, measured_model
 from services.planner.declared import declarations_file
-from services.planner.declared.model import Declared
+from services.planner.declared.model import DeclaredModel
 from tests.unit.profiling.subjects import declared, omni, vl
 
 
 def trial(subject, name, **more):
-    return experiments.trial(subject, name, experiments.chosen(subject, **more)[name])
+    return experiments.make_trial(subject, name, experiments.choose_options(subject, **more)[name])
 
 
 def test_declared_options_are_measured_unless_others_are_asked_for():
-    assert list(experiments.chosen(vl())) == ["E", "L", "EL"]
-    assert list(experiments.chosen(vl(), only=["L"])) == ["L"]
+    assert list(experiments.choose_options(vl())) == ["E", "L", "EL"]
+    assert list(experiments.choose_options(vl(), only=["L"])) == ["L"]
 
 
 def test_an_unknown_option_is_named_with_those_that_there_are():
     with pytest.raises(BadRequest, match="m has no option X; there is E, L, EL; --all-options"):
-        experiments.chosen(vl(), only=["X"])
+        experiments.choose_options(vl(), only=["X"])
 
 
 def test_every_set_of_components_keeps_its_declared_name():
-    found = experiments.chosen(
+    found = experiments.choose_options(
         vl(options={"E": {"components": ["vision"], "service": "encoder"}}, paths=[]), every=True
     )
 
@@ -41,7 +41,7 @@ def test_every_set_of_components_keeps_its_declared_name():
 
 
 def test_sets_that_would_be_visited_twice_are_left_out():
-    found = {frozenset(option.components) for option in experiments.chosen(omni(), every=True).values()}
+    found = {frozenset(option.components) for option in experiments.choose_options(omni(), every=True).values()}
 
     assert frozenset({"thinker", "vocoder"}) not in found
     assert frozenset({"vision", "talker"}) not in found
@@ -50,12 +50,14 @@ def test_sets_that_would_be_visited_twice_are_left_out():
 
 
 def test_of_a_model_that_paints_as_well_what_chats_is_measured():
-    subject = measured_model.find("m", declared("janus"))
+    subject = measured_model.find_subject("m", declared("janus"))
 
-    assert list(experiments.chosen(subject)) == ["E", "L", "EL"]
+    assert list(experiments.choose_options(subject)) == ["E", "L", "EL"]
     assert trial(subject, "E").options.keys() == {"E", "L"}
-    [made] = declarations_file.plans(
-        msgspec.convert(experiments.declared(subject, trial(subject, "EL"))["models"], dict[str, Declared])
+    [made] = declarations_file.build_static_plans(
+        msgspec.convert(
+            experiments.trial_declarations(subject, trial(subject, "EL"))["models"], dict[str, DeclaredModel]
+        )
     ).values()
     assert made.components == ("vision", "thinker")
 
@@ -81,16 +83,16 @@ def test_roles_and_names_of_paths_are_those_of_the_plan():
 
 @pytest.mark.parametrize(("subject", "every"), [(vl(), True), (omni(), False), (omni(), True)])
 def test_the_planner_takes_every_deployment(subject, every):
-    for name, option in experiments.chosen(subject, every=every).items():
-        one = experiments.trial(subject, name, option, others=2)
-        entry = experiments.declared(subject, one)["models"]["m"]
-        plan = declarations_file.plans({"m": msgspec.convert(entry, Declared)})["m"]
+    for name, option in experiments.choose_options(subject, every=every).items():
+        one = experiments.make_trial(subject, name, option, others=2)
+        entry = experiments.trial_declarations(subject, one)["models"]["m"]
+        plan = declarations_file.build_static_plans({"m": msgspec.convert(entry, DeclaredModel)})["m"]
 
         assert {each: option.replicas for each, option in plan.options.items()} == {
             each: option.replicas for each, option in one.options.items()
         }
         whole = plan.types["+".join(subject.components)]
-        assert {path.name for path in whole} >= {one.pin(path, subject.components) for path in one.paths}
+        assert {path.name for path in whole} >= {one.path_name(path, subject.components) for path in one.paths}
         assert plan.options[name].replicas == 1
 
 
@@ -103,29 +105,31 @@ def test_what_another_model_lends_is_used_and_not_measured():
         "options": {"L": {"components": ["thinker"], "service": "llm"}},
         "paths": [{"options": ["m/E", "L"]}],
     }
-    subject = measured_model.find("t", msgspec.json.encode({"models": {"m": base, "t": twin}}).decode())
+    subject = measured_model.find_subject("t", msgspec.json.encode({"models": {"m": base, "t": twin}}).decode())
     one = trial(subject, "L")
-    entries = experiments.declared(subject, one)["models"]
+    entries = experiments.trial_declarations(subject, one)["models"]
 
-    assert list(experiments.chosen(subject, every=True)) == ["L"]
+    assert list(experiments.choose_options(subject, every=True)) == ["L"]
     assert one.paths == (("L", "m/E"),)
-    assert one.options["m/E"] == Option(("vision",), "", replicas=0, of="m/E")
-    plan = declarations_file.plans({name: msgspec.convert(entry, Declared) for name, entry in entries.items()})["t"]
+    assert one.options["m/E"] == DeploymentOption(("vision",), "", replicas=0, of="m/E")
+    plan = declarations_file.build_static_plans(
+        {name: msgspec.convert(entry, DeclaredModel) for name, entry in entries.items()}
+    )["t"]
     assert plan.options["m/E"].of == "m/E"
 
 
 def test_an_unknown_model_is_named_with_those_that_there_are():
     with pytest.raises(BadRequest, match="no model 'x' is declared; there is m"):
-        measured_model.find("x", declared("qwen2_5_vl"))
+        measured_model.find_subject("x", declared("qwen2_5_vl"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"models": []}', '{"models": {"m": 1}}', '{"models": {"m": {}}}'])
 def test_declarations_that_are_none_are_said_so(text):
     with pytest.raises(BadRequest):
-        measured_model.find("m", text)
+        measured_model.find_subject("m", text)
 
 
 def test_what_the_planner_would_plan_is_deployed_by_hand():
     subject = vl(planned={"profile": "m.json"})
 
-    assert "planned" not in experiments.declared(subject, trial(subject, "E"))["models"]["m"]
+    assert "planned" not in experiments.trial_declarations(subject, trial(subject, "E"))["models"]["m"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.profiling.linear_fit import fit, nonnegative, quantities
+from omnibus.profiling.linear_fit import fit_line, quantity_names, solve_nonnegative
 from tests.unit.profiling.subjects import omni, vl
 
 TOKENS = [(100, 10), (100, 50), (400, 10), (400, 50), (900, 30)]
@@ -19,35 +19,35 @@ def line(base: float, prompt: float, completion: float) -> list[tuple[dict[str, 
 
 
 def test_a_line_is_found_again():
-    found = fit(line(0.02, 1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
+    found = fit_line(line(0.02, 1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
 
     assert found.base == pytest.approx(0.02)
     assert found.per == pytest.approx({"prompt_tokens": 1e-4, "completion_tokens": 3e-3})
 
 
 def test_what_would_cost_less_than_nothing_costs_nothing():
-    found = fit(line(0.5, -1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
+    found = fit_line(line(0.5, -1e-4, 3e-3), ["prompt_tokens", "completion_tokens"])
 
     assert found.base >= 0
     assert set(found.per) == {"completion_tokens"}
 
 
 def test_quantities_that_do_not_differ_are_left_out():
-    assert set(fit(line(0.02, 1e-4, 3e-3), ["image_tokens", "completion_tokens"]).per) == {"completion_tokens"}
+    assert set(fit_line(line(0.02, 1e-4, 3e-3), ["image_tokens", "completion_tokens"]).per) == {"completion_tokens"}
 
 
 @pytest.mark.parametrize("samples", [[], line(0.1, 0, 1e-3)[:1]])
 def test_without_two_samples_there_is_no_line(samples):
-    assert fit(samples, ["completion_tokens"]) is None
+    assert fit_line(samples, ["completion_tokens"]) is None
 
 
 def test_without_spread_there_is_no_line():
-    assert fit(line(0.1, 0, 1e-3), ["image_tokens"]) is None
-    assert fit(line(0.1, 0, 0), ["completion_tokens"]) is None
+    assert fit_line(line(0.1, 0, 1e-3), ["image_tokens"]) is None
+    assert fit_line(line(0.1, 0, 0), ["completion_tokens"]) is None
 
 
 def test_two_samples_give_two_unknowns():
-    found = fit(line(0.02, 1e-4, 3e-3)[1:3], ["prompt_tokens", "completion_tokens"])
+    found = fit_line(line(0.02, 1e-4, 3e-3)[1:3], ["prompt_tokens", "completion_tokens"])
 
     assert len(found.per) == 1
 
@@ -61,7 +61,7 @@ def test_two_samples_give_two_unknowns():
 )
 def test_nothing_that_is_not_negative_fits_better(rows, wanted):
     matrix, goal = np.array(rows), np.array(wanted[: len(rows)])
-    found = nonnegative(matrix, goal)
+    found = solve_nonnegative(matrix, goal)
     rest = np.sum((matrix @ found - goal) ** 2)
 
     assert (found >= 0).all()
@@ -71,7 +71,7 @@ def test_nothing_that_is_not_negative_fits_better(rows, wanted):
 
 
 def test_components_follow_what_they_read():
-    assert quantities(vl(), "vision") == ("image_tokens", "video_tokens")
-    assert quantities(omni(), "audio") == ("audio_tokens",)
-    assert quantities(omni(), "thinker") == ("prompt_tokens", "completion_tokens")
-    assert quantities(omni(), "vocoder") == ("speech_seconds",)
+    assert quantity_names(vl(), "vision") == ("image_tokens", "video_tokens")
+    assert quantity_names(omni(), "audio") == ("audio_tokens",)
+    assert quantity_names(omni(), "thinker") == ("prompt_tokens", "completion_tokens")
+    assert quantity_names(omni(), "vocoder") == ("speech_seconds",)

@@ -7,18 +7,27 @@ from types import SimpleNamespace
 import pytest
 
 from omnibus.errors import BadRequest, Overloaded
-from omnibus.profiling.client import Answer
-from omnibus.profiling.load_generator import Loop, Order, Seen, Step, means, pace
-from omnibus.profiling.workload import Request
+from omnibus.profiling.client import TimedAnswer
+from omnibus.profiling.load_generator import (
+    ClosedLoop,
+    LoadRequest,
+    LoadResult,
+    LoadStep,
+    mean_quantities,
+    request_rate,
+)
+from omnibus.profiling.workload import WorkloadRequest
 from tests.unit.profiling.server import event, serving, whole
 from tests.unit.profiling.test_client import refusal
 
 
-def request(share: float = 1.0, kind: str = "t", body: bytes = b"a", media: tuple[str, ...] = ()) -> Request:
-    return Request(share, kind, (*kind.split("+"),), media, body, b"short " + body, 1.0, f"requests[{body.decode()}]")
+def request(share: float = 1.0, kind: str = "t", body: bytes = b"a", media: tuple[str, ...] = ()) -> WorkloadRequest:
+    return WorkloadRequest(
+        share, kind, (*kind.split("+"),), media, body, b"short " + body, 1.0, f"requests[{body.decode()}]"
+    )
 
 
-async def run(script, orders, at_once: int, step: Step) -> tuple[Seen, int]:
+async def run(script, orders, at_once: int, step: LoadStep) -> tuple[LoadResult, int]:
     looks = 0
 
     async def look() -> None:
@@ -26,7 +35,7 @@ async def run(script, orders, at_once: int, step: Step) -> tuple[Seen, int]:
         looks += 1
 
     async with asyncio.timeout(20), serving(script) as port:
-        return await Loop(port, orders, at_once).run(step, look), looks
+        return await ClosedLoop(port, orders, at_once).run(step, look), looks
 
 
 async def test_so_many_are_under_way_at_all_times_and_the_rate_is_theirs():
@@ -39,13 +48,13 @@ async def test_so_many_are_under_way_at_all_times_and_the_rate_is_theirs():
         now.here -= 1
         await whole(send, event(content="a"))
 
-    seen, looks = await run(script, [Order(request())], 3, Step(0.2, 12))
+    seen, looks = await run(script, [LoadRequest(request())], 3, LoadStep(0.2, 12))
 
     assert now.most == 3
     assert looks == 2
     assert len(seen.answers) >= 12
     assert seen.rate < 3 / 0.01
-    point = seen.point()
+    point = seen.to_point()
     assert (point.at_once, point.rate) == (3, seen.rate)
     assert 0.01 <= point.median <= point.done
 
@@ -57,8 +66,8 @@ async def test_requests_come_by_their_shares_and_as_they_are_wanted():
         sent[body] += 1
         await whole(send, event(content="a"))
 
-    orders = [Order(request(0.75, body=b"a")), Order(request(0.25, body=b"b"), "", True)]
-    await run(script, orders, 2, Step(0.05, 100))
+    orders = [LoadRequest(request(0.75, body=b"a")), LoadRequest(request(0.25, body=b"b"), "", True)]
+    await run(script, orders, 2, LoadStep(0.05, 100))
 
     assert set(sent) == {b"a", b"short b"}
     assert sent[b"a"] / sent.total() == pytest.approx(0.75, abs=0.05)
@@ -68,7 +77,7 @@ async def test_a_step_lasts_until_enough_have_ended():
     async def script(head, body, send):
         await whole(send, event(content="a"))
 
-    seen, _ = await run(script, [Order(request())], 1, Step(0.05, 50))
+    seen, _ = await run(script, [LoadRequest(request())], 1, LoadStep(0.05, 50))
 
     assert len(seen.answers) >= 50
 
@@ -77,12 +86,12 @@ async def test_a_step_lasts_until_enough_have_ended():
 def test_the_pace_of_batches_is_theirs_wherever_a_step_begins(cut: int):
     ends = [1.5 * (n // 4) + 0.01 * (n % 4) for n in range(cut, cut + 30)]
 
-    assert pace(ends) == pytest.approx(4 / 1.5, rel=0.05)
+    assert request_rate(ends) == pytest.approx(4 / 1.5, rel=0.05)
 
 
 def test_the_pace_of_a_steady_stream_is_exact():
-    assert pace([7 + n / 8 for n in range(9)]) == pytest.approx(8)
-    assert pace([7.0, 7.5]) == pytest.approx(2)
+    assert request_rate([7 + n / 8 for n in range(9)]) == pytest.approx(8)
+    assert request_rate([7.0, 7.5]) == pytest.approx(2)
 
 
 async def test_a_request_that_is_refused_is_named():
@@ -90,7 +99,7 @@ async def test_a_request_that_is_refused_is_named():
         await send(refusal(400, "bad_request"))
 
     with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is refused: no"):
-        await run(script, [Order(request())], 2, Step(0.1, 1))
+        await run(script, [LoadRequest(request())], 2, LoadStep(0.1, 1))
 
 
 async def test_a_gateway_that_is_full_is_told_from_other_errors():
@@ -98,26 +107,26 @@ async def test_a_gateway_that_is_full_is_told_from_other_errors():
         await send(refusal(429, "overloaded"))
 
     with pytest.raises(Overloaded):
-        await run(script, [Order(request())], 2, Step(0.1, 1))
+        await run(script, [LoadRequest(request())], 2, LoadStep(0.1, 1))
 
 
-def told(prompt: int, text: int, image: int = 0, audio: int = 0, speech: float = 0.0) -> Answer:
+def told(prompt: int, text: int, image: int = 0, audio: int = 0, speech: float = 0.0) -> TimedAnswer:
     usage = {
         "prompt_tokens": prompt,
         "completion_tokens": text + 50,
         "prompt_tokens_details": {"image_tokens": image, "audio_tokens": audio},
         "completion_tokens_details": {"text_tokens": text, "audio_tokens": 50},
     }
-    return Answer(done=1.0, usage=usage, speech=speech)
+    return TimedAnswer(done=1.0, usage=usage, speech=speech)
 
 
 def test_quantities_are_means_by_type():
     film, picture = request(kind="film", media=("video",)), request(kind="picture", media=("image",))
-    found = means(
+    found = mean_quantities(
         [
-            (Order(film), told(100, 10, image=80)),
-            (Order(film), told(200, 20, image=160, audio=8, speech=3.0)),
-            (Order(picture), told(70, 6, image=60)),
+            (LoadRequest(film), told(100, 10, image=80)),
+            (LoadRequest(film), told(200, 20, image=160, audio=8, speech=3.0)),
+            (LoadRequest(picture), told(70, 6, image=60)),
         ]
     )
 
@@ -131,9 +140,10 @@ def test_quantities_are_means_by_type():
 
 def test_percentiles_are_of_what_there_is():
     answers = [
-        (Order(request()), Answer(done=n / 100, first_token=0.1, gaps=[0.01] * 99 + [0.5])) for n in range(1, 201)
+        (LoadRequest(request()), TimedAnswer(done=n / 100, first_token=0.1, gaps=[0.01] * 99 + [0.5]))
+        for n in range(1, 201)
     ]
-    point = Seen(4, 100.0, answers).point()
+    point = LoadResult(4, 100.0, answers).to_point()
 
     assert (point.rate, point.done, point.median) == (100.0, 1.98, 1.0)
     assert (point.first_token, point.token, point.first_audio, point.real_time) == (0.1, 0.01, 0.0, 0.0)

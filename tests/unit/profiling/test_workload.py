@@ -14,7 +14,7 @@ from PIL import Image
 
 from omnibus.errors import BadRequest
 from omnibus.profiling import workload
-from omnibus.profiling.csv_workload import Sampling
+from omnibus.profiling.csv_workload import RowSampling
 from omnibus.profiling.measured_model import Subject
 from services.gateway.openai.parse import parse_chat
 from tests.unit.profiling.subjects import omni, vl
@@ -39,10 +39,10 @@ def written(tmp_path: Path, *bodies: dict[str, Any], shares: tuple[float, ...] =
 
 
 def read(tmp_path: Path, *bodies: dict[str, Any], subject: Subject | None = None, **more: Any) -> workload.Workload:
-    return workload.read(written(tmp_path, *bodies, **more), subject or omni())
+    return workload.read_workload(written(tmp_path, *bodies, **more), subject or omni())
 
 
-def parts(request: workload.Request) -> list[dict[str, Any]]:
+def parts(request: workload.WorkloadRequest) -> list[dict[str, Any]]:
     return json.loads(request.body)["messages"][0]["content"]
 
 
@@ -54,7 +54,7 @@ def test_shares_sum_to_one_and_make_the_types(tmp_path: Path):
     found = read(tmp_path, chat("hello"), chat({"image": [56, 56]}), chat("hi"), shares=(3, 6, 1), subject=vl())
 
     assert [request.share for request in found.requests] == pytest.approx([0.3, 0.6, 0.1])
-    assert found.kinds == pytest.approx({"thinker": 0.4, "vision+thinker": 0.6})
+    assert found.type_shares == pytest.approx({"thinker": 0.4, "vision+thinker": 0.6})
 
 
 def test_requests_without_a_share_are_left_out(tmp_path: Path):
@@ -66,9 +66,9 @@ def test_what_is_sent_is_taken_by_the_gateway_and_streams(tmp_path: Path):
     [request] = read(tmp_path, spoken).requests
     whole, short = parse_chat(request.body), parse_chat(request.short)
 
-    assert (whole.model, whole.stream, whole.wants_usage, whole.limit) == ("m", True, True, 9)
+    assert (whole.model, whole.stream, whole.wants_usage, whole.token_limit) == ("m", True, True, 9)
     assert whole.audio.format == "wav"
-    assert (short.limit, short.audio.max_tokens) == (1, 1)
+    assert (short.token_limit, short.audio.max_tokens) == (1, 1)
     assert request.kind == "thinker+talker+vocoder"
 
 
@@ -106,7 +106,7 @@ def test_files_are_sent_as_they_are(tmp_path: Path):
 
 def test_the_same_seed_makes_the_same_requests(tmp_path: Path):
     path = written(tmp_path, chat({"image": [90, 60]}, {"words": 20}))
-    first, again, other = (workload.read(path, vl(), Sampling(seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (workload.read_workload(path, vl(), RowSampling(seed=seed)) for seed in (1, 1, 2))
 
     assert first == again
     assert first.requests[0].body != other.requests[0].body
@@ -129,7 +129,7 @@ def test_larger_requests_have_a_larger_size(tmp_path: Path):
 def rows(tmp_path: Path, subject: Subject, text: str = CSV, **more: Any) -> workload.Workload:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    return workload.read(path, subject, Sampling(**more))
+    return workload.read_workload(path, subject, RowSampling(**more))
 
 
 def test_rows_become_requests_of_their_sizes(tmp_path: Path):
@@ -138,10 +138,10 @@ def test_rows_become_requests_of_their_sizes(tmp_path: Path):
 
     assert [Image.open(io.BytesIO(data(part))).size for part in parts(pictures)[:2]] == [(280, 280)] * 2
     assert len(parts(pictures)[2]["text"].split()) == 7
-    assert (wanted.limit, wanted.ignore_eos) == (21, True)
+    assert (wanted.token_limit, wanted.ignore_eos) == (21, True)
     assert pictures.kind == "vision+thinker"
     assert spoken.kind == "vision+audio+thinker+talker+vocoder"
-    assert parse_chat(spoken.body).speaks
+    assert parse_chat(spoken.body).wants_audio
 
 
 def test_what_a_model_does_not_take_is_left_out_and_said(tmp_path: Path):
@@ -159,7 +159,7 @@ def test_numbers_of_tokens_are_scaled(tmp_path: Path):
 
     assert [Image.open(io.BytesIO(data(part))).size for part in parts(pictures)[:2]] == [(140, 140)] * 2
     assert len(parts(pictures)[2]["text"].split()) == 2
-    assert parse_chat(pictures.body).limit == 6
+    assert parse_chat(pictures.body).token_limit == 6
 
 
 def test_some_rows_are_taken_by_the_seed(tmp_path: Path):
@@ -215,9 +215,9 @@ def test_a_file_that_is_no_workload_is_said_so(tmp_path: Path, name: str, text: 
     (tmp_path / name).write_text(text)
 
     with pytest.raises(BadRequest, match=fault):
-        workload.read(tmp_path / name, vl())
+        workload.read_workload(tmp_path / name, vl())
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(BadRequest, match=r"nowhere.json cannot be read"):
-        workload.read(tmp_path / "nowhere.json", vl())
+        workload.read_workload(tmp_path / "nowhere.json", vl())

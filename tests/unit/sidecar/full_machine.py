@@ -42,7 +42,7 @@ async def _round(client: TensorClient) -> list[str]:
     """All writers at once; what they have written is freed afterwards."""
     outcomes = await asyncio.gather(*(_write(client, number) for number in range(WRITERS)))
     for number in range(WRITERS):
-        client.end(f"i{number}")
+        client.end_invocation(f"i{number}")
     await client.stats()
     return outcomes
 

@@ -18,17 +18,17 @@ import uvloop
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.sidecar.server import Sidecar
-from services.sidecar.settings import SidecarSettings
+from services.sidecar.settings import SidecarConfig
 
 NODE = "n1"
 ROOT = Path(__file__).parents[3]
 PATIENCE = 20.0  # seconds
 
 
-def settings(directory: Path, **changes: Any) -> SidecarSettings:
+def settings(directory: Path, **changes: Any) -> SidecarConfig:
     """A sidecar with an arena of 1 MiB in ``directory``."""
     place = {"node": NODE, "socket": str(directory / "s"), "directory": str(directory), "arena": "arena"}
-    return SidecarSettings(**{**place, "size": 1 << 20, "grace": 60.0, **changes})
+    return SidecarConfig(**{**place, "size": 1 << 20, "grace": 60.0, **changes})
 
 
 @asynccontextmanager

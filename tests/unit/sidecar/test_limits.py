@@ -31,18 +31,18 @@ def test_the_tightest_of_the_groups_around_a_process_is_its_limit(tmp_path, limi
 def test_an_arena_that_its_container_can_never_hold_is_refused_with_the_setting_to_change(tmp_path):
     place = _groups(tmp_path, b=str(64 << 20))
 
-    limits.check(63 << 20, str(tmp_path), *place)
+    limits.check_arena_size(63 << 20, str(tmp_path), *place)
 
     with pytest.raises(Fatal, match=r"64 MiB.*64 MiB.*OMNIBUS_SIDECAR_ARENA_MIB"):
-        limits.check(64 << 20, str(tmp_path), *place)
+        limits.check_arena_size(64 << 20, str(tmp_path), *place)
 
 
 def test_an_arena_for_which_there_is_no_room_now_is_warned_of(tmp_path, caplog):
     room = os.statvfs(tmp_path)
 
-    limits.check(1 << 20, str(tmp_path))
+    limits.check_arena_size(1 << 20, str(tmp_path))
     assert not caplog.text
-    limits.check((room.f_bavail + 1000) * room.f_frsize, str(tmp_path))
+    limits.check_arena_size((room.f_bavail + 1000) * room.f_frsize, str(tmp_path))
 
     assert "MiB free now" in caplog.text
 

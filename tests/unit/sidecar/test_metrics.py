@@ -16,7 +16,7 @@ def value(name: str, **labels: str) -> float | None:
 
 async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
     async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
-        metrics.watch(sidecar.snapshot)
+        metrics.register_metrics(sidecar.snapshot)
         handle = await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon())
 
         assert value("leases") == value("granted_total") == value("clients") == 1
@@ -32,7 +32,7 @@ async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
 
 
 def test_before_the_start_there_is_nothing_to_tell():
-    metrics.watch(dict)
+    metrics.register_metrics(dict)
 
     assert value("size_bytes") is None
     assert value("freed_total", reason="expired") == 0

@@ -13,12 +13,12 @@ from omnibus.errors import Fatal, ProtocolError
 from omnibus.tensors import protocol
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from omnibus.tensors.protocol import FRAME_BYTES, Frame, Verb, encode
+from omnibus.tensors.protocol import FRAME_BYTES, SidecarFrame, Verb, encode_frame
 from services.sidecar import connection
 from services.sidecar.server import Sidecar
 from tests.unit.sidecar.node import NODE, connect, line, process, running, settings, soon, tell, until
 
-HELLO = encode(Frame(Verb.HELLO, 1, text=b"raw"))
+HELLO = encode_frame(SidecarFrame(Verb.HELLO, 1, text=b"raw"))
 
 
 async def test_two_processes_share_bytes_without_copying(tmp_path):
@@ -83,10 +83,10 @@ async def _ask(directory, raw: bytes) -> bytes:
     [
         os.urandom(FRAME_BYTES).replace(b"\x4f\x4d", b"\x00\x00"),
         b"GET / HTTP/1.1\r\n" * 16,
-        encode(Frame(Verb.STATS, 1)),
-        encode(Frame(Verb.HELLO, 1)),
+        encode_frame(SidecarFrame(Verb.STATS, 1)),
+        encode_frame(SidecarFrame(Verb.HELLO, 1)),
         HELLO + HELLO,
-        HELLO + encode(Frame(Verb.GRANTED, 1)),
+        HELLO + encode_frame(SidecarFrame(Verb.GRANTED, 1)),
         HELLO + b"\x00" * FRAME_BYTES,
         HELLO + struct.pack("<HBBI", 0x4F4D, Verb.ALLOCATE, 255, 1) + b"\x01" + bytes(FRAME_BYTES - 9),
     ],
@@ -105,7 +105,7 @@ async def test_a_malformed_frame_costs_its_sender_the_connection_and_nobody_else
 
 
 async def test_frames_before_a_malformed_one_are_served_and_then_dropped_with_the_client(tmp_path):
-    allocate = encode(Frame(Verb.ALLOCATE, 2, nbytes=10, deadline=soon(), text=b"i"))
+    allocate = encode_frame(SidecarFrame(Verb.ALLOCATE, 2, nbytes=10, deadline=soon(), text=b"i"))
     async with running(tmp_path) as sidecar:
         await _ask(tmp_path, HELLO + allocate + b"\x00" * FRAME_BYTES)
 
@@ -134,7 +134,7 @@ async def test_a_client_of_another_version_is_told_so(tmp_path, monkeypatch):
 async def test_a_sidecar_of_another_version_is_refused_with_a_clear_error(tmp_path):
     async def old_sidecar(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(FRAME_BYTES)
-        refusal = encode(Frame(Verb.REFUSED))
+        refusal = encode_frame(SidecarFrame(Verb.REFUSED))
         writer.write(refusal[:8] + struct.pack("<H", 0) + refusal[10:])
         await reader.read()
         writer.close()
@@ -156,7 +156,7 @@ async def test_a_client_that_reads_no_answers_is_cut_off(tmp_path, monkeypatch):
 
         async def ask_for_ever() -> None:
             while True:
-                await loop.sock_sendall(raw, encode(Frame(Verb.STATS, 1)) * 100)
+                await loop.sock_sendall(raw, encode_frame(SidecarFrame(Verb.STATS, 1)) * 100)
 
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             await asyncio.wait_for(ask_for_ever(), 20)
@@ -261,6 +261,6 @@ def test_everything_works_on_uvloop_too(tmp_path):
             await sidecar.stop()
             await until(lambda: not client.connected)
             async with running(tmp_path):
-                await client.ready(20)
+                await client.wait_ready(20)
 
     uvloop.run(life())

@@ -20,7 +20,7 @@ class Bell:
         self.last = asyncio.Event()
 
     def set(self, item: Item, seconds: float) -> Item:
-        self.agenda.set(item, self.loop.time() + seconds)
+        self.agenda.set_due(item, self.loop.time() + seconds)
         return item
 
     async def wait(self) -> list[str]:

@@ -12,12 +12,12 @@ from typing import Any
 
 from omnibus.errors import OmnibusError, ProtocolError, StageFailed
 from omnibus.executor.runner import Item, Job
-from omnibus.graph import WIRE_VERSION, Invocation, Node, as_ref
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, as_ref
 from omnibus.plan import GOLDEN
 from omnibus.task import CompositeTask, Segment, UnitTask, tasks_of, use
-from omnibus.task.execute import execute
+from omnibus.task.execute import execute_task
 from omnibus.task.input_codec import FROM
-from omnibus.task.item_codec import unwrapped
+from omnibus.task.item_codec import unwrap_value
 from tests.unit.jobs import MemoryJob
 from tests.unit.task import tasks
 
@@ -26,7 +26,7 @@ Place = tuple[int, int, str]
 
 async def hosting(task: Any, job: Job) -> None:
     """Run ``task`` once: by its ``work(job)``, or as an own task."""
-    await (task.work(job) if hasattr(task, "work") else execute(task, job))
+    await (task.work(job) if hasattr(task, "work") else execute_task(task, job))
 
 
 class Memory:
@@ -49,17 +49,19 @@ class Memory:
             task = self._tasks[node.task]
             for output in task.outputs:
                 self._pipes[step, index, output] = Wire()
-            wanted = {output for place, output in segment.outputs if place == index} | document.consumers(index).keys()
+            wanted = {output for place, output in segment.outputs if place == index} | document.find_consumers(
+                index
+            ).keys()
             job = WireJob(await self._inputs(node, step), tuple(wanted), document.seed_of(index))
             running = asyncio.get_running_loop().create_task(self._run(task, job, step, index))
             self._jobs.add(running)
             running.add_done_callback(self._jobs.discard)
         return {origin: Reading(self._pipes[step, *origin]) for origin in segment.outputs}
 
-    def point(self, site: int) -> float:
+    def choice_point(self, site: int) -> float:
         return (self._number * GOLDEN + site * 0.37) % 1.0
 
-    async def _inputs(self, node: Node, step: int) -> dict[str, Any]:
+    async def _inputs(self, node: GraphNode, step: int) -> dict[str, Any]:
         return {name: await self._input(value, step) for name, value in node.inputs.items()}
 
     async def _input(self, value: Any, step: int) -> Any:
@@ -73,7 +75,7 @@ class Memory:
         if FROM not in value:
             return {key: await self._input(element, step) for key, element in value.items()}
         item = await self._pipes[tuple(value[FROM])].first()
-        return unwrapped(item.data) if item.array is None else item
+        return unwrap_value(item.data) if item.array is None else item
 
     async def _run(self, task: UnitTask, job: "WireJob", step: int, index: int) -> None:
         pipes = {output: self._pipes[step, index, output] for output in task.outputs}
@@ -166,7 +168,7 @@ class Reading:
         self._wire = wire
         self._at = 0
 
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         items = (await self._wire.until(self._at + 1))[self._at :]
         self._at += len(items)
         if not items and self._wire.failure is not None:

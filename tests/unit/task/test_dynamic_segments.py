@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import PlaceholderError, StreamConsumed
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from tests.unit.task.memory import Runs
 from tests.unit.task.tasks import ADD, FOLD, ONE, SPELL, TWO, AddInput, FoldInput, NumberInput, WordsInput
 
@@ -38,7 +38,7 @@ async def test_a_stream_of_an_earlier_segment_runs_again_with_all_that_it_needs(
     assert [await each for each in await runs(later)] == [12 + 19, 12 + 19 + 1]
     assert runs.shapes == [["number-scale_2", "fold"], ["number-scale_2", "fold", "fold", "fold"]]
     again = runs.segments[1].nodes[1].inputs
-    assert again == {"parts": ref(0, "parts"), "start": {"$from": [0, 0, "n"]}, "other": None}
+    assert again == {"parts": make_ref(0, "parts"), "start": {"$from": [0, 0, "n"]}, "other": None}
 
 
 async def test_a_node_that_runs_again_has_the_same_seed(runs: Runs):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.graph import HANDLE
 from omnibus.task import Stream, TaskInput, TaskOutput, Tensor, UnitTask
-from omnibus.task.execute import execute
+from omnibus.task.execute import execute_task
 from omnibus.tensors.item import Item
 from tests.unit.jobs import MemoryJob
 from tests.unit.task.memory import Wire, WireJob
@@ -63,7 +63,7 @@ def array(*values: float) -> Item:
 
 async def ran(task: Any, wants: tuple[str, ...] = ALL, **inputs: Any) -> MemoryJob:
     job = WireJob({"words": None, "rows": None, **inputs}, wants)
-    await execute(task, job)
+    await execute_task(task, job)
     return job
 
 
@@ -125,7 +125,7 @@ async def test_media_by_handle_are_bytes():
             return {"seen": {"bytes": int(given.media.sum())}}
 
     job = WireJob({"media": Item({"mime": "image/png"}, np.array([1, 2], np.uint8))}, ALL)
-    await execute(Weigh(), job)
+    await execute_task(Weigh(), job)
 
     assert told(job, "seen") == [{"bytes": 3}]
     assert HANDLE not in job.inputs

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.task import Audio, TextChunk
-from omnibus.task.item_codec import Part, item, join, part, unwrapped, whole
+from omnibus.task.item_codec import Part, decode_part, decode_value, encode_item, join_parts, unwrap_value
 from omnibus.tensors.item import Item
 
 
@@ -36,7 +36,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("kind", "value"), VALUES, ids=str)
 def test_a_typed_reader_sees_what_was_given(kind: Any, value: Any):
-    assert whole(kind, [item(value)], "x") == value
+    assert decode_value(kind, [encode_item(value)], "x") == value
 
 
 JSON: list[Any] = [
@@ -47,33 +47,33 @@ JSON: list[Any] = [
 
 @pytest.mark.parametrize("value", JSON, ids=str)
 def test_a_reader_of_anything_sees_what_was_given(value: Any):
-    assert part(Any, item(value)) == value
-    assert unwrapped(item(value).data) == value
+    assert decode_part(Any, encode_item(value)) == value
+    assert unwrap_value(encode_item(value).data) == value
 
 
 def test_an_array_travels_as_it_is():
     array = np.arange(4)
 
-    assert part(Any, item(array)) is array
-    assert item(array).data == {}
+    assert decode_part(Any, encode_item(array)) is array
+    assert encode_item(array).data == {}
 
 
 def test_a_model_may_hold_one_array():
     sound = Audio(rate=8000, array=np.ones(3, np.float32))
 
-    travelled = item(sound)
+    travelled = encode_item(sound)
 
     assert travelled.data == {"rate": 8000}
-    assert part(Audio, travelled).array is sound.array
-    assert part(Any, travelled) is sound.array
+    assert decode_part(Audio, travelled).array is sound.array
+    assert decode_part(Any, travelled) is sound.array
 
 
 @pytest.mark.parametrize("data", [{"value": 1}, {"value": {"a": 1}}, {"value": {"a": 1}, "name": "x"}])
 def test_what_an_engine_wrote_as_it_is_is_read_as_it_is(data: dict[str, Any]):
     kind = Box if "name" in data else Alone
 
-    assert part(kind, Item(data)) == kind(**data)
-    assert part(dict, Item(data)) == data
+    assert decode_part(kind, Item(data)) == kind(**data)
+    assert decode_part(dict, Item(data)) == data
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_what_an_engine_wrote_as_it_is_is_read_as_it_is(data: dict[str, Any]):
 )
 def test_a_value_of_another_type_is_the_tasks_fault(kind: Any, data: dict[str, Any], said: str):
     with pytest.raises(StageFailed, match=f"a task gave what is not of its declared type: {said}"):
-        whole(kind, [Item(data)], "x")
+        decode_value(kind, [Item(data)], "x")
 
 
 def test_a_value_that_never_came_is_an_error():
     with pytest.raises(ProtocolError, match="<value 'n'> ended without a value"):
-        whole(int, [], "<value 'n'>")
+        decode_value(int, [], "<value 'n'>")
 
 
 class Word(Part):
@@ -117,18 +117,18 @@ class Word(Part):
     ids=str,
 )
 def test_the_whole_of_a_stream_is_joined_by_the_type_of_its_parts(kind: Any, parts: list[Any], joined: Any):
-    assert join(kind, parts, False) == joined
+    assert join_parts(kind, parts, False) == joined
 
 
 def test_arrays_are_joined_where_their_rows_are_alike():
     rows = [np.ones((1, 2)), np.zeros((2, 2))]
     pictures = [np.ones((2, 2)), np.ones((2, 3))]
 
-    assert join(Any, rows, False).shape == (3, 2)
-    assert join(Any, pictures, False) is pictures
+    assert join_parts(Any, rows, False).shape == (3, 2)
+    assert join_parts(Any, pictures, False) is pictures
 
 
 def test_what_was_transformed_is_joined_by_what_it_is():
-    assert join(Word, ["a", "b"], True) == "ab"
-    assert join(str, [1, 2], True) == [1, 2]
-    assert join(str, [], True) == []
+    assert join_parts(Word, ["a", "b"], True) == "ab"
+    assert join_parts(str, [1, 2], True) == [1, 2]
+    assert join_parts(str, [], True) == []

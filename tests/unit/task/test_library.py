@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from omnibus.errors import BadRequest
-from omnibus.graph import HANDLE, ref
+from omnibus.graph import HANDLE, make_ref
 from omnibus.task import (
     MLLM,
     Audio,
@@ -89,7 +89,7 @@ def test_media_are_encoded_in_their_order_and_the_thinker_gets_all():
     recorded = record(OMNI.invoke, asked("image", "audio", "video", tokens=(5, 6, 7), answer=100))
 
     assert parts(recorded) == ["vision", "audio", "vision", "thinker"]
-    assert recorded.nodes[3].inputs["items"] == [ref(index, "embedding") for index in range(3)]
+    assert recorded.nodes[3].inputs["items"] == [make_ref(index, "embedding") for index in range(3)]
     assert recorded.nodes[1].inputs == {"media": media("1")}
     assert recorded.work == (5, 6, 7, 5 + 6 + 7 + 32 + 100)
 
@@ -159,7 +159,7 @@ def test_an_app_may_change_the_words_of_an_answer():
     recorded = record(loud.invoke, asked())
 
     assert recorded.outputs == ((0, "text"),)
-    assert replay(loud.invoke, asked(), recorded, {}).text.transforms == 1
+    assert replay(loud.invoke, asked(), recorded, {}).text.transform_count == 1
 
 
 def test_parts_of_answers_are_joined():
@@ -188,7 +188,7 @@ def test_a_prompt_is_encoded_once_for_all_its_pictures():
 
     assert parts(recorded) == ["text-encode", "denoise", "denoise", "decode-image", "decode-image"]
     assert [node.salt for node in recorded.nodes] == [0, 0, 1, 0, 0]
-    assert recorded.nodes[4].inputs == {"latents": ref(2, "latents")}
+    assert recorded.nodes[4].inputs == {"latents": make_ref(2, "latents")}
     assert recorded.outputs == ((3, "image"), (4, "image"))
     assert recorded.work[1] == 64 * 32 // 256 * 3
 
@@ -237,9 +237,9 @@ def test_a_picture_that_is_edited_is_seen_by_who_reads_and_by_who_paints():
     ]  # fmt: skip
     assert recorded.nodes[0].inputs == recorded.nodes[2].inputs == {"media": media("a")}
     assert recorded.nodes[1].inputs == {
-        "prompt": "red", "negative_prompt": "blur", "items": [ref(0, "embedding")],
+        "prompt": "red", "negative_prompt": "blur", "items": [make_ref(0, "embedding")],
     }  # fmt: skip
-    assert recorded.nodes[4].inputs["image"] == ref(2, "embedding")
+    assert recorded.nodes[4].inputs["image"] == make_ref(2, "embedding")
     assert (recorded.nodes[4].inputs["width"], recorded.nodes[4].inputs["height"]) == (0, 0)
     assert recorded.outputs == ((5, "image"), (6, "image"))
     assert recorded.work[3] == 2 * 1024 * 1024 // 256 * 3

@@ -65,7 +65,7 @@ def test_a_name_shows_what_is_not_usual(task: UnitTask, name: str):
 
 
 def test_a_part_is_called_after_its_component_or_its_kind():
-    assert (Paint().part, Paint(component="brush").part) == ("paint", "brush")
+    assert (Paint().component_name, Paint(component="brush").component_name) == ("paint", "brush")
     assert (Paint.kind, Paint.service, Paint.own, Number.own) == ("paint", "encoder", False, True)
 
 
@@ -114,7 +114,7 @@ def test_a_name_is_one_safe_token_of_a_subject(model: str):
     name = Think(model=model, component="thinker").name
 
     assert re.fullmatch(r"[A-Za-z0-9_-]+", name)
-    assert subjects.task(name, "x").split(".") == ["omnibus", "task", name, "x"]
+    assert subjects.task_subject(name, "x").split(".") == ["omnibus", "task", name, "x"]
 
 
 def test_a_task_does_not_change():

@@ -27,7 +27,7 @@ import pytest
 from omnibus import task as tasks
 from omnibus.errors import SideEffect
 from omnibus.task import CompositeTask, tool, use
-from omnibus.task.purity import check
+from omnibus.task.purity import check_purity
 from tests.unit.task.memory import Memory
 from tests.unit.task.tasks import ALL, ONE, Number, NumberInput
 
@@ -153,16 +153,16 @@ def test_a_side_effect_is_refused_with_advice(invoke: Callable[[Any], Any]):
     with pytest.raises(
         SideEffect, match="(uses|changes) .*: `invoke` runs twice and must follow from its request alone; do"
     ):
-        check(invoke)
+        check_purity(invoke)
 
 
 def test_what_is_wrong_is_named():
     with pytest.raises(SideEffect, match="uses moment.now: "):
-        check(IMPURE["now"])
+        check_purity(IMPURE["now"])
     with pytest.raises(SideEffect, match="changes LISTED: "):
-        check(IMPURE["a global list"])
+        check_purity(IMPURE["a global list"])
     with pytest.raises(SideEffect, match="changes the global 'total': "):
-        check(changes_a_global)
+        check_purity(changes_a_global)
 
 
 def builds(x: Any) -> Any:
@@ -206,7 +206,7 @@ PURE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("invoke", PURE.values(), ids=PURE.keys())
 def test_harmless_code_is_accepted(invoke: Callable[[Any], Any]):
-    check(invoke)
+    check_purity(invoke)
 
 
 class Timed(CompositeTask):
@@ -246,11 +246,11 @@ class Fixed(Timed):
 @pytest.mark.parametrize("task", [Timed(), Hourly(), Around()], ids=["a method", "a property", "a nested composite"])
 def test_what_invoke_calls_through_self_is_looked_at_too(task: CompositeTask):
     with pytest.raises(SideEffect, match="uses"):
-        check(task.invoke)
+        check_purity(task.invoke)
 
 
 def test_a_method_that_is_replaced_counts_no_more():
-    check(Fixed().invoke)
+    check_purity(Fixed().invoke)
 
 
 async def test_an_impure_task_is_refused_before_anything_runs():

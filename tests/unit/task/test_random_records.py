@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omnibus import graph
 from omnibus.errors import ReplayMismatch
-from omnibus.graph import WIRE_VERSION, Invocation, refs
+from omnibus.graph import WIRE_VERSION, Invocation, find_refs
 from omnibus.task import Segment, record, replay
 from tests.property.drawn import Drawn, Log, Request
 from tests.property.programs import Program, programs
@@ -52,11 +52,11 @@ def test_a_recorded_graph_survives_the_wire_and_is_in_order(program: Program):
         ("x",) * count, choices=segment.choices,
     )  # fmt: skip
 
-    decoded = graph.decode(graph.encode(document))
+    decoded = graph.decode_invocation(graph.encode_invocation(document))
 
     assert decoded == document
     for index, node in enumerate(decoded.nodes):
-        assert set(node.uses) == {found for value in node.inputs.values() for found in refs(value)}
+        assert set(node.uses) == {found for value in node.inputs.values() for found in find_refs(value)}
         assert all(source < index for source, _ in node.uses)
 
 

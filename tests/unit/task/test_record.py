@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from omnibus.errors import BadRequest, GraphError, PlaceholderError
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from omnibus.task import CompositeTask, pinned, record
 from tests.unit.task.tasks import ADD, FOLD, ONE, TWO, AddInput, FoldInput, Number, NumberInput
 
@@ -27,7 +27,7 @@ def test_calls_become_nodes_in_their_order():
     one, fold = recorded.nodes
     assert (one.task, one.component, one.model) == ("number", "number", "")
     assert one.inputs == {"x": 3, "text": "", "many": [], "about": {}}
-    assert fold.inputs == {"parts": ref(0, "parts"), "start": ref(0, "n"), "other": None}
+    assert fold.inputs == {"parts": make_ref(0, "parts"), "start": make_ref(0, "n"), "other": None}
     assert fold.uses == ((0, "parts"), (0, "n"))
     assert recorded.outputs == ((1, "sums"),)
     assert (recorded.work, recorded.pins, recorded.choices) == ((1, 1), ("", ""), ())
@@ -150,7 +150,7 @@ def test_composites_nest_and_loop_over_their_request():
     recorded = record(Nest().invoke, [5, 6])
 
     assert [node.task for node in recorded.nodes] == ["number", "number-scale_2", "add"] * 4
-    assert recorded.nodes[11].inputs["items"] == [ref(9, "y"), ref(10, "y")]
+    assert recorded.nodes[11].inputs["items"] == [make_ref(9, "y"), make_ref(10, "y")]
     assert recorded.outputs == ((2, "n"), (5, "n"), (8, "n"), (11, "n"))
 
 

@@ -18,7 +18,7 @@ class Kept:
     def __init__(self, *items: dict[str, Any]) -> None:
         self.items = [Item(data) for data in items]
 
-    async def next(self) -> list[Item]:
+    async def next_items(self) -> list[Item]:
         items, self.items = self.items, []
         return items
 

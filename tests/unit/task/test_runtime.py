@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import GraphError, PlaceholderError, StageFailed
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from omnibus.task import CompositeTask, merged, tool, use
 from tests.unit.task.memory import Memory
 from tests.unit.task.tasks import (
@@ -183,7 +183,7 @@ async def test_a_request_is_recorded_with_the_step_of_its_graph(runtime: Memory)
         out = await Sum()(2)
 
         assert await out["n"] == 5
-    assert [segment.nodes[1].inputs["items"] for segment in runtime.segments.values()] == [[ref(0, "y")]]
+    assert [segment.nodes[1].inputs["items"] for segment in runtime.segments.values()] == [[make_ref(0, "y")]]
 
 
 # Several streams

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from omnibus.errors import BadRequest, GraphError
-from omnibus.graph import ref
+from omnibus.graph import make_ref
 from omnibus.task import OnDemand, Stream, TaskInput, TaskOutput, Tensor, UnitTask, record
 from tests.unit.task.tasks import (
     ADD,
@@ -62,16 +62,16 @@ def test_a_field_takes_a_result_of_its_kind():
         )
     )
 
-    y, n = ref(0, "y"), ref(0, "n")
+    y, n = make_ref(0, "y"), make_ref(0, "n")
     assert inputs == {
-        "anything": y, "several": [n, ref(1, "count"), 3], "named": {"deep": {"down": n}}, "pictures": {"a": y},
-        "either": y, "bare": ref(1, "letters"),
+        "anything": y, "several": [n, make_ref(1, "count"), 3], "named": {"deep": {"down": n}}, "pictures": {"a": y},
+        "either": y, "bare": make_ref(1, "letters"),
     }  # fmt: skip
 
 
 def test_a_plain_field_takes_a_value_of_another_task():
-    assert drawn(lambda number, _: ADD.invoke(AddInput(more=number.n)))["more"] == ref(0, "n")
-    assert drawn(lambda number, _: ECHO.invoke(EchoInput(box=number.n)))["box"] == ref(0, "n")
+    assert drawn(lambda number, _: ADD.invoke(AddInput(more=number.n)))["more"] == make_ref(0, "n")
+    assert drawn(lambda number, _: ECHO.invoke(EchoInput(box=number.n)))["box"] == make_ref(0, "n")
 
 
 MISFITS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {

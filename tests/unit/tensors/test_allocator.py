@@ -59,7 +59,7 @@ def test_the_allocator_agrees_with_a_naive_one(operations):
         assert allocator.free_bytes == SIZE - allocator.used
         assert allocator.blocks == len(naive.taken)
         assert allocator.holes == len(gaps)
-        assert allocator.largest == max((length for length, _ in gaps), default=0)
+        assert allocator.largest_hole == max((length for length, _ in gaps), default=0)
         assert (allocator.peak, allocator.touched) == (naive.peak, naive.touched)
 
 
@@ -77,7 +77,7 @@ def test_blocks_freed_in_any_order_join_to_one_hole(order):
     for index in order:
         allocator.free(offsets[index])
 
-    assert (allocator.holes, allocator.largest, allocator.used, allocator.blocks) == (1, SIZE, 0, 0)
+    assert (allocator.holes, allocator.largest_hole, allocator.used, allocator.blocks) == (1, SIZE, 0, 0)
 
 
 def test_equal_blocks_reuse_the_lowest_addresses():
@@ -112,11 +112,11 @@ def test_an_allocator_that_is_backed_as_needed_hands_out_only_what_is_backed_and
 
     for operation in operations:
         if operation >= 0:
-            fits = max(operation, 1) <= growing.largest
+            fits = max(operation, 1) <= growing.largest_hole
             offset = growing.allocate(operation)
             if offset is None and (end := growing.required_end(operation)) is not None:
                 assert growing.backed < end <= SIZE
-                growing.back(end)
+                growing.add_backed(end)
                 offset = growing.allocate(operation)
             assert (offset is not None) == fits
             if offset is not None:
@@ -128,15 +128,15 @@ def test_an_allocator_that_is_backed_as_needed_hands_out_only_what_is_backed_and
         assert growing.free_bytes == SIZE - growing.used
     for offset in offsets:
         growing.free(offset)
-    assert (growing.largest, growing.used, growing.holes) == (SIZE, 0, int(growing.backed > 0))
+    assert (growing.largest_hole, growing.used, growing.holes) == (SIZE, 0, int(growing.backed > 0))
 
 
 def test_memory_that_is_backed_again_changes_nothing():
     allocator = Allocator(SIZE, backed=SIZE // 2)
 
-    allocator.back(SIZE // 4)
-    allocator.back(2 * SIZE)
+    allocator.add_backed(SIZE // 4)
+    allocator.add_backed(2 * SIZE)
 
-    assert (allocator.backed, allocator.holes, allocator.largest) == (SIZE, 1, SIZE)
+    assert (allocator.backed, allocator.holes, allocator.largest_hole) == (SIZE, 1, SIZE)
     assert allocator.required_end(SIZE) == SIZE
     assert allocator.required_end(SIZE + 1) is None

@@ -17,7 +17,7 @@ GOOD = Handle(5, "n1", "arena", 128, 24, "float32", (2, 3), 99)
 @pytest.fixture
 def arena(tmp_path) -> Iterator[Arena]:
     arena = Arena.create("arena", SIZE, str(tmp_path))
-    arena.stamp(GOOD.offset, GOOD.id, GOOD.generation, GOOD.nbytes)
+    arena.write_header(GOOD.offset, GOOD.id, GOOD.generation, GOOD.nbytes)
     yield arena
     arena.unlink()
     arena.close()
@@ -87,14 +87,14 @@ def test_a_handle_of_other_memory_is_stale(arena, changes):
 
 
 def test_a_wiped_header_makes_its_handle_stale(arena):
-    arena.wipe(GOOD.offset)
+    arena.clear_header(GOOD.offset)
 
     with pytest.raises(StaleHandle):
         arena.view(GOOD)
 
 
 def test_an_empty_tensor_is_legal_unless_no_array_has_its_shape(arena):
-    arena.stamp(SIZE, 6, 100, 0)
+    arena.write_header(SIZE, 6, 100, 0)
     empty = Handle(6, "n1", "arena", SIZE, 0, "int8", (0, 7), 100)
 
     assert arena.view(empty).shape == (0, 7)
@@ -138,8 +138,8 @@ def test_a_living_owner_keeps_its_arena(arena, tmp_path):
 
 def test_the_arena_of_a_dead_owner_is_replaced_and_old_views_keep_their_bytes(tmp_path):
     dead = Arena.create("arena", SIZE, str(tmp_path))
-    dead.stamp(GOOD.offset, GOOD.id, GOOD.generation, GOOD.nbytes)
-    dead.array(GOOD)[:] = 7
+    dead.write_header(GOOD.offset, GOOD.id, GOOD.generation, GOOD.nbytes)
+    dead.writable_array(GOOD)[:] = 7
     client = Arena.attach(str(dead.path), SIZE)
     view = client.view(GOOD)
     dead.close()

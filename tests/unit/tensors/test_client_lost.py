@@ -55,14 +55,14 @@ async def test_a_restarted_sidecar_is_found_again_and_old_handles_are_stale(tmp_
         with pytest.raises(Retryable):
             client.view(old)
         with pytest.raises(Retryable):
-            await client.ready(0.01)
+            await client.wait_ready(0.01)
         with pytest.raises(Retryable):
             await client.stats()
         client.release(old)
-        client.end("i")
+        client.end_invocation("i")
 
         async with running(tmp_path):
-            await client.ready(20)
+            await client.wait_ready(20)
             new = await client.put(np.arange(9), invocation="i", deadline=soon())
             assert (new.offset, new.arena) == (old.offset, old.arena)
             assert new.generation > old.generation
@@ -96,7 +96,7 @@ async def test_a_sidecar_process_that_is_killed_is_replaced_under_the_same_names
         await until(lambda: not client.connected)
 
         async with running(tmp_path), client:
-            await client.ready(20)
+            await client.wait_ready(20)
             await client.put(np.arange(9), invocation="i", deadline=soon())
             with pytest.raises(StaleHandle):
                 client.view(old)
@@ -125,7 +125,7 @@ async def test_who_knows_that_the_sidecar_is_silent_does_not_wait_for_it_again(t
 
         sidecar.send_signal(signal.SIGCONT)
         await until(lambda: _answers(client))
-        client.end("i")
+        client.end_invocation("i")
         assert (await client.stats())["blocks"] == 0
         await client.close()
 

@@ -5,7 +5,7 @@ import pytest
 
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.ledger import NEVER, Lease, Ledger, Owner
+from omnibus.tensors.ledger import NEVER, BlockLease, BlockOwner, Ledger
 
 SIZE = 1 << 16
 KEPT = ["retain", "drop", "reclaim"]
@@ -17,19 +17,19 @@ class Desk:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.space = Allocator(SIZE)
-        self.lingering: list[Lease] = []
+        self.lingering: list[BlockLease] = []
         self.ledger = Ledger(self.space, arena, 1000, HEADER_BYTES, self.lingering.append)
-        self.producer, self.reader, self.other = Owner("producer"), Owner("reader"), Owner("other")
+        self.producer, self.reader, self.other = BlockOwner("producer"), BlockOwner("reader"), BlockOwner("other")
 
-    def grant(self, readers: int = 1, tag: bytes = b"i") -> Lease:
+    def grant(self, readers: int = 1, tag: bytes = b"i") -> BlockLease:
         lease = self.ledger.grant(self.producer, tag, 100, readers, 9e9)
         assert lease is not None
         return lease
 
-    def do(self, verb: str, owner: Owner, lease: Lease) -> None:
+    def do(self, verb: str, owner: BlockOwner, lease: BlockLease) -> None:
         getattr(self.ledger, verb)(owner, lease.id, lease.generation)
 
-    def generation_in_memory(self, lease: Lease) -> int:
+    def generation_in_memory(self, lease: BlockLease) -> int:
         return int.from_bytes(self.arena.path.read_bytes()[lease.offset - 56 : lease.offset - 48], "little")
 
     def empty(self) -> bool:
@@ -155,7 +155,7 @@ def test_force_takes_a_condemned_block_from_all_who_still_have_it(desk):
     desk.do("hold", desk.reader, lease)
     desk.ledger.expire(lease)
 
-    desk.ledger.force(lease)
+    desk.ledger.force_free(lease)
 
     assert desk.empty()
     desk.do("release", desk.reader, lease)
@@ -246,7 +246,7 @@ def test_freed_bytes_are_zero_when_clearing_is_on(desk):
     assert b"user" not in desk.arena.path.read_bytes()
 
 
-def read(desk: Desk, lease: Lease) -> None:
+def read(desk: Desk, lease: BlockLease) -> None:
     desk.do("hold", desk.reader, lease)
     desk.do("release", desk.reader, lease)
 
@@ -274,13 +274,13 @@ def test_the_oldest_block_that_is_only_retained_makes_room(desk):
         read(desk, lease)
     desk.do("hold", desk.reader, first)  # somebody needs it again
 
-    assert desk.ledger.reclaim()
-    assert not desk.ledger.reclaim(), "what is read stays"
+    assert desk.ledger.reclaim_oldest()
+    assert not desk.ledger.reclaim_oldest(), "what is read stays"
 
     assert desk.generation_in_memory(second) == 0
     assert desk.generation_in_memory(first) == first.generation
     desk.do("release", desk.reader, first)
-    assert desk.ledger.reclaim()
+    assert desk.ledger.reclaim_oldest()
     assert desk.empty()
     assert desk.ledger.freed == {"reclaimed": 2}
 
@@ -306,7 +306,7 @@ def test_what_a_dead_producer_had_not_completed_is_not_retained(desk):
     assert desk.empty()
 
 
-def kept(desk: Desk, verb: str, lease: Lease) -> None:
+def kept(desk: Desk, verb: str, lease: BlockLease) -> None:
     getattr(desk.ledger, verb)(*(() if verb == "reclaim" else (lease.id, lease.generation)))
 
 
@@ -314,7 +314,7 @@ def kept(desk: Desk, verb: str, lease: Lease) -> None:
 def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - one verb after the other
     chance = random.Random(seed)
     owners = [desk.producer, desk.reader, desk.other]
-    granted: list[Lease] = []
+    granted: list[BlockLease] = []
 
     for _ in range(4000):
         owner, tag = chance.choice(owners), chance.choice([b"a", b"b", b"c"])
@@ -341,7 +341,7 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - o
         for tag in (b"a", b"b", b"c"):
             desk.ledger.end(owner, tag)
     assert desk.empty()
-    assert (desk.space.holes, desk.space.largest) == (1, SIZE)
+    assert (desk.space.holes, desk.space.largest_hole) == (1, SIZE)
     assert desk.ledger.freed.total() == len(granted)
     assert (desk.ledger._idle, desk.ledger.idle_bytes) == ({}, 0)
     assert not desk.ledger._tags

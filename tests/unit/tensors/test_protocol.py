@@ -9,20 +9,20 @@ from omnibus.errors import ProtocolError
 from omnibus.tensors.protocol import (
     FRAME_BYTES,
     VERSION,
-    Frame,
     FrameReader,
+    SidecarFrame,
     Verb,
     VersionMismatch,
-    encode,
     encode_block,
+    encode_frame,
+    encode_tag,
     encode_text,
-    tag,
 )
 
 U64 = st.integers(0, 2**64 - 1)
 TIMES = st.floats(-1e12, 1e12)
 FRAMES = st.builds(
-    Frame,
+    SidecarFrame,
     verb=st.sampled_from([int(verb) for verb in Verb]),
     request=st.integers(0, 2**32 - 1),
     readers=st.integers(0, 2**16 - 1),
@@ -38,7 +38,7 @@ FRAMES = st.builds(
 
 @given(st.lists(FRAMES, max_size=6), st.lists(st.integers(0, 6 * FRAME_BYTES), max_size=4))
 def test_frames_survive_any_cut_of_the_stream(frames, cuts):
-    stream, reader = b"".join(map(encode, frames)), FrameReader()
+    stream, reader = b"".join(map(encode_frame, frames)), FrameReader()
 
     edges = [0, *sorted(cuts), len(stream)]
     pieces = [stream[start:end] for start, end in pairwise(edges)]
@@ -47,15 +47,17 @@ def test_frames_survive_any_cut_of_the_stream(frames, cuts):
 
 
 def test_the_layout_is_pinned():
-    frame = Frame(Verb.ALLOCATE, 7, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
+    frame = SidecarFrame(Verb.ALLOCATE, 7, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
 
     expected = struct.pack("<HBBIHHxxxxQQQQdd64s", 0x4F4D, 2, 3, 7, 1, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
-    assert encode(frame) == expected
+    assert encode_frame(frame) == expected
     assert FRAME_BYTES == 128
 
 
 def test_a_frame_that_names_a_block_has_a_shorter_way_to_the_same_bytes():
-    assert encode_block(Verb.EXTEND, 3, 4, 5.0) == encode(Frame(Verb.EXTEND, block=3, generation=4, deadline=5.0))
+    assert encode_block(Verb.EXTEND, 3, 4, 5.0) == encode_frame(
+        SidecarFrame(Verb.EXTEND, block=3, generation=4, deadline=5.0)
+    )
 
 
 @given(st.binary(max_size=300))
@@ -68,7 +70,7 @@ def test_json_travels_in_frames_that_count_down(body):
 
 
 def _broken(offset: int, data: bytes) -> bytes:
-    raw = bytearray(encode(Frame(Verb.STATS)))
+    raw = bytearray(encode_frame(SidecarFrame(Verb.STATS)))
     raw[offset : offset + len(data)] = data
     return bytes(raw)
 
@@ -97,4 +99,4 @@ def test_a_foreign_version_is_named():
 @pytest.mark.parametrize("text", ["", "x" * 65, "ü" * 33])
 def test_a_name_that_does_not_fit_a_frame_is_refused(text):
     with pytest.raises(ProtocolError):
-        tag(text)
+        encode_tag(text)

@@ -10,7 +10,7 @@ from tests.unit.sidecar.node import NODE, running
 
 
 async def test_a_service_that_starts_before_its_sidecar_waits_for_it(tmp_path, caplog):
-    starting = asyncio.create_task(waiting.connect(str(tmp_path / "s"), "gateway", NODE))
+    starting = asyncio.create_task(waiting.connect_when_ready(str(tmp_path / "s"), "gateway", NODE))
     while "waiting up to" not in caplog.text:  # it has tried in vain
         await asyncio.sleep(0.01)
 
@@ -24,10 +24,10 @@ async def test_a_service_that_starts_before_its_sidecar_waits_for_it(tmp_path, c
 
 async def test_without_a_sidecar_the_wait_ends_with_what_is_missing(tmp_path):
     with pytest.raises(Retryable, match=r"no sidecar answers at .*; is it running"):
-        await waiting.connect(str(tmp_path / "s"), "gateway", NODE, within=0.3)
+        await waiting.connect_when_ready(str(tmp_path / "s"), "gateway", NODE, within=0.3)
 
 
 async def test_a_sidecar_of_another_node_is_not_waited_for(tmp_path):
     async with running(tmp_path):
         with pytest.raises(ProtocolError, match="serves node"):
-            await waiting.connect(str(tmp_path / "s"), "gateway", "other", within=1000.0)
+            await waiting.connect_when_ready(str(tmp_path / "s"), "gateway", "other", within=1000.0)

@@ -125,7 +125,7 @@ class Nursery:
         self, module: str, *arguments: str, **options: Any
     ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
         """A sprout that runs ``module`` until the block ends."""
-        return started(fork_client.command(self.socket, module, *arguments), **options)
+        return started(fork_client.nursery_command(self.socket, module, *arguments), **options)
 
     def run(
         self,
@@ -135,7 +135,7 @@ class Nursery:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        command = fork_client.command(self.socket, module, *arguments)
+        command = fork_client.nursery_command(self.socket, module, *arguments)
         return subprocess.run(
             command, input=stdin, env=env, cwd=cwd, text=True, capture_output=True, check=False, timeout=WITHIN
         )

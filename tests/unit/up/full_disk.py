@@ -50,7 +50,7 @@ async def _until_recorded(stream: JetStreamContext) -> bool:
 
 
 async def _story(directory: Path, restarted_meanwhile: bool) -> dict[str, object]:
-    server, lines, other = infra.nats(directory), Lines(), directory / "other"
+    server, lines, other = infra.prepare_nats(directory), Lines(), directory / "other"
     async with Supervisor([server.spec], log=log_to(lines)) as supervisor:
         caring = asyncio.create_task(StreamDisk(supervisor, log_to(lines), "nats", directory, server.ports[1]).run())
         client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore)

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omnibus.cluster.presence import Gateways
-from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.cluster.presence import GatewayPlans
+from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.process.backoff import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import Exit
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
-from omnibus.up.executor_specs import specs
+from omnibus.up.executor_specs import process_specs
 from omnibus.up.executors import Executors
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import SLEEPS, WITHIN, Lines, all_gone, log_to
@@ -24,13 +24,13 @@ from tests.unit.up.programs import SLEEPS, WITHIN, Lines, all_gone, log_to
 QUICK = RestartPolicy(first=0.01, longest=0.02, limit=2)
 
 
-def model(options: dict[str, Option], **fields: Any) -> ModelPlan:
+def model(options: dict[str, DeploymentOption], **fields: Any) -> ModelPlan:
     return ModelPlan("f", "/m", ("vision", "thinker"), {}, options, {}, **fields)
 
 
 def plan(epoch: int, **replicas: int) -> Plan:
     """A model with an option for each name in ``replicas``."""
-    options = {name: Option(("thinker",), "llm", count) for name, count in replicas.items()}
+    options = {name: DeploymentOption(("thinker",), "llm", count) for name, count in replicas.items()}
     return Plan(epoch, 0, float(epoch), {"m": model(options)})
 
 
@@ -44,11 +44,11 @@ class House:
         self.exits = exits
         self.programs: dict[str, str] = {}  # by the name of the process
         self.env: dict[str, str] = {}
-        self.gateways = Gateways()
+        self.gateways = GatewayPlans()
         self.executors = Executors(supervisor, log_to(lines), self.make, gateways=self.gateways)
 
     def make(self, *plans: Plan) -> dict[str, ProcessSpec]:
-        made = specs(*plans, env=self.env)
+        made = process_specs(*plans, env=self.env)
         programs = {name: (sys.executable, "-c", self.programs.get(name, SLEEPS)) for name in made}
         return {name: replace(spec, argv=programs[name], after=()) for name, spec in made.items()}
 
@@ -77,7 +77,7 @@ async def opened(directory: Path) -> AsyncIterator[House]:
     async def exited(end: Exit) -> None:
         exits.append(end)
 
-    server = infra.valkey(directory)
+    server = infra.prepare_valkey(directory)
     async with Supervisor([server.spec], log=log_to(lines), policy=QUICK, on_exit=exited) as supervisor:
         store = Store(StoreSettings(url=server.url))
         house = House(supervisor, store, lines, exits)

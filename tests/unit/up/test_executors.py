@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.process.spec import ProcessSpec
-from omnibus.settings import ServiceSettings, load
+from omnibus.settings import ServiceSettings, read_settings
 from omnibus.up import executor_specs
-from omnibus.up.executor_specs import specs
+from omnibus.up.executor_specs import process_specs
 from tests.unit.up.house import House, model, plan
 from tests.unit.up.programs import DRAINS, SLEEPS, WITHIN, all_gone
 
@@ -28,7 +28,7 @@ def environment(spec: ProcessSpec) -> dict[str, str]:
 
 
 def test_each_replica_of_each_option_is_a_process():
-    found = specs(plan(1, E=1, L=3, none=0), env={})
+    found = process_specs(plan(1, E=1, L=3, none=0), env={})
 
     assert list(found) == ["m/E", "m/L", "m/L/1", "m/L/2"]
     assert [environment(spec)["ID"] for spec in found.values()] == ["m-E-0", "m-L-0", "m-L-1", "m-L-2"]
@@ -36,50 +36,58 @@ def test_each_replica_of_each_option_is_a_process():
 
 
 def test_another_replica_changes_nothing_in_those_that_there_are():
-    one, three = specs(plan(1, L=1), env={}), specs(plan(2, L=3), env={})
+    one, three = process_specs(plan(1, L=1), env={}), process_specs(plan(2, L=3), env={})
 
     assert one.items() < three.items()
 
 
 def test_a_process_is_told_who_it_is():
-    options = {"EL": Option(("vision", "thinker"), "llm")}
+    options = {"EL": DeploymentOption(("vision", "thinker"), "llm")}
     tasks = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
     asked = Plan(1, 0, 0.0, {"m": model(options, context=900, tasks=tasks)})
 
-    assert environment(specs(asked, env={})["m/EL"]) == {
+    assert environment(process_specs(asked, env={})["m/EL"]) == {
         "ID": "m-EL-0", "MODEL": "m", "FAMILY": "f", "CHECKPOINT": "/m", "CONTEXT": "900", "OPTION": "EL",
-        "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker", "ORIGIN": asked.models["m"].origin("EL"),
+        "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker", "ORIGIN": asked.models["m"].option_origin("EL"),
     }  # fmt: skip
 
 
 def test_without_names_of_unit_tasks_the_executor_names_them_itself():
-    assert "TASKS" not in environment(specs(plan(1, L=1), env={})["m/L"])
+    assert "TASKS" not in environment(process_specs(plan(1, L=1), env={})["m/L"])
 
 
 def test_the_environment_of_all_prevails_but_over_the_engine_of_an_option():
-    options = {"own": Option(("spell",), "generator", engine="a:b"), "usual": Option(("thinker",), "llm")}
+    options = {
+        "own": DeploymentOption(("spell",), "generator", engine="a:b"),
+        "usual": DeploymentOption(("thinker",), "llm"),
+    }
     asked = Plan(1, 0, 0.0, {"m": model(options)})
 
-    found = specs(asked, env={"OMNIBUS_EXECUTOR_ENGINE": "c:d", "OMNIBUS_EXECUTOR_CONTEXT": "7"})
+    found = process_specs(asked, env={"OMNIBUS_EXECUTOR_ENGINE": "c:d", "OMNIBUS_EXECUTOR_CONTEXT": "7"})
 
     assert [environment(spec)["ENGINE"] for spec in found.values()] == ["a:b", "c:d"]
     assert [environment(spec)["CONTEXT"] for spec in found.values()] == ["7", "7"]
 
 
 def test_a_shared_option_starts_nothing_for_the_model_that_borrows_it():
-    lender = model({"E": Option(("vision",), "encoder")})
-    borrower = model({"m/E": Option(("vision",), "encoder", 0, of="m/E"), "L": Option(("thinker",), "llm")})
+    lender = model({"E": DeploymentOption(("vision",), "encoder")})
+    borrower = model(
+        {"m/E": DeploymentOption(("vision",), "encoder", 0, of="m/E"), "L": DeploymentOption(("thinker",), "llm")}
+    )
 
-    found = specs(Plan(1, 0, 0.0, {"m": lender, "n": borrower}), env={})
+    found = process_specs(Plan(1, 0, 0.0, {"m": lender, "n": borrower}), env={})
 
     assert list(found) == ["m/E", "n/L"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nurseries need Linux")
 def test_the_nursery_bears_what_has_the_usual_engine_and_nothing_else():
-    options = {"own": Option(("spell",), "generator", engine="a:b"), "usual": Option(("thinker",), "llm")}
+    options = {
+        "own": DeploymentOption(("spell",), "generator", engine="a:b"),
+        "usual": DeploymentOption(("thinker",), "llm"),
+    }
 
-    found = specs(Plan(1, 0, 0.0, {"m": model(options)}), env={}, nursery="/run/nursery.sock")
+    found = process_specs(Plan(1, 0, 0.0, {"m": model(options)}), env={}, nursery="/run/nursery.sock")
 
     assert "/run/nursery.sock" in found["m/usual"].argv
     assert "nursery" in found["m/usual"].after
@@ -88,25 +96,27 @@ def test_the_nursery_bears_what_has_the_usual_engine_and_nothing_else():
 
 
 def test_only_what_the_operator_declared_is_vital():
-    options = {"o": Option(("spell",), "generator")}
+    options = {"o": DeploymentOption(("spell",), "generator")}
 
-    found = specs(Plan(1, 0, 0.0, {"declared": model(options), "brought": model(options, apps=("poet",))}), env={})
+    found = process_specs(
+        Plan(1, 0, 0.0, {"declared": model(options), "brought": model(options, apps=("poet",))}), env={}
+    )
 
     assert found["declared/o"].vital
     assert not found["brought/o"].vital
 
 
 def test_a_process_is_not_killed_while_it_may_drain():
-    assert specs(plan(1, L=1), env={"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
+    assert process_specs(plan(1, L=1), env={"OMNIBUS_SERVICE_DRAIN": "30"})["m/L"].grace > 30
 
 
 @pytest.mark.parametrize("service", ["gateway", "llm", "planner"])
 def test_every_service_has_longer_to_end_than_it_drains_by_default(service: str):
-    assert executor_specs.grace({}, service) >= ServiceSettings().drain_seconds(service) + 5
+    assert executor_specs.grace_seconds({}, service) >= ServiceSettings().drain_seconds(service) + 5
 
 
 def test_a_gateway_drains_longer_than_others_unless_a_setting_says_how_long():
-    default, stated = ServiceSettings(), load(ServiceSettings, {"OMNIBUS_SERVICE_DRAIN": "3"})
+    default, stated = ServiceSettings(), read_settings(ServiceSettings, {"OMNIBUS_SERVICE_DRAIN": "3"})
 
     assert default.drain_seconds("gateway") > default.drain_seconds("llm")
     assert stated.drain_seconds("gateway") == stated.drain_seconds("llm") == 3.0
@@ -116,7 +126,7 @@ def test_a_gateway_drains_longer_than_others_unless_a_setting_says_how_long():
 
 
 async def test_processes_follow_the_plan_and_unchanged_ones_are_left_alone(house: House):
-    await house.executors.begin(plan(1, E=1, L=1), house.store)
+    await house.executors.start(plan(1, E=1, L=1), house.store)
     first = await house.until("m/E", "m/L")
 
     await house.swap(plan(2, E=1, L=3))
@@ -130,7 +140,7 @@ async def test_processes_follow_the_plan_and_unchanged_ones_are_left_alone(house
 
 
 async def test_what_the_plan_drops_is_no_crash_and_may_come_back(house: House):
-    await house.executors.begin(plan(1, E=1, L=1), house.store)
+    await house.executors.start(plan(1, E=1, L=1), house.store)
     first = await house.until("m/E", "m/L")
     await house.swap(plan(2, L=1))
     await house.until("m/L")
@@ -144,7 +154,7 @@ async def test_what_the_plan_drops_is_no_crash_and_may_come_back(house: House):
 
 
 async def test_a_plan_without_executors_is_followed_too(house: House):
-    await house.executors.begin(plan(1), house.store)
+    await house.executors.start(plan(1), house.store)
 
     await house.swap(plan(2, L=1))
 
@@ -152,11 +162,11 @@ async def test_a_plan_without_executors_is_followed_too(house: House):
 
 
 async def test_an_executor_whose_orders_change_is_replaced_by_one_beside_it(house: House):
-    await house.executors.begin(plan(1, L=1), house.store)
+    await house.executors.start(plan(1, L=1), house.store)
     first = await house.until("m/L")
 
     other = {"m": replace_model(plan(2, L=1).models["m"], checkpoint="/other")}
-    name = f"m/L@{other['m'].origin('L')[:4]}"
+    name = f"m/L@{other['m'].option_origin('L')[:4]}"
     await house.swap(Plan(2, 0, 2.0, other))
     second = await house.until(name)
     await house.swap(Plan(3, 0, 3.0, {**other, "n": plan(3, X=1).models["m"]}))
@@ -189,7 +199,7 @@ def gate(house: House, tmp_path: Path) -> Callable[[], object]:
 
 
 async def test_others_start_while_one_drains_and_its_name_is_free_only_then(house: House, gate: Callable[[], object]):
-    await house.executors.begin(plan(1, E=1), house.store)
+    await house.executors.start(plan(1, E=1), house.store)
     first = await house.until("m/E")
     await house.up("m/E")
 
@@ -207,7 +217,7 @@ async def test_others_start_while_one_drains_and_its_name_is_free_only_then(hous
 
 
 async def test_one_that_drains_when_all_is_stopped_may_finish(house: House, gate: Callable[[], object]):
-    await house.executors.begin(plan(1, E=1), house.store)
+    await house.executors.start(plan(1, E=1), house.store)
     await house.up("m/E")
     await house.swap(plan(2))
     await house.lines.until("draining")
@@ -223,10 +233,10 @@ async def test_one_that_drains_when_all_is_stopped_may_finish(house: House, gate
 
 async def test_what_an_app_brought_is_given_up_alone_and_tried_again_with_the_next_plan(house: House):
     declared = plan(1, L=1).models["m"]
-    brought = model({"o": Option(("spell",), "generator")}, apps=("poet",))
+    brought = model({"o": DeploymentOption(("spell",), "generator")}, apps=("poet",))
     house.programs["m/app/o"] = "raise SystemExit('no such poem')"
 
-    await house.executors.begin(Plan(1, 0, 1.0, {"m": declared, "m/app": brought}), house.store)
+    await house.executors.start(Plan(1, 0, 1.0, {"m": declared, "m/app": brought}), house.store)
     first = await house.until("m/L")  # between two lives at first, then given up
     await house.lines.until("given up")
     house.programs["m/app/o"] = SLEEPS
@@ -239,7 +249,7 @@ async def test_what_an_app_brought_is_given_up_alone_and_tried_again_with_the_ne
 
 async def test_a_store_that_lost_its_plan_stops_nothing(house: House):
     await house.swap(plan(5, L=1))
-    await house.executors.begin(plan(5, L=1), house.store)
+    await house.executors.start(plan(5, L=1), house.store)
     first = await house.until("m/L")
 
     os.kill(house.supervisor.pids["valkey"], 9)

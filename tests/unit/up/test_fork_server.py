@@ -171,7 +171,7 @@ def test_a_hundred_births_leave_no_descriptor_and_no_zombie(nursery_, process):
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 100, b"\0\0\0\0", b"\0\0\0\4hey!", fork_client.pack(["returns"], {}, "/")]
+    "garbage", [b"\xff" * 100, b"\0\0\0\0", b"\0\0\0\4hey!", fork_client.pack_request(["returns"], {}, "/")]
 )
 def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(nursery_, garbage):
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stranger:
@@ -186,10 +186,10 @@ def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(nursery_, g
 
 
 def test_a_request_may_come_in_pieces():
-    request = fork_client.pack(["a", "b"], {b"X": b"\xff", b"EMPTY": b""}, "/tmp")
+    request = fork_client.pack_request(["a", "b"], {b"X": b"\xff", b"EMPTY": b""}, "/tmp")
 
-    assert [fork_client.unpack(request[:end]) for end in range(len(request))] == [None] * len(request)
-    assert fork_client.unpack(request) == (["a", "b"], {"X": "\udcff", "EMPTY": ""}, "/tmp")
+    assert [fork_client.unpack_request(request[:end]) for end in range(len(request))] == [None] * len(request)
+    assert fork_client.unpack_request(request) == (["a", "b"], {"X": "\udcff", "EMPTY": ""}, "/tmp")
 
 
 def test_only_its_owner_may_connect(nursery_):
@@ -213,8 +213,8 @@ def test_an_import_that_fails_is_named(tmp_path):
     ],
 )
 def test_other_engines_and_devices_have_no_nursery(setting):
-    assert fork_server.suits({})
-    assert not fork_server.suits(setting)
+    assert fork_server.can_fork({})
+    assert not fork_server.can_fork(setting)
 
 
 # With real engines
@@ -279,7 +279,7 @@ async def test_executors_are_born_and_come_back_after_they_or_the_nursery_are_ki
 
         second[0].kill()  # the new one bears its successor
         third = await born(stack, 1)
-        await stack.ready(90)
+        await stack.wait_until_ready(90)
         answers.append(await answer(stack, model))
         pids = [*stack.supervisor.pids.values(), *(one.pid for one in (*second, *third))]
 

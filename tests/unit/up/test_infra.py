@@ -39,7 +39,7 @@ async def test_nats_is_ready_with_jetstream_and_a_new_enough_version(nats_url):
 
 
 async def test_a_durable_store_has_its_data_after_a_kill(tmp_path):
-    async with owning(infra.valkey(tmp_path, durable=True)) as owned:
+    async with owning(infra.prepare_valkey(tmp_path, durable=True)) as owned:
         store = redis.from_url(owned.server.url, decode_responses=True)
         await store.set("what", "is written")
         await store.aclose()
@@ -62,13 +62,13 @@ async def test_the_store_answers_and_writes_nothing_to_disk(valkey_url):
 
 
 def test_both_servers_listen_on_loopback_alone(tmp_path, run_server):
-    for server in (infra.nats(tmp_path), infra.valkey(tmp_path)):
+    for server in (infra.prepare_nats(tmp_path), infra.prepare_valkey(tmp_path)):
         with run_server(server) as process:
             assert listening_addresses(process.pid) == {LOOPBACK}
 
 
 def test_the_ports_are_free_after_the_server_has_stopped(tmp_path, run_server):
-    server = infra.nats(tmp_path)
+    server = infra.prepare_nats(tmp_path)
     with run_server(server):
         assert not any(can_listen(port) for port in server.ports)
 
@@ -78,7 +78,7 @@ def test_the_ports_are_free_after_the_server_has_stopped(tmp_path, run_server):
 async def test_a_chosen_port_is_kept(tmp_path):
     port, monitor = free_ports(2)
 
-    server = infra.nats(tmp_path, port=port, monitor_port=monitor)
+    server = infra.prepare_nats(tmp_path, port=port, monitor_port=monitor)
 
     assert server.url == f"nats://127.0.0.1:{port}"
     assert server.monitor == f"http://127.0.0.1:{monitor}"
@@ -87,7 +87,7 @@ async def test_a_chosen_port_is_kept(tmp_path):
 def test_a_configuration_file_is_handed_to_nats(tmp_path, run_server):
     config = tmp_path / "nats.conf"
     config.write_text('authorization { token: "secret" }\n')
-    server = infra.nats(tmp_path, config=config)
+    server = infra.prepare_nats(tmp_path, config=config)
 
     with run_server(server), socket.create_connection((LOOPBACK, server.ports[0]), timeout=5) as connection:
         greeting = connection.recv(4096)

@@ -16,7 +16,7 @@ async def pumped(log: Log, name: str, data: bytes) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    await log.pump(name, reader)
+    await log.copy_lines(name, reader)
 
 
 async def test_each_line_has_the_padded_name_in_front():
@@ -33,8 +33,8 @@ def test_a_terminal_gets_a_colour_per_name():
     stream = Terminal()
     log = Log(stream, {})
 
-    log.line("a", "x")
-    log.line("b", "y")
+    log.write_line("a", "x")
+    log.write_line("b", "y")
 
     assert len(set(re.findall(r"\x1b\[(\d\d)m", stream.getvalue()))) == 2
 
@@ -42,7 +42,7 @@ def test_a_terminal_gets_a_colour_per_name():
 def test_no_color_is_honoured():
     stream = Terminal()
 
-    Log(stream, {"NO_COLOR": "1"}).line("a", "x")
+    Log(stream, {"NO_COLOR": "1"}).write_line("a", "x")
 
     assert stream.getvalue() == "a | x\n"
 
@@ -70,7 +70,7 @@ def test_the_tail_holds_the_last_lines_only():
     log = Log(io.StringIO(), {})
 
     for number in range(100):
-        log.line("a", f"line {number}")
+        log.write_line("a", f"line {number}")
 
     assert "line 99" in log.tail("a")
     assert "line 50" not in log.tail("a")

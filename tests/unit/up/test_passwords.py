@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from omnibus.up import infra
-from omnibus.up.infra import Server
+from omnibus.up.infra import InfraServer
 from omnibus.up.ports import LOOPBACK
 from omnibus.up.run_dir import RunDirectory
 
@@ -66,16 +66,16 @@ def read_file(path: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def servers(run_server) -> Iterator[tuple[Server, Server]]:
+def servers(run_server) -> Iterator[tuple[InfraServer, InfraServer]]:
     with ExitStack() as stack:
         run = stack.enter_context(RunDirectory(passing=True))
-        bus, store = infra.nats(run.path, password=WORD), infra.valkey(run.path, password=WORD)
+        bus, store = infra.prepare_nats(run.path, password=WORD), infra.prepare_valkey(run.path, password=WORD)
         stack.enter_context(run_server(bus))
         stack.enter_context(run_server(store))
         yield bus, store
 
 
-async def test_the_url_of_the_run_opens_both_servers(servers: tuple[Server, Server]):
+async def test_the_url_of_the_run_opens_both_servers(servers: tuple[InfraServer, InfraServer]):
     bus, store = servers
 
     client = await nats.connect(bus.url)
@@ -85,7 +85,7 @@ async def test_the_url_of_the_run_opens_both_servers(servers: tuple[Server, Serv
         assert own.ping()
 
 
-def test_another_user_is_served_by_neither(servers: tuple[Server, Server]):
+def test_another_user_is_served_by_neither(servers: tuple[InfraServer, InfraServer]):
     bus, store = servers
 
     heard = as_nobody(talk, bus.ports[0], b'CONNECT {"verbose":false}', b"SUB omnibus.> 1", b"PING")
@@ -101,21 +101,21 @@ def test_another_user_is_served_by_neither(servers: tuple[Server, Server]):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="starts a process of another user")
-def test_another_user_cannot_read_the_passwords(servers: tuple[Server, Server]):
+def test_another_user_cannot_read_the_passwords(servers: tuple[InfraServer, InfraServer]):
     for server, name in zip(servers, ("nats.conf", "valkey.conf"), strict=True):
         path = Path(str(server.spec.cwd)) / name
         assert WORD in path.read_text()
         assert as_nobody(read_file, str(path)) == "refused"
 
 
-def test_passwords_are_in_private_files_and_in_no_argument(servers: tuple[Server, Server]):
+def test_passwords_are_in_private_files_and_in_no_argument(servers: tuple[InfraServer, InfraServer]):
     for server, name in zip(servers, ("nats.conf", "valkey.conf"), strict=True):
         path = Path(str(server.spec.cwd)) / name
         assert path.stat().st_mode & 0o777 == 0o600
         assert not [argument for argument in server.spec.argv if WORD in argument]
 
 
-def test_the_server_writes_its_password_into_no_log(servers: tuple[Server, Server]):
+def test_the_server_writes_its_password_into_no_log(servers: tuple[InfraServer, InfraServer]):
     assert WORD not in (Path(str(servers[0].spec.cwd)) / "server.log").read_text()
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_others_could_read_is_not_written_into(tmp_path: Path, run_s
     path.write_text("")
     path.chmod(0o666)
 
-    infra.nats(tmp_path, password=WORD)
+    infra.prepare_nats(tmp_path, password=WORD)
 
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.dumps(WORD) in path.read_text()

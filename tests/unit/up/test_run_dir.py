@@ -51,22 +51,22 @@ def test_a_fresh_directory_is_private_and_goes_away():
 def test_the_latest_run_is_found_and_forgotten_at_its_end():
     with RunDirectory() as directory:
         state = state_of(directory, ports={"nats": 4222}, pids={"nats": 7})
-        directory.write(state)
+        directory.write_state(state)
 
-        assert run_dir.read() == state
-        assert run_dir.read(directory.path) == state
+        assert run_dir.read_state() == state
+        assert run_dir.read_state(directory.path) == state
 
     with pytest.raises(StageUnavailable, match="omnibus up"):
-        run_dir.read()
+        run_dir.read_state()
 
 
 def test_without_a_runtime_directory_the_home_is_used(tmp_path):
-    assert run_dir.pointer({"HOME": str(tmp_path)}) == tmp_path / ".omnibus" / "run" / "current.json"
+    assert run_dir.pointer_path({"HOME": str(tmp_path)}) == tmp_path / ".omnibus" / "run" / "current.json"
 
 
 def test_a_given_directory_is_kept_without_its_state(tmp_path):
     with RunDirectory(tmp_path / "mine") as directory:
-        directory.write(state_of(directory))
+        directory.write_state(state_of(directory))
 
     assert directory.path.is_dir()
     assert not (directory.path / "up.json").exists()
@@ -84,27 +84,27 @@ def test_one_directory_serves_one_run(tmp_path):
 def test_an_earlier_run_does_not_take_the_pointer_of_a_later_one_with_it():
     with RunDirectory() as later:
         with RunDirectory() as earlier:
-            earlier.write(state_of(earlier))
-            later.write(state_of(later))
+            earlier.write_state(state_of(earlier))
+            later.write_state(state_of(later))
 
-        assert run_dir.read().directory == str(later.path)
+        assert run_dir.read_state().directory == str(later.path)
 
 
 def test_a_passing_run_is_found_only_while_there_is_no_other():
     with RunDirectory(passing=True) as passing:
         with RunDirectory() as stays:
-            stays.write(state_of(stays))
-            passing.write(state_of(passing))
-            assert run_dir.read().directory == str(stays.path)
+            stays.write_state(state_of(stays))
+            passing.write_state(state_of(passing))
+            assert run_dir.read_state().directory == str(stays.path)
 
-        passing.write(state_of(passing))
-        assert run_dir.read().directory == str(passing.path)
+        passing.write_state(state_of(passing))
+        assert run_dir.read_state().directory == str(passing.path)
 
 
 def test_state_files_are_whole_and_private():
     with RunDirectory() as directory:
         for _ in range(3):
-            directory.write(state_of(directory))
+            directory.write_state(state_of(directory))
 
         names = {path.name for path in directory.path.iterdir()}
         assert names == {"up.json", "up.lock"}
@@ -126,7 +126,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one():
         dead.wait(10)
 
         with pytest.raises(StageUnavailable):
-            run_dir.read()
+            run_dir.read_state()
         with RunDirectory():
             assert not left.exists()
             assert not segment.exists()

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from omnibus.cli.gateway import Gateway, find
+from omnibus.cli.gateway import Gateway, find_gateway
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.up import run_dir
 from omnibus.up.stack import Stack
@@ -33,7 +33,7 @@ def variables(process: int) -> dict[str, str]:
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
     lines = Lines()
     async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, nursery=False, log=log_to(lines)) as stack:
-        state, pids = run_dir.read(), stack.supervisor.pids
+        state, pids = run_dir.read_state(), stack.supervisor.pids
         arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
             answers = [await http.get(f"{url}/readyz") for url in stack.urls]
@@ -60,7 +60,7 @@ async def test_gateways_that_speak_tls_are_known_by_their_certificate(tmp_path: 
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_CERT", str(certificates.CERTIFICATE))
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_KEY", str(certificates.KEY))
     async with Stack(NOTHING, apps_dir=tmp_path, nursery=False, log=log_to(Lines())) as stack:
-        found = find(Namespace(url=""))
+        found = find_gateway(Namespace(url=""))
         served = await asyncio.to_thread(found.call, "GET", "/v1/models")
         stranger = Gateway(found.url, "", "")
         with pytest.raises(StageUnavailable, match="certificate verify failed"):
@@ -97,10 +97,12 @@ def test_apps_lie_in_the_current_directory_unless_another_is_named(tmp_path: Pat
 
 def test_the_file_with_the_token_is_for_its_owner_alone():
     with run_dir.RunDirectory() as directory:
-        directory.write(run_dir.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret"))
-        files = [run_dir.pointer(), *directory.path.iterdir()]
+        directory.write_state(
+            run_dir.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret")
+        )
+        files = [run_dir.pointer_path(), *directory.path.iterdir()]
 
-        assert run_dir.read().admin_token == "secret"
+        assert run_dir.read_state().admin_token == "secret"
         assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 

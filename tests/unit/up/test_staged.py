@@ -10,10 +10,10 @@ from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
 from omnibus.cluster.presence import ReadyExecutors
-from omnibus.plan import Option, Plan
+from omnibus.plan import DeploymentOption, Plan
 from omnibus.process.spec import ProcessSpec
 from omnibus.settings import BusSettings
-from omnibus.up.executor_specs import settle, specs
+from omnibus.up.executor_specs import process_specs, reconcile_specs
 from omnibus.up.executors import Executors
 from tests.unit.up.house import House, model, plan
 from tests.unit.up.programs import all_gone, log_to
@@ -27,7 +27,7 @@ async def stage(house: House, plan: Plan) -> None:
 
 async def begin(house: House, first: Plan) -> None:
     await house.swap(first)
-    await house.executors.begin(first, house.store)
+    await house.executors.start(first, house.store)
 
 
 async def test_what_is_staged_starts_and_nothing_leaves_until_it_is_current(house: House):
@@ -92,14 +92,14 @@ async def test_one_that_is_wanted_again_before_it_leaves_stays(house: House):
     await begin(house, plan(1, E=1, L=1))
     first = await house.until("m/E", "m/L")
     status = GatewayStatus("g", 1, 1.0)  # a gateway that goes by the first plan
-    bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+    bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
 
     await house.swap(plan(2, L=1, X=1))
     during = await house.until("m/E", "m/L", "m/X")
     await stage(house, plan(3, E=1, L=1, Y=1))
     await house.until("m/E", "m/L", "m/X", "m/Y")
     await house.swap(plan(3, E=1, L=1, Y=1))
-    bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(GatewayStatus("g", 3, 3.0)))
+    bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(GatewayStatus("g", 3, 3.0)))
     last = await house.until("m/E", "m/L", "m/Y")
 
     assert during.items() > first.items()
@@ -124,7 +124,7 @@ async def test_executors_with_other_orders_come_beside_and_later_ones_have_the_n
         told = msgspec.structs.replace(plan(epoch, L=1).models["m"], checkpoint=checkpoint)
         return Plan(epoch, 0, float(epoch), {"m": told})
 
-    name = f"m/L@{of(2, '/b').models['m'].origin('L')[:4]}"
+    name = f"m/L@{of(2, '/b').models['m'].option_origin('L')[:4]}"
     await begin(house, of(1, "/a"))
     first = await house.until("m/L")
     await stage(house, of(2, "/b"))
@@ -143,12 +143,12 @@ async def test_executors_with_other_orders_come_beside_and_later_ones_have_the_n
 
 
 def asked(**replicas: int) -> dict[str, ProcessSpec]:
-    return specs(plan(1, **replicas), env={})
+    return process_specs(plan(1, **replicas), env={})
 
 
 def other(checkpoint: str = "/other", **replicas: int) -> dict[str, ProcessSpec]:
     told = msgspec.structs.replace(plan(1, **replicas).models["m"], checkpoint=checkpoint)
-    return specs(Plan(1, 0, 0.0, {"m": told}), env={})
+    return process_specs(Plan(1, 0, 0.0, {"m": told}), env={})
 
 
 def called(fresh: list[ProcessSpec]) -> list[str]:
@@ -156,7 +156,7 @@ def called(fresh: list[ProcessSpec]) -> list[str]:
 
 
 def test_what_runs_as_asked_stays_and_the_rest_starts():
-    stay, fresh = settle(asked(E=1, L=2), asked(L=1, X=1), ())
+    stay, fresh = reconcile_specs(asked(E=1, L=2), asked(L=1, X=1), ())
 
     assert stay == {"m/L"}
     assert called(fresh) == ["m/E", "m/L/1"]
@@ -166,11 +166,11 @@ def test_a_replica_stands_in_for_another_one():
     there = asked(L=3)
     del there["m/L"]
 
-    assert settle(asked(L=2), there, ()) == ({"m/L/1", "m/L/2"}, [])
+    assert reconcile_specs(asked(L=2), there, ()) == ({"m/L/1", "m/L/2"}, [])
 
 
 def test_a_name_that_is_taken_by_one_that_does_otherwise_is_not_waited_for():
-    stay, fresh = settle(asked(L=2), other(L=1), ())
+    stay, fresh = reconcile_specs(asked(L=2), other(L=1), ())
 
     assert stay == set()
     assert called(fresh) == ["m/L@", "m/L/1"]
@@ -180,30 +180,30 @@ def test_a_name_that_is_taken_by_one_that_does_otherwise_is_not_waited_for():
 def test_one_that_is_ending_has_its_name_until_it_is_gone():
     there = asked(L=1)
 
-    assert settle(asked(L=1), there, {"m/L"}) == (set(), [])
-    stay, fresh = settle(asked(L=1), other(L=1), {"m/L"})
+    assert reconcile_specs(asked(L=1), there, {"m/L"}) == (set(), [])
+    stay, fresh = reconcile_specs(asked(L=1), other(L=1), {"m/L"})
     assert (stay, called(fresh)) == (set(), ["m/L@"])
 
 
 def test_two_that_do_otherwise_each_have_a_name_and_both_are_found_again():
-    one, two = plan(1, L=1), Plan(2, 0, 0.0, {"m": model({"L": Option(("vision",), "llm")})})
-    both = specs(one, two, env={})
+    one, two = plan(1, L=1), Plan(2, 0, 0.0, {"m": model({"L": DeploymentOption(("vision",), "llm")})})
+    both = process_specs(one, two, env={})
 
-    stay, fresh = settle(both, {}, ())
+    stay, fresh = reconcile_specs(both, {}, ())
 
     assert stay == set()
     assert called(fresh) == ["m/L", "m/L@"]
-    assert settle(both, {spec.name: spec for spec in fresh}, ()) == ({spec.name for spec in fresh}, [])
-    assert settle(specs(two, env={}), {spec.name: spec for spec in fresh}, ())[0] == {fresh[1].name}
+    assert reconcile_specs(both, {spec.name: spec for spec in fresh}, ()) == ({spec.name for spec in fresh}, [])
+    assert reconcile_specs(process_specs(two, env={}), {spec.name: spec for spec in fresh}, ())[0] == {fresh[1].name}
 
 
 @pytest.mark.parametrize("vital", [True, False])
 def test_only_at_the_very_start_executors_are_vital(vital: bool):
-    _, fresh = settle(asked(L=1), {}, (), vital=vital)
+    _, fresh = reconcile_specs(asked(L=1), {}, (), vital=vital)
     there = {"m/L": replace(fresh[0], vital=not vital)}
 
     assert [spec.vital for spec in fresh] == [vital]
-    assert settle(asked(L=1), there, ()) == ({"m/L"}, [])
+    assert reconcile_specs(asked(L=1), there, ()) == ({"m/L"}, [])
 
 
 async def test_following_ends_when_it_is_told_to(house: House):
@@ -217,11 +217,11 @@ async def test_following_ends_when_it_is_told_to(house: House):
 async def test_an_executor_that_was_ready_once_is_never_given_up(house: House):
     bus, ready = MemoryBus(BusSettings()), ReadyExecutors()
     executors = Executors(house.supervisor, log_to(house.lines), house.make, ready)
-    await ready.listen(bus, executors.confirm)
+    await ready.listen(bus, executors.confirm_ready)
     house.programs["m/L"] = house.programs["m/X"] = "import time; print('up', flush=True); time.sleep(0.05)"
-    await executors.begin(plan(1, E=1, L=1), house.store)
+    await executors.start(plan(1, E=1, L=1), house.store)
 
-    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status("m-L-0")))
+    bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status("m-L-0")))
     await house.supervisor.unless_over(house.lines.until(r"(?s)(m/L +\| restarting in.*){6}"))
     await house.swap(plan(2, E=1, L=1, X=1))
     await house.supervisor.unless_over(house.lines.until(r"m/X +\| given up"))  # it was never ready

@@ -41,7 +41,7 @@ class Exits:
 
 
 async def test_the_servers_run_inside_the_context_and_leave_nothing(tmp_path, lines):
-    bus, store = infra.nats(tmp_path), infra.valkey(tmp_path)
+    bus, store = infra.prepare_nats(tmp_path), infra.prepare_valkey(tmp_path)
 
     async with Supervisor([bus.spec, store.spec], log=log_to(lines)) as supervisor:
         pids = supervisor.pids
@@ -57,7 +57,7 @@ async def test_the_servers_run_inside_the_context_and_leave_nothing(tmp_path, li
 
 
 async def test_a_killed_server_comes_back_on_its_port(tmp_path, lines):
-    server, exits = infra.valkey(tmp_path), Exits()
+    server, exits = infra.prepare_valkey(tmp_path), Exits()
     async with Supervisor([server.spec], log=log_to(lines), policy=QUICK, on_exit=exits) as supervisor:
         first = supervisor.pids["valkey"]
 

@@ -26,10 +26,10 @@ async def test_a_twin_comes_with_the_model_it_shares_with(cache: Path):
     declared = json.loads(await tiny_models([TWIN], cache))["models"]
 
     assert declared == {
-        VL: catalog.declaration("qwen2_5_vl", str(cache / "qwen2_5_vl")),
-        TWIN: catalog.twin(TWIN, str(cache / TWIN)),
+        VL: catalog.model_declaration("qwen2_5_vl", str(cache / "qwen2_5_vl")),
+        TWIN: catalog.shared_encoder_declaration(TWIN, str(cache / TWIN)),
     }
-    made = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
+    made = declarations_file.build_static_plans(msgspec.convert(declared, dict[str, declarations_file.DeclaredModel]))
     assert made[TWIN].options[f"{VL}/E"].of == f"{VL}/E"
 
 
@@ -65,7 +65,7 @@ async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
     assert list(json.loads(await tiny_models(cache=cache))["models"]) == [VL, OMNI]
     assert list(json.loads(await tiny_models([OMNI], cache))["models"]) == [OMNI]
     assert json.loads(await tiny_models([IMAGE], cache))["models"] == {
-        IMAGE: catalog.declaration("qwen_image", str(cache / "qwen_image"))
+        IMAGE: catalog.model_declaration("qwen_image", str(cache / "qwen_image"))
     }
 
 

@@ -16,8 +16,8 @@ from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.cluster.desired import ID
-from omnibus.metrics.http import Scrape
-from omnibus.process.spec import ROOT, ProcessSpec, python
+from omnibus.metrics.http import ScrapeServer
+from omnibus.process.spec import ROOT, ProcessSpec, python_command
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings
 from omnibus.up import infra
@@ -58,7 +58,7 @@ def sidecar(directory: Path) -> ProcessSpec:
     metrics = str(directory / "metrics")
     return ProcessSpec(
         "sidecar",
-        python("services.sidecar"),
+        python_command("services.sidecar"),
         env={
             "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
             "OMNIBUS_SIDECAR_SOCKET": str(directory / "s"),
@@ -67,17 +67,17 @@ def sidecar(directory: Path) -> ProcessSpec:
             "OMNIBUS_SERVICE_METRICS_DIR": metrics,
         },
         cwd=ROOT,
-        alive=Endpoints(metrics).service,
+        alive=Endpoints(metrics).service_answers,
     )
 
 
 async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tmp_path, lines):
-    specs = [infra.nats(tmp_path).spec, infra.valkey(tmp_path).spec, sidecar(tmp_path)]
+    specs = [infra.prepare_nats(tmp_path).spec, infra.prepare_valkey(tmp_path).spec, sidecar(tmp_path)]
     async with watched(lines, *specs) as supervisor:
         before, first = supervisor.pids, supervisor.pids
         endpoints = Endpoints(str(tmp_path / "metrics"))
         async with asyncio.timeout(WITHIN):
-            while not await endpoints.service(before["sidecar"]):
+            while not await endpoints.service_answers(before["sidecar"]):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(SILENT)  # each has been asked, and none is killed for it
         assert supervisor.pids == before
@@ -90,7 +90,7 @@ async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tm
 
 
 async def test_time_in_which_the_supervisor_itself_did_not_run_is_nobodys_silence(tmp_path, lines):
-    async with watched(lines, infra.valkey(tmp_path).spec) as supervisor:
+    async with watched(lines, infra.prepare_valkey(tmp_path).spec) as supervisor:
         before = supervisor.pids
         await asyncio.sleep(1.5)  # it has answered
 
@@ -119,20 +119,20 @@ async def test_nothing_is_expected_of_a_process_that_has_not_answered_yet(tmp_pa
 
 
 async def test_an_executor_is_asked_in_the_process_that_it_says_it_is(tmp_path):
-    bus, endpoints, scrape = MemoryBus(BusSettings()), Endpoints(str(tmp_path)), Scrape("llm")
-    alive = partial(endpoints.executor, "m-L-0", 1)
+    bus, endpoints, scrape = MemoryBus(BusSettings()), Endpoints(str(tmp_path)), ScrapeServer("llm")
+    alive = partial(endpoints.executor_answers, "m-L-0", 1)
     await endpoints.listen(bus)
     await scrape.start("127.0.0.1", 0)
-    scrape.tell(str(tmp_path), "127.0.0.1")
+    scrape.write_discovery_file(str(tmp_path), "127.0.0.1")
 
-    bus.publish(subjects.event(subjects.EXECUTOR), b"not a status")
+    bus.publish(subjects.event_subject(subjects.EXECUTOR), b"not a status")
     assert not await alive()
     status = ExecutorStatus("m-L-0", "m", "L", ("thinker",), ("t",), "n", "ready", 1, pid=os.getpid())
-    bus.publish(subjects.event(subjects.EXECUTOR), msgspec.json.encode(status))
+    bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
     await asyncio.sleep(0)
 
     assert not await alive()  # it starts
-    scrape.ready(True)
+    scrape.set_ready(True)
     assert await alive()
     await scrape.close()
     assert not await alive()
@@ -148,7 +148,7 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
         await endpoints.listen(stack.bus)
         id = stack.supervisor.specs[executor].env[ID]
         async with asyncio.timeout(WITHIN):
-            while not await endpoints.executor(id, 0):
+            while not await endpoints.executor_answers(id, 0):
                 await asyncio.sleep(0.05)
         await asyncio.sleep(SILENT)  # the watchdog has asked them as well
 
@@ -158,5 +158,5 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
         for name in (executor, "gateway"):
             await lines.until(rf"{name} +\| does not answer for 4 s")
             await replaced(stack.supervisor, name, first[name])
-        await stack.ready(90)
+        await stack.wait_until_ready(90)
         assert {name for name, pid in stack.supervisor.pids.items() if first[name] != pid} == {executor, "gateway"}

@@ -16,44 +16,46 @@ def test_every_row_of_tones_is_told():
     random = np.random.default_rng(0)
     rows = [list(row) for count in (1, 2, 3) for row in itertools.product(tone_synth.TONES, repeat=count)]
 
-    assert [row for row in rows if audio_oracle.tones(tone_synth.played(row, random)) != row] == []
+    assert [row for row in rows if audio_oracle.recognize_tones(tone_synth.synthesize_tones(row, random)) != row] == []
 
 
 @pytest.mark.parametrize("voice", tone_synth.VOICES)
 def test_every_sentence_is_told_word_by_word_and_so_is_its_voice(voice: str):
-    for text in [" ".join(tone_synth.WORDS), *(scene.caption for scene in scenes.unseen())]:
-        spoken = tone_synth.spoken(text, voice)
+    for text in [" ".join(tone_synth.WORDS), *(scene.caption for scene in scenes.held_out_scenes())]:
+        spoken = tone_synth.synthesize_speech(text, voice)
 
-        assert audio_oracle.words(spoken) == text.split()
-        assert audio_oracle.voice(spoken) == voice
+        assert audio_oracle.recognize_words(spoken) == text.split()
+        assert audio_oracle.recognize_voice(spoken) == voice
 
 
 def test_noise_under_a_sentence_does_not_change_its_words():
     random, text = np.random.default_rng(0), "a red square on blue"
-    spoken = tone_synth.spoken(text)
+    spoken = tone_synth.synthesize_speech(text)
 
-    assert audio_oracle.words(0.3 * spoken + 0.02 * random.standard_normal(len(spoken))) == text.split()
+    assert audio_oracle.recognize_words(0.3 * spoken + 0.02 * random.standard_normal(len(spoken))) == text.split()
 
 
 def test_what_is_no_word_is_not_taken_for_one():
     word = 2 * tone_synth.SYLLABLE * tone_synth.CODE
     same = np.sin(2 * np.pi * 600 * np.arange(word) / tone_synth.SPOKEN_RATE)
 
-    assert audio_oracle.words(np.zeros(word)) is None
-    assert audio_oracle.words(np.random.default_rng(0).standard_normal(10) * 0.1) is None
-    assert audio_oracle.words(same) is None  # no word has one pitch twice
-    assert audio_oracle.words(tone_synth.spoken("red blue")[: word + word // 2]) is None  # half a word is none
+    assert audio_oracle.recognize_words(np.zeros(word)) is None
+    assert audio_oracle.recognize_words(np.random.default_rng(0).standard_normal(10) * 0.1) is None
+    assert audio_oracle.recognize_words(same) is None  # no word has one pitch twice
+    assert (
+        audio_oracle.recognize_words(tone_synth.synthesize_speech("red blue")[: word + word // 2]) is None
+    )  # half a word is none
 
 
 def test_what_is_no_tone_is_not_taken_for_one():
     time = np.arange(tone_synth.HEARD_RATE // 4) / tone_synth.HEARD_RATE
 
-    assert audio_oracle.tones(np.zeros(1000)) is None
-    assert audio_oracle.tones(np.sin(2 * np.pi * 700 * time)) is None
+    assert audio_oracle.recognize_tones(np.zeros(1000)) is None
+    assert audio_oracle.recognize_tones(np.sin(2 * np.pi * 700 * time)) is None
 
 
 def test_every_word_has_two_pitches_of_its_own():
-    spelling = tone_synth.spelling()
+    spelling = tone_synth.word_pitches()
 
     assert set(spelling) == set(tone_synth.WORDS)
     assert len(set(spelling.values())) == len(tone_synth.WORDS)
@@ -64,8 +66,8 @@ def test_all_that_is_ever_answered_can_be_spoken():
     random = np.random.default_rng(0)
     tones = ("low", "middle", "high")
 
-    for scene, kind in itertools.product(scenes.every()[::7], dialogues.SHARES):
-        assert set(dialogues.asked(random, kind, scene, tones).answer.split()) <= set(tone_synth.WORDS)
+    for scene, kind in itertools.product(scenes.all_scenes()[::7], dialogues.SHARES):
+        assert set(dialogues.sample_question(random, kind, scene, tones).answer.split()) <= set(tone_synth.WORDS)
 
 
 def test_pitches_fit_into_frames_with_whole_periods():
@@ -76,9 +78,9 @@ def test_pitches_fit_into_frames_with_whole_periods():
 
 @pytest.mark.parametrize("rate", RATES)
 def test_a_wav_file_holds_the_samples(rate: int):
-    samples = tone_synth.spoken("yes")
+    samples = tone_synth.synthesize_speech("yes")
 
-    with wave.open(io.BytesIO(tone_synth.wav(samples, rate))) as file:
+    with wave.open(io.BytesIO(tone_synth.encode_wav(samples, rate))) as file:
         read = np.frombuffer(file.readframes(file.getnframes()), "<i2")
 
     assert (file.getframerate(), file.getnchannels()) == (rate, 1)

@@ -7,13 +7,17 @@ import pytest
 from PIL import Image
 
 from omnibus_models.world import image_oracle, scenes
-from omnibus_models.world.scenes import COLOURS, Scene
+from omnibus_models.world.scenes import COLOURS, ShapeScene
 
 
 def test_every_scene_is_told_from_a_picture_of_it():
     random = np.random.default_rng(1)
 
-    wrong = [scene for scene in scenes.every() if image_oracle.seen(scenes.drawn(scene, random)) != scene]
+    wrong = [
+        scene
+        for scene in scenes.all_scenes()
+        if image_oracle.recognize_scene(scenes.draw_scene(scene, random)) != scene
+    ]
 
     assert len(wrong) <= 1  # of 630: noise may blur one
 
@@ -21,25 +25,29 @@ def test_every_scene_is_told_from_a_picture_of_it():
 def test_the_plainest_pictures_are_always_told():
     random = np.random.default_rng(0)
 
-    assert [scene for scene in scenes.every() if image_oracle.seen(scenes.drawn(scene, random, 0)) != scene] == []
+    assert [
+        scene
+        for scene in scenes.all_scenes()
+        if image_oracle.recognize_scene(scenes.draw_scene(scene, random, 0)) != scene
+    ] == []
 
 
 def test_a_larger_picture_shows_the_same_scene():
-    scene = Scene(2, "red", "circle", "middle", "blue")
-    large = Image.fromarray(scenes.drawn(scene, np.random.default_rng(2))).resize((200, 200))
+    scene = ShapeScene(2, "red", "circle", "middle", "blue")
+    large = Image.fromarray(scenes.draw_scene(scene, np.random.default_rng(2))).resize((200, 200))
 
-    assert image_oracle.seen(np.asarray(large)) == scene
+    assert image_oracle.recognize_scene(np.asarray(large)) == scene
 
 
 @pytest.mark.parametrize("colour", COLOURS.values(), ids=COLOURS)
 def test_a_plain_surface_shows_nothing(colour: tuple[int, int, int]):
-    assert image_oracle.seen(np.full((64, 64, 3), colour, np.uint8)) is None
+    assert image_oracle.recognize_scene(np.full((64, 64, 3), colour, np.uint8)) is None
 
 
 def test_noise_shows_nothing_that_is_meant():
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
 
-    assert image_oracle.seen(noise) not in set(scenes.every())
+    assert image_oracle.recognize_scene(noise) not in set(scenes.all_scenes())
 
 
 @pytest.mark.parametrize(
@@ -52,34 +60,34 @@ def test_noise_shows_nothing_that_is_meant():
     ],
 )
 def test_one_difference_is_told_as_that_difference(changed: dict[str, object], told: str):
-    scene = Scene(2, "red", "circle", "middle", "blue")
-    other = Scene(**{**vars(scene), **changed})
+    scene = ShapeScene(2, "red", "circle", "middle", "blue")
+    other = ShapeScene(**{**vars(scene), **changed})
 
-    found = image_oracle.seen(scenes.drawn(other, np.random.default_rng(3)))
+    found = image_oracle.recognize_scene(scenes.draw_scene(other, np.random.default_rng(3)))
 
     assert found is not None
     assert {name for name in vars(scene) if getattr(found, name) != getattr(scene, name)} == {told}
 
 
 def test_captions_are_all_different_and_lead_back_to_their_scenes():
-    every = scenes.every()
+    every = scenes.all_scenes()
 
     assert len({scene.caption for scene in every}) == len(every) == 630
-    assert all(scenes.said(scene.caption) == scene for scene in every)
-    assert scenes.said("a red square on red") is None
+    assert all(scenes.scene_of_caption(scene.caption) == scene for scene in every)
+    assert scenes.scene_of_caption("a red square on red") is None
 
 
 def test_scenes_of_the_tests_are_of_every_kind_and_none_of_the_training():
-    unseen = scenes.unseen()
+    unseen = scenes.held_out_scenes()
 
-    assert not set(unseen) & set(scenes.known())
+    assert not set(unseen) & set(scenes.training_scenes())
     assert 60 <= len(unseen) <= 130
     for name in ("colour", "shape", "place", "ground"):
-        assert {getattr(scene, name) for scene in unseen} == {getattr(scene, name) for scene in scenes.every()}
+        assert {getattr(scene, name) for scene in unseen} == {getattr(scene, name) for scene in scenes.all_scenes()}
     assert {scene.count for scene in unseen} == {1, 2}
 
 
 def test_a_picture_is_a_png_file_of_its_pixels():
-    picture = scenes.drawn(scenes.every()[0], np.random.default_rng(0))
+    picture = scenes.draw_scene(scenes.all_scenes()[0], np.random.default_rng(0))
 
-    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(scenes.png(picture)))), picture)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(scenes.encode_png(picture)))), picture)

@@ -17,27 +17,29 @@ from tools.world_training import __main__ as making
 from tools.world_training import omni
 from tools.world_training import painter_model as painter
 
-UNSEEN = scenes.unseen()
+UNSEEN = scenes.held_out_scenes()
 _LARGEST = 6 * 1024**2  # bytes of all weights together
 
-OMNI, PAINTER = (world.checkpoint(family) for family in world.FAMILIES)
+OMNI, PAINTER = (world.checkpoint_directory(family) for family in world.FAMILIES)
 
 
-def media(talk: dialogues.Talk, seed: int) -> dict[str, list[bytes]]:
+def media(talk: dialogues.Dialogue, seed: int) -> dict[str, list[bytes]]:
     """The files of a question."""
     random = np.random.default_rng(seed)
     found = {}
     if talk.scene:
-        found["image"] = [scenes.png(scenes.drawn(talk.scene, random))]
+        found["image"] = [scenes.encode_png(scenes.draw_scene(talk.scene, random))]
     if talk.tones:
-        found["audio"] = [tone_synth.wav(tone_synth.played(list(talk.tones), random), tone_synth.HEARD_RATE)]
+        found["audio"] = [
+            tone_synth.encode_wav(tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.HEARD_RATE)
+        ]
     return found
 
 
 @pytest.mark.parametrize("kind", dialogues.SHARES)
 def test_the_library_alone_answers_right_about_what_no_training_saw(kind: str):
     random = np.random.default_rng(2)
-    asked = [dialogues.asked(random, kind, scene, dialogues.some_tones(random)) for scene in UNSEEN[::12]]
+    asked = [dialogues.sample_question(random, kind, scene, dialogues.sample_tones(random)) for scene in UNSEEN[::12]]
 
     found = [oracle.omni_text(OMNI, talk.messages, media(talk, seed), 40)[1] for seed, talk in enumerate(asked)]
 
@@ -47,14 +49,14 @@ def test_the_library_alone_answers_right_about_what_no_training_saw(kind: str):
 @pytest.mark.parametrize("voice", tone_synth.VOICES)
 def test_the_library_alone_speaks_its_answer(voice: str):
     for seed, scene in enumerate(UNSEEN[::32]):
-        talk = dialogues.both(scene, ("low", "low", "high"))
+        talk = dialogues.scene_and_tones_question(scene, ("low", "low", "high"))
 
         _, text, codes, wave = oracle.omni_answer(OMNI, talk.messages, media(talk, seed), 40, voice, 200, seed)
 
         assert text == talk.answer
-        assert codes == tone_synth.codes(text)
+        assert codes == tone_synth.speech_codes(text)
         samples = wave.numpy().reshape(-1)
-        assert (audio_oracle.words(samples), audio_oracle.voice(samples)) == (text.split(), voice)
+        assert (audio_oracle.recognize_words(samples), audio_oracle.recognize_voice(samples)) == (text.split(), voice)
 
 
 def test_the_library_alone_draws_what_it_is_told():
@@ -75,13 +77,15 @@ def test_the_library_alone_draws_what_it_is_told():
         for seed, scene in enumerate(UNSEEN[::8])
     ]
 
-    seen = [image_oracle.seen(np.asarray(picture)) for picture in drawn]
+    seen = [image_oracle.recognize_scene(np.asarray(picture)) for picture in drawn]
 
     assert sum(found == scene for found, scene in zip(seen, UNSEEN[::8], strict=True)) >= len(seen) - 1
 
 
 def test_the_weights_are_small():
-    files = [path for family in world.FAMILIES for path in world.checkpoint(family).rglob("*") if path.is_file()]
+    files = [
+        path for family in world.FAMILIES for path in world.checkpoint_directory(family).rglob("*") if path.is_file()
+    ]
 
     assert sum(path.stat().st_size for path in files) < _LARGEST
     assert {path.suffix for path in files} <= {
@@ -94,10 +98,10 @@ def test_the_weights_are_small():
 
 @pytest.mark.parametrize("family", world.FAMILIES)
 def test_each_file_is_the_one_that_was_trained(family: str):
-    directory = world.checkpoint(family)
+    directory = world.checkpoint_directory(family)
     manifest = json.loads((directory / checkpoint_io.MANIFEST).read_text())
 
-    found = checkpoint_io.digests(directory)
+    found = checkpoint_io.file_digests(directory)
 
     assert {name: digest for name, digest in found.items() if name != checkpoint_io.MANIFEST} == manifest["files"]
     parts = {omni.FAMILY: making.SPEAKING, painter.FAMILY: making.PAINTING}[family]
@@ -109,7 +113,7 @@ def test_what_is_trained_anew_has_the_same_configuration_and_weights_of_the_same
     painter.save(painter.build(0), tmp_path / painter.FAMILY)
 
     for family in world.FAMILIES:
-        assert described(tmp_path / family) == described(world.checkpoint(family))
+        assert described(tmp_path / family) == described(world.checkpoint_directory(family))
 
 
 def described(directory: Path) -> dict[str, Any]:
@@ -128,9 +132,9 @@ def described(directory: Path) -> dict[str, Any]:
 
 def test_other_families_were_not_trained():
     with pytest.raises(errors.NotFound, match="qwen_image"):
-        world.checkpoint("ltx2")
+        world.checkpoint_directory("ltx2")
 
 
 def test_each_checkpoint_is_a_directory_of_the_package():
     for family in world.FAMILIES:
-        assert world.checkpoint(family).is_relative_to(Path(world.__file__).parent)
+        assert world.checkpoint_directory(family).is_relative_to(Path(world.__file__).parent)

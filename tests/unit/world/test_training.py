@@ -38,14 +38,14 @@ def checkpoint(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(model: Any, checkpoint: Path) -> thinker.Teacher:
-    return thinker.Teacher(model, scenes.known(), 0, (1, 1))
+    return thinker.Teacher(model, scenes.training_scenes(), 0, (1, 1))
 
 
 def test_pictures_become_patches_as_the_encoder_prepares_them(checkpoint: Path):
-    pictures = pools.pictures(scenes.known(), 3, 0)
+    pictures = pools.pictures(scenes.training_scenes(), 3, 0)
     vision = FAMILY.load("vision", checkpoint)
 
-    prepared = [vision.prepare(memoryview(scenes.png(each.numpy())), "image") for each in pictures.pixels]
+    prepared = [vision.prepare(memoryview(scenes.encode_png(each.numpy())), "image") for each in pictures.pixels]
 
     assert [each.features["grid"].tolist() for each in prepared] == [[[1, 8, 8]]] * 3
     torch.testing.assert_close(
@@ -59,7 +59,7 @@ def test_a_question_is_laid_out_as_it_is_served(model: Any, checkpoint: Path, te
     batch = teacher.batch(1, kind)
     [talk] = batch.talks
     served = FAMILY.load("thinker", checkpoint)
-    prefill = served.assemble(served.prompt(talk.messages), _items(checkpoint, batch))
+    prefill = served.assemble_prefill(served.prompt(talk.messages), _items(checkpoint, batch))
     length = len(prefill.inputs)
 
     hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)
@@ -85,7 +85,7 @@ def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, te
     batch = teacher.batch(1, "see")
     inputs, positions, labels = Lesson(model, 0).of(batch)
     served, talker = FAMILY.load("thinker", checkpoint), FAMILY.load("talker", checkpoint)
-    prefill = served.assemble(served.prompt(batch.talks[0].messages), _items(checkpoint, batch))
+    prefill = served.assemble_prefill(served.prompt(batch.talks[0].messages), _items(checkpoint, batch))
     length, words = len(prefill.inputs), batch.talks[0].answer.split()
     hidden = served.forward(prefill.inputs[None], prefill.positions[:, None], None, None)[0]
     prompts = [served.talker_prompt(prefill, hidden, voice) for voice in tone_synth.VOICES]
@@ -98,7 +98,7 @@ def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, te
         talker.start(prompt, prefill.positions, rows[0], voice)
         for prompt, voice in zip(prompts, tone_synth.VOICES, strict=True)
     ]
-    codes = tone_synth.codes(batch.talks[0].answer)
+    codes = tone_synth.speech_codes(batch.talks[0].answer)
     rest = torch.cat([rows[1:], prompts[0][-2:-1], prompts[0][-1:].expand(len(codes) - len(rows), -1)])
     steps = talker.step_inputs(torch.tensor(codes), rest)
 
@@ -112,7 +112,7 @@ def test_a_talker_learns_from_what_it_is_served(model: Any, checkpoint: Path, te
 @torch.no_grad()
 def test_flat_convolutions_are_those_of_a_single_frame():
     autoencoder = painter.build(0)["vae"].eval()
-    pixels = pools.pictures(scenes.known(), 2, 0).pixels
+    pixels = pools.pictures(scenes.training_scenes(), 2, 0).pixels
     colours = pixels.permute(0, 3, 1, 2).float()[:, :, None] / 127.5 - 1
 
     with vae.flat():
@@ -167,8 +167,8 @@ def test_bands_sound_as_codes_say():
 def test_no_question_of_the_training_is_about_what_tests_ask(teacher: thinker.Teacher, kind: str):
     batch = teacher.batch(20, kind)
 
-    assert not {talk.scene for talk in batch.talks} & set(scenes.unseen())
-    assert not {talk.answer for talk in batch.talks} & {scene.caption for scene in scenes.unseen()}
+    assert not {talk.scene for talk in batch.talks} & set(scenes.held_out_scenes())
+    assert not {talk.answer for talk in batch.talks} & {scene.caption for scene in scenes.held_out_scenes()}
 
 
 def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
@@ -176,12 +176,14 @@ def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
     found = []
     if batch.pixels is not None:
         encoder = FAMILY.load("vision", checkpoint)
-        prepared = encoder.prepare(memoryview(scenes.png(np.zeros((64, 64, 3), np.uint8))), "image")
+        prepared = encoder.prepare(memoryview(scenes.encode_png(np.zeros((64, 64, 3), np.uint8))), "image")
         features = {"pixels": batch.pixels, "grid": batch.grids}
         found += encoder.encode([type(prepared)("image", features, prepared.meta)])
     if batch.mels:
         encoder = FAMILY.load("audio", checkpoint)
         frames = batch.mels[0].shape[1]
-        silence = encoder.prepare(memoryview(tone_synth.wav(np.zeros(frames * 160), tone_synth.HEARD_RATE)), "audio")
+        silence = encoder.prepare(
+            memoryview(tone_synth.encode_wav(np.zeros(frames * 160), tone_synth.HEARD_RATE)), "audio"
+        )
         found += encoder.encode([type(silence)("audio", {"features": batch.mels[0]}, silence.meta)])
     return found

@@ -7,20 +7,20 @@ Sources: RIFF/WAVE (Microsoft), RFC 9639 (FLAC), RFC 3533 and 7845 (Ogg, Opus), 
 import struct
 from collections.abc import Iterator
 
-from services.gateway.media.headers.base import MAX_CHANNELS, Extent, check_sound, mpeg_layer
+from services.gateway.media.headers.base import MAX_CHANNELS, Extent, check_audio, mpeg_layer
 
 
-def wav(data: bytes) -> Extent:
+def read_wav(data: bytes) -> Extent:
     rate = width = 0
-    for kind, start, end in _riff(data):
+    for kind, start, end in _riff_chunks(data):
         if kind == b"fmt ":
             rate, width = _wav_format(data, start)
         elif kind == b"data" and width:
-            return Extent(_samples((end - start) // width, rate))
+            return Extent(_sample_seconds((end - start) // width, rate))
     raise ValueError("no samples")
 
 
-def _riff(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def _riff_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     start = 12
     for _ in range(64):  # chunks before the samples
         kind, size = struct.unpack_from("<4sI", data, start)
@@ -37,25 +37,25 @@ def _wav_format(data: bytes, start: int) -> tuple[int, int]:
     return rate, width
 
 
-def _samples(count: int, rate: int) -> float:
-    check_sound(rate)
+def _sample_seconds(count: int, rate: int) -> float:
+    check_audio(rate)
     return count / rate
 
 
-def flac(data: bytes) -> Extent:
-    return _streaminfo(data, 8)
+def read_flac(data: bytes) -> Extent:
+    return _read_streaminfo(data, 8)
 
 
-def _streaminfo(data: bytes, start: int) -> Extent:
+def _read_streaminfo(data: bytes, start: int) -> Extent:
     packed = int.from_bytes(data[start + 10 : start + 18], "big")
     if len(data) < start + 34:
         raise ValueError("short STREAMINFO")
     total = packed & (1 << 36) - 1
-    seconds = _samples(total, packed >> 44)
+    seconds = _sample_seconds(total, packed >> 44)
     return Extent(seconds if total else None)
 
 
-def ogg(data: bytes) -> Extent:
+def read_ogg(data: bytes) -> Extent:
     codec = 27 + data[26]
     if data[codec : codec + 8] == b"OpusHead":
         rate = 48000
@@ -71,14 +71,14 @@ def ogg(data: bytes) -> Extent:
 def _last_granule(data: bytes, rate: int) -> float | None:
     page = data.rfind(b"OggS")
     (granule,) = struct.unpack_from("<q", data, page + 6)
-    return _samples(granule, rate) if granule >= 0 else None
+    return _sample_seconds(granule, rate) if granule >= 0 else None
 
 
 _BITRATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)  # kbit/s, MPEG-1 layer III
 _BITRATES_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)  # MPEG-2 and 2.5
 
 
-def mp3(data: bytes) -> Extent:
+def read_mp3(data: bytes) -> Extent:
     """Exact with a Xing or Info header, else from the first frame's bit rate."""
     start = _after_id3(data)
     (head,) = struct.unpack_from(">I", data, start)
@@ -87,7 +87,7 @@ def mp3(data: bytes) -> Extent:
         raise ValueError("no MP3 frame")
     kbits = (_BITRATES if version == 3 else _BITRATES_2)[bitrate]
     hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    counted = _xing(data[start : start + 64], 1152 if version == 3 else 576, hertz)
+    counted = _xing_seconds(data[start : start + 64], 1152 if version == 3 else 576, hertz)
     # A count cannot be shorter than the bytes at the highest bit rate.
     return Extent(max(counted, (len(data) - start) / 40_000) if counted else (len(data) - start) / (kbits * 125))
 
@@ -99,7 +99,7 @@ def _after_id3(data: bytes) -> int:
     return 10 + (a << 21 | b << 14 | c << 7 | d)
 
 
-def _xing(frame: bytes, samples: int, rate: int) -> float:
+def _xing_seconds(frame: bytes, samples: int, rate: int) -> float:
     tag = max(frame.find(b"Xing"), frame.find(b"Info"))
     if tag < 0 or not frame[tag + 7] & 1:
         return 0.0
@@ -109,7 +109,7 @@ def _xing(frame: bytes, samples: int, rate: int) -> float:
 _ADTS_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 
 
-def adts(data: bytes) -> Extent:
+def read_adts(data: bytes) -> Extent:
     """From the lengths of the first frames, taken as typical."""
     start = frames = 0
     for _ in range(256):

@@ -22,7 +22,7 @@ class Extent(Struct, frozen=True):
     frames: int = 0
 
 
-def check_sound(rate: float = MIN_RATE_HERTZ, channels: int = 1) -> None:
+def check_audio(rate: float = MIN_RATE_HERTZ, channels: int = 1) -> None:
     """Raise ``ValueError`` for samples per second or channels that no recording has."""
     if not MIN_RATE_HERTZ <= rate <= MAX_RATE_HERTZ:
         raise ValueError("impossible sample rate")

@@ -14,7 +14,7 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 
 
-def jpeg(data: bytes) -> Extent:
+def read_jpeg(data: bytes) -> Extent:
     start = 2
     for _ in range(MAX_STEPS):
         fill, marker = data[start], data[start + 1]
@@ -35,14 +35,14 @@ def _jpeg_segment(data: bytes, start: int, marker: int) -> int:
     return 2 + max(2, int.from_bytes(data[start + 2 : start + 4], "big"))
 
 
-def png(data: bytes) -> Extent:
+def read_png(data: bytes) -> Extent:
     size, kind, width, height = struct.unpack_from(">I4sII", data, 8)
     if kind != b"IHDR" or size != 13:
         raise ValueError("no IHDR")
     return Extent(None, width, height)
 
 
-def webp(data: bytes) -> Extent:
+def read_webp(data: bytes) -> Extent:
     kind = data[12:16]
     if kind == b"VP8X":
         width, height = data[24:27], data[27:30]
@@ -56,10 +56,10 @@ def webp(data: bytes) -> Extent:
     raise ValueError("unknown WebP coding")
 
 
-def gif(data: bytes) -> Extent:
+def read_gif(data: bytes) -> Extent:
     """The screen, or the first frame where that is larger: decoders grow the canvas to it."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
-    start = 13 + _colours(flags)
+    start = 13 + _color_table_bytes(flags)
     steps = iter(range(MAX_STEPS))
     for _ in steps:
         if data[start] == 0x2C:
@@ -71,7 +71,7 @@ def gif(data: bytes) -> Extent:
     raise ValueError("no frame")
 
 
-def _colours(flags: int) -> int:
+def _color_table_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 

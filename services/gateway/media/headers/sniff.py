@@ -8,19 +8,19 @@ from services.gateway.media.headers.base import Extent, mpeg_layer
 # A reader raises ValueError, struct.error or IndexError on a malformed header. Headers can lie: the
 # executor that decodes checks again.
 READERS: dict[str, Callable[[bytes], Extent]] = {
-    "image/jpeg": image.jpeg,
-    "image/png": image.png,
-    "image/webp": image.webp,
-    "image/gif": image.gif,
-    "audio/wav": audio.wav,
-    "audio/flac": audio.flac,
-    "audio/ogg": audio.ogg,
-    "audio/mpeg": audio.mp3,
-    "audio/aac": audio.adts,
-    "audio/mp4": video.mp4,
-    "video/mp4": video.mp4,
-    "video/webm": video.matroska,
-    "video/x-matroska": video.matroska,
+    "image/jpeg": image.read_jpeg,
+    "image/png": image.read_png,
+    "image/webp": image.read_webp,
+    "image/gif": image.read_gif,
+    "audio/wav": audio.read_wav,
+    "audio/flac": audio.read_flac,
+    "audio/ogg": audio.read_ogg,
+    "audio/mpeg": audio.read_mp3,
+    "audio/aac": audio.read_adts,
+    "audio/mp4": video.read_mp4,
+    "video/mp4": video.read_mp4,
+    "video/webm": video.read_matroska,
+    "video/x-matroska": video.read_matroska,
 }
 
 _MAGIC = (
@@ -39,7 +39,7 @@ _LAYERS = {"mp3": "audio/mpeg", "adts": "audio/aac"}
 _FILM_BRANDS = (b"iso", b"mp4", b"M4V", b"avc", b"3gp", b"dby", b"f4v", b"qt ", b"MSN")
 
 
-def sniff(data: bytes) -> str:
+def sniff_mime(data: bytes) -> str:
     """The MIME type by magic, or "" for anything outside the allow-list."""
     for magic, mime in _MAGIC:
         if data.startswith(magic):
@@ -47,19 +47,19 @@ def sniff(data: bytes) -> str:
     if data[:4] == b"RIFF":
         return _RIFF.get(data[8:12], "")
     if data[4:8] == b"ftyp":
-        return _brand(data[8:12])
+        return _mime_of_brand(data[8:12])
     if data[:4] == b"\x1a\x45\xdf\xa3":
-        return _doctype(data[:64])
+        return _mime_of_doctype(data[:64])
     return _LAYERS.get(mpeg_layer(data[:2]), "")
 
 
-def _brand(brand: bytes) -> str:
+def _mime_of_brand(brand: bytes) -> str:
     if brand in (b"M4A ", b"M4B "):
         return "audio/mp4"
     return "video/mp4" if brand.startswith(_FILM_BRANDS) else ""
 
 
-def _doctype(head: bytes) -> str:
+def _mime_of_doctype(head: bytes) -> str:
     _, _, doctype = head.partition(b"\x42\x82")
     if b"webm" in doctype:
         return "video/webm"

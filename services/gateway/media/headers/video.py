@@ -6,27 +6,27 @@ Sources: ISO/IEC 14496-12 (MP4), RFC 8794 and 9559 (Matroska, WebM).
 import struct
 from collections.abc import Iterator
 
-from services.gateway.media.headers.base import MAX_STEPS, Extent, check_sound
+from services.gateway.media.headers.base import MAX_STEPS, Extent, check_audio
 
 
-def mp4(data: bytes) -> Extent:
+def read_mp4(data: bytes) -> Extent:
     steps = iter(range(MAX_STEPS))
-    moov = next(((start, end) for kind, start, end in _boxes(data, 0, len(data), steps) if kind == b"moov"), None)
+    moov = next(((start, end) for kind, start, end in _iter_boxes(data, 0, len(data), steps) if kind == b"moov"), None)
     if moov is None:
         raise ValueError("no moov box")
     seconds, size, frames = None, (0, 0), 0
-    for kind, start, end in _boxes(data, *moov, steps):
+    for kind, start, end in _iter_boxes(data, *moov, steps):
         if kind == b"mvhd":
-            seconds = _mvhd(data, start)
+            seconds = _movie_seconds(data, start)
         elif kind == b"trak":
-            shown = _tkhd(data, start, end, steps)
+            shown = _track_size(data, start, end, steps)
             size = max(size, shown)
             if all(shown):
-                frames = max(frames, _samples(data, start, end, steps))
+                frames = max(frames, _sample_count(data, start, end, steps))
     return Extent(seconds, *size, frames)
 
 
-def _boxes(data: bytes, start: int, end: int, steps: Iterator[int]) -> Iterator[tuple[bytes, int, int]]:
+def _iter_boxes(data: bytes, start: int, end: int, steps: Iterator[int]) -> Iterator[tuple[bytes, int, int]]:
     for _ in steps:
         if start + 8 > end:
             return
@@ -41,25 +41,27 @@ def _boxes(data: bytes, start: int, end: int, steps: Iterator[int]) -> Iterator[
         start += size
 
 
-def _mvhd(data: bytes, start: int) -> float | None:
+def _movie_seconds(data: bytes, start: int) -> float | None:
     long = data[start] == 1
     scale, duration = struct.unpack_from(">IQ" if long else ">II", data, start + (20 if long else 12))
     unknown = duration in (0, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF)
     return None if unknown or not scale else duration / scale
 
 
-def _tkhd(data: bytes, start: int, end: int, steps: Iterator[int]) -> tuple[int, int]:
-    for kind, first, _ in _boxes(data, start, end, steps):
+def _track_size(data: bytes, start: int, end: int, steps: Iterator[int]) -> tuple[int, int]:
+    for kind, first, _ in _iter_boxes(data, start, end, steps):
         if kind == b"tkhd":
             width, height = struct.unpack_from(">II", data, first + (88 if data[first] == 1 else 76))
             return width >> 16, height >> 16
     return 0, 0
 
 
-def _samples(data: bytes, start: int, end: int, steps: Iterator[int]) -> int:
+def _sample_count(data: bytes, start: int, end: int, steps: Iterator[int]) -> int:
     """Return the number of samples of a track: for one with pictures its frames."""
     for inside in (b"mdia", b"minf", b"stbl", b"stsz"):
-        found = next(((first, last) for kind, first, last in _boxes(data, start, end, steps) if kind == inside), None)
+        found = next(
+            ((first, last) for kind, first, last in _iter_boxes(data, start, end, steps) if kind == inside), None
+        )
         if found is None:
             return 0
         start, end = found
@@ -72,14 +74,14 @@ _CLUSTER, _EACH = 0x1F43B675, 0x23E383
 _AUDIO, _SAMPLING, _CHANNELS = 0xE1, 0xB5, 0x9F
 
 
-def matroska(data: bytes) -> Extent:
+def read_matroska(data: bytes) -> Extent:
     found: dict[int, bytes] = {}
-    _walk(data, 0, len(data), found, iter(range(MAX_STEPS)), depth=0)
+    _collect_elements(data, 0, len(data), found, iter(range(MAX_STEPS)), depth=0)
     if _SEGMENT not in found:
         raise ValueError("no segment")
     scale = int.from_bytes(found.get(_SCALE, b""), "big") or 1_000_000  # nanoseconds
     raw = found.get(_DURATION, b"")
-    ticks = _float(raw) if raw else 0.0
+    ticks = _decode_float(raw) if raw else 0.0
     width, height = (int.from_bytes(found.get(key, b""), "big") for key in (_WIDTH, _HEIGHT))
     seconds = ticks * scale / 1e9 if 0 < ticks < 1e15 else None
     each = int.from_bytes(found.get(_EACH, b""), "big")  # nanoseconds of a frame
@@ -87,31 +89,33 @@ def matroska(data: bytes) -> Extent:
     return Extent(seconds, width, height, frames)
 
 
-def _walk(data: bytes, start: int, end: int, found: dict[int, bytes], steps: Iterator[int], depth: int) -> None:
+def _collect_elements(
+    data: bytes, start: int, end: int, found: dict[int, bytes], steps: Iterator[int], depth: int
+) -> None:
     """Collect the leaves of interest up to the first cluster, where the frames begin."""
     for _ in steps:
         if start >= end or _CLUSTER in found:
             return
-        key, start = _vint(data, start, keep_marker=True)
-        size, start = _vint(data, start, keep_marker=False)
+        key, start = _decode_vint(data, start, keep_marker=True)
+        size, start = _decode_vint(data, start, keep_marker=False)
         stop = min(start + size, end)
         if key in (_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO, _AUDIO) and depth < 4:
             found.setdefault(key, b"")
-            _walk(data, start, stop, found, steps, depth + 1)
+            _collect_elements(data, start, stop, found, steps, depth + 1)
         elif key == _SAMPLING:  # of any track, since an executor chooses for itself
-            check_sound(rate=_float(data[start:stop]))
+            check_audio(rate=_decode_float(data[start:stop]))
         elif key == _CHANNELS:
-            check_sound(channels=int.from_bytes(data[start : min(stop, start + 8)], "big"))
+            check_audio(channels=int.from_bytes(data[start : min(stop, start + 8)], "big"))
         elif key in (_SCALE, _DURATION, _WIDTH, _HEIGHT, _CLUSTER, _EACH):
             found.setdefault(key, data[start : min(stop, start + 8)])
         start = stop
 
 
-def _float(raw: bytes) -> float:
+def _decode_float(raw: bytes) -> float:
     return float(struct.unpack(">d" if len(raw) == 8 else ">f", raw)[0])
 
 
-def _vint(data: bytes, start: int, keep_marker: bool) -> tuple[int, int]:
+def _decode_vint(data: bytes, start: int, keep_marker: bool) -> tuple[int, int]:
     length = 9 - data[start].bit_length()
     if length > 8:
         raise ValueError("bad EBML number")

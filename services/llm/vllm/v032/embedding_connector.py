@@ -19,11 +19,11 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from services.llm.vllm.shared_memory import Place, mapped, moved, opened
+from services.llm.vllm.shared_memory import Place, map_memory, open_memory, relocate_place
 
 
 @dataclass
-class Loads(ECConnectorMetadata):
+class EmbeddingLoads(ECConnectorMetadata):
     """Embeddings that the workers have to read before the next step: key to location."""
 
     items: dict[str, tuple[Place, int, tuple[int, int]]] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class EmbeddingConnector(ECConnectorBase):
         if request.request_id in self._held:
             return True
         try:
-            place = _asked(request)["place"]
-            fd = opened(place)
+            place = _transfer_params(request)["place"]
+            fd = open_memory(place)
         except (KeyError, OSError):
             self._lost.add(request.request_id)
             return False
-        self._held[request.request_id] = (fd, moved(place, fd))
+        self._held[request.request_id] = (fd, relocate_place(place, fd))
         return True
 
     def take_unavailable_requests(self) -> set[str]:
@@ -69,17 +69,17 @@ class EmbeddingConnector(ECConnectorBase):
 
     def update_state_after_alloc(self, request: Request, index: int) -> None:
         key = request.mm_features[index].identifier
-        offset, rows, width = _asked(request)["items"][key]
+        offset, rows, width = _transfer_params(request)["items"][key]
         self._loads[key] = (self._held[request.request_id][1], offset, (rows, width))
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Loads:
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> EmbeddingLoads:
         loads, self._loads = self._loads, {}
         self._going.append(self._finished)
         self._finished = []
         while len(self._going) > self._late:
             for fd in self._going.popleft():
                 os.close(fd)
-        return Loads(loads)
+        return EmbeddingLoads(loads)
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         held = self._held.pop(request.request_id, None)
@@ -90,16 +90,16 @@ class EmbeddingConnector(ECConnectorBase):
     # The workers' half
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        loads = cast(Loads, self._get_connector_metadata())
+        loads = cast(EmbeddingLoads, self._get_connector_metadata())
         for key, (place, offset, shape) in loads.items.items():
             if key not in encoder_cache:
                 start, (rows, width) = offset // self._dtype.itemsize, shape
-                whole = mapped(place, self._dtype)
+                whole = map_memory(place, self._dtype)
                 encoder_cache[key] = whole[start : start + rows * width].view(rows, width).to(self._device)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         """Nothing is computed here that could be saved."""
 
 
-def _asked(request: Request) -> dict[str, Any]:
+def _transfer_params(request: Request) -> dict[str, Any]:
     return request.ec_transfer_params or {}

@@ -1,4 +1,4 @@
-"""AsyncLLM of vLLM 0.32 behind ``services.llm.vllm.protocol.Engine``."""
+"""AsyncLLM of vLLM 0.32 behind ``services.llm.vllm.protocol.VllmEngine``."""
 
 import asyncio
 import functools
@@ -12,10 +12,10 @@ from typing import Any
 
 from omnibus_models import torchvision_cpu
 
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
-from services.llm.vllm.protocol import Generation, Launch, Layout, Tokens  # noqa: E402
+from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
 from services.llm.vllm.v032 import process as v032_process  # noqa: E402
 
 #: Modalities whose towers are not loaded.
@@ -25,33 +25,33 @@ _STOPPED_WITHIN = 5.0  # seconds; then the engine core is killed
 _CPU_KV = 512 << 20
 
 
-class Core:
+class VllmEngineProcess:
     """One engine core in a process of its own, and the client that talks to it."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._llm: Any = None
         self._parameters = 0
-        self._layout: Layout | None = None
+        self._layout: CacheBlockLayout | None = None
         self._ended = asyncio.Event()
         self._sentinels: list[int] = []
         # The engine core dies with the thread that has started it, so this thread stays.
         self._thread = ThreadPoolExecutor(1, f"{launch.component}-vllm")
 
     async def start(self) -> None:
-        _environment(self._launch)
+        _set_environment(self._launch)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._construct)
+        await loop.run_in_executor(self._thread, self._construct_engine)
         for process in self._llm.engine_core.resources.engine_manager.processes:
             self._sentinels.append(process.sentinel)
-            loop.add_reader(process.sentinel, self._died)
+            loop.add_reader(process.sentinel, self._on_process_exit)
         self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
         if self._launch.halves:
             [found] = await self._llm.collective_rpc("omnibus_cache")
-            self._layout = Layout(**found)
+            self._layout = CacheBlockLayout(**found)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CacheBlockLayout:
         if self._layout is None:
             raise Fatal("this engine was not started for halves of a model")
         return self._layout
@@ -61,38 +61,38 @@ class Core:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
-            async with aclosing(self._llm.generate(*_request(asked))) as outputs:
+            async with aclosing(self._llm.generate(*_engine_request(asked))) as outputs:
                 async for output in outputs:
-                    tokens = _tokens(output)
+                    tokens = _read_tokens(output)
                     if tokens is not None:
                         yield tokens
         except EngineDeadError:
-            raise self._unavailable() from None
+            raise self._unavailable_error() from None
         except VLLMValidationError as error:
             raise BadRequest(f"the engine does not take this request: {error}") from None
         except EngineGenerateError as error:
-            raise self._unavailable() if self._llm.errored else _failure(error) from None
+            raise self._unavailable_error() if self._llm.errored else _to_omnibus_error(error) from None
 
-    async def ended(self) -> None:
+    async def wait_for_exit(self) -> None:
         await self._ended.wait()
 
     async def stop(self) -> None:
-        self._part()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._shut)
+        self._fail_waiting()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._shut_down)
         await asyncio.to_thread(self._thread.shutdown)
 
     def stats(self) -> dict[str, Any]:
-        return {"parameters": self._parameters, **self._counts.json()}
+        return {"parameters": self._parameters, **self._counts.to_json()}
 
-    def _unavailable(self) -> StageUnavailable:
+    def _unavailable_error(self) -> StageUnavailable:
         name = self._launch.component
         return StageUnavailable(f"the engine of {name} died; it is started again, send the request again", stage=name)
 
-    def _died(self) -> None:
-        self._part()
+    def _on_process_exit(self) -> None:
+        self._fail_waiting()
         self._ended.set()
 
-    def _part(self) -> None:
+    def _fail_waiting(self) -> None:
         """Tell whoever waits for tokens that there will be none, and listen no more."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -106,34 +106,34 @@ class Core:
 
     # In the thread
 
-    def _construct(self) -> None:
+    def _construct_engine(self) -> None:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.core import EngineCoreProc
 
         from services.llm.vllm.v032 import model_registry
-        from services.llm.vllm.v032.stats import Counts, Meter, tell_own
+        from services.llm.vllm.v032.stats import EngineCounts, VllmStatLogger, register_vllm_metrics
 
-        model_registry.register(_architectures(self._launch.checkpoint))
-        self._counts = Counts()
+        model_registry.register_models(_read_architectures(self._launch.checkpoint))
+        self._counts = EngineCounts()
         target = EngineCoreProc.__dict__["run_engine_core"]
-        EngineCoreProc.run_engine_core = functools.partial(v032_process.run, parent=os.getpid())
+        EngineCoreProc.run_engine_core = functools.partial(v032_process.run_core_process, parent=os.getpid())
         try:
-            config = _arguments(self._launch).create_engine_config()
+            config = _engine_arguments(self._launch).create_engine_config()
             _require_kernels(config)
             self._llm = AsyncLLM.from_vllm_config(
-                config, stat_loggers=[functools.partial(Meter, counts=self._counts)], disable_log_stats=True
+                config, stat_loggers=[functools.partial(VllmStatLogger, counts=self._counts)], disable_log_stats=True
             )
         finally:
             EngineCoreProc.run_engine_core = target
-        tell_own()
+        register_vllm_metrics()
 
-    def _shut(self) -> None:
+    def _shut_down(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=_STOPPED_WITHIN)
 
 
-def _environment(launch: Launch) -> None:
+def _set_environment(launch: Launch) -> None:
     """vLLM takes these from the environment alone; what an operator has set stays."""
     wanted = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -151,7 +151,7 @@ def _environment(launch: Launch) -> None:
         os.environ.setdefault(name, value)
 
 
-def _arguments(launch: Launch) -> Any:
+def _engine_arguments(launch: Launch) -> Any:
     from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -202,12 +202,12 @@ def _require_kernels(config: Any) -> None:
         )
 
 
-def _architectures(checkpoint: Path) -> list[str]:
+def _read_architectures(checkpoint: Path) -> list[str]:
     found: list[str] = json.loads((checkpoint / "config.json").read_text()).get("architectures", [])
     return found
 
 
-def _request(asked: Generation) -> tuple[Any, Any, str]:
+def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -245,7 +245,7 @@ def _request(asked: Generation) -> tuple[Any, Any, str]:
     return engine_input(asked), params, asked.id
 
 
-def _tokens(output: Any) -> Tokens | None:
+def _read_tokens(output: Any) -> Tokens | None:
     [answer] = output.outputs
     ids, finish = list(answer.token_ids), answer.finish_reason
     if finish in (None, "stop", "length"):
@@ -253,6 +253,6 @@ def _tokens(output: Any) -> Tokens | None:
     raise StageFailed(f"the engine ended this request ({finish}); send it again")
 
 
-def _failure(error: Exception) -> OmnibusError:
+def _to_omnibus_error(error: Exception) -> OmnibusError:
     cause = error.__cause__
     return cause if isinstance(cause, OmnibusError) else StageFailed(f"the engine failed on this request: {cause!r}")

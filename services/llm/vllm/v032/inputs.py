@@ -31,13 +31,13 @@ def engine_input(asked: Generation) -> EngineInput:
     keys: dict[str, list[str]] = defaultdict(list)
     places: dict[str, list[PlaceholderRange]] = defaultdict(list)
     for index, medium in enumerate(asked.media):
-        items[medium.modality].append(_item(None if index else asked.positions))
+        items[medium.modality].append(_kwargs_item(None if index else asked.positions))
         keys[medium.modality].append(medium.key)
         places[medium.modality].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
     return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places)
 
 
-def _item(positions: Positions | None) -> MultiModalKwargsItem:
+def _kwargs_item(positions: Positions | None) -> MultiModalKwargsItem:
     if positions is None:
         return MultiModalKwargsItem({})
     field = MultiModalBatchedField(keep_on_cpu=True)

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from services.llm.vllm.shared_memory import Place, mapped, opened
+from services.llm.vllm.shared_memory import Place, map_memory, open_memory
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ class CacheConnector(KVConnectorBase_V1):
     # The scheduler's half
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        taken = asked(request.sampling_params).get(TAKES)
+        taken = extra_arguments(request.sampling_params).get(TAKES)
         return (0 if taken is None else max(0, taken["length"] - num_computed_tokens)), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        wanted = asked(request.sampling_params)
+        wanted = extra_arguments(request.sampling_params)
         if GIVES in wanted:
             self._giving[request.request_id] = request
         if num_external_tokens > 0:
             [ids] = blocks.get_block_ids()
-            self._takes.append((wanted[TAKES]["place"], ids[: self._count(wanted[TAKES]["length"])]))
+            self._takes.append((wanted[TAKES]["place"], ids[: self._block_count(wanted[TAKES]["length"])]))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:
         takes, self._takes = self._takes, []
@@ -69,7 +69,12 @@ class CacheConnector(KVConnectorBase_V1):
             request = self._giving.get(id)
             if request is not None and request.num_computed_tokens + count >= request.num_prompt_tokens:
                 [ids] = scheduler_output.kv_connector_block_state.resolve_block_ids(id)
-                gives.append((asked(request.sampling_params)[GIVES], ids[: self._count(request.num_prompt_tokens)]))
+                gives.append(
+                    (
+                        extra_arguments(request.sampling_params)[GIVES],
+                        ids[: self._block_count(request.num_prompt_tokens)],
+                    )
+                )
                 del self._giving[id]
         return Moves(gives, takes)
 
@@ -77,7 +82,7 @@ class CacheConnector(KVConnectorBase_V1):
         self._giving.pop(request.request_id, None)
         return False, None
 
-    def _count(self, length: int) -> int:
+    def _block_count(self, length: int) -> int:
         return -(-length // self._tokens)
 
     # The workers' half
@@ -87,13 +92,12 @@ class CacheConnector(KVConnectorBase_V1):
         layers = kv_caches.values()
         self._layers = [layer if layer.shape[0] == self._blocks else layer.movedim(1, 0) for layer in layers]
 
-    def layout(self, backend: str) -> dict[str, Any]:
-        """The fields of ``services.llm.vllm.protocol.Layout``."""
+    def describe_layout(self, backend: str) -> dict[str, Any]:
+        """The fields of ``services.llm.vllm.protocol.CacheBlockLayout``."""
         first = self._layers[0]
         kind = str(first.dtype).removeprefix("torch.")
-        name = (
-            f"vllm 0.32 {backend} {_kernels(first, self._tokens)} {kind} {len(self._layers)} x {list(first.shape[1:])}"
-        )
+        order = _kernel_layout(first, self._tokens)
+        name = f"vllm 0.32 {backend} {order} {kind} {len(self._layers)} x {list(first.shape[1:])}"
         nbytes = first[0].numel() * first.itemsize
         return {
             "name": name,
@@ -106,7 +110,7 @@ class CacheConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for place, ids in cast(Moves, self._get_connector_metadata()).takes:
             try:
-                words = mapped(place, torch.uint8)
+                words = map_memory(place, torch.uint8)
             except (OSError, RuntimeError) as error:
                 log.info("nobody waits for the answer to a cache any more: %s", error)
                 continue
@@ -117,15 +121,15 @@ class CacheConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         for place, ids in cast(Moves, self._get_connector_metadata()).gives:
             try:
-                self._give(place, ids)
+                self._write_cache(place, ids)
             except OSError as error:
                 log.info("nobody waits for the cache of a prompt any more: %s", error)
 
-    def _give(self, place: Place, ids: list[int]) -> None:
-        fd = opened(place, os.O_RDWR)
+    def _write_cache(self, place: Place, ids: list[int]) -> None:
+        fd = open_memory(place, os.O_RDWR)
         try:
             os.ftruncate(fd, sum(len(ids) * layer[0].numel() * layer.itemsize for layer in self._layers))
-            whole = mapped({**place, "nbytes": os.fstat(fd).st_size}, torch.uint8, shared=True)
+            whole = map_memory({**place, "nbytes": os.fstat(fd).st_size}, torch.uint8, shared=True)
         finally:
             os.close(fd)
         index = torch.tensor(ids, device=self._layers[0].device)
@@ -139,12 +143,12 @@ class CacheConnector(KVConnectorBase_V1):
         """Everything is saved after the step."""
 
 
-def asked(params: Any) -> dict[str, Any]:
+def extra_arguments(params: Any) -> dict[str, Any]:
     """Return the extra arguments that a request's sampling parameters carry; empty without any."""
     return (None if params is None else params.extra_args) or {}
 
 
-def _kernels(layer: torch.Tensor, tokens: int) -> str:
+def _kernel_layout(layer: torch.Tensor, tokens: int) -> str:
     """Return the rest of the layout of a block: strides, or on a CPU the instruction set of the attention kernel."""
     if layer.device.type != "cpu":
         return str(layer.stride())

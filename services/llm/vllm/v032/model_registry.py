@@ -4,17 +4,17 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def register(architectures: Iterable[str]) -> None:
+def register_models(architectures: Iterable[str]) -> None:
     """Import the classes of ``architectures`` here, before vLLM starts a process to look at each of them."""
     from vllm import ModelRegistry
 
     for name in architectures:
         known = ModelRegistry.models.get(name)
         if known is not None:
-            ModelRegistry.register_model(name, _own(name) or known.load_model_cls())
+            ModelRegistry.register_model(name, _towerless_class(name) or known.load_model_cls())
 
 
-def _own(name: str) -> Any:
+def _towerless_class(name: str) -> Any:
     if name == "Qwen3VLForConditionalGeneration":
         from services.llm.vllm.v032.qwen3_vl import Qwen3VLWithoutTower
 

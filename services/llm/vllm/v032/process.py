@@ -12,12 +12,12 @@ from omnibus_models import torchvision_cpu
 
 # A spawned process imports this module for its target, before it imports vLLM for its arguments, and
 # vLLM imports torchvision as soon as it sees it.
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run(*args: Any, parent: int, **kwargs: Any) -> None:
+def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
     """An engine core that dies with ``parent`` and hears none of its terminal's signals."""
     if sys.platform == "linux":
         # The kernel watches the thread that has started this process; see ``Core._thread``.
@@ -30,7 +30,7 @@ def run(*args: Any, parent: int, **kwargs: Any) -> None:
     from services.llm.vllm.v032 import model_registry, worker
 
     config = kwargs["vllm_config"]
-    model_registry.register(config.model_config.architectures)
+    model_registry.register_models(config.model_config.architectures)
     if config.device_config.device_type == "cpu":
         torch.Generator = worker.Rewinding  # type: ignore[misc]
     core.EngineCoreProc.run_engine_core(*args, **kwargs)

@@ -13,7 +13,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from omnibus.metrics.collectors import REGISTRY
 
 
-class Counts:
+class EngineCounts:
     """The last and the summed values; small JSON."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Counts:
         self._queries = 0
         self._hits = 0
 
-    def take(self, scheduler: Any, iteration: Any) -> None:
+    def add_step(self, scheduler: Any, iteration: Any) -> None:
         """Take the stats of one step."""
         if scheduler is not None:
             self.used = scheduler.num_running_reqs
@@ -39,7 +39,7 @@ class Counts:
             self.prompt_tokens += iteration.num_prompt_tokens
             self.preempted += iteration.num_preempted_reqs
 
-    def json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the counts in the form in which the runner's ``stats`` shows them."""
         return {
             "used": self.used,
@@ -52,22 +52,22 @@ class Counts:
         }
 
 
-class Meter(StatLoggerBase):
+class VllmStatLogger(StatLoggerBase):
     """vLLM's interface to ``Counts``."""
 
-    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0, counts: Counts | None = None) -> None:
-        self._counts = counts or Counts()
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0, counts: EngineCounts | None = None) -> None:
+        self._counts = counts or EngineCounts()
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        self._counts.take(scheduler_stats, iteration_stats)
+        self._counts.add_step(scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
         """The runner says that it is ready."""
 
 
-class Own(Collector):
+class VllmCollector(Collector):
     """vLLM's metrics, which it keeps in the registry of the process, under its own names."""
 
     def describe(self) -> Iterator[Metric]:
@@ -78,6 +78,6 @@ class Own(Collector):
 
 
 @cache
-def tell_own() -> None:
+def register_vllm_metrics() -> None:
     """From now on they are among the metrics of this process."""
-    REGISTRY.register(Own())
+    REGISTRY.register(VllmCollector())

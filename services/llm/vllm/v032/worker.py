@@ -7,9 +7,9 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from services.llm.vllm.v032.hidden_states import Rows
+from services.llm.vllm.v032.hidden_states import HiddenRowWriter
 from services.llm.vllm.v032.inputs import DELTA, POSITIONS
-from services.llm.vllm.v032.kv_connector import TAKES, CacheConnector, asked
+from services.llm.vllm.v032.kv_connector import TAKES, CacheConnector, extra_arguments
 
 
 class Worker:
@@ -25,11 +25,11 @@ class Worker:
         runner = self.model_runner
         model = runner.get_model()
         if hasattr(model, "get_mrope_input_positions"):
-            model.get_mrope_input_positions = _brought(model.get_mrope_input_positions)
+            model.get_mrope_input_positions = _request_positions(model.get_mrope_input_positions)
         # One worker has the rows, and has them whole.
         if rows and get_tp_group().is_first_rank and get_pp_group().is_last_rank:
-            runner._model_forward = Rows(runner, runner._model_forward)
-        runner._update_states = _resumed(runner, runner._update_states)
+            runner._model_forward = HiddenRowWriter(runner, runner._model_forward)
+        runner._update_states = _resuming_update(runner, runner._update_states)
         return sum(parameter.numel() for parameter in model.parameters())
 
     def omnibus_cache(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Worker:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector = cast(CacheConnector, get_kv_transfer_group())
-        return connector.layout(self.model_runner.attn_groups[0][0].backend.get_name())
+        return connector.describe_layout(self.model_runner.attn_groups[0][0].backend.get_name())
 
 
 class Rewinding(torch.Generator):
@@ -54,25 +54,25 @@ class Rewinding(torch.Generator):
         return self.manual_seed(self.initial_seed())
 
 
-def _resumed(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
+def _resuming_update(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
     # A sequence whose first tokens were made elsewhere goes on where it was: its positions and its random numbers.
-    def updated(scheduled: SchedulerOutput) -> Any:
-        new = [one for one in scheduled.scheduled_new_reqs if TAKES in asked(one.sampling_params)]
+    def update_and_resume(scheduled: SchedulerOutput) -> Any:
+        new = [one for one in scheduled.scheduled_new_reqs if TAKES in extra_arguments(one.sampling_params)]
         found = update(scheduled)
         for one in new:
-            state, taken = runner.requests[one.req_id], asked(one.sampling_params)[TAKES]
+            state, taken = runner.requests[one.req_id], extra_arguments(one.sampling_params)[TAKES]
             if state.mrope_positions is not None:
                 state.mrope_positions = state.mrope_positions + taken["delta"]
                 state.mrope_position_delta = taken["delta"]
             if state.generator is not None:
                 for _ in range(taken["draws"]):
-                    _draw(runner, state.generator)
+                    _draw_random(runner, state.generator)
         return found
 
-    return updated
+    return update_and_resume
 
 
-def _draw(runner: Any, generator: torch.Generator) -> None:
+def _draw_random(runner: Any, generator: torch.Generator) -> None:
     """Draw random numbers as vLLM does for one token, on a CPU and on a GPU."""
     if runner.device.type == "cpu":
         torch.randint(0, 2**31, (1,), generator=generator)
@@ -80,12 +80,12 @@ def _draw(runner: Any, generator: torch.Generator) -> None:
         torch.empty(runner.input_batch.vocab_size, device=runner.device).exponential_(generator=generator)
 
 
-def _brought(count: Callable[..., tuple[torch.Tensor, int]]) -> Callable[..., tuple[torch.Tensor, int]]:
+def _request_positions(count: Callable[..., tuple[torch.Tensor, int]]) -> Callable[..., tuple[torch.Tensor, int]]:
     # vLLM's own positions differ from the library's for videos; one truth is enough, and the family has it.
-    def positions(ids: Sequence[int], features: Sequence[Any]) -> tuple[torch.Tensor, int]:
+    def find_positions(ids: Sequence[int], features: Sequence[Any]) -> tuple[torch.Tensor, int]:
         for feature in features:
             if feature.data is not None and POSITIONS in feature.data:
                 return feature.data[POSITIONS].data.long(), int(feature.data[DELTA].data)
         return count(ids, features)
 
-    return positions
+    return find_positions

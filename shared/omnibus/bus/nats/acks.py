@@ -64,25 +64,25 @@ class RecordAcks:
         held = self._held_bytes + len(data) <= MAX_HELD_BYTES
         sent = _Sent(subject, data if held else b"", id, loop.time(), len(data) if held else 0)
         try:
-            self._send(sent)
+            self._send_record(sent)
         except OmnibusError as error:
-            self._lose(str(error))
+            self._count_lost(str(error))
             raise
         self._held_bytes += sent.size
         if self._timer is None:
-            self._timer = loop.call_later(RESEND_SECONDS, self._sweep)
+            self._timer = loop.call_later(RESEND_SECONDS, self._resend_overdue)
 
-    def acknowledged(self, delivery: Delivery) -> None:
+    def handle_ack(self, delivery: Delivery) -> None:
         """Take one answer of JetStream."""
         if delivery.refused:
             self._why = "no stream takes them"
         elif b'"error"' in delivery.data:
-            self._why = _reason(delivery.data)
+            self._why = _error_description(delivery.data)
         else:
-            self._done(delivery.subject)
+            self._remove_acked(delivery.subject)
         # What was refused is sent again after a while: a disk that is full has room again later.
 
-    def _done(self, reply: str) -> None:
+    def _remove_acked(self, reply: str) -> None:
         sent = self._sent.pop(reply, None)
         if sent is None:
             return
@@ -95,7 +95,7 @@ class RecordAcks:
 
     # Once in a while
 
-    async def settle(self) -> None:
+    async def wait_for_acks(self) -> None:
         """Wait a moment for what is still out."""
         if self._sent:
             self._settled.clear()
@@ -107,12 +107,12 @@ class RecordAcks:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _send(self, sent: _Sent) -> None:
+    def _send_record(self, sent: _Sent) -> None:
         reply = f"{self._prefix}{next(self._numbers)}"
         self._publish(sent.subject, sent.data, reply, {"Nats-Msg-Id": sent.id})
         self._sent[reply] = sent
 
-    def _sweep(self) -> None:
+    def _resend_overdue(self) -> None:
         """Send again, or give up, what has been out for long."""
         loop = asyncio.get_running_loop()
         self._timer = None
@@ -123,32 +123,32 @@ class RecordAcks:
                 break
             overdue.append(reply)
         for reply in overdue:
-            self._overdue(self._sent.pop(reply), loop.time())
+            self._resend_or_drop(self._sent.pop(reply), loop.time())
         if self._sent:
-            self._timer = loop.call_later(RESEND_SECONDS / 2, self._sweep)
+            self._timer = loop.call_later(RESEND_SECONDS / 2, self._resend_overdue)
         else:
             self._settled.set()
 
-    def _overdue(self, sent: _Sent, now: float) -> None:
+    def _resend_or_drop(self, sent: _Sent, now: float) -> None:
         if sent.sends < MAX_SENDS and sent.size:
             sent.sends, sent.at = sent.sends + 1, now
             try:
-                self._send(sent)
+                self._send_record(sent)
             except OmnibusError as error:
                 self._why = str(error)
             else:
                 return
         self._held_bytes -= sent.size
-        self._lose(self._why)
+        self._count_lost(self._why)
 
-    def _lose(self, why: str) -> None:
+    def _count_lost(self, why: str) -> None:
         self.lost += 1
         if not self._losing:
             self._losing = True
             log.error("records are lost (%s): look at NATS, its disk and its log; serving goes on without them", why)
 
 
-def _reason(answer: bytes) -> str:
+def _error_description(answer: bytes) -> str:
     """JetStream's own words for why it did not take a record."""
     try:
         problem: Any = json.loads(answer)["error"]

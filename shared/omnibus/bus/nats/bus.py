@@ -17,8 +17,8 @@ from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
 from omnibus.bus.nats.acks import RecordAcks
-from omnibus.bus.nats.connection import BUFFER, Connection, command, connect
-from omnibus.bus.subjects import INVOCATIONS, Stream
+from omnibus.bus.nats.connection import BUFFER, NatsConnection, encode_publish, open_connection
+from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
 from omnibus.settings import BusSettings
 
@@ -36,19 +36,19 @@ _NO_ROOM = 10047
 class NatsBus:
     """A connection to NATS; ``await NatsBus.connect(settings, name)``."""
 
-    def __init__(self, connection: Connection, settings: BusSettings) -> None:
+    def __init__(self, connection: NatsConnection, settings: BusSettings) -> None:
         self._nc = connection
         self._js = connection.jetstream(timeout=5)
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._acks: RecordAcks | None = None  # once there is a stream
-        self._streams: dict[str, tuple[nats.js.api.StreamConfig, Stream]] = {}
-        connection.on_reconnect = self._reconnected
+        self._streams: dict[str, tuple[nats.js.api.StreamConfig, StreamSpec]] = {}
+        connection.on_reconnect = self._on_reconnect
 
     @classmethod
     async def connect(cls, settings: BusSettings, name: str) -> "NatsBus":
         """Connect within ``settings.connect_timeout``; raises ``BusUnavailable`` with the URL."""
-        return cls(await connect(settings, name), settings)
+        return cls(await open_connection(settings, name), settings)
 
     @property
     def connected(self) -> bool:
@@ -69,21 +69,21 @@ class NatsBus:
             raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
         if nc.pending_data_size + len(data) > BUFFER:
             raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")
-        nc.send(command(subject, data, reply, headers))
+        nc.send_command(encode_publish(subject, data, reply, headers))
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
-        async def never(_: Msg) -> None: ...
+        async def ignore_message(_: Msg) -> None: ...
 
-        subscription = await self._nc.subscribe(subject, queue, cb=never)
+        subscription = await self._nc.subscribe(subject, queue, cb=ignore_message)
         self._nc.handlers[subscription._id] = handler
-        await self._settle(5)
+        await self._flush_connection(5)
 
-        async def stop() -> None:
+        async def unsubscribe() -> None:
             with suppress(nats.errors.Error):  # a connection that is closed delivers nothing
                 await subscription.unsubscribe()
             self._nc.handlers.pop(subscription._id, None)
 
-        return stop
+        return unsubscribe
 
     async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
         try:
@@ -93,28 +93,28 @@ class NatsBus:
         except (nats.errors.TimeoutError, TimeoutError) as error:
             raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
 
-    async def requests(
+    async def request_stream(
         self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
     ) -> AsyncIterator[bytes]:
-        async for part in request_reply.ask(self, self._nc.new_inbox(), subject, data, timeout, headers):
+        async for part in request_reply.request_replies(self, self._nc.new_inbox(), subject, data, timeout, headers):
             yield part
 
-    async def respond(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
+    async def add_responder(self, subject: str, responder: Responder, queue: str = "") -> Callable[[], Awaitable[None]]:
         return await self.subscribe(
-            subject, lambda delivery: self._spawn(request_reply.answer(self, responder, delivery)), queue
+            subject, lambda delivery: self._spawn_task(request_reply.send_replies(self, responder, delivery)), queue
         )
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn_task(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard_task)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _discard_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception():
             log.error("a responder failed", exc_info=task.exception())
 
-    async def register(
+    async def register_service(
         self,
         name: str,
         metadata: dict[str, str],
@@ -130,20 +130,20 @@ class NatsBus:
             stats_handler=None if stats is None else lambda endpoint: stats(endpoint.name),
         )
 
-        def endpoint(responder: Responder) -> Callable[[Request], Awaitable[None]]:
-            async def handle(request: Request) -> None:
+        def endpoint_handler(responder: Responder) -> Callable[[Request], Awaitable[None]]:
+            async def handle_request(request: Request) -> None:
                 asked = Delivery(request.subject, request.data, request._msg.reply, request._msg.headers)
-                self._spawn(request_reply.answer(self, responder, asked))
+                self._spawn_task(request_reply.send_replies(self, responder, asked))
 
-            return handle
+            return handle_request
 
         for key, (subject, responder) in endpoints.items():
             await service.add_endpoint(
-                EndpointConfig(name=key, subject=subject, handler=endpoint(responder), metadata={})
+                EndpointConfig(name=key, subject=subject, handler=endpoint_handler(responder), metadata={})
             )
-        await self._settle(5)
+        await self._flush_connection(5)
 
-    async def _settle(self, seconds: int) -> None:
+    async def _flush_connection(self, seconds: int) -> None:
         """Return when the server has read everything so far. Raises ``BusUnavailable``.
 
         nats-py's own ``flush`` alone lets its ping overtake what still waits for the socket.
@@ -154,7 +154,7 @@ class NatsBus:
         except (TimeoutError, nats.errors.Error) as error:
             raise BusUnavailable(f"NATS did not answer a ping within {seconds} s: {error}") from error
 
-    async def open_records(self, seconds: float, limit: int, stream: Stream = INVOCATIONS) -> None:
+    async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:
         wanted = nats.js.api.StreamConfig(
             name=stream.name,
             subjects=[stream.subjects],
@@ -167,11 +167,11 @@ class NatsBus:
             allow_direct=True,
         )
         if self._acks is None:
-            acks = RecordAcks(self._publish_record, self._nc.new_inbox())
-            await self.subscribe(acks.pattern, acks.acknowledged)
+            acks = RecordAcks(self._publish_for_ack, self._nc.new_inbox())
+            await self.subscribe(acks.pattern, acks.handle_ack)
             self._acks = acks
         try:
-            await self._open(wanted, stream)
+            await self._ensure_stream(wanted, stream)
             self._streams[stream.name] = (wanted, stream)
         except (nats.errors.Error, TimeoutError) as error:
             if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_ROOM:
@@ -181,7 +181,7 @@ class NatsBus:
                 ) from error
             raise Fatal(f"JetStream is not usable ({error}): start nats-server with -js") from error
 
-    async def _open(self, wanted: nats.js.api.StreamConfig, stream: Stream) -> None:
+    async def _ensure_stream(self, wanted: nats.js.api.StreamConfig, stream: StreamSpec) -> None:
         try:
             info = await self._js.stream_info(stream.name)
         except nats.js.errors.NotFoundError:
@@ -194,15 +194,15 @@ class NatsBus:
             )
         await self._js.update_stream(wanted)
 
-    def _reconnected(self) -> None:
-        self._spawn(self._verify_streams())
+    def _on_reconnect(self) -> None:
+        self._spawn_task(self._verify_streams())
 
     async def _verify_streams(self) -> None:
         """Have the streams as they are to be: a server that starts on a full disk has less room for them."""
         for wanted, stream in self._streams.values():
             for _ in range(_VERIFY_TIMES):
                 try:
-                    await self._open(wanted, stream)
+                    await self._ensure_stream(wanted, stream)
                     break
                 except nats.js.errors.APIError as error:
                     why = "has no room for it" if error.err_code == _NO_ROOM else f"refuses it: {error.description}"
@@ -218,16 +218,16 @@ class NatsBus:
     def records_lost(self) -> int:
         return self._acks.lost if self._acks is not None else 0
 
-    def record(self, subject: str, data: bytes, id: str) -> None:
+    def publish_record(self, subject: str, data: bytes, id: str) -> None:
         if self._acks is None:
             self.publish(subject, data, headers={"Nats-Msg-Id": id})
         else:
             self._acks.send(subject, data, id)
 
-    def _publish_record(self, subject: str, data: bytes, reply: str, headers: dict[str, str]) -> None:
+    def _publish_for_ack(self, subject: str, data: bytes, reply: str, headers: dict[str, str]) -> None:
         self.publish(subject, data, reply=reply, headers=headers)
 
-    async def records(self, subject: str, stream: Stream = INVOCATIONS) -> list[Delivery]:
+    async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         found: list[Delivery] = []
         sequence = 1
         while True:
@@ -240,20 +240,20 @@ class NatsBus:
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
 
-    async def streams(self) -> list[StreamState]:
+    async def list_streams(self) -> list[StreamState]:
         try:
-            return [await self._stream(info) for info in await self._js.streams_info()]
+            return [await self._stream_state(info) for info in await self._js.streams_info()]
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(f"cannot look at the streams: {error or 'timed out'}") from error
 
-    async def _stream(self, info: nats.js.api.StreamInfo) -> StreamState:
+    async def _stream_state(self, info: nats.js.api.StreamInfo) -> StreamState:
         name, state = str(info.config.name), info.state
         found = await self._js.consumers_info(name) if state.consumer_count else []
         durable = {each.name: each for each in found if each.config.durable_name}  # others have made-up names
         consumers = {key: (each.num_pending or 0, each.num_ack_pending or 0) for key, each in durable.items()}
         return StreamState(name, state.messages, state.bytes, info.config.max_bytes or -1, state.last_seq, consumers)
 
-    async def latest(self, stream: Stream, count: int, below: int = 0) -> list[Stored]:
+    async def read_latest(self, stream: StreamSpec, count: int, below: int = 0) -> list[Stored]:
         try:
             state = (await self._js.stream_info(stream.name)).state
         except nats.js.errors.NotFoundError:
@@ -265,11 +265,11 @@ class NatsBus:
         while state.messages and end > state.first_seq and not found:  # else all between were removed
             begin = max(end - count, state.first_seq)
             wanted = {"seq": begin, "batch": end - begin, "max_bytes": BATCH, "next_by_subj": stream.subjects}
-            found = [stored for stored in await self._get(stream, wanted) if stored.number < end]
+            found = [stored for stored in await self._fetch_batch(stream, wanted) if stored.number < end]
             end = begin
         return found
 
-    async def _get(self, stream: Stream, wanted: dict[str, Any]) -> list[Stored]:
+    async def _fetch_batch(self, stream: StreamSpec, wanted: dict[str, Any]) -> list[Stored]:
         """Direct gets of many messages, which nats-py does not have."""
         arrived: asyncio.Queue[Delivery] = asyncio.Queue()
         reply, found = self._nc.new_inbox(), list[Stored]()
@@ -285,7 +285,7 @@ class NatsBus:
             await stop()
         return found
 
-    async def forget(self, stream: Stream, subject: str) -> int:
+    async def purge_subject(self, stream: StreamSpec, subject: str) -> int:
         try:
             before = (await self._js.stream_info(stream.name, subjects_filter=subject)).state.subjects or {}
             await self._js.purge_stream(stream.name, subject=subject)
@@ -300,9 +300,9 @@ class NatsBus:
             return
         try:
             async with asyncio.timeout(5):
-                await self._settle(2)
+                await self._flush_connection(2)
                 if self._acks is not None:
-                    await self._acks.settle()
+                    await self._acks.wait_for_acks()
                 await self._nc.close()
         except (TimeoutError, nats.errors.Error, BusUnavailable):
             log.warning("NATS did not take the last messages before closing")

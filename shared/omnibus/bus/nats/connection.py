@@ -14,10 +14,10 @@ import nats.errors
 from nats.aio.client import Client
 
 from omnibus.bus import Delivery, Handler
-from omnibus.bus.permissions import inbox
+from omnibus.bus.permissions import inbox_prefix
 from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
 from omnibus.metrics import PROCESS
-from omnibus.settings import BusSettings, public
+from omnibus.settings import BusSettings, redact_url
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ OLDEST_SERVER = (2, 12)
 _NO_RESPONDERS = b" 503"
 
 
-class Connection(Client):
+class NatsConnection(Client):
     """nats-py's client with a direct way from the parser to a handler, per subscription."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Connection(Client):
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
 
-    async def reconnected(self) -> None:
+    async def notify_reconnected(self) -> None:
         self.on_reconnect()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -52,7 +52,7 @@ class Connection(Client):
         except Exception:  # the reader must outlive any one message
             log.exception("handler of %s failed", subject.decode())
 
-    def send(self, command: bytes) -> None:
+    def send_command(self, command: bytes) -> None:
         """Queue protocol bytes and wake the flusher, as ``Client.publish`` does but without its coroutines."""
         self._pending.append(command)
         self._pending_data_size += len(command)
@@ -62,7 +62,7 @@ class Connection(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
 
-def command(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
+def encode_publish(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
     """PUB or HPUB with its payload.
 
     Parts of subjects come from messages, so a blank or line break in one must not become protocol.
@@ -80,16 +80,16 @@ def command(subject: str, data: bytes, reply: str, headers: dict[str, str] | Non
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, head, data)
 
 
-async def connect(settings: BusSettings, name: str) -> Connection:
+async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     """Connect within ``settings.connect_timeout``.
 
     Raises ``BusUnavailable`` with the URL, ``Fatal`` for a server that is too old, and ``BadRequest`` for files of
     TLS that cannot be read.
     """
-    connection = Connection()
+    connection = NatsConnection()
     options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
     if settings.tls_ca:
-        options["tls"] = _tls(settings)
+        options["tls"] = _tls_context(settings)
     try:
         async with asyncio.timeout(settings.connect_timeout):
             await connection.connect(
@@ -100,22 +100,22 @@ async def connect(settings: BusSettings, name: str) -> Connection:
                 pending_size=BUFFER,
                 allow_reconnect=True,
                 error_cb=_log_error,
-                reconnected_cb=connection.reconnected,
-                inbox_prefix=inbox(settings.user).encode(),
+                reconnected_cb=connection.notify_reconnected,
+                inbox_prefix=inbox_prefix(settings.user).encode(),
                 skip_subject_validation=True,
                 **options,
             )
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        raise BusUnavailable(f"no NATS server at {public(settings.url)}: {error or 'timed out'}") from error
+        raise BusUnavailable(f"no NATS server at {redact_url(settings.url)}: {error or 'timed out'}") from error
     version = connection.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
         await connection.close()
         raise Fatal(f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer")
-    _tell(connection)
+    _bind_metrics(connection)
     return connection
 
 
-def _tls(settings: BusSettings) -> ssl.SSLContext:
+def _tls_context(settings: BusSettings) -> ssl.SSLContext:
     """Raises ``BadRequest`` for files that cannot be read."""
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca)
@@ -126,13 +126,13 @@ def _tls(settings: BusSettings) -> ssl.SSLContext:
     return context
 
 
-def _tell(connection: Connection) -> None:
+def _bind_metrics(connection: NatsConnection) -> None:
     """From now on metrics are of this connection; a service has one."""
     counts = connection.stats
-    PROCESS.bus.one(lambda: connection.is_connected)
-    PROCESS.reconnects.one(lambda: counts["reconnects"])
-    PROCESS.messages.by(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
-    PROCESS.bytes.by(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
+    PROCESS.bus.set_value(lambda: connection.is_connected)
+    PROCESS.reconnects.set_value(lambda: counts["reconnects"])
+    PROCESS.messages.set_values(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
+    PROCESS.bytes.set_values(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
 
 
 async def _log_error(error: Exception) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import is_id
-from omnibus.checkpoints.report import Part, Report
-from omnibus.cli.format.tables import fields, table
+from omnibus.checkpoints.report import ComponentReport, Report
+from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN, TITLES
 from omnibus.plan import ModelPlan, Plan
@@ -16,16 +16,16 @@ from omnibus.plan import ModelPlan, Plan
 USUAL = "float32"
 
 
-def about(name: str) -> dict[str, Any]:
+def family_info(name: str) -> dict[str, Any]:
     """All that is known of a family without a checkpoint. Raises ``BadRequest`` for one that a plugin breaks."""
-    found = catalog.family(name)
+    found = catalog.find_family(name)
     usual = {option for path in found["paths"] for option in path["options"]}
     options = {each: {**option, "usual": each in usual} for each, option in found["options"].items()}
     return {
         "family": name,
         "title": TITLES.get(name, name),
-        "takes": catalog.takes(found),
-        "gives": catalog.gives(found),
+        "takes": catalog.input_kinds(found),
+        "gives": catalog.output_kinds(found),
         "components": {part: found["tasks"][part] for part in found["components"]},
         "voices": list(found["voices"]),
         "options": dict(sorted(options.items(), key=lambda item: not item[1]["usual"])),
@@ -34,37 +34,42 @@ def about(name: str) -> dict[str, Any]:
     }
 
 
-def running(model: ModelPlan) -> dict[str, Any]:
+def plan_model_summary(model: ModelPlan) -> dict[str, Any]:
     """A model of a plan in short."""
     replicas = {name: option.replicas for name, option in model.options.items() if not option.of}
     return {"family": model.family, "checkpoint": model.checkpoint, "options": replicas}
 
 
-def listed(families: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str], plan: Plan | None) -> Iterator[str]:
+def list_lines(
+    families: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str], plan: Plan | None
+) -> Iterator[str]:
     """Yield the lines of ``omnibus models list``; ``absent`` are the families that are not served, and why."""
     rows = [
         [name, each["title"], ", ".join(each["takes"]), ", ".join(each["gives"]), ", ".join(each["components"])]
         for name, each in families.items()
     ]
     tiny = [each["tiny"] for each in families.values()]
-    yield from table(
+    yield from table_lines(
         ["FAMILY", "MODELS", "TAKES", "GIVES", "COMPONENTS", "TINY"],
         [[*row, name] for row, name in zip(rows, tiny, strict=True)],
     )
     yield ""
-    yield from table(["NOT SERVED", "WHY"], [[name, why] for name, why in absent.items()])
+    yield from table_lines(["NOT SERVED", "WHY"], [[name, why] for name, why in absent.items()])
     if plan is not None and plan.models:
-        found = {name: running(model) for name, model in plan.models.items()}
+        found = {name: plan_model_summary(model) for name, model in plan.models.items()}
         yield ""
-        yield from table(
+        yield from table_lines(
             ["RUNNING", "FAMILY", "CHECKPOINT", "OPTIONS"],
-            [[name, each["family"], _short(each), _counts(each["options"])] for name, each in found.items()],
+            [
+                [name, each["family"], _checkpoint_text(each), _replica_text(each["options"])]
+                for name, each in found.items()
+            ],
         )
 
 
-def family(about: Mapping[str, Any]) -> Iterator[str]:
+def family_lines(about: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of ``omnibus models show FAMILY``."""
-    yield from fields(
+    yield from field_lines(
         {
             "family": f"{about['family']} ({about['title']})",
             "takes": ", ".join(about["takes"]),
@@ -74,59 +79,60 @@ def family(about: Mapping[str, Any]) -> Iterator[str]:
         }
     )
     yield ""
-    yield from table(["COMPONENT", "UNIT TASK"], [[part, kind] for part, kind in about["components"].items()])
+    yield from table_lines(["COMPONENT", "UNIT TASK"], [[part, kind] for part, kind in about["components"].items()])
     yield ""
     rows = [
         [name, "+".join(each["components"]), each["service"], "yes" if each["usual"] else ""]
         for name, each in about["options"].items()
     ]
-    yield from table(["OPTION", "RUNS", "SERVICE", "USUAL"], rows)
+    yield from table_lines(["OPTION", "RUNS", "SERVICE", "USUAL"], rows)
     yield ""
-    yield from _paths(about["paths"])
+    yield from _path_lines(about["paths"])
 
 
-def checkpoint(report: Report) -> Iterator[str]:
+def checkpoint_lines(report: Report) -> Iterator[str]:
     """Yield the lines of ``omnibus models show PATH``."""
-    known = about(report.family)
-    yield from fields(
+    known = family_info(report.family)
+    yield from field_lines(
         {
             "checkpoint": report.path,
             "family": f"{report.family} ({known['title']})",
             "takes": ", ".join(known["takes"]),
             "gives": ", ".join(known["gives"]),
-            "weights": _stored(report),
-            "dtype": _dtype(report),
+            "weights": _stored_text(report),
+            "dtype": _dtype_text(report),
         }
     )
     yield ""
     rows = [
-        [name, known["components"].get(name, ""), count(part.parameters), _memory(part), *_cache(part)]
+        [name, known["components"].get(name, ""), count_text(part.parameters), _memory_text(part), *_cache_cells(part)]
         for name, part in report.parts.items()
     ]
-    yield from table(["COMPONENT", "UNIT TASK", "PARAMETERS", "MEMORY", "CACHE PER TOKEN", "CONTEXT"], rows)
+    yield from table_lines(["COMPONENT", "UNIT TASK", "PARAMETERS", "MEMORY", "CACHE PER TOKEN", "CONTEXT"], rows)
     yield ""
-    taken = {name: size(nbytes) for name, nbytes in sizes(report).items()}
+    taken = {name: size_text(nbytes) for name, nbytes in option_bytes(report).items()}
     rows = [
         [name, "+".join(each["components"]), each["service"], taken.get(name, "?"), "yes" if each["usual"] else ""]
         for name, each in known["options"].items()
     ]
-    yield from table(["OPTION", "RUNS", "SERVICE", "MEMORY", "USUAL"], rows)
+    yield from table_lines(["OPTION", "RUNS", "SERVICE", "MEMORY", "USUAL"], rows)
     yield ""
-    yield from _paths(known["paths"])
+    yield from _path_lines(known["paths"])
     yield ""
     yield "Memory is that of weights; what is computed and cached comes on top."
-    yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected(report, part))
+    yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 
-def checked(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
+def check_lines(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of ``omnibus models check``."""
-    yield f"{report.path}: {report.family} ({TITLES.get(report.family, report.family)}); weights: {_stored(report)}"
+    title = TITLES.get(report.family, report.family)
+    yield f"{report.path}: {report.family} ({title}); weights: {_stored_text(report)}"
     yield ""
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}
     if not report.stored:
         verdicts = {name: part.problem or "no weights" for name, part in report.parts.items()}
-    rows = [[name, _memory(part), verdicts[name]] for name, part in report.parts.items()]
-    yield from table(["COMPONENT", "MEMORY", "CHECKPOINT"], rows)
+    rows = [[name, _memory_text(part), verdicts[name]] for name, part in report.parts.items()]
+    yield from table_lines(["COMPONENT", "MEMORY", "CHECKPOINT"], rows)
     yield ""
     yield from (f"missing: {name}" for name in report.lost)
     yield from (f"broken: {fault}" for fault in report.broken)
@@ -134,30 +140,30 @@ def checked(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     if not report.complete:
         yield "It cannot be served as it is."
         return
-    yield f"Memory is that of weights in {_dtype(report)}."
+    yield f"Memory is that of weights in {_dtype_text(report)}."
     yield "It can be taken apart. `omnibus up --models FILE` serves it, with this in FILE:"
     yield json.dumps(declared, indent=2)
 
 
-def declared(report: Report, checkpoint: str) -> dict[str, Any]:
+def shortest_declaration(report: Report, checkpoint: str) -> dict[str, Any]:
     """The shortest declaration that serves it; a directory by its whole path."""
     found = checkpoint if is_id(checkpoint) else str(Path(checkpoint).resolve())
     name = checkpoint.partition("@")[0].rpartition("/")[2] if is_id(checkpoint) else Path(found).name
     return {"models": {name: {"family": report.family, "checkpoint": found}}}
 
 
-def sizes(report: Report) -> dict[str, int]:
+def option_bytes(report: Report) -> dict[str, int]:
     """Bytes of the weights of each option whose components all could be built. Halves of a language model in one
     executor share theirs."""
     found = {}
-    for name, option in catalog.family(report.family)["options"].items():
+    for name, option in catalog.find_family(report.family)["options"].items():
         parts = {"thinker" if part in catalog.SPLIT else part for part in option["components"]}
         if parts <= report.parts.keys() and all(report.parts[part].nbytes for part in parts):
             found[name] = sum(report.parts[part].nbytes for part in parts)
     return found
 
 
-def size(nbytes: int) -> str:
+def size_text(nbytes: int) -> str:
     """Bytes for people."""
     found, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -167,7 +173,7 @@ def size(nbytes: int) -> str:
     return f"{found:.0f} {unit}" if unit == "B" or found >= 1000 else f"{found:.3g} {unit}"
 
 
-def count(number: int) -> str:
+def count_text(number: int) -> str:
     """Parameters for people."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if number >= unit:
@@ -175,42 +181,45 @@ def count(number: int) -> str:
     return str(number)
 
 
-def _paths(paths: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _path_lines(paths: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [[">".join(path["options"]), f"{path.get('share', 1):g}"] for path in paths]
-    yield from table(["PATH", "SHARE"], rows)
+    yield from table_lines(["PATH", "SHARE"], rows)
 
 
-def _memory(part: Part) -> str:
-    return size(part.nbytes) if part.nbytes else "?"
+def _memory_text(part: ComponentReport) -> str:
+    return size_text(part.nbytes) if part.nbytes else "?"
 
 
-def _cache(part: Part) -> list[str]:
-    return [size(part.kv_bytes) if part.kv_bytes else "", str(part.context) if part.kv_bytes and part.context else ""]
+def _cache_cells(part: ComponentReport) -> list[str]:
+    return [
+        size_text(part.kv_bytes) if part.kv_bytes else "",
+        str(part.context) if part.kv_bytes and part.context else "",
+    ]
 
 
-def _stored(report: Report) -> str:
+def _stored_text(report: Report) -> str:
     if not report.stored:
         return "none, a configuration alone"
     dtypes = ", ".join(sorted(report.stored))
     files = "1 file" if report.files == 1 else f"{report.files} files"
-    return f"{files}, {size(sum(report.stored.values()))}, {dtypes}"
+    return f"{files}, {size_text(sum(report.stored.values()))}, {dtypes}"
 
 
-def _dtype(report: Report) -> str:
+def _dtype_text(report: Report) -> str:
     hint = f" (executors load {USUAL} unless OMNIBUS_EXECUTOR_DTYPE={report.dtype})"
     return report.dtype + ("" if report.dtype == USUAL else hint)
 
 
-def _unexpected(report: Report, part: Part) -> list[str]:
+def _unexpected_faults(report: Report, part: ComponentReport) -> list[str]:
     """Of a configuration alone nothing but problems is unexpected."""
     return part.faults if report.stored else [part.problem] if part.problem else []
 
 
-def _short(model: Mapping[str, Any]) -> str:
+def _checkpoint_text(model: Mapping[str, Any]) -> str:
     """The checkpoint of an app's own tasks is a text."""
     found = str(model["checkpoint"])
     return "" if model["family"] == catalog.PYTHON else found
 
 
-def _counts(options: Mapping[str, int]) -> str:
+def _replica_text(options: Mapping[str, int]) -> str:
     return " ".join(name if replicas == 1 else f"{replicas}x{name}" for name, replicas in options.items())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omnibus.cli.format.tables import table
+from omnibus.cli.format.tables import table_lines
 
 #: Notes of a model that are lists or tables of names.
 _NOTES = {
@@ -14,97 +14,106 @@ _NOTES = {
 }
 
 
-def planned(told: Mapping[str, Any]) -> Iterator[str]:
+def planned_lines(told: Mapping[str, Any]) -> Iterator[str]:
     """``explain["planned"]`` of a plan."""
     models = told.get("models", {})
     for name, model in models.items():
-        yield from _model(name, model)
+        yield from _model_lines(name, model)
         yield ""
-    yield from _options(models)
+    yield from _option_lines(models)
     yield ""
-    yield from _types(models)
+    yield from _type_lines(models)
     for deployment in told.get("deployments", ()):
         yield ""
-        yield from _deployment(deployment)
+        yield from _deployment_lines(deployment)
 
 
-def _model(name: str, model: Mapping[str, Any]) -> Iterator[str]:
+def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {model.get('reason', '')}"
-    yield f"  {_number(model.get('rate'))} req/s expected, {_number(model.get('capacity'))} req/s can be served"
+    rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
+    yield f"  {rate} req/s expected, {capacity} req/s can be served"
     if model.get("goals"):
         yield f"  goals: {model['goals']}"
     if model.get("cells"):
         yield f"  cells: {', '.join(f'{count} of {size} GPUs' for size, count in model['cells'].items())}"
     for note, said in _NOTES.items():
         if model.get(note):
-            yield f"  {said}: {_listed(model[note])}"
+            yield f"  {said}: {_list_text(model[note])}"
 
 
-def _options(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     rows = [
         [
             f"{name}/{option}",
             str(use.get("replicas", "")),
             f"{use.get('gpus', '')} {use.get('gpu', '')}".strip(),
-            _part(use.get("utilisation")),
-            _seconds(use.get("wait")),
+            _share_text(use.get("utilisation")),
+            _seconds_text(use.get("wait")),
             "more would serve more" if option in model.get("bottlenecks", ()) else "",
         ]
         for name, model in models.items()
         for option, use in model.get("options", {}).items()
     ]
-    yield from table(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
+    yield from table_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
 
 
-def _types(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     rows = [
-        [name, kind, _number(each.get("rate")), _seconds(each.get("alone")), _seconds(each.get("latency"))]
+        [
+            name,
+            kind,
+            _number_text(each.get("rate")),
+            _seconds_text(each.get("alone")),
+            _seconds_text(each.get("latency")),
+        ]
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()
     ]
-    yield from table(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY"], rows)
+    yield from table_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY"], rows)
 
 
-def _deployment(told: Mapping[str, Any]) -> Iterator[str]:
+def _deployment_lines(told: Mapping[str, Any]) -> Iterator[str]:
     gpus = [
         f"{kind} {each.get('used')}" + (f" of {each['of']}" if "of" in each else "")
         for kind, each in told.get("gpus", {}).items()
     ]
-    facts = [f"GPUs: {', '.join(gpus)}", f"price {_number(told.get('price'))}"]
+    facts = [f"GPUs: {', '.join(gpus)}", f"price {_number_text(told.get('price'))}"]
     if told.get("distance") is not None:
-        facts.append(f"{_part(told['distance'])} from what fractions of replicas could do")
+        facts.append(f"{_share_text(told['distance'])} from what fractions of replicas could do")
     if told.get("gap"):
-        facts.append(f"not proven to be the best by {_part(told['gap'])}")
+        facts.append(f"not proven to be the best by {_share_text(told['gap'])}")
     yield "; ".join(facts)
     if told.get("nodes"):
-        yield f"on nodes: {_listed(told['nodes'])}"
+        yield f"on nodes: {_list_text(told['nodes'])}"
     if told.get("alternatives"):
-        yield from table(["WITHOUT", "SERVES", "GPUS", "PRICE"], [_other(each) for each in told["alternatives"]])
+        yield from table_lines(
+            ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in told["alternatives"]]
+        )
 
 
-def _other(each: Mapping[str, Any]) -> Sequence[str]:
+def _alternative_row(each: Mapping[str, Any]) -> Sequence[str]:
     name = str(each.get("without", ""))
     if not each.get("possible"):
         return [name, "nothing", "", ""]
     rates = each.get("rates", {})
-    serves = ", ".join(f"{model} {_number(rate)} req/s" for model, rate in rates.items())
-    return [name, serves, str(each.get("gpus", "")), _number(each.get("price"))]
+    serves = ", ".join(f"{model} {_number_text(rate)} req/s" for model, rate in rates.items())
+    return [name, serves, str(each.get("gpus", "")), _number_text(each.get("price"))]
 
 
-def _listed(value: Any) -> str:
+def _list_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} ({each})" for name, each in value.items())
     return ", ".join(map(str, value))
 
 
-def _number(value: Any) -> str:
+def _number_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "?"
 
 
-def _part(value: Any) -> str:
+def _share_text(value: Any) -> str:
     return f"{value:.0%}" if isinstance(value, int | float) else "?"
 
 
-def _seconds(value: Any) -> str:
+def _seconds_text(value: Any) -> str:
     """None is what grows without end."""
     return f"{value:.3g} s" if isinstance(value, int | float) else "grows"

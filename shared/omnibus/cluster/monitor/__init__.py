@@ -6,7 +6,7 @@ async with Watch(store, bus).following() as watch:
 """
 
 from omnibus.cluster.monitor.monitor import Watch
-from omnibus.cluster.monitor.snapshot import Seen
-from omnibus.cluster.monitor.to_json import told
+from omnibus.cluster.monitor.snapshot import SystemState
+from omnibus.cluster.monitor.to_json import state_values
 
-__all__ = ["Seen", "Watch", "told"]
+__all__ = ["SystemState", "Watch", "state_values"]

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.cluster.monitor.snapshot import Seen
+from omnibus.cluster.monitor.snapshot import SystemState
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
-from omnibus.store import REREAD, Stand, Store
+from omnibus.store import REREAD, PlanState, Store
 
 #: Seconds between two questions to all who are there: gateways say nothing while their plan is the same.
 ASK = 5.0
@@ -22,7 +22,7 @@ class Watch:
     """Keeps ``seen`` up to date. ``tell`` is called whenever there is news."""
 
     def __init__(self, store: Store, bus: Bus, tell: Callable[[], None] = lambda: None) -> None:
-        self.seen = Seen()
+        self.seen = SystemState()
         #: Set once the store has told where plans stand.
         self.begun = asyncio.Event()
         self._store = store
@@ -37,24 +37,26 @@ class Watch:
     async def following(self) -> AsyncIterator["Watch"]:
         """Follow as long as the block lasts."""
         heard: dict[str, Callable[[Delivery], None]] = {
-            subjects.EXECUTOR: lambda delivery: self.seen.executor(messages.decode_status(delivery.data)),
-            subjects.GATEWAY: lambda delivery: self.seen.gateway(messages.decode_gateway(delivery.data)),
-            subjects.LOAD: lambda delivery: self.seen.load(messages.decode_load(delivery.data)),
-            subjects.GONE: lambda delivery: self.seen.gone(delivery.data.decode(errors="replace")),
+            subjects.EXECUTOR: lambda delivery: self.seen.handle_executor(messages.decode_status(delivery.data)),
+            subjects.GATEWAY: lambda delivery: self.seen.handle_gateway(messages.decode_gateway(delivery.data)),
+            subjects.LOAD: lambda delivery: self.seen.handle_load(messages.decode_load(delivery.data)),
+            subjects.GONE: lambda delivery: self.seen.handle_gone(delivery.data.decode(errors="replace")),
         }
         async with AsyncExitStack() as stack:
             for kind, handler in heard.items():
-                stack.push_async_callback(await self._bus.subscribe(subjects.event(kind), self._readable(handler)))
-            for following in (self._plans(), self._problems()):
+                stack.push_async_callback(
+                    await self._bus.subscribe(subjects.event_subject(kind), self._skip_unreadable(handler))
+                )
+            for following in (self._follow_plans(), self._follow_problems()):
                 stack.push_async_callback(until_cancelled, asyncio.create_task(following))
             yield self
 
-    def turn(self) -> list[str]:
+    def poll_presence(self) -> list[str]:
         """Ask who is there, now and then; returns what cannot be reached."""
         now, away = time.monotonic(), []
         if self._bus.reconnects != self._reconnects:
             self._reconnects, self._asked = self._bus.reconnects, 0.0
-            self.seen.missed()
+            self.seen.handle_disconnect()
         if not self._bus.connected:
             self._bus_lost = self._bus_lost or now
             away.append(f"the bus, for {now - self._bus_lost:.0f} s: who is up and what comes is not known")
@@ -63,43 +65,43 @@ class Watch:
             if now - self._asked >= ASK:
                 self._asked = now
                 with suppress(OmnibusError):  # the next turn asks again
-                    self._bus.publish(subjects.event(subjects.CENSUS), b"{}")
+                    self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         if self._store_lost:
             away.append(f"the store, for {now - self._store_lost:.0f} s: the plan is the last one known")
         return away
 
-    async def _plans(self) -> None:
+    async def _follow_plans(self) -> None:
         async for stand in self._store.plan_changes():
             while True:
                 try:
-                    await self._read(stand)
+                    await self._read_state(stand)
                     self.begun.set()
                     break
                 except StoreUnavailable:  # a change is told once
                     await asyncio.sleep(AGAIN)
             self._tell()
 
-    async def _read(self, stand: Stand) -> None:
+    async def _read_state(self, stand: PlanState) -> None:
         seen, known = self.seen, self.seen.stand
-        seen.problems = await self._store.problems()
+        seen.problems = await self._store.plan_problems()
         if stand.epoch != known.epoch or seen.plan is None:
-            seen.plan = await _known(self._store.plan(stand.epoch)) if stand.epoch else None
+            seen.plan = await _readable_plan(self._store.plan(stand.epoch)) if stand.epoch else None
         if stand.mark != known.mark:
-            seen.staged = await _known(self._store.staged()) if stand.staged else None
+            seen.staged = await _readable_plan(self._store.staged_plan()) if stand.staged else None
         seen.stand = stand
 
-    async def _problems(self) -> None:
+    async def _follow_problems(self) -> None:
         """Nobody announces these."""
         while True:
             try:
-                self.seen.problems = await self._store.problems()
+                self.seen.problems = await self._store.plan_problems()
                 self._store_lost = 0.0
             except StoreUnavailable:
                 self._store_lost = self._store_lost or time.monotonic()
             self._tell()
             await asyncio.sleep(AGAIN if self._store_lost else REREAD)
 
-    def _readable(self, handler: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
+    def _skip_unreadable(self, handler: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
         def handle(delivery: Delivery) -> None:
             with suppress(ProtocolError):  # another build's
                 handler(delivery)
@@ -108,7 +110,7 @@ class Watch:
         return handle
 
 
-async def _known(reading: Awaitable[Plan | None]) -> Plan | None:
+async def _readable_plan(reading: Awaitable[Plan | None]) -> Plan | None:
     """None for a plan that another build wrote."""
     with suppress(ProtocolError):
         return await reading

@@ -2,52 +2,56 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from omnibus.cluster.desired import counts
+from omnibus.cluster.desired import replica_counts
 from omnibus.plan import ModelPlan, Path, Plan
 
 #: Characters of a checkpoint's name.
 _LONG = 100
 
 
-def differences(before: Plan, after: Plan) -> Iterator[list[str]]:
+def plan_differences(before: Plan, after: Plan) -> Iterator[list[str]]:
     """Rows of what changes: what, before, after."""
     names = dict.fromkeys([*before.models, *after.models])
     for name in names:
         old, new = before.models.get(name), after.models.get(name)
         if old is None or new is None:
             yield [f"model {name}", "-" if old is None else "served", "-" if new is None else "served"]
-        yield from _changed(name, "executors of {}", _replicas(name, old), _replicas(name, new))
-        yield from _changed(name, "{}", _shares(old), _shares(new))
-        yield from _changed(name, "{}", _facts(old), _facts(new)) if old is not None and new is not None else ()
+        yield from _changed_rows(name, "executors of {}", _replica_texts(name, old), _replica_texts(name, new))
+        yield from _changed_rows(name, "{}", _share_texts(old), _share_texts(new))
+        yield from (
+            _changed_rows(name, "{}", _fact_texts(old), _fact_texts(new)) if old is not None and new is not None else ()
+        )
 
 
-def shares(paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+def path_shares(paths: Sequence[Path]) -> Iterator[tuple[Path, float]]:
     """Each path and its part of the requests of its type."""
     total = sum(path.rate for path in paths)
     for path in paths:
         yield path, path.rate / total if total else 0.0
 
 
-def _changed(name: str, label: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[list[str]]:
+def _changed_rows(name: str, label: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[list[str]]:
     for key in dict.fromkeys([*old, *new]):
         was, now = old.get(key, "-"), new.get(key, "-")
         if was != now:
             yield [label.format(f"{name}{key}"), was, now]
 
 
-def _replicas(name: str, model: ModelPlan | None) -> dict[str, str]:
-    found = counts({name: model}) if model is not None else {}
+def _replica_texts(name: str, model: ModelPlan | None) -> dict[str, str]:
+    found = replica_counts({name: model}) if model is not None else {}
     return {f"/{kind.option}": str(count) for kind, count in found.items()}
 
 
-def _shares(model: ModelPlan | None) -> dict[str, str]:
+def _share_texts(model: ModelPlan | None) -> dict[str, str]:
     types = model.types if model is not None else {}
-    return {f": {kind}, {path.name}": f"{share:.1%}" for kind, found in types.items() for path, share in shares(found)}
+    return {
+        f": {kind}, {path.name}": f"{share:.1%}" for kind, found in types.items() for path, share in path_shares(found)
+    }
 
 
-def _facts(model: ModelPlan | None) -> dict[str, str]:
+def _fact_texts(model: ModelPlan | None) -> dict[str, str]:
     """All else that executors go by."""
     if model is None:
         return {}
-    makes = {f"/{option}: what it does": model.origin(option)[:4] for option in model.options}
+    makes = {f"/{option}: what it does": model.option_origin(option)[:4] for option in model.options}
     return {" checkpoint": model.checkpoint[:_LONG], " family": model.family, **makes}

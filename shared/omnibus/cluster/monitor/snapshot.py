@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from omnibus.bus.messages import ExecutorStatus, GatewayStatus, Load, LoadEvent
-from omnibus.cluster.desired import Kind, counts
-from omnibus.cluster.load_window import Recent
+from omnibus.bus.messages import ExecutorStatus, GatewayStatus, LoadCounts, LoadEvent
+from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.cluster.load_window import LoadWindow
 from omnibus.cluster.presence import SILENT
 from omnibus.plan import Plan
-from omnibus.store import PlanProblem, Stand
+from omnibus.store import PlanProblem, PlanState
 
 #: Seconds that rates are over.
 WINDOW = 5.0
@@ -30,10 +30,10 @@ class Totals(NamedTuple):
     quantities: dict[str, float]  # per second
 
 
-class OptionSeen(NamedTuple):
+class OptionState(NamedTuple):
     """Executors of one kind. ``busy`` is a share of the time of those that are up, ``jobs`` per second."""
 
-    kind: Kind
+    kind: ExecutorKind
     components: tuple[str, ...]
     wanted: int
     staged: int | None  # what the plan that is to follow wants
@@ -44,7 +44,7 @@ class OptionSeen(NamedTuple):
     jobs: float | None
 
 
-class _Executor:
+class _ExecutorHistory:
     """One executor: its last word, and what its engines did in the last seconds."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Executor:
         self.heard = 0.0
         self._samples: deque[tuple[float, float, int]] = deque()
 
-    def take(self, status: ExecutorStatus, now: float) -> None:
+    def add_status(self, status: ExecutorStatus, now: float) -> None:
         self.status, self.heard = status, now
         self._samples.append((now, sum(status.busy), sum(status.done)))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW:
@@ -61,57 +61,57 @@ class _Executor:
     @property
     def busy(self) -> float | None:
         """Share of the time; engines of several components may compute side by side, and count once."""
-        rates = self._rates()
+        rates = self._compute_rates()
         return min(1.0, rates[0]) if rates is not None and self.status.busy else None
 
     @property
     def jobs(self) -> float | None:
-        rates = self._rates()
+        rates = self._compute_rates()
         return rates[1] if rates is not None and self.status.done else None
 
-    def _rates(self) -> tuple[float, float] | None:
+    def _compute_rates(self) -> tuple[float, float] | None:
         (began, busy, done), (ended, later, more) = self._samples[0], self._samples[-1]
         if ended <= began:
             return None
         return max(0.0, later - busy) / (ended - began), max(0, more - done) / (ended - began)
 
 
-class Seen:
+class SystemState:
     """All of it. ``clock`` tells seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stand = Stand(0, 0, 0, 0)
+        self.stand = PlanState(0, 0, 0, 0)
         self.plan: Plan | None = None
         self.staged: Plan | None = None
         self.problems: Mapping[str, PlanProblem] = {}
         self._clock = clock
-        self._executors: dict[str, _Executor] = {}
+        self._executors: dict[str, _ExecutorHistory] = {}
         self._gateways: dict[str, tuple[int, float]] = {}  # epoch, when it was heard
         self._inflight: dict[str, tuple[int, float]] = {}
-        self._recent = Recent(WINDOW, clock)
+        self._recent = LoadWindow(WINDOW, clock)
         self._lost: dict[tuple[str, str], list[int]] = {}  # failed and refused since the beginning
 
     # What comes
 
-    def executor(self, status: ExecutorStatus) -> None:
+    def handle_executor(self, status: ExecutorStatus) -> None:
         if status.state == "gone":
-            self.gone(status.id)
+            self.handle_gone(status.id)
             return
-        self._executors.setdefault(status.id, _Executor()).take(status, self._clock())
+        self._executors.setdefault(status.id, _ExecutorHistory()).add_status(status, self._clock())
 
-    def gone(self, executor: str) -> None:
+    def handle_gone(self, executor: str) -> None:
         self._executors.pop(executor, None)
 
-    def gateway(self, status: GatewayStatus) -> None:
+    def handle_gateway(self, status: GatewayStatus) -> None:
         if status.state == "ready":
             self._gateways[status.id] = (status.epoch, self._clock())
         else:
             self._gateways.pop(status.id, None)
             self._inflight.pop(status.id, None)
 
-    def load(self, event: LoadEvent) -> None:
+    def handle_load(self, event: LoadEvent) -> None:
         now = self._clock()
-        self._recent.take(event)
+        self._recent.add_event(event)
         self._inflight[event.gateway] = (event.inflight, now)
         self._gateways[event.gateway] = (event.epoch, now)
         for model, types in event.models.items():
@@ -120,7 +120,7 @@ class Seen:
                 lost[0] += load.failed
                 lost[1] += load.refused
 
-    def missed(self) -> None:
+    def handle_disconnect(self) -> None:
         """The bus was away: what it had to say in the meantime is lost."""
         self._recent.clear()
         self._inflight.clear()
@@ -145,52 +145,54 @@ class Seen:
         """Seconds that rates are over by now."""
         return self._recent.span
 
-    def types(self) -> dict[tuple[str, str], Totals]:
+    def type_totals(self) -> dict[tuple[str, str], Totals]:
         """Return the totals of every model and request type that was requested since the beginning."""
-        self._recent.aged()
-        rates = {key: _Rates() for key in self._lost}
-        for event, per_second in self._recent.rates():
+        self._recent.drop_expired()
+        rates = {key: _RateSums() for key in self._lost}
+        for event, per_second in self._recent.event_rates():
             for model, types in event.models.items():
                 for kind, load in types.items():
-                    rates[model, kind].add(load, per_second)
-        return {key: rates[key].totals(*lost) for key, lost in sorted(self._lost.items())}
+                    rates[model, kind].add_load(load, per_second)
+        return {key: rates[key].to_totals(*lost) for key, lost in sorted(self._lost.items())}
 
-    def up(self) -> dict[Kind, int]:
+    def ready_counts(self) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each kind."""
-        found: dict[Kind, int] = {}
-        for each in self._living():
+        found: dict[ExecutorKind, int] = {}
+        for each in self._live_executors():
             if each.status.state == "ready":
-                kind = self._kind(each.status)
+                kind = self._executor_kind(each.status)
                 found[kind] = found.get(kind, 0) + 1
         return found
 
-    def options(self) -> list[OptionSeen]:
+    def option_states(self) -> list[OptionState]:
         """All kinds of executors that are wanted, or there."""
-        wanted = counts(self.plan.models) if self.plan is not None else {}
-        staged = counts(self.staged.models) if self.staged is not None else None
-        there: dict[Kind, list[_Executor]] = {}
-        for each in self._living():
-            there.setdefault(self._kind(each.status), []).append(each)
+        wanted = replica_counts(self.plan.models) if self.plan is not None else {}
+        staged = replica_counts(self.staged.models) if self.staged is not None else None
+        there: dict[ExecutorKind, list[_ExecutorHistory]] = {}
+        for each in self._live_executors():
+            there.setdefault(self._executor_kind(each.status), []).append(each)
         kinds = dict.fromkeys([*wanted, *(staged or {}), *sorted(there)])
         return [
-            _option(kind, self._components(kind, there), wanted, staged, there.get(kind, []))
+            _option_state(kind, self._option_components(kind, there), wanted, staged, there.get(kind, []))
             for kind in sorted(kinds, key=lambda kind: kind[:2])
         ]
 
-    def _living(self) -> Iterable[_Executor]:
+    def _live_executors(self) -> Iterable[_ExecutorHistory]:
         oldest = self._clock() - SILENT
         self._executors = {id: each for id, each in self._executors.items() if each.heard > oldest}
         return self._executors.values()
 
-    def _kind(self, status: ExecutorStatus) -> Kind:
+    def _executor_kind(self, status: ExecutorStatus) -> ExecutorKind:
         """One that names no origin stands for any, so for the one that the plan wants."""
         for plan in (self.plan, self.staged) if not status.origin else ():
             model = plan.models.get(status.model) if plan is not None else None
             if model is not None and status.option in model.options:
-                return Kind(status.model, status.option, model.origin(status.option))
-        return Kind(status.model, status.option, status.origin)
+                return ExecutorKind(status.model, status.option, model.option_origin(status.option))
+        return ExecutorKind(status.model, status.option, status.origin)
 
-    def _components(self, kind: Kind, there: Mapping[Kind, list[_Executor]]) -> tuple[str, ...]:
+    def _option_components(
+        self, kind: ExecutorKind, there: Mapping[ExecutorKind, list[_ExecutorHistory]]
+    ) -> tuple[str, ...]:
         if kind in there:
             return there[kind][0].status.components
         for plan in (self.plan, self.staged):
@@ -200,12 +202,12 @@ class Seen:
         return ()
 
 
-class _Rates:
+class _RateSums:
     def __init__(self) -> None:
         self.came = self.done = self.first = self.total = 0.0
         self.quantities: dict[str, float] = {}
 
-    def add(self, load: Load, per_second: float) -> None:
+    def add_load(self, load: LoadCounts, per_second: float) -> None:
         self.came += per_second * (load.came + load.refused)
         self.done += per_second * load.done
         self.first += per_second * load.first
@@ -213,12 +215,12 @@ class _Rates:
         for name, value in load.quantities.items():
             self.quantities[name] = self.quantities.get(name, 0.0) + per_second * value
 
-    def totals(self, failed: int, refused: int) -> Totals:
+    def to_totals(self, failed: int, refused: int) -> Totals:
         first, total = (self.first / self.done, self.total / self.done) if self.done > 0 else (None, None)
         return Totals(max(0.0, self.came), self.done, failed, refused, first, total, self.quantities)
 
 
-def together(parts: Iterable[Totals]) -> Totals:
+def sum_totals(parts: Iterable[Totals]) -> Totals:
     """The totals of several types."""
     parts = list(parts)
     done = sum(part.done for part in parts)
@@ -241,7 +243,7 @@ def together(parts: Iterable[Totals]) -> Totals:
     )
 
 
-def planned(plan: Plan | None) -> dict[tuple[str, str], float]:
+def planned_rates(plan: Plan | None) -> dict[tuple[str, str], float]:
     """Requests per second that the plan was made for, by model and type: of the models whose rates the solver found.
 
     Rates of other models' paths are shares without a unit.
@@ -250,17 +252,17 @@ def planned(plan: Plan | None) -> dict[tuple[str, str], float]:
     return {(name, kind): each["rate"] for name, model in told.items() for kind, each in model.get("types", {}).items()}
 
 
-def _option(
-    kind: Kind,
+def _option_state(
+    kind: ExecutorKind,
     components: tuple[str, ...],
-    wanted: Mapping[Kind, int],
-    staged: Mapping[Kind, int] | None,
-    there: list[_Executor],
-) -> OptionSeen:
+    wanted: Mapping[ExecutorKind, int],
+    staged: Mapping[ExecutorKind, int] | None,
+    there: list[_ExecutorHistory],
+) -> OptionState:
     ready = [each for each in there if each.status.state == "ready"]
     busy = [each.busy for each in ready if each.busy is not None]
     jobs = [each.jobs for each in there if each.jobs is not None]
-    return OptionSeen(
+    return OptionState(
         kind=kind,
         components=components,
         wanted=wanted.get(kind, 0),

@@ -4,15 +4,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omnibus.cluster.desired import Kind
-from omnibus.cluster.monitor.snapshot import OptionSeen, Seen, Totals, planned
+from omnibus.cluster.desired import ExecutorKind
+from omnibus.cluster.monitor.snapshot import OptionState, SystemState, Totals, planned_rates
 from omnibus.plan import Plan
 
 
-def told(seen: Seen, away: Sequence[str]) -> dict[str, Any]:
+def state_values(seen: SystemState, away: Sequence[str]) -> dict[str, Any]:
     """Everything, as JSON has it. ``away`` says what cannot be reached."""
-    types, asked = seen.types(), planned(seen.plan)
-    known: dict[str, dict[str, Any]] = {name: {} for name in models(seen.plan, types)}
+    types, asked = seen.type_totals(), planned_rates(seen.plan)
+    known: dict[str, dict[str, Any]] = {name: {} for name in model_names(seen.plan, types)}
     for model, kind in dict.fromkeys([*asked, *types]):
         known[model][kind] = {
             **(types[model, kind]._asdict() if (model, kind) in types else {}),
@@ -31,14 +31,14 @@ def told(seen: Seen, away: Sequence[str]) -> dict[str, Any]:
         "gateways": seen.gateways,
         "inflight": seen.inflight,
         "models": known,
-        "executors": [{**each.kind._asdict(), **_plain(each)} for each in seen.options()],
+        "executors": [{**each.kind._asdict(), **_option_values(each)} for each in seen.option_states()],
     }
 
 
-def models(plan: Plan | None, types: Mapping[tuple[str, str], Totals]) -> list[str]:
+def model_names(plan: Plan | None, types: Mapping[tuple[str, str], Totals]) -> list[str]:
     """The names of all models: those of the plan, and others that were asked for."""
     return list(dict.fromkeys([*(plan.models if plan is not None else ()), *(model for model, _ in types)]))
 
 
-def _plain(option: OptionSeen) -> dict[str, Any]:
-    return {name: value for name, value in option._asdict().items() if not isinstance(value, Kind)}
+def _option_values(option: OptionState) -> dict[str, Any]:
+    return {name: value for name, value in option._asdict().items() if not isinstance(value, ExecutorKind)}

@@ -9,8 +9,19 @@ that read inputs, send tensors, stream and hold slots as others do. Dozens fit o
 
 from omnibus.executor.sim.async_device import Clock
 from omnibus.executor.sim.engine import Simulation, engine
-from omnibus.executor.sim.predict import Demand, Predicted, predicted
-from omnibus.executor.sim.profile import Profile, decode, read
-from omnibus.executor.sim.request import Load
+from omnibus.executor.sim.predict import Predicted, TypeDemand, predict_performance
+from omnibus.executor.sim.profile import Profile, decode_profile, read_profile
+from omnibus.executor.sim.request import ComponentLoad
 
-__all__ = ["Clock", "Demand", "Load", "Predicted", "Profile", "Simulation", "decode", "engine", "predicted", "read"]
+__all__ = [
+    "Clock",
+    "ComponentLoad",
+    "Predicted",
+    "Profile",
+    "Simulation",
+    "TypeDemand",
+    "decode_profile",
+    "engine",
+    "predict_performance",
+    "read_profile",
+]

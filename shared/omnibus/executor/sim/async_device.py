@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.sim.device import Device, Lane, Sequence, Together, Turn, Work
+from omnibus.executor.sim.device import CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
 
 
 class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-def _later(seconds: float, callback: Callable[[], None]) -> Timer:
+def _call_later(seconds: float, callback: Callable[[], None]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, callback)
 
 
@@ -25,20 +25,20 @@ class Clock(NamedTuple):
     """
 
     now: Callable[[], float] = time.monotonic
-    later: Callable[[float, Callable[[], None]], Timer] = _later
+    later: Callable[[float, Callable[[], None]], Timer] = _call_later
 
 
 REAL = Clock()
 
 
-class Ticket:
+class WorkTicket:
     """Handle of a caller that waits for a work: ``news`` returns each time that something has happened to the work."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
         self._event = asyncio.Event()
 
-    def tell(self, _: float = 0.0) -> None:
+    def notify(self, _: float = 0.0) -> None:
         self._event.set()
 
     def fail(self, error: Exception) -> None:
@@ -46,14 +46,14 @@ class Ticket:
         self._error = self._error or error
         self._event.set()
 
-    async def news(self) -> None:
+    async def wait_for_update(self) -> None:
         await self._event.wait()
         if self._error is not None:
             raise self._error
         self._event.clear()
 
 
-class Machine:
+class SimulatedMachine:
     """The one device of an executor, and the task that turns it.
 
     ``startup`` is in seconds of ``clock``, as is all that ``device`` takes. Turns follow each other without a
@@ -65,7 +65,7 @@ class Machine:
         self._startup = startup
         self._clock = clock
         self._wake = asyncio.Event()
-        self._tickets: set[Ticket] = set()
+        self._tickets: set[WorkTicket] = set()
         self._failed: Exception | None = None
         self._starting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -74,10 +74,10 @@ class Machine:
     async def start(self) -> None:
         """Wait until the executor would be ready; all its components load together."""
         if self._starting is None:
-            self._starting = asyncio.create_task(self._load(), name="startup")
+            self._starting = asyncio.create_task(self._wait_for_startup(), name="startup")
         await asyncio.shield(self._starting)
 
-    async def _load(self) -> None:
+    async def _wait_for_startup(self) -> None:
         ready = asyncio.Event()
         timer = self._clock.later(self._startup, ready.set)
         try:
@@ -85,7 +85,7 @@ class Machine:
         finally:
             timer.cancel()
         self._began = self._clock.now()
-        self._serving = asyncio.create_task(self._serve(), name="device")
+        self._serving = asyncio.create_task(self._serve_turns(), name="device")
 
     async def close(self) -> None:
         """Fail what waits. Closing twice is harmless."""
@@ -93,7 +93,7 @@ class Machine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._abandon(StageUnavailable("the engine was closed; send the request again"))
+        self._fail_tickets(StageUnavailable("the engine was closed; send the request again"))
 
     @property
     def utilisation(self) -> float:
@@ -102,70 +102,70 @@ class Machine:
         return min(1.0, self._device.busy / passed) if self._serving is not None and passed > 0 else 0.0
 
     @contextmanager
-    def admit(self, lane: Lane, work: Work) -> Iterator[Ticket]:
+    def admit_work(self, lane: Lane, work: SimWork) -> Iterator[WorkTicket]:
         """Queue ``work``; leaving the block, however it is left, frees its slot at once."""
         if self._failed is not None:
             raise self._failed
-        ticket = Ticket()
-        work.told = ticket.tell
-        lane.put(work, self._clock.now())
+        ticket = WorkTicket()
+        work.told = ticket.notify
+        lane.queue_work(work, self._clock.now())
         self._tickets.add(ticket)
         self._wake.set()
         try:
             yield ticket
         finally:
             self._tickets.discard(ticket)
-            lane.remove(work, self._clock.now())
+            lane.remove_work(work, self._clock.now())
             self._wake.set()
 
-    def grow(self, lane: Lane, sequence: Sequence, allowed: float, limit: float) -> None:
+    def extend_sequence(self, lane: Lane, sequence: SimSequence, allowed: float, limit: float) -> None:
         """Let ``sequence`` take ``allowed`` steps by now, and end after ``limit``."""
-        lane.grow(sequence, allowed, limit, self._clock.now())
+        lane.extend_sequence(sequence, allowed, limit, self._clock.now())
         self._wake.set()
 
-    async def _serve(self) -> None:
+    async def _serve_turns(self) -> None:
         """Turn for ever; sleeps while nobody is ready."""
         clock, device, at = self._clock, self._device, self._clock.now()
         try:
             while True:
                 self._wake.clear()
-                turn = device.turn(at)
+                turn = device.next_turn(at)
                 if turn is None and (now := clock.now()) > at:
                     at = now  # a timer was late, or nobody was there
-                    turn = device.turn(at)
+                    turn = device.next_turn(at)
                 if turn is None:
                     await self._wake.wait()
                     continue
-                steps = await self._pass(turn, at)
+                steps = await self._wait_for_turn(turn, at)
                 at += turn.ends[steps - 1]
-                device.finish(turn, at, steps)
+                device.finish_turn(turn, at, steps)
         except Exception as error:  # the device's own boundary: whoever waits for it must not wait for ever
-            self._abandon(error)
+            self._fail_tickets(error)
             raise
 
-    async def _pass(self, turn: Turn | Together, began: float) -> int:
+    async def _wait_for_turn(self, turn: DeviceTurn | CombinedTurn, began: float) -> int:
         """Sleep until ``turn`` is over; returns its steps, fewer when something happens meanwhile."""
         clock, steps, rung = self._clock, len(turn.ends), False
 
-        def ring() -> None:
+        def on_timer() -> None:
             nonlocal rung
             rung = True
             self._wake.set()
 
         while (left := began + turn.ends[steps - 1] - clock.now()) > 0:
             self._wake.clear()
-            timer = clock.later(left, ring)
+            timer = clock.later(left, on_timer)
             try:
                 await self._wake.wait()
             finally:
                 timer.cancel()
             if rung:  # maybe a little early: timers are no finer than a millisecond
                 return steps
-            steps = min(steps, turn.begun(clock.now() - began))
+            steps = min(steps, turn.steps_begun(clock.now() - began))
         await asyncio.sleep(0)  # late, but everybody else has a turn too
         return steps
 
-    def _abandon(self, error: Exception) -> None:
+    def _fail_tickets(self, error: Exception) -> None:
         self._failed = self._failed or error
         for ticket in self._tickets:
             ticket.fail(self._failed)

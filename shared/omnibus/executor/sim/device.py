@@ -29,7 +29,7 @@ Told = Callable[[float], None]
 MANY = 256
 
 
-class Work:
+class SimWork:
     """One item of a batch: ``tokens`` of it. ``factor`` multiplies its share of the time."""
 
     __slots__ = ("factor", "gone", "left", "ready", "tokens", "told")
@@ -42,12 +42,12 @@ class Work:
         self.ready = 0.0
         self.gone = False
 
-    def tell(self, at: float) -> None:
+    def notify(self, at: float) -> None:
         if self.told is not None:
             self.told(at)
 
 
-class Sequence(Work):
+class SimSequence(SimWork):
     """A work that goes on after its pass, ``done`` steps by now, until there are ``limit``.
 
     It may take ``allowed`` steps so far; ``told`` hears of the ``first`` step, then of each ``every``, and of the
@@ -75,29 +75,29 @@ class Sequence(Work):
         self.mark = first
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.done >= self.limit
 
     @property
-    def quiet(self) -> float:
+    def quiet_steps(self) -> float:
         """Steps that it may take until somebody is to be told, or has to allow more."""
         return min(self.mark, self.limit, self.allowed) - self.done
 
-    def step(self, at: float, steps: int = 1) -> None:
+    def take_steps(self, at: float, steps: int = 1) -> None:
         self.done += steps
         self.ready = at
-        if self.done >= self.mark or self.finished:
+        if self.done >= self.mark or self.is_finished:
             self.mark = self.done + self.every
-            self.tell(at)
+            self.notify(at)
 
 
-class Turn(NamedTuple):
+class DeviceTurn(NamedTuple):
     """Next action of the device: works with the tokens of each, and the end of each of its steps, in seconds
     after its beginning."""
 
     lane: "Lane"
     stepping: bool
-    works: list[tuple[Work, int]]
+    works: list[tuple[SimWork, int]]
     ends: list[float]
 
     @property
@@ -105,24 +105,24 @@ class Turn(NamedTuple):
         return self.ends[-1]
 
     @property
-    def turns(self) -> "list[Turn]":
+    def turns(self) -> "list[DeviceTurn]":
         return [self]
 
-    def begun(self, passed: float) -> int:
+    def steps_begun(self, passed: float) -> int:
         """Steps that have begun after so many seconds: these cannot be stopped."""
         return min(len(self.ends), bisect_left(self.ends, passed) + 1)
 
-    def parts(self) -> list[float]:
+    def seconds_by_work(self) -> list[float]:
         """The seconds divided among the works."""
         curve = self.lane.step if self.stepping else self.lane.batch
-        costs = curve.parts([tokens for _, tokens in self.works]) if curve is not None else []
+        costs = curve.split_seconds([tokens for _, tokens in self.works]) if curve is not None else []
         return [self.seconds * cost / sum(costs) for cost in costs]
 
 
-class Together(NamedTuple):
+class CombinedTurn(NamedTuple):
     """Turns of several lanes in one step, one after the other; see ``Turn``."""
 
-    turns: list[Turn]
+    turns: list[DeviceTurn]
     ends: list[float]
 
     @property
@@ -130,14 +130,14 @@ class Together(NamedTuple):
         return self.ends[-1]
 
     @property
-    def works(self) -> list[tuple[Work, int]]:
+    def works(self) -> list[tuple[SimWork, int]]:
         return [work for turn in self.turns for work in turn.works]
 
-    def begun(self, _: float) -> int:
+    def steps_begun(self, _: float) -> int:
         return 1
 
-    def parts(self) -> list[float]:
-        return [seconds for turn in self.turns for seconds in turn.parts()]
+    def seconds_by_work(self) -> list[float]:
+        return [seconds for turn in self.turns for seconds in turn.seconds_by_work()]
 
 
 class Lane:
@@ -148,9 +148,9 @@ class Lane:
         self.step = step
         self.slots = slots
         self.share = share or inf
-        self.waiting: deque[Work] = deque()
-        self.joining: deque[Work] = deque()
-        self.active: list[Sequence] = []
+        self.waiting: deque[SimWork] = deque()
+        self.joining: deque[SimWork] = deque()
+        self.active: list[SimSequence] = []
         self.passes: Counter[int] = Counter()
         self.steps: Counter[int] = Counter()
         self.tokens = 0
@@ -160,13 +160,13 @@ class Lane:
     def used(self) -> int:
         return len(self.joining) + len(self.active)
 
-    def put(self, work: Work, at: float) -> None:
+    def queue_work(self, work: SimWork, at: float) -> None:
         """Queue ``work``."""
         work.ready = at
         self.waiting.append(work)
-        self._admit(at)
+        self._admit_waiting(at)
 
-    def remove(self, work: Work, at: float) -> None:
+    def remove_work(self, work: SimWork, at: float) -> None:
         """Take ``work`` out, wherever it is; its slot is free at once. Removing twice is harmless."""
         if work.gone:
             return
@@ -176,22 +176,22 @@ class Lane:
             if work in place:
                 place.remove(work)
                 break
-        self._admit(at)
+        self._admit_waiting(at)
 
-    def grow(self, sequence: Sequence, allowed: float, limit: float, at: float) -> None:
+    def extend_sequence(self, sequence: SimSequence, allowed: float, limit: float, at: float) -> None:
         """Let ``sequence`` take more steps, or end with the ``limit`` that it has reached already."""
         sequence.allowed, sequence.limit = allowed, limit
         sequence.ready = max(sequence.ready, at)
-        if sequence.finished and sequence in self.active:
-            self.remove(sequence, at)
-            sequence.tell(at)
+        if sequence.is_finished and sequence in self.active:
+            self.remove_work(sequence, at)
+            sequence.notify(at)
 
-    def _admit(self, at: float) -> None:
+    def _admit_waiting(self, at: float) -> None:
         """Give free slots away in order of arrival."""
         while self.step is not None and self.waiting and self.used < self.slots:
             work = self.waiting.popleft()
             work.ready = max(work.ready, at)
-            if self.batch is not None or not isinstance(work, Sequence):
+            if self.batch is not None or not isinstance(work, SimSequence):
                 self.joining.append(work)
             else:
                 self.active.append(work)
@@ -199,26 +199,29 @@ class Lane:
     # Turns
 
     @property
-    def able(self) -> int:
+    def runnable_count(self) -> int:
         """Number of passes and steps that could go sooner or later, unless something happens: 0, 1 or more."""
         stepping = [each for each in self.active if each.done < each.allowed]
         together = len({each.ready for each in stepping}) if stepping else 0
-        return together + (len(self._queue) > 0)
+        return together + (len(self._pass_queue) > 0)
 
-    def ready(self, at: float) -> tuple[float, float]:
+    def ready_times(self, at: float) -> tuple[float, float]:
         """Return since when a pass, and a step, could go at ``at``; infinite when none could."""
         waiting = self.joining if self.step is not None else islice(self.waiting, 1)
-        return (_since(waiting, at), _since((each for each in self.active if each.done < each.allowed), at))
+        return (
+            _earliest_ready(waiting, at),
+            _earliest_ready((each for each in self.active if each.done < each.allowed), at),
+        )
 
     @property
-    def _queue(self) -> deque[Work]:
+    def _pass_queue(self) -> deque[SimWork]:
         return self.waiting if self.step is None else self.joining
 
-    def take_pass(self, at: float, scale: float) -> Turn:
+    def take_pass(self, at: float, scale: float) -> DeviceTurn:
         """The works of one pass. A prompt that is longer than ``share`` is cut; an item that is goes alone."""
-        works: list[tuple[Work, int]] = []
+        works: list[tuple[SimWork, int]] = []
         left = self.share
-        for work in self._queue:
+        for work in self._pass_queue:
             if len(works) == self.slots or left <= 0:
                 break
             if work.ready > at:
@@ -233,19 +236,19 @@ class Lane:
             left -= size
         for work, size in works:
             if self.step is None or size == work.left:
-                self._queue.remove(work)
-                if isinstance(work, Sequence):
+                self._pass_queue.remove(work)
+                if isinstance(work, SimSequence):
                     self.active.append(work)
                     work.ready = inf  # until its pass is over
-        return self.turn(works, scale)
+        return self.make_turn(works, scale)
 
-    def take_step(self, at: float, scale: float, alone: bool) -> Turn:
+    def take_step(self, at: float, scale: float, alone: bool) -> DeviceTurn:
         """A step of every sequence that may take one; ``alone``, as many as nobody has to hear of."""
         going = [each for each in self.active if each.done < each.allowed and each.ready <= at]
-        steps = max(1, min(MANY, *(int(min(each.quiet, MANY)) for each in going))) if alone else 1
-        return self.turn([(each, each.tokens + each.done) for each in going], scale, steps)
+        steps = max(1, min(MANY, *(int(min(each.quiet_steps, MANY)) for each in going))) if alone else 1
+        return self.make_turn([(each, each.tokens + each.done) for each in going], scale, steps)
 
-    def turn(self, works: list[tuple[Work, int]], scale: float, steps: int = 0) -> Turn:
+    def make_turn(self, works: list[tuple[SimWork, int]], scale: float, steps: int = 0) -> DeviceTurn:
         """A pass of ``works``, or ``steps`` steps of them."""
         curve = self.step if steps else self.batch
         items, tokens = len(works), sum(size for _, size in works)
@@ -254,9 +257,9 @@ class Lane:
             curve.seconds(items, tokens + items * step) * scale if curve is not None else 0.0
             for step in range(max(1, steps))
         ]
-        return Turn(self, steps > 0, works, list(accumulate(seconds)))
+        return DeviceTurn(self, steps > 0, works, list(accumulate(seconds)))
 
-    def finish(self, turn: Turn, at: float, steps: int) -> None:
+    def finish_turn(self, turn: DeviceTurn, at: float, steps: int) -> None:
         """The works of ``turn`` have what they waited for; whoever left meanwhile is passed over."""
         (self.steps if turn.stepping else self.passes)[len(turn.works)] += steps
         self.busy += turn.ends[steps - 1]
@@ -267,16 +270,16 @@ class Lane:
             work.ready = at
             work.left -= 0 if turn.stepping else size
             if turn.stepping or not work.left:
-                self._advance(work, at, steps)
+                self._advance_work(work, at, steps)
 
-    def _advance(self, work: Work, at: float, steps: int) -> None:
-        if not isinstance(work, Sequence):
+    def _advance_work(self, work: SimWork, at: float, steps: int) -> None:
+        if not isinstance(work, SimSequence):
             work.gone = True
-            work.tell(at)
+            work.notify(at)
             return
-        work.step(at, steps)
-        if work.finished:
-            self.remove(work, at)
+        work.take_steps(at, steps)
+        if work.is_finished:
+            self.remove_work(work, at)
 
 
 class Device:
@@ -286,7 +289,7 @@ class Device:
         self.lanes = list(lanes)
         self._scale = scale
 
-    def lane(
+    def add_lane(
         self,
         batch: Curve | None,
         step: Curve | None,
@@ -305,23 +308,23 @@ class Device:
         """Seconds of all turns so far."""
         return sum(lane.busy for lane in self.lanes)
 
-    def turn(self, at: float) -> Turn | Together | None:
+    def next_turn(self, at: float) -> DeviceTurn | CombinedTurn | None:
         """Take the turn that goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
         best, chosen, stepping, able = inf, None, False, 0
         for lane in self.lanes:
-            able += lane.able
-            for since, steps in zip(lane.ready(at), (False, True), strict=True):
+            able += lane.runnable_count
+            for since, steps in zip(lane.ready_times(at), (False, True), strict=True):
                 if since < best:
                     best, chosen, stepping = since, lane, steps
         if chosen is None:
             return None
         return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale)
 
-    def finish(self, turn: Turn | Together, at: float, steps: int) -> None:
+    def finish_turn(self, turn: DeviceTurn | CombinedTurn, at: float, steps: int) -> None:
         """``turn`` ended at ``at`` after so many ``steps``."""
         for each in turn.turns:
-            each.lane.finish(each, at, steps)
+            each.lane.finish_turn(each, at, steps)
 
 
-def _since(works: Iterable[Work], at: float) -> float:
+def _earliest_ready(works: Iterable[SimWork], at: float) -> float:
     return min((work.ready for work in works if work.ready <= at), default=inf)

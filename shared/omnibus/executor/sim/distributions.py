@@ -33,7 +33,7 @@ class Draw:
         self._state = (self._state * _STEP + _ODD) % _WIDTH
         return ((self._state >> 11) + 0.5) / 2**53
 
-    def below(self, limit: int) -> int:
+    def integer_below(self, limit: int) -> int:
         """In [0, limit)."""
         return int(self.uniform() * limit)
 
@@ -44,12 +44,12 @@ class Draw:
         variance = log1p(cv * cv)
         return exp(sqrt(variance) * _standard(self.uniform()) - variance / 2)
 
-    def around(self, jitter: float) -> float:
+    def jitter_factor(self, jitter: float) -> float:
         """In (1 - jitter, 1 + jitter), with mean 1."""
         return 1.0 + jitter * (2.0 * self.uniform() - 1.0) if jitter else 1.0
 
 
-class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SizeDistribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Distribution of a size: lognormal with ``mean`` and coefficient of variation ``cv``, plus ``per`` for each
     unit of the quantity that it depends on. At least 1, at most ``most`` (0: no limit)."""
 
@@ -58,7 +58,7 @@ class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per: Amount = 0.0
     most: Annotated[int, msgspec.Meta(ge=0)] = 0
 
-    def draw(self, draw: Draw, amount: float = 0.0) -> int:
+    def draw_size(self, draw: Draw, amount: float = 0.0) -> int:
         whole = max(1, round(self.mean * draw.lognormal(self.cv) + self.per * amount))
         return min(whole, self.most) if self.most else whole
 
@@ -90,15 +90,15 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def seconds(self, items: int, tokens: int) -> float:
         """Of a batch of ``items`` that have ``tokens`` together."""
         busy = max(tokens, self.saturation)
-        return self._measured(items) + self.base + self.per_item * items + self.per_token * busy
+        return self._measured_seconds(items) + self.base + self.per_item * items + self.per_token * busy
 
-    def parts(self, tokens: Sequence[int]) -> list[float]:
+    def split_seconds(self, tokens: Sequence[int]) -> list[float]:
         """The seconds of a batch divided among its items: tokens to those that have them, the rest in equal parts."""
         whole, total = self.seconds(len(tokens), sum(tokens)), sum(tokens)
         rest = (whole - self.per_token * total) / len(tokens)
         return [rest + self.per_token * own for own in tokens]
 
-    def _measured(self, items: int) -> float:
+    def _measured_seconds(self, items: int) -> float:
         points = self.points
         if not points:
             return 0.0
@@ -106,11 +106,11 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if at == 0:
             return points[0][1]
         if at < len(points):
-            return _line(points[at - 1], points[at], items)
+            return _interpolate(points[at - 1], points[at], items)
         if len(points) == 1:
             return points[0][1] * items / points[0][0]
-        return max(points[-1][1], _line(points[-2], points[-1], items))
+        return max(points[-1][1], _interpolate(points[-2], points[-1], items))
 
 
-def _line(left: tuple[int, float], right: tuple[int, float], at: int) -> float:
+def _interpolate(left: tuple[int, float], right: tuple[int, float], at: int) -> float:
     return left[1] + (right[1] - left[1]) * (at - left[0]) / (right[0] - left[0])

@@ -4,23 +4,29 @@ from collections.abc import Mapping
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
-from omnibus.executor.sim.async_device import REAL, Clock, Machine
+from omnibus.executor.sim.async_device import REAL, Clock, SimulatedMachine
 from omnibus.executor.sim.device import Device, Lane
-from omnibus.executor.sim.language import Decode, Prefill, Think
-from omnibus.executor.sim.profile import ANY, Option, Profile, kind_of, read
-from omnibus.executor.sim.runner import Anything, Encode, Place, Simulated, Vocode
-from omnibus.executor.sim.scheduled_device import Staged
-from omnibus.executor.sim.speech import Talk
+from omnibus.executor.sim.language import SimulatedDecode, SimulatedPrefill, SimulatedThinker
+from omnibus.executor.sim.profile import ANY, Profile, SimOption, kind_of, read_profile
+from omnibus.executor.sim.runner import (
+    Place,
+    SimulatedAnyComponent,
+    SimulatedEncoder,
+    SimulatedRunner,
+    SimulatedVocoder,
+)
+from omnibus.executor.sim.scheduled_device import StagedDevice
+from omnibus.executor.sim.speech import SimulatedTalker
 from omnibus.settings import ExecutorSettings
 
-KINDS: Mapping[str, type[Simulated]] = {
-    "encode": Encode,
-    "think": Think,
-    "prefill": Prefill,
-    "decode": Decode,
-    "talk": Talk,
-    "vocode": Vocode,
-    ANY: Anything,
+KINDS: Mapping[str, type[SimulatedRunner]] = {
+    "encode": SimulatedEncoder,
+    "think": SimulatedThinker,
+    "prefill": SimulatedPrefill,
+    "decode": SimulatedDecode,
+    "talk": SimulatedTalker,
+    "vocode": SimulatedVocoder,
+    ANY: SimulatedAnyComponent,
 }
 
 #: What goals of steps apply to.
@@ -33,14 +39,14 @@ class Simulation:
     def __init__(self, settings: ExecutorSettings, profile: Profile, clock: Clock = REAL) -> None:
         self.settings = settings
         self._profile = profile
-        self._option = profile.option(settings.option, settings.model)
+        self._option = profile.find_option(settings.option, settings.model)
         self._device = device_of(self._option, profile.time_scale)
-        self._machine = Machine(self._device, self._option.startup * profile.time_scale, clock)
+        self._machine = SimulatedMachine(self._device, self._option.startup * profile.time_scale, clock)
 
-    def runner(self, component: str) -> Simulated:
+    def make_runner(self, component: str) -> SimulatedRunner:
         """Raises ``BadRequest`` when the profile does not say enough about ``component``."""
         settings = self.settings
-        part = self._option.component(component)
+        part = self._option.find_component(component)
         kind = kind_of(component, part, settings.family)
         lane = lane_of(self._device, self._option, component, kind, settings.batch)
         place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
@@ -55,22 +61,22 @@ def engine(component: str, settings: ExecutorSettings) -> Runner:
     """
     global _latest
     if _latest is None or _latest.settings is not settings:
-        _latest = Simulation(settings, read(settings.profile or settings.checkpoint))
-    return _latest.runner(component)
+        _latest = Simulation(settings, read_profile(settings.profile or settings.checkpoint))
+    return _latest.make_runner(component)
 
 
 _latest: Simulation | None = None
 
 
-def device_of(option: Option, time_scale: float) -> Device:
+def device_of(option: SimOption, time_scale: float) -> Device:
     """Return the simulated device of one executor of ``option``."""
     scale = option.alpha * time_scale
-    return Staged(scale, option.goals) if option.goals else Device(scale)
+    return StagedDevice(scale, option.goals) if option.goals else Device(scale)
 
 
-def lane_of(device: Device, option: Option, component: str, kind: str, slots: int) -> Lane:
+def lane_of(device: Device, option: SimOption, component: str, kind: str, slots: int) -> Lane:
     """The lane of ``component``; ``slots`` unless the profile says how many. Raises ``BadRequest`` for what lacks."""
-    part, runner = option.component(component), KINDS[kind]
+    part, runner = option.find_component(component), KINDS[kind]
     missing = [f"`{curve}`" for curve in runner.needs if getattr(part, curve) is None]
     if kind == ANY and part.batch is None and part.step is None:
         missing.append("`batch` or `step`")
@@ -85,4 +91,4 @@ def lane_of(device: Device, option: Option, component: str, kind: str, slots: in
     batch = None if kind == "decode" else part.batch
     step = part.step if runner.steps or kind == ANY else None
     usual = round(max((size.mean for size in map(part.tokens_of, part.tokens) if size is not None), default=0.0))
-    return device.lane(batch, step, part.slots or slots, part.share, reads=kind == "encode", usual=usual)
+    return device.add_lane(batch, step, part.slots or slots, part.share, reads=kind == "encode", usual=usual)

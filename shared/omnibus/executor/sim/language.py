@@ -11,8 +11,8 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
 from omnibus.executor.sim import device
 from omnibus.executor.sim.distributions import Count, Draw
-from omnibus.executor.sim.runner import Simulated, blank, params
-from omnibus.executor.sim.speech import Speech, begin
+from omnibus.executor.sim.runner import SimulatedRunner, blank_array, read_params
+from omnibus.executor.sim.speech import SimTalkerInputs, send_prompt
 
 #: What an answer says. The words mean nothing, and are the same for the same seed and messages.
 WORDS = (
@@ -21,14 +21,14 @@ WORDS = (
 )  # fmt: skip
 
 
-class ThinkParams(msgspec.Struct, frozen=True):
+class SimThinkParams(msgspec.Struct, frozen=True):
     """Request parameters that determine an answer's length; all others are ignored."""
 
     max_tokens: Count | None = None
     ignore_eos: bool = False
 
 
-class Prompt(NamedTuple):
+class SimPrompt(NamedTuple):
     """A prompt: all its tokens, its media tokens by modality, and a number that stands for the content."""
 
     tokens: int
@@ -36,12 +36,12 @@ class Prompt(NamedTuple):
     content: int
 
     @property
-    def counts(self) -> dict[str, int]:
+    def usage_counts(self) -> dict[str, int]:
         named = {f"{modality}_tokens": self.media[modality] for modality in ("image", "audio", "video")}
         return {"prompt_tokens": self.tokens, **named}
 
 
-class Answer(NamedTuple):
+class SimAnswer(NamedTuple):
     """An answer that is decided before its first token: how long, why it ends, what it says."""
 
     tokens: int
@@ -49,38 +49,43 @@ class Answer(NamedTuple):
     start: int
     stride: int
 
-    def chunk(self, begin: int, end: int) -> dict[str, Any]:
+    def text_chunk(self, begin: int, end: int) -> dict[str, Any]:
         ids = [(self.start + at * self.stride) % len(WORDS) for at in range(begin, end)]
         return {"text": "".join([f"{WORDS[id]} " for id in ids]), "ids": ids}
 
 
-class Language(Simulated):
+class SimulatedLanguageModel(SimulatedRunner):
     """Base of the simulated language models: prompts, answers, and text that comes step by step."""
 
     needs: ClassVar[tuple[str, ...]] = ("batch", "step")
     steps = True
 
-    async def prompt(self, job: Job) -> Prompt:
+    async def read_prompt(self, job: Job) -> SimPrompt:
         """The tokens of ``messages`` and ``items``. Raises ``BadRequest`` for what is neither."""
         value = await job.value("messages")
         body = value.array.tobytes() if isinstance(value, Item) and value.array is not None else _encode(value)
-        characters = _characters(_messages(body))
+        characters = _count_characters(_parse_messages(body))
         media: Counter[str] = Counter()
-        for item in _items(await job.value("items")):
+        for item in _check_items(await job.value("items")):
             media[str(item.data.get("modality", ""))] += 0 if item.array is None else item.array.shape[0]
         text = max(1, round(characters / self.part.chars))
-        return Prompt(text + media.total(), media, crc32(body))
+        return SimPrompt(text + media.total(), media, crc32(body))
 
-    def answer(self, job: Job, prompt: int, draw: Draw) -> Answer:
+    def draw_answer(self, job: Job, prompt: int, draw: Draw) -> SimAnswer:
         """Raises ``ContextTooLong`` and ``BadRequest`` as a model with that context would."""
-        told = params(job, ThinkParams)
-        limit = self._limit(prompt, told.max_tokens)
-        wanted = self.part.length.draw(draw)
+        told = read_params(job, SimThinkParams)
+        limit = self._token_limit(prompt, told.max_tokens)
+        wanted = self.part.steps_size.draw_size(draw)
         cut = limit is not None and (told.ignore_eos or wanted > limit)
         tokens = limit if cut and limit is not None else wanted
-        return Answer(tokens, "length" if cut else "stop", draw.below(len(WORDS)), 1 + 2 * draw.below(len(WORDS) // 2))
+        return SimAnswer(
+            tokens,
+            "length" if cut else "stop",
+            draw.integer_below(len(WORDS)),
+            1 + 2 * draw.integer_below(len(WORDS) // 2),
+        )
 
-    def _limit(self, prompt: int, wanted: int | None) -> int | None:
+    def _token_limit(self, prompt: int, wanted: int | None) -> int | None:
         context = self._place.context
         if not context:
             return wanted
@@ -98,39 +103,41 @@ class Language(Simulated):
             )
         return left if wanted is None else wanted
 
-    async def write(self, job: Job, answer: Answer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
+    async def write_answer(self, job: Job, answer: SimAnswer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
         """The text of ``answer`` as the device makes it, and rows for a talker where one follows.
 
         Tokens that an earlier attempt has made are prefilled with the prompt, but for the last one of the answer.
         """
-        resumed = min(len(job.resume("text").get("ids", ())), answer.tokens - 1)
-        sequence = device.Sequence(
-            tokens + resumed, self.jitter(draw), limit=answer.tokens - resumed, every=self._chunk
+        resumed = min(len(job.resume_state("text").get("ids", ())), answer.tokens - 1)
+        sequence = device.SimSequence(
+            tokens + resumed, self.jitter_factor(draw), limit=answer.tokens - resumed, every=self._chunk
         )
-        speech = Speech(job, tokens, answer.tokens, self.part.width) if job.wants("rows") else None
+        speech = SimTalkerInputs(job, tokens, answer.tokens, self.part.width) if job.has_consumer("rows") else None
         sent = 0
-        with self._machine.admit(self.lane, sequence) as ticket:
+        with self._machine.admit_work(self.lane, sequence) as ticket:
             while sent < answer.tokens:
-                await ticket.news()
+                await ticket.wait_for_update()
                 begun, sent = sent, resumed + sequence.done
                 if speech is not None:
-                    await speech.send(sent)
-                await job.send("text", answer.chunk(begun, sent))
+                    await speech.send_rows(sent)
+                await job.send("text", answer.text_chunk(begun, sent))
         if speech is not None:
             job.close("rows", {"finish": answer.finish})
         job.close("text", {"finish_reason": answer.finish, "usage": {**counts, "completion_tokens": answer.tokens}})
 
 
-class Think(Language):
+class SimulatedThinker(SimulatedLanguageModel):
     """Reads ``messages``, ``items`` and ``params``, gives ``text``; for a talker ``prompt``, ``layout``, ``rows``."""
 
     async def run(self, job: Job) -> None:
-        prompt = await self.prompt(job)
-        draw = self.draw(job, prompt.content)
-        await self.write(job, self.answer(job, prompt.tokens, draw), prompt.tokens, draw, prompt.counts)
+        prompt = await self.read_prompt(job)
+        draw = self.make_draw(job, prompt.content)
+        await self.write_answer(
+            job, self.draw_answer(job, prompt.tokens, draw), prompt.tokens, draw, prompt.usage_counts
+        )
 
 
-class Prefill(Language):
+class SimulatedPrefill(SimulatedLanguageModel):
     """Reads what a thinker reads, gives ``cache`` [tokens, width] and ``start`` (``length`` and token counts); for a
     talker ``prompt`` and ``layout``."""
 
@@ -138,16 +145,16 @@ class Prefill(Language):
     steps = False
 
     async def run(self, job: Job) -> None:
-        prompt = await self.prompt(job)
-        draw = self.draw(job, prompt.content)
-        await self.serve(prompt.tokens, draw)
-        if job.wants("prompt"):
-            await begin(job, prompt.tokens, self.part.width)
-        await job.put("start", {"length": prompt.tokens, "content": prompt.content, **prompt.counts})
-        await job.put("cache", {}, blank((prompt.tokens, self.part.width), self.part.dtype))
+        prompt = await self.read_prompt(job)
+        draw = self.make_draw(job, prompt.content)
+        await self.serve_pass(prompt.tokens, draw)
+        if job.has_consumer("prompt"):
+            await send_prompt(job, prompt.tokens, self.part.width)
+        await job.put("start", {"length": prompt.tokens, "content": prompt.content, **prompt.usage_counts})
+        await job.put("cache", {}, blank_array((prompt.tokens, self.part.width), self.part.dtype))
 
 
-class Decode(Language):
+class SimulatedDecode(SimulatedLanguageModel):
     """Reads ``cache``, ``start`` and ``params``, gives ``text``, and ``rows`` for a talker."""
 
     needs = ("step",)
@@ -158,22 +165,22 @@ class Decode(Language):
         about = start.data if isinstance(start, Item) else start
         if not isinstance(about, dict) or type(about.get("length")) is not int:
             raise BadRequest("start must say the prompt's length", param="start")
-        draw = self.draw(job, about.get("content", 0))
+        draw = self.make_draw(job, about.get("content", 0))
         counts = {key: value for key, value in about.items() if key.endswith("_tokens")}
-        await self.write(job, self.answer(job, about["length"], draw), about["length"], draw, counts)
+        await self.write_answer(job, self.draw_answer(job, about["length"], draw), about["length"], draw, counts)
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-def _messages(body: bytes) -> list[dict[str, Any]]:
+def _parse_messages(body: bytes) -> list[dict[str, Any]]:
     try:
         return msgspec.json.decode(body, type=list[dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise BadRequest("messages must be a JSON list of objects with role and content", param="messages") from None
 
 
-def _characters(messages: Sequence[dict[str, Any]]) -> int:
+def _count_characters(messages: Sequence[dict[str, Any]]) -> int:
     found = 0
     for message in messages:
         content = message.get("content")
@@ -183,7 +190,7 @@ def _characters(messages: Sequence[dict[str, Any]]) -> int:
     return found
 
 
-def _items(value: Any) -> list[Item]:
+def _check_items(value: Any) -> list[Item]:
     items = value or []
     if not isinstance(items, list) or not all(isinstance(item, Item) for item in items):
         raise BadRequest("items must be a list of embeddings", param="items")

@@ -14,16 +14,16 @@ from itertools import accumulate
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.executor.sim.device import Lane, Together, Turn, Work
+from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, Lane, SimWork
 from omnibus.executor.sim.distributions import Draw
 from omnibus.executor.sim.engine import device_of, lane_of
-from omnibus.executor.sim.profile import Option, Profile, kind_of
-from omnibus.executor.sim.request import Load, Request
+from omnibus.executor.sim.profile import Profile, SimOption, kind_of
+from omnibus.executor.sim.request import ComponentLoad, SimulatedRequest
 
 GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly
 
 
-class Demand(msgspec.Struct, frozen=True):
+class TypeDemand(msgspec.Struct, frozen=True):
     """A request type: its share of all requests, and its loads by component in the order in which data flows.
 
     Encoders work side by side. A talker follows its thinker, and a vocoder its talker, as rows and codes come;
@@ -31,7 +31,7 @@ class Demand(msgspec.Struct, frozen=True):
     """
 
     share: float
-    loads: Mapping[str, Load]
+    loads: Mapping[str, ComponentLoad]
 
 
 class Predicted(msgspec.Struct, frozen=True):
@@ -44,10 +44,10 @@ class Predicted(msgspec.Struct, frozen=True):
     batches: dict[str, float]
 
 
-def predicted(
+def predict_performance(
     profile: Profile,
     option: str,
-    mix: Mapping[str, Demand],
+    mix: Mapping[str, TypeDemand],
     *,
     model: str = "",
     inflight: int = 64,
@@ -59,12 +59,12 @@ def predicted(
     ``inflight`` and ``batch`` are the executor's credits and batch; ``requests`` are observed. Raises
     ``BadRequest`` for a mix without work and for what the profile does not say.
     """
-    _check(mix, inflight, requests)
-    circle = _Circle(profile, profile.option(option, model), mix, batch)
+    _check_mix(mix, inflight, requests)
+    circle = _ClosedLoop(profile, profile.find_option(option, model), mix, batch)
     return circle.run(inflight, requests)
 
 
-def _check(mix: Mapping[str, Demand], inflight: int, requests: int) -> None:
+def _check_mix(mix: Mapping[str, TypeDemand], inflight: int, requests: int) -> None:
     shares = [demand.share for demand in mix.values()]
     loads = [load for demand in mix.values() for load in demand.loads.values()]
     if not sum(shares) > 0 or min(shares) < 0 or not all(demand.loads for demand in mix.values()):
@@ -73,68 +73,68 @@ def _check(mix: Mapping[str, Demand], inflight: int, requests: int) -> None:
         raise BadRequest("inflight, requests and the items of a load must be at least 1")
 
 
-class _Circle:
+class _ClosedLoop:
     """Requests that take each other's place: one that is over lets the next one begin."""
 
-    def __init__(self, profile: Profile, option: Option, mix: Mapping[str, Demand], batch: int) -> None:
+    def __init__(self, profile: Profile, option: SimOption, mix: Mapping[str, TypeDemand], batch: int) -> None:
         self.option = option
         self.jitter = profile.jitter
         self._seed = profile.seed
         self.names = list(mix)
         self.mix = mix
         components = dict.fromkeys(name for demand in mix.values() for name in demand.loads)
-        self.kinds: Mapping[str, str] = {name: kind_of(name, option.component(name)) for name in components}
+        self.kinds: Mapping[str, str] = {name: kind_of(name, option.find_component(name)) for name in components}
         self.device = device_of(option, profile.time_scale)
         self.lanes: Mapping[str, Lane] = {
             name: lane_of(self.device, option, name, kind, batch) for name, kind in self.kinds.items()
         }
-        self.owners: dict[Work, tuple[Request, str]] = {}
-        self.done: list[Request] = []
+        self.owners: dict[SimWork, tuple[SimulatedRequest, str]] = {}
+        self.done: list[SimulatedRequest] = []
         self._marks = list(accumulate(demand.share for demand in mix.values()))
         self._begun = 0
 
     def run(self, inflight: int, requests: int) -> Predicted:
         for _ in range(inflight):
-            self.begin(0.0)
-        began = self._serve(inflight + requests // 4, 0.0)  # the first ones found the device empty
+            self.begin_request(0.0)
+        began = self._serve_requests(inflight + requests // 4, 0.0)  # the first ones found the device empty
         self.done = []
-        return self._summary(self._serve(requests, began) - began)
+        return self._summarize_requests(self._serve_requests(requests, began) - began)
 
-    def _serve(self, requests: int, at: float) -> float:
+    def _serve_requests(self, requests: int, at: float) -> float:
         """Turn until so many are done; returns the time."""
         while len(self.done) < requests:
-            turn = self.device.turn(at)
+            turn = self.device.next_turn(at)
             if turn is None:
                 raise BadRequest("the mix brings no work to the device")
             at += turn.seconds
-            self._charge(turn)
-            self.device.finish(turn, at, len(turn.ends))
+            self._charge_turn(turn)
+            self.device.finish_turn(turn, at, len(turn.ends))
         return at
 
-    def begin(self, at: float) -> None:
+    def begin_request(self, at: float) -> None:
         place = self._begun * GOLDEN % 1.0 * self._marks[-1]
         name = next(name for name, mark in zip(self.names, self._marks, strict=True) if place < mark)
         draw = Draw(self._seed, "predicted", self._begun)
         self._begun += 1
-        Request(self, name, self.mix[name].loads, draw).begin(at)
+        SimulatedRequest(self, name, self.mix[name].loads, draw).start_encoders(at)
 
-    def put(self, request: Request, component: str, work: Work, at: float) -> None:
+    def queue_work(self, request: SimulatedRequest, component: str, work: SimWork, at: float) -> None:
         self.owners[work] = (request, component)
         request.works.append(work)
-        self.lanes[component].put(work, at)
+        self.lanes[component].queue_work(work, at)
 
-    def over(self, request: Request, at: float) -> None:
+    def finish_request(self, request: SimulatedRequest, at: float) -> None:
         self.done.append(request)
         for work in request.works:
             del self.owners[work]
-        self.begin(at)
+        self.begin_request(at)
 
-    def _charge(self, turn: Turn | Together) -> None:
-        for (work, _), seconds in zip(turn.works, turn.parts(), strict=True):
+    def _charge_turn(self, turn: DeviceTurn | CombinedTurn) -> None:
+        for (work, _), seconds in zip(turn.works, turn.seconds_by_work(), strict=True):
             request, component = self.owners[work]
             request.seconds[component] += seconds
 
-    def _summary(self, passed: float) -> Predicted:
+    def _summarize_requests(self, passed: float) -> Predicted:
         parts: dict[str, dict[str, float]] = {}
         for name in self.names:
             mine = [request for request in self.done if request.name == name]
@@ -146,9 +146,9 @@ class _Circle:
             throughput=len(self.done) / passed,
             seconds={name: sum(each.values()) for name, each in parts.items()},
             parts=parts,
-            batches={name: _mean(lane.steps or lane.passes) for name, lane in self.lanes.items()},
+            batches={name: _mean_batch_size(lane.steps or lane.passes) for name, lane in self.lanes.items()},
         )
 
 
-def _mean(batches: Mapping[int, int]) -> float:
+def _mean_batch_size(batches: Mapping[int, int]) -> float:
     return sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))

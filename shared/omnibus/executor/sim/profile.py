@@ -58,8 +58,8 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.executor.sim.distributions import Amount, Count, Curve, Seconds, Size
-from omnibus.executor.step_budget import NONE, Goals
+from omnibus.executor.sim.distributions import Amount, Count, Curve, Seconds, SizeDistribution
+from omnibus.executor.step_budget import NONE, StepGoals
 from omnibus.families import catalog
 
 #: Modality that stands for all that are not named.
@@ -72,7 +72,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0)]
 Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 
 
-class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SimOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One output of kind any; without a ``shape`` it has no tensor."""
 
     shape: tuple[Count, ...] | None = None
@@ -81,7 +81,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: bool = False
 
 
-class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SimComponent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One component of one option, complete."""
 
     kind: Kind = ""
@@ -89,8 +89,8 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     batch: Curve | None = None
     step: Curve | None = None
     share: Whole = 0
-    tokens: dict[str, Amount | Size] = {}
-    steps: Amount | Size = 0.0
+    tokens: dict[str, Amount | SizeDistribution] = {}
+    steps: Amount | SizeDistribution = 0.0
     chars: Annotated[float, msgspec.Meta(gt=0.0)] = 4.0
     chunk: Whole = 0
     width: Count = 16
@@ -99,29 +99,29 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     rate: Count = 24000
     inputs: tuple[str, ...] = ()
     streams: tuple[str, ...] = ()
-    outputs: dict[str, Output] = {}
+    outputs: dict[str, SimOutput] = {}
 
-    def tokens_of(self, modality: str) -> Size | None:
+    def tokens_of(self, modality: str) -> SizeDistribution | None:
         """Size of an item of ``modality``; None when the component does not take it."""
         found = self.tokens.get(modality, self.tokens.get(ANY))
-        return None if found is None else _size(found)
+        return None if found is None else _as_size(found)
 
     @property
-    def length(self) -> Size:
+    def steps_size(self) -> SizeDistribution:
         """Size of ``steps``."""
-        return _size(self.steps)
+        return _as_size(self.steps)
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class SimOption(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment option, complete."""
 
     name: str
     startup: float
     alpha: float
-    components: dict[str, Component]
-    goals: Goals = NONE
+    components: dict[str, SimComponent]
+    goals: StepGoals = NONE
 
-    def component(self, name: str) -> Component:
+    def find_component(self, name: str) -> SimComponent:
         """Raises ``BadRequest`` when the profile does not know it."""
         if name not in self.components:
             known = ", ".join(sorted(self.components)) or "none"
@@ -136,15 +136,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     time_scale: float
     seed: int
     jitter: float
-    default: Option
-    options: dict[str, Option]
+    default: SimOption
+    options: dict[str, SimOption]
 
-    def option(self, name: str, model: str = "") -> Option:
+    def find_option(self, name: str, model: str = "") -> SimOption:
         """The option ``name`` of ``model``; what no entry names is the default."""
         return self.options.get(f"{model}/{name}") or self.options.get(name) or self.default
 
 
-class _Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _OptionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     startup: Seconds | None = None
     alpha: Factor | None = None
     ttft: Seconds | None = None
@@ -153,14 +153,14 @@ class _Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    default: _Option = _Option()
-    options: dict[str, _Option] = {}
+    default: _OptionFields = _OptionFields()
+    options: dict[str, _OptionFields] = {}
     time_scale: Factor = 1.0
     seed: int = 0
     jitter: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
 
 
-def read(path: str) -> Profile:
+def read_profile(path: str) -> Profile:
     """Read a profile file. Raises ``BadRequest`` that names the file, and the option and field at fault."""
     if not path:
         raise BadRequest("set OMNIBUS_EXECUTOR_PROFILE to the profile file that a simulated executor follows")
@@ -168,16 +168,16 @@ def read(path: str) -> Profile:
         body = Path(path).read_bytes()
     except OSError as error:
         raise BadRequest(f"the profile {path!r} cannot be read: {error.strerror}") from error
-    return decode(body, path)
+    return decode_profile(body, path)
 
 
-def decode(body: bytes, name: str = "the profile") -> Profile:
+def decode_profile(body: bytes, name: str = "the profile") -> Profile:
     """A profile from its JSON. Raises ``BadRequest`` as ``read`` does."""
     try:
         file = msgspec.json.decode(body, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadRequest(f"{name}: {error}") from error
-    default = _option(f"{name}: default", file.default, _Option())
+    default = _merge_option(f"{name}: default", file.default, _OptionFields())
     return Profile(
         name=name,
         time_scale=file.time_scale,
@@ -185,47 +185,50 @@ def decode(body: bytes, name: str = "the profile") -> Profile:
         jitter=file.jitter,
         default=default,
         options={
-            option: _option(f"{name}: option {option}", given, file.default) for option, given in file.options.items()
+            option: _merge_option(f"{name}: option {option}", given, file.default)
+            for option, given in file.options.items()
         },
     )
 
 
-def kind_of(name: str, part: Component, family: str = "") -> str:
+def kind_of(name: str, part: SimComponent, family: str = "") -> str:
     """The kind of component ``name``: as the profile says, else its ``family``, else any family that has it."""
     if part.kind:
         return part.kind
     try:
-        families = [catalog.family(family)] if family else list(catalog.FAMILIES.values())
+        families = [catalog.find_family(family)] if family else list(catalog.FAMILIES.values())
     except BadRequest:  # nobody needs to know the family of a model that is only simulated
         families = []
     kinds = [each["tasks"][name] for each in families if name in each["tasks"]]
     return kinds[0] if kinds and kinds[0] in get_args(Kind) else ANY
 
 
-def _option(name: str, given: _Option, default: _Option) -> Option:
+def _merge_option(name: str, given: _OptionFields, default: _OptionFields) -> SimOption:
     names = {**default.components, **given.components}
-    return Option(
+    return SimOption(
         name=name,
-        startup=_first(given.startup, default.startup, 0.0),
-        alpha=_first(given.alpha, default.alpha, 1.0),
-        goals=Goals(_first(given.ttft, default.ttft, 0.0), _first(given.tbt, default.tbt, 0.0)),
+        startup=_first_given(given.startup, default.startup, 0.0),
+        alpha=_first_given(given.alpha, default.alpha, 1.0),
+        goals=StepGoals(_first_given(given.ttft, default.ttft, 0.0), _first_given(given.tbt, default.tbt, 0.0)),
         components={
-            part: _component(f"{name}, component {part}", given.components.get(part, {}), default.components.get(part))
+            part: _merge_component(
+                f"{name}, component {part}", given.components.get(part, {}), default.components.get(part)
+            )
             for part in names
         },
     )
 
 
-def _component(name: str, given: Mapping[str, Any], default: Mapping[str, Any] | None) -> Component:
+def _merge_component(name: str, given: Mapping[str, Any], default: Mapping[str, Any] | None) -> SimComponent:
     try:
-        return msgspec.convert({**(default or {}), **given}, Component)
+        return msgspec.convert({**(default or {}), **given}, SimComponent)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{name}: {error}") from error
 
 
-def _first(*values: float | None) -> float:
+def _first_given(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def _size(value: float | Size) -> Size:
-    return value if isinstance(value, Size) else Size(mean=value)
+def _as_size(value: float | SizeDistribution) -> SizeDistribution:
+    return value if isinstance(value, SizeDistribution) else SizeDistribution(mean=value)

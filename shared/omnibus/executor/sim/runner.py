@@ -10,10 +10,10 @@ import numpy as np
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
-from omnibus.executor.sim.async_device import Machine
-from omnibus.executor.sim.device import Lane, Sequence, Work
+from omnibus.executor.sim.async_device import SimulatedMachine
+from omnibus.executor.sim.device import Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Draw
-from omnibus.executor.sim.profile import ANY, Component
+from omnibus.executor.sim.profile import ANY, SimComponent
 
 P = TypeVar("P")
 
@@ -21,14 +21,14 @@ P = TypeVar("P")
 class Place(NamedTuple):
     """Placement of a simulated component. ``context``: longest sequence in tokens; 0: no limit."""
 
-    machine: Machine
+    machine: SimulatedMachine
     lane: Lane
     seed: int
     jitter: float
     context: int = 0
 
 
-class Simulated(ABC):
+class SimulatedRunner(ABC):
     """A ``Runner`` that takes its time from a lane of the executor's device."""
 
     #: Curves that the kind cannot do without.
@@ -38,7 +38,7 @@ class Simulated(ABC):
     #: What shares a message unless the profile says otherwise.
     chunk: ClassVar[int] = 1
 
-    def __init__(self, name: str, part: Component, place: Place) -> None:
+    def __init__(self, name: str, part: SimComponent, place: Place) -> None:
         self.name = name
         self.part = part
         self.lane = place.lane
@@ -69,26 +69,26 @@ class Simulated(ABC):
             "used": lane.used,
             "waiting": len(lane.waiting),
             "tokens": lane.tokens,
-            "batches": _counted(lane.passes),
-            "steps": _counted(lane.steps),
+            "batches": _batch_counts(lane.passes),
+            "steps": _batch_counts(lane.steps),
             "seconds": round(lane.busy, 6),
             "utilisation": round(self._machine.utilisation, 4),
         }
 
-    def draw(self, job: Job, content: object) -> Draw:
+    def make_draw(self, job: Job, content: object) -> Draw:
         """Chance of one job. Its id does not count, so that a replay, which has another one, answers the same."""
         return Draw(self._place.seed, self.name, job.seed, content)
 
-    def jitter(self, draw: Draw) -> float:
-        return draw.around(self._place.jitter)
+    def jitter_factor(self, draw: Draw) -> float:
+        return draw.jitter_factor(self._place.jitter)
 
-    async def serve(self, tokens: int, draw: Draw) -> None:
+    async def serve_pass(self, tokens: int, draw: Draw) -> None:
         """Wait for one pass."""
-        with self._machine.admit(self.lane, Work(tokens, self.jitter(draw))) as ticket:
-            await ticket.news()
+        with self._machine.admit_work(self.lane, SimWork(tokens, self.jitter_factor(draw))) as ticket:
+            await ticket.wait_for_update()
 
 
-class Encode(Simulated):
+class SimulatedEncoder(SimulatedRunner):
     """Reads ``media``, gives ``embedding`` [tokens, width]."""
 
     async def run(self, job: Job) -> None:
@@ -100,35 +100,35 @@ class Encode(Simulated):
         if size is None:
             known = ", ".join(sorted(self.part.tokens)) or "nothing"
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
-        draw = self.draw(job, media.data.get("sha256") or crc32(np.ascontiguousarray(media.array).data))
-        tokens = size.draw(draw, media.array.nbytes / 1024)
-        await self.serve(tokens, draw)
+        draw = self.make_draw(job, media.data.get("sha256") or crc32(np.ascontiguousarray(media.array).data))
+        tokens = size.draw_size(draw, media.array.nbytes / 1024)
+        await self.serve_pass(tokens, draw)
         meta = {"modality": modality, "n_tokens": tokens}
-        await job.put("embedding", meta, blank((tokens, self.part.width), self.part.dtype))
+        await job.put("embedding", meta, blank_array((tokens, self.part.width), self.part.dtype))
 
 
-class Vocode(Simulated):
+class SimulatedVocoder(SimulatedRunner):
     """Reads ``codes`` as they come, gives ``audio``: silence of the right length, chunk by chunk."""
 
     async def run(self, job: Job) -> None:
         part, total = self.part, 0
-        draw = self.draw(job, "")
+        draw = self.make_draw(job, "")
         async for item in job.stream("codes"):
             codes = item.data.get("codes", [])  # what the talker says at the end has none
             if not isinstance(codes, list):
                 raise BadRequest("a chunk of codes must be a list", param="codes")
             if codes:
-                await self.serve(len(codes), draw)
+                await self.serve_pass(len(codes), draw)
                 total += len(codes) * part.samples
-                await self._sound(job, len(codes) * part.samples)
+                await self._send_silence(job, len(codes) * part.samples)
         job.close("audio", {"samples": total})
 
-    async def _sound(self, job: Job, samples: int) -> None:
+    async def _send_silence(self, job: Job, samples: int) -> None:
         if samples:
-            await job.send("audio", {"rate": self.part.rate}, blank((samples,), "float32"))
+            await job.send("audio", {"rate": self.part.rate}, blank_array((samples,), "float32"))
 
 
-class Anything(Simulated):
+class SimulatedAnyComponent(SimulatedRunner):
     """Waits for the inputs that the profile names, takes its time, gives the outputs that the profile names."""
 
     needs = ()
@@ -137,39 +137,41 @@ class Anything(Simulated):
         seen = [await job.value(name) for name in self.part.inputs]
         for name in self.part.streams:
             seen += [item async for item in job.stream(name)]
-        draw = self.draw(job, job.inputs)
+        draw = self.make_draw(job, job.inputs)
         size = self.part.tokens_of(ANY)
-        tokens = size.draw(draw, _bytes(seen) / 1024) if size is not None else 0
+        tokens = size.draw_size(draw, _count_bytes(seen) / 1024) if size is not None else 0
         if self.part.step is None:
-            await self.serve(tokens, draw)
-            await self._stream(job, 1, 1)
+            await self.serve_pass(tokens, draw)
+            await self._send_stream_outputs(job, 1, 1)
         else:
-            await self._step(job, Sequence(tokens, self.jitter(draw), limit=self.part.length.draw(draw)))
+            await self._run_steps(
+                job, SimSequence(tokens, self.jitter_factor(draw), limit=self.part.steps_size.draw_size(draw))
+            )
         for name, output in self.part.outputs.items():
             if not output.stream:
-                array = None if output.shape is None else blank(output.shape, output.dtype)
+                array = None if output.shape is None else blank_array(output.shape, output.dtype)
                 await job.put(name, output.data, array)
 
-    async def _step(self, job: Job, sequence: Sequence) -> None:
+    async def _run_steps(self, job: Job, sequence: SimSequence) -> None:
         sequence.mark = sequence.every = self._chunk
-        with self._machine.admit(self.lane, sequence) as ticket:
-            while not sequence.finished:
-                await ticket.news()
-                await self._stream(job, sequence.done, int(sequence.limit))
+        with self._machine.admit_work(self.lane, sequence) as ticket:
+            while not sequence.is_finished:
+                await ticket.wait_for_update()
+                await self._send_stream_outputs(job, sequence.done, int(sequence.limit))
 
-    async def _stream(self, job: Job, step: int, steps: int) -> None:
+    async def _send_stream_outputs(self, job: Job, step: int, steps: int) -> None:
         for name, output in self.part.outputs.items():
             if output.stream:
-                array = None if output.shape is None else blank(output.shape, output.dtype)
+                array = None if output.shape is None else blank_array(output.shape, output.dtype)
                 await job.send(name, {"step": step, "steps": steps, **output.data}, array)
 
 
-def blank(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def blank_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Zeros that take no memory until somebody copies them; read-only."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def params(job: Job, kind: type[P]) -> P:
+def read_params(job: Job, kind: type[P]) -> P:
     """The job's ``params``. Raises ``BadRequest``."""
     try:
         return msgspec.convert(job.inputs.get("params") or {}, kind)
@@ -177,15 +179,15 @@ def params(job: Job, kind: type[P]) -> P:
         raise BadRequest(f"params cannot be used: {error}", param="params") from None
 
 
-def _counted(batches: Mapping[int, int]) -> dict[str, int]:
+def _batch_counts(batches: Mapping[int, int]) -> dict[str, int]:
     return {str(size): count for size, count in sorted(batches.items())}
 
 
-def _bytes(values: Iterable[Any]) -> int:
+def _count_bytes(values: Iterable[Any]) -> int:
     found = 0
     for value in values:
         if isinstance(value, Item):
             found += 0 if value.array is None else value.array.nbytes
         elif isinstance(value, list):
-            found += _bytes(value)
+            found += _count_bytes(value)
     return found

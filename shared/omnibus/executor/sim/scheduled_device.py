@@ -10,10 +10,10 @@ from itertools import groupby
 from math import inf
 from typing import Any
 
-from omnibus.executor.scheduler import Budget, Schedule
-from omnibus.executor.sim.device import MANY, Device, Lane, Sequence, Together, Turn, Work
+from omnibus.executor.scheduler import Schedule, StepBudget
+from omnibus.executor.sim.device import MANY, CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve
-from omnibus.executor.step_budget import Goals, Sizes, found
+from omnibus.executor.step_budget import BudgetSizes, StepGoals, find_budget
 
 #: Prompt tokens in a step, at least and at most; positions of a sequence whose step is measured; the size of a
 #: prompt that waits for all of the patience.
@@ -30,61 +30,63 @@ class StagedLane(Lane):
         super().__init__(*curves, slots, share)
         self.reads = reads
         self.usual = usual
-        self.coming: deque[tuple[StagedLane, Work]]
+        self.coming: deque[tuple[StagedLane, SimWork]]
         self.schedule: Schedule[Any]
 
-    def put(self, work: Work, at: float) -> None:
+    def queue_work(self, work: SimWork, at: float) -> None:
         work.ready = at
         self.waiting.append(work)
         self.coming.append((self, work))
 
-    def enter(self, work: Work) -> None:
+    def enter_schedule(self, work: SimWork) -> None:
         """Take part from now on; it came when it became ready."""
         if self.reads:
-            self.schedule.item(work, max(1, work.tokens), work.ready, self)
+            self.schedule.add_media(work, max(1, work.tokens), work.ready, self)
         elif self.batch is not None:
-            self.schedule.prompt(work, max(1, work.tokens), work.ready)
+            self.schedule.add_prompt(work, max(1, work.tokens), work.ready)
         else:
-            self.schedule.arrive(work, work.ready)
+            self.schedule.add_prefilled(work, work.ready)
 
-    def remove(self, work: Work, at: float) -> None:
+    def remove_work(self, work: SimWork, at: float) -> None:
         if not work.gone:
-            super().remove(work, at)
-            self.schedule.leave(work)
+            super().remove_work(work, at)
+            self.schedule.remove_key(work)
 
-    def _admit(self, at: float) -> None:
+    def _admit_waiting(self, at: float) -> None:
         """The schedule does that."""
 
-    def admitted(self, work: Work) -> None:
+    def on_admitted(self, work: SimWork) -> None:
         """``work`` has a slot."""
         self.waiting.remove(work)
         if self.batch is not None:
             self.joining.append(work)
-        elif isinstance(work, Sequence):
+        elif isinstance(work, SimSequence):
             self.active.append(work)
-            self.schedule.decode(work)
+            self.schedule.start_decode(work)
 
-    def _advance(self, work: Work, at: float, steps: int) -> None:
-        if not isinstance(work, Sequence):
-            self.remove(work, at)
+    def _advance_work(self, work: SimWork, at: float, steps: int) -> None:
+        if not isinstance(work, SimSequence):
+            self.remove_work(work, at)
         elif work in self.joining:
             self.joining.remove(work)
             self.active.append(work)
-            self.schedule.decode(work)
-        super()._advance(work, at, steps)
+            self.schedule.start_decode(work)
+        super()._advance_work(work, at, steps)
 
 
-class Staged(Device):
+class StagedDevice(Device):
     """``goals`` are those of the steps; lanes are encoders, and one language model or its halves."""
 
-    def __init__(self, scale: float, goals: Goals) -> None:
+    def __init__(self, scale: float, goals: StepGoals) -> None:
         super().__init__(scale)
         self._goals = goals
-        self._lanes: dict[Work, StagedLane] = {}
-        self._coming: deque[tuple[StagedLane, Work]] = deque()
-        self._schedule: Schedule[Work] = Schedule(0, Budget(0, 0), patience=goals.first, whole=_WHOLE)
+        self._lanes: dict[SimWork, StagedLane] = {}
+        self._coming: deque[tuple[StagedLane, SimWork]] = deque()
+        self._schedule: Schedule[SimWork] = Schedule(
+            0, StepBudget(0, 0), patience=goals.first_step_seconds, whole=_WHOLE
+        )
 
-    def lane(
+    def add_lane(
         self,
         batch: Curve | None,
         step: Curve | None,
@@ -97,10 +99,10 @@ class Staged(Device):
         lane = StagedLane((batch, step), slots, share, reads, max(1, usual))
         lane.coming, lane.schedule = self._coming, self._schedule
         self.lanes.append(lane)
-        self._budget()
+        self._find_budgets()
         return lane
 
-    def _budget(self) -> None:
+    def _find_budgets(self) -> None:
         """Find what fits into a step: once more with every lane."""
         lanes = [lane for lane in self.lanes if isinstance(lane, StagedLane)]
         self._schedule.slots = max((lane.slots for lane in lanes if not lane.reads), default=0)
@@ -111,46 +113,46 @@ class Staged(Device):
             if curve is None:
                 continue
             if lane.reads:
-                beside, alone = self._found(curve, decode, Sizes(1, lane.slots, lane.slots), lane.usual)
-                self._schedule.kinds[lane] = Budget(beside * lane.usual, alone * lane.usual, lane.slots)
+                beside, alone = self._find_budget(curve, decode, BudgetSizes(1, lane.slots, lane.slots), lane.usual)
+                self._schedule.kinds[lane] = StepBudget(beside * lane.usual, alone * lane.usual, lane.slots)
             else:
                 usual = _MOST if lane.share == inf else int(lane.share)
-                self._schedule.budget = Budget(*self._found(curve, decode, Sizes(_LEAST, _MOST, usual)))
+                self._schedule.budget = StepBudget(*self._find_budget(curve, decode, BudgetSizes(_LEAST, _MOST, usual)))
 
-    def _found(self, curve: Curve, decode: float, sizes: Sizes, each: int = 0) -> tuple[int, int]:
-        def cost(size: int) -> float:
+    def _find_budget(self, curve: Curve, decode: float, sizes: BudgetSizes, each: int = 0) -> tuple[int, int]:
+        def step_cost(size: int) -> float:
             return curve.seconds(size if each else 1, size * max(1, each)) * self._scale
 
-        return found(cost, self._goals, decode, sizes)
+        return find_budget(step_cost, self._goals, decode, sizes)
 
-    def turn(self, at: float) -> Turn | Together | None:
-        self._enter(at)
-        for work in self._schedule.admit():
-            self._lanes[work].admitted(work)
-        chosen = self._schedule.turn(_able)
-        decode = [(work, _far(work)) for work in chosen.decode]
-        quiet = not (self._coming or self._schedule.waiting or chosen.prefill or chosen.media or self._joining)
+    def next_turn(self, at: float) -> DeviceTurn | CombinedTurn | None:
+        self._enter_ready(at)
+        for work in self._schedule.admit_waiting():
+            self._lanes[work].on_admitted(work)
+        chosen = self._schedule.next_step(_is_runnable)
+        decode = [(work, _sequence_length(work)) for work in chosen.decode]
+        quiet = not (self._coming or self._schedule.waiting or chosen.prefill or chosen.media or self._has_joining)
         turns = [
-            *self._turns(decode, max(1, min(MANY, *map(_quiet, chosen.decode))) if quiet and decode else 1),
-            *self._turns(chosen.prefill),
-            *self._turns([(work, work.tokens) for work in chosen.media]),
+            *self._make_turns(decode, max(1, min(MANY, *map(_quiet_steps, chosen.decode))) if quiet and decode else 1),
+            *self._make_turns(chosen.prefill),
+            *self._make_turns([(work, work.tokens) for work in chosen.media]),
         ]
         if len(turns) == 1:
             return turns[0]
-        return Together(turns, [sum(turn.seconds for turn in turns)]) if turns else None
+        return CombinedTurn(turns, [sum(turn.seconds for turn in turns)]) if turns else None
 
     @property
-    def _joining(self) -> bool:
+    def _has_joining(self) -> bool:
         return any(lane.joining for lane in self.lanes)
 
-    def _enter(self, at: float) -> None:
+    def _enter_ready(self, at: float) -> None:
         while self._coming and self._coming[0][1].ready <= at:
             lane, work = self._coming.popleft()
             if not work.gone:
                 self._lanes[work] = lane
-                lane.enter(work)
+                lane.enter_schedule(work)
 
-    def _turns(self, works: list[tuple[Work, int]], steps: int = 0) -> list[Turn]:
+    def _make_turns(self, works: list[tuple[SimWork, int]], steps: int = 0) -> list[DeviceTurn]:
         """``works`` lane by lane; those of media leave the queue."""
         found = []
         for lane, group in groupby(works, key=lambda each: self._lanes[each[0]]):
@@ -158,23 +160,23 @@ class Staged(Device):
             if lane.reads:
                 for work, _ in mine:
                     lane.waiting.remove(work)
-            found.append(lane.turn(mine, self._scale, steps))
+            found.append(lane.make_turn(mine, self._scale, steps))
         return found
 
-    def finish(self, turn: Turn | Together, at: float, steps: int) -> None:
-        super().finish(turn, at, steps)
+    def finish_turn(self, turn: DeviceTurn | CombinedTurn, at: float, steps: int) -> None:
+        super().finish_turn(turn, at, steps)
         for work, _ in turn.works:
             if work.gone:
                 self._lanes.pop(work, None)
 
 
-def _able(work: Work) -> bool:
-    return isinstance(work, Sequence) and work.done < work.allowed
+def _is_runnable(work: SimWork) -> bool:
+    return isinstance(work, SimSequence) and work.done < work.allowed
 
 
-def _far(work: Work) -> int:
-    return work.tokens + (work.done if isinstance(work, Sequence) else 0)
+def _sequence_length(work: SimWork) -> int:
+    return work.tokens + (work.done if isinstance(work, SimSequence) else 0)
 
 
-def _quiet(work: Work) -> int:
-    return int(min(work.quiet, MANY)) if isinstance(work, Sequence) else 1
+def _quiet_steps(work: SimWork) -> int:
+    return int(min(work.quiet_steps, MANY)) if isinstance(work, SimSequence) else 1

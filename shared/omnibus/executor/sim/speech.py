@@ -8,10 +8,10 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job, RowWriter
-from omnibus.executor.sim.async_device import Ticket
-from omnibus.executor.sim.device import Sequence
-from omnibus.executor.sim.distributions import Count, Size
-from omnibus.executor.sim.runner import Simulated, blank, params
+from omnibus.executor.sim.async_device import WorkTicket
+from omnibus.executor.sim.device import SimSequence
+from omnibus.executor.sim.distributions import Count, SizeDistribution
+from omnibus.executor.sim.runner import SimulatedRunner, blank_array, read_params
 
 #: Codes of a talker are below this.
 CODES = 1024
@@ -19,13 +19,13 @@ CODES = 1024
 AXES = 3
 
 
-class TalkParams(msgspec.Struct, frozen=True):
+class SimTalkParams(msgspec.Struct, frozen=True):
     """Request parameters that determine the length of speech; all others are ignored."""
 
     max_codes: Count | None = None
 
 
-class Speech:
+class SimTalkerInputs:
     """Output of a thinker for a talker: the prompt's rows, their positions, and a row for each token but the first."""
 
     def __init__(self, job: Job, prompt: int, answer: int, width: int) -> None:
@@ -36,24 +36,24 @@ class Speech:
         self._writer: RowWriter | None = None
         self._written = 0
 
-    async def send(self, tokens: int) -> None:
+    async def send_rows(self, tokens: int) -> None:
         """Send the prompt, once, and what belongs to the first ``tokens`` of the answer."""
         if self._writer is None:
-            await begin(self._job, self._prompt, self._width)
-            self._writer = await self._job.rows("rows", self._most, self._width, "float32")
+            await send_prompt(self._job, self._prompt, self._width)
+            self._writer = await self._job.open_rows("rows", self._most, self._width, "float32")
         rows = tokens - 1 - self._written
         if rows > 0:
-            self._writer.write(blank((rows, self._width), "float32"))
+            self._writer.write(blank_array((rows, self._width), "float32"))
             self._written += rows
 
 
-async def begin(job: Job, prompt: int, width: int) -> None:
+async def send_prompt(job: Job, prompt: int, width: int) -> None:
     """Send what a talker reads of a ``prompt`` of that many tokens."""
-    await job.put("layout", {}, blank((AXES, prompt), "int32"))
-    await job.put("prompt", {}, blank((prompt + AXES, width), "float32"))
+    await job.put("layout", {}, blank_array((AXES, prompt), "int32"))
+    await job.put("prompt", {}, blank_array((prompt + AXES, width), "float32"))
 
 
-class Talk(Simulated):
+class SimulatedTalker(SimulatedRunner):
     """Reads ``prompt``, ``layout`` and ``rows`` as they come, gives ``codes``: one a step, no sooner than its row."""
 
     needs = ("step",)
@@ -70,64 +70,64 @@ class Talk(Simulated):
         await job.value("layout")
         if not isinstance(prompt, Item) or prompt.array is None:
             raise BadRequest("a talker's input came without its tensor", param="prompt")
-        speaking = Speaking(self, job, prompt.array.shape[0])
-        speaking.heard(len(first.array))
-        with self._machine.admit(self.lane, speaking.sequence) as ticket:
-            pump = asyncio.create_task(speaking.follow(stream, ticket), name="rows")
+        speaking = SimTalkerAnswer(self, job, prompt.array.shape[0])
+        speaking.add_rows(len(first.array))
+        with self._machine.admit_work(self.lane, speaking.sequence) as ticket:
+            pump = asyncio.create_task(speaking.follow_rows(stream, ticket), name="rows")
             try:
-                await speaking.say(ticket)
+                await speaking.send_codes(ticket)
             finally:
                 pump.cancel()
                 await asyncio.gather(pump, return_exceptions=True)
-        job.close("codes", {"finish_reason": speaking.finish})
+        job.close("codes", {"finish_reason": speaking.finish_reason})
 
-    def grow(self, sequence: Sequence, allowed: float, limit: float) -> None:
-        self._machine.grow(self.lane, sequence, allowed, limit)
+    def extend_sequence(self, sequence: SimSequence, allowed: float, limit: float) -> None:
+        self._machine.extend_sequence(self.lane, sequence, allowed, limit)
 
 
-class Speaking:
+class SimTalkerAnswer:
     """One answer of a talker. Its length is known when the thinker's rows have ended, if it follows from them."""
 
-    def __init__(self, talk: Talk, job: Job, tokens: int) -> None:
+    def __init__(self, talk: SimulatedTalker, job: Job, tokens: int) -> None:
         self._talk = talk
         self._job = job
-        self._draw = talk.draw(job, tokens)
-        self._start = self._draw.below(CODES)
-        self._most = params(job, TalkParams).max_codes or inf
-        self._size: Size = talk.part.length
+        self._draw = talk.make_draw(job, tokens)
+        self._start = self._draw.integer_below(CODES)
+        self._most = read_params(job, SimTalkParams).max_codes or inf
+        self._size: SizeDistribution = talk.part.steps_size
         self._rows = 0
-        wanted = inf if self._size.per else self._size.draw(self._draw)
+        wanted = inf if self._size.per else self._size.draw_size(self._draw)
         every = talk.part.chunk or talk.chunk
-        self.sequence = Sequence(
-            tokens, talk.jitter(self._draw), limit=min(wanted, self._most), allowed=0, first=every, every=every
+        self.sequence = SimSequence(
+            tokens, talk.jitter_factor(self._draw), limit=min(wanted, self._most), allowed=0, first=every, every=every
         )
 
     @property
-    def finish(self) -> str:
+    def finish_reason(self) -> str:
         return "length" if self.sequence.done >= self._most else "stop"
 
-    def heard(self, rows: int) -> None:
+    def add_rows(self, rows: int) -> None:
         """Take ``rows`` of the thinker: a code for each, for now."""
         self._rows += rows
-        self._talk.grow(self.sequence, self._rows, self.sequence.limit)
+        self._talk.extend_sequence(self.sequence, self._rows, self.sequence.limit)
 
-    async def follow(self, stream: AsyncIterator[Item], ticket: Ticket) -> None:
+    async def follow_rows(self, stream: AsyncIterator[Item], ticket: WorkTicket) -> None:
         """Read the rows to their end."""
         try:
             async for item in stream:
                 if item.array is not None:  # what the thinker says at the end has no row
-                    self.heard(len(item.array))
+                    self.add_rows(len(item.array))
             limit = self.sequence.limit
             if self._size.per:
-                limit = min(max(self._rows, self._size.draw(self._draw, self._rows)), self._most)
-            self._talk.grow(self.sequence, inf, limit)
+                limit = min(max(self._rows, self._size.draw_size(self._draw, self._rows)), self._most)
+            self._talk.extend_sequence(self.sequence, inf, limit)
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``news``
             ticket.fail(error)
 
-    async def say(self, ticket: Ticket) -> None:
+    async def send_codes(self, ticket: WorkTicket) -> None:
         sent = 0
-        while not self.sequence.finished:
-            await ticket.news()
+        while not self.sequence.is_finished:
+            await ticket.wait_for_update()
             if self.sequence.done > sent:
                 codes = [(self._start + at) % CODES for at in range(sent, self.sequence.done)]
                 await self._job.send("codes", {"codes": codes})

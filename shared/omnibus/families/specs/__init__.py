@@ -11,14 +11,14 @@ import re
 
 from omnibus.families.specs._absent import ABSENT
 from omnibus.families.specs._templates import (
-    Known,
-    edits,
-    films,
-    following,
-    halves,
-    language,
-    pictures,
-    speaking,
+    FamilyDeclaration,
+    image_editing,
+    image_generation,
+    image_generation_with_prior,
+    language_model,
+    omni_model,
+    prefill_decode_options,
+    video_generation,
     vision_language,
 )
 
@@ -26,14 +26,14 @@ __all__ = [
     "ABSENT",
     "KNOWN",
     "TITLES",
-    "Known",
-    "edits",
-    "films",
-    "following",
-    "halves",
-    "language",
-    "pictures",
-    "speaking",
+    "FamilyDeclaration",
+    "image_editing",
+    "image_generation",
+    "image_generation_with_prior",
+    "language_model",
+    "omni_model",
+    "prefill_decode_options",
+    "video_generation",
     "vision_language",
 ]
 
@@ -45,7 +45,7 @@ _MODULES = {
 }
 
 #: All families by name.
-KNOWN: dict[str, Known] = {name: module.FAMILY for name, module in _MODULES.items()}
+KNOWN: dict[str, FamilyDeclaration] = {name: module.FAMILY for name, module in _MODULES.items()}
 
 #: What people call them: how their modules' docstrings begin.
 TITLES: dict[str, str] = {

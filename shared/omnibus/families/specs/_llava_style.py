@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from omnibus.families.specs._templates import Known, vision_language
+from omnibus.families.specs._templates import FamilyDeclaration, vision_language
 
 _TOWER = ("vision_tower.", "multi_modal_projector.", "image_newline")
 _LANGUAGE = ("language_model.",)
 
 
-def towered(tiny: str, *modalities: str, **more: Any) -> Known:
+def vision_tower_model(tiny: str, *modalities: str, **more: Any) -> FamilyDeclaration:
     """A vision tower and a language model, by the names of their tensors on the hub and as the library saves them."""
     return vision_language(
         tiny,

@@ -8,7 +8,7 @@ import msgspec
 Options = Mapping[str, Mapping[str, Any]]
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One family.
 
     ``components`` are in the order in which data flows; ``encoders`` names the component that encodes each modality,
@@ -30,28 +30,28 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine: str = ""
 
 
-def language(tiny: str, **more: Any) -> Known:
+def language_model(tiny: str, **more: Any) -> FamilyDeclaration:
     """A language model that takes text alone."""
-    return Known(
+    return FamilyDeclaration(
         components=["thinker"],
         tasks={"thinker": "think"},
-        options={"L": _option("llm", "thinker")},
+        options={"L": _deployment_option("llm", "thinker")},
         paths=[{"options": ["L"], "share": 100}],
         tiny=tiny,
         **{"weights": {"thinker": ("model.", "lm_head.")}, **more},
     )
 
 
-def vision_language(tiny: str, *modalities: str, **more: Any) -> Known:
+def vision_language(tiny: str, *modalities: str, **more: Any) -> FamilyDeclaration:
     """One encoder of ``modalities`` and a language model."""
-    return Known(
+    return FamilyDeclaration(
         components=["vision", "thinker"],
         encoders=dict.fromkeys(modalities, "vision"),
         tasks={"vision": "encode", "thinker": "think"},
         options={
-            "E": _option("encoder", "vision"),
-            "L": _option("llm", "thinker"),
-            "EL": _option("llm", "vision", "thinker"),
+            "E": _deployment_option("encoder", "vision"),
+            "L": _deployment_option("llm", "thinker"),
+            "EL": _deployment_option("llm", "vision", "thinker"),
         },
         # The last path has no share of its own: it is there for apps that ask for it, and when L is away.
         paths=[
@@ -64,40 +64,40 @@ def vision_language(tiny: str, *modalities: str, **more: Any) -> Known:
     )
 
 
-def speaking(tiny: str, voices: Sequence[str], **more: Any) -> Known:
+def omni_model(tiny: str, voices: Sequence[str], **more: Any) -> FamilyDeclaration:
     """Pictures, videos and sound in, text and speech out."""
     whole = ["vision", "audio", "thinker", "talker", "vocoder"]
-    return Known(
+    return FamilyDeclaration(
         components=whole,
         encoders={"image": "vision", "video": "vision", "audio": "audio"},
         tasks={"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
         voices=voices,
         options={
-            "EV": _option("encoder", "vision"),
-            "EA": _option("encoder", "audio"),
-            "Th": _option("llm", "thinker"),
-            "Ta": _option("llm", "talker"),
-            "V": _option("generator", "vocoder"),
-            "M": _option("llm", *whole),
+            "EV": _deployment_option("encoder", "vision"),
+            "EA": _deployment_option("encoder", "audio"),
+            "Th": _deployment_option("llm", "thinker"),
+            "Ta": _deployment_option("llm", "talker"),
+            "V": _deployment_option("generator", "vocoder"),
+            "M": _deployment_option("llm", *whole),
         },
         paths=[{"options": ["EV", "EA", "Th", "Ta", "V"], "share": 80}, {"options": ["M"], "share": 20}],
-        more={"Ta+V": _option("llm", "talker", "vocoder")},
+        more={"Ta+V": _deployment_option("llm", "talker", "vocoder")},
         tiny=tiny,
         **more,
     )
 
 
-def pictures(tiny: str, **more: Any) -> Known:
+def image_generation(tiny: str, **more: Any) -> FamilyDeclaration:
     """Text in, pictures out."""
     whole = ["text_encoder", "dit", "vae"]
-    return Known(
+    return FamilyDeclaration(
         components=whole,
         tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
         options={
-            "T": _option("encoder", "text_encoder"),
-            "D": _option("generator", "dit"),
-            "V": _option("generator", "vae"),
-            "TDV": _option("generator", *whole),
+            "T": _deployment_option("encoder", "text_encoder"),
+            "D": _deployment_option("generator", "dit"),
+            "V": _deployment_option("generator", "vae"),
+            "TDV": _deployment_option("generator", *whole),
         },
         paths=[{"options": ["T", "D", "V"], "share": 80}, {"options": ["TDV"], "share": 20}],
         tiny=tiny,
@@ -105,18 +105,18 @@ def pictures(tiny: str, **more: Any) -> Known:
     )
 
 
-def following(tiny: str, **more: Any) -> Known:
+def image_generation_with_prior(tiny: str, **more: Any) -> FamilyDeclaration:
     """Text in, pictures out, each of which follows a rough one."""
     whole = ["text_encoder", "prior", "dit", "vae"]
-    return Known(
+    return FamilyDeclaration(
         components=whole,
         tasks={"text_encoder": "text-encode", "prior": "prior", "dit": "denoise", "vae": "decode-image"},
         options={
-            "T": _option("encoder", "text_encoder"),
-            "Pr": _option("generator", "prior"),
-            "D": _option("generator", "dit"),
-            "V": _option("generator", "vae"),
-            "TPrDV": _option("generator", *whole),
+            "T": _deployment_option("encoder", "text_encoder"),
+            "Pr": _deployment_option("generator", "prior"),
+            "D": _deployment_option("generator", "dit"),
+            "V": _deployment_option("generator", "vae"),
+            "TPrDV": _deployment_option("generator", *whole),
         },
         paths=[{"options": ["T", "Pr", "D", "V"], "share": 80}, {"options": ["TPrDV"], "share": 20}],
         tiny=tiny,
@@ -124,10 +124,10 @@ def following(tiny: str, **more: Any) -> Known:
     )
 
 
-def edits(tiny: str, **more: Any) -> Known:
+def image_editing(tiny: str, **more: Any) -> FamilyDeclaration:
     """A picture and text in, pictures out. The picture is seen by who reads the text, and by who paints."""
     whole = ["vision", "text_encoder", "vae_encoder", "dit", "vae"]
-    return Known(
+    return FamilyDeclaration(
         components=whole,
         tasks={
             "vision": "encode",
@@ -137,51 +137,54 @@ def edits(tiny: str, **more: Any) -> Known:
             "vae": "decode-image",
         },
         options={
-            "E": _option("encoder", "vision"),
-            "T": _option("encoder", "text_encoder"),
-            "I": _option("encoder", "vae_encoder"),
-            "D": _option("generator", "dit"),
-            "V": _option("generator", "vae"),
-            "M": _option("generator", *whole),
+            "E": _deployment_option("encoder", "vision"),
+            "T": _deployment_option("encoder", "text_encoder"),
+            "I": _deployment_option("encoder", "vae_encoder"),
+            "D": _deployment_option("generator", "dit"),
+            "V": _deployment_option("generator", "vae"),
+            "M": _deployment_option("generator", *whole),
         },
         paths=[{"options": ["E", "T", "I", "D", "V"], "share": 80}, {"options": ["M"], "share": 20}],
-        more={"ET": _option("encoder", "vision", "text_encoder"), "IV": _option("generator", "vae_encoder", "vae")},
+        more={
+            "ET": _deployment_option("encoder", "vision", "text_encoder"),
+            "IV": _deployment_option("generator", "vae_encoder", "vae"),
+        },
         tiny=tiny,
         **more,
     )
 
 
-def films(tiny: str, **more: Any) -> Known:
+def video_generation(tiny: str, **more: Any) -> FamilyDeclaration:
     """Text in, films with sound out."""
     whole = ["text_encoder", "dit", "vae", "audio_vae"]
-    return Known(
+    return FamilyDeclaration(
         components=whole,
         tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-video", "audio_vae": "decode-audio"},
         options={
-            "T": _option("encoder", "text_encoder"),
-            "D": _option("generator", "dit"),
-            "V": _option("generator", "vae"),
-            "A": _option("generator", "audio_vae"),
-            "M": _option("generator", *whole),
+            "T": _deployment_option("encoder", "text_encoder"),
+            "D": _deployment_option("generator", "dit"),
+            "V": _deployment_option("generator", "vae"),
+            "A": _deployment_option("generator", "audio_vae"),
+            "M": _deployment_option("generator", *whole),
         },
         paths=[{"options": ["T", "D", "V", "A"], "share": 80}, {"options": ["M"], "share": 20}],
-        more={"VA": _option("generator", "vae", "audio_vae")},
+        more={"VA": _deployment_option("generator", "vae", "audio_vae")},
         tiny=tiny,
         **more,
     )
 
 
-def halves() -> dict[str, dict[str, Any]]:
+def prefill_decode_options() -> dict[str, dict[str, Any]]:
     """Options of a language model that is declared as ``prefill`` and ``decode``."""
     return {
-        "P": _option("llm", "prefill"),
-        "D": _option("llm", "decode"),
-        "EP": _option("llm", "vision", "prefill"),
-        "ED": _option("llm", "vision", "decode"),
-        "PD": _option("llm", "prefill", "decode"),
-        "EPD": _option("llm", "vision", "prefill", "decode"),
+        "P": _deployment_option("llm", "prefill"),
+        "D": _deployment_option("llm", "decode"),
+        "EP": _deployment_option("llm", "vision", "prefill"),
+        "ED": _deployment_option("llm", "vision", "decode"),
+        "PD": _deployment_option("llm", "prefill", "decode"),
+        "EPD": _deployment_option("llm", "vision", "prefill", "decode"),
     }
 
 
-def _option(service: str, *components: str) -> dict[str, Any]:
+def _deployment_option(service: str, *components: str) -> dict[str, Any]:
     return {"components": list(components), "service": service}

@@ -1,11 +1,11 @@
 """Janus: it chats about pictures, and makes them token by token."""
 
-from omnibus.families.specs._templates import Known, pictures, vision_language
+from omnibus.families.specs._templates import FamilyDeclaration, image_generation, vision_language
 
 _TABLE = "model.language_model.embed_tokens."
-_CHATS, _PAINTS = vision_language("", "image"), pictures("")
+_CHATS, _PAINTS = vision_language("", "image"), image_generation("")
 
-FAMILY = Known(
+FAMILY = FamilyDeclaration(
     components=[*_CHATS.components, *_PAINTS.components],
     encoders=_CHATS.encoders,
     tasks={**_CHATS.tasks, **_PAINTS.tasks},

@@ -1,5 +1,5 @@
 """LLaVA-1.5."""
 
-from omnibus.families.specs._llava_style import towered
+from omnibus.families.specs._llava_style import vision_tower_model
 
-FAMILY = towered("llava-tiny", "image")
+FAMILY = vision_tower_model("llava-tiny", "image")

@@ -1,5 +1,5 @@
 """LLaVA-NeXT."""
 
-from omnibus.families.specs._llava_style import towered
+from omnibus.families.specs._llava_style import vision_tower_model
 
-FAMILY = towered("llava-next-tiny", "image")
+FAMILY = vision_tower_model("llava-next-tiny", "image")

@@ -1,5 +1,5 @@
 """LLaVA-OneVision."""
 
-from omnibus.families.specs._llava_style import towered
+from omnibus.families.specs._llava_style import vision_tower_model
 
-FAMILY = towered("llava-onevision-tiny", "image", "video")
+FAMILY = vision_tower_model("llava-onevision-tiny", "image", "video")

@@ -1,5 +1,5 @@
 """LTX-2."""
 
-from omnibus.families.specs._templates import films
+from omnibus.families.specs._templates import video_generation
 
-FAMILY = films("ltx2-tiny")
+FAMILY = video_generation("ltx2-tiny")

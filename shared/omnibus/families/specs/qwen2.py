@@ -1,5 +1,5 @@
 """Qwen2 and Qwen2.5, text alone."""
 
-from omnibus.families.specs._templates import language
+from omnibus.families.specs._templates import language_model
 
-FAMILY = language("qwen2-tiny")
+FAMILY = language_model("qwen2-tiny")

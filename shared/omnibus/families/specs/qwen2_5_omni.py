@@ -1,8 +1,8 @@
 """Qwen2.5-Omni."""
 
-from omnibus.families.specs._templates import speaking
+from omnibus.families.specs._templates import omni_model
 
-FAMILY = speaking(
+FAMILY = omni_model(
     "qwen2.5-omni-tiny",
     ["Chelsie", "Ethan"],
     weights={

@@ -1,5 +1,5 @@
 """Qwen3, text alone."""
 
-from omnibus.families.specs._templates import language
+from omnibus.families.specs._templates import language_model
 
-FAMILY = language("qwen3-tiny")
+FAMILY = language_model("qwen3-tiny")

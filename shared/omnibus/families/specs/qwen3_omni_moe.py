@@ -1,8 +1,8 @@
 """Qwen3-Omni."""
 
-from omnibus.families.specs._templates import speaking
+from omnibus.families.specs._templates import omni_model
 
-FAMILY = speaking(
+FAMILY = omni_model(
     "qwen3-omni-tiny",
     ["Aiden", "Chelsie", "Ethan"],
     weights={

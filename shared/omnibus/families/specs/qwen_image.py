@@ -1,5 +1,5 @@
 """Qwen-Image."""
 
-from omnibus.families.specs._templates import pictures
+from omnibus.families.specs._templates import image_generation
 
-FAMILY = pictures("qwen-image-tiny")
+FAMILY = image_generation("qwen-image-tiny")

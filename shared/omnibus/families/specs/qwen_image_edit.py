@@ -1,5 +1,5 @@
 """Qwen-Image-Edit."""
 
-from omnibus.families.specs._templates import edits
+from omnibus.families.specs._templates import image_editing
 
-FAMILY = edits("qwen-image-edit-tiny")
+FAMILY = image_editing("qwen-image-edit-tiny")

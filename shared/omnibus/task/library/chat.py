@@ -63,9 +63,9 @@ class MLLM(CompositeTask):
     def think(self, request: ChatInput) -> Thought:
         with pinned(self.pin):
             items = [
-                self.encoder(modality).invoke(EncodeInput(media=media), work=tokens)
+                self.encoder_for(modality).invoke(EncodeInput(media=media), work=tokens)
                 for modality, media, tokens in zip(
-                    request.modalities, request.media, self._tokens(request), strict=True
+                    request.modalities, request.media, self._media_tokens(request), strict=True
                 )
             ]
             return self.thinker.think(
@@ -85,13 +85,13 @@ class MLLM(CompositeTask):
             return f"path:{self.path}"
         return "" if self.encoder_fission is None else "apart" if self.encoder_fission else "together"
 
-    def encoder(self, modality: str) -> Encode:
+    def encoder_for(self, modality: str) -> Encode:
         if modality not in self.encoders:
             taken = ", ".join(sorted(self.encoders)) or "text only"
             raise BadRequest(f"this model takes no {modality} input (it takes: {taken})", param="messages")
         return self.encoders[modality]
 
-    def _tokens(self, request: ChatInput) -> tuple[int, ...]:
+    def _media_tokens(self, request: ChatInput) -> tuple[int, ...]:
         return request.tokens if len(request.tokens) == len(request.media) else (256,) * len(request.media)
 
 

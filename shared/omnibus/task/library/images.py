@@ -48,7 +48,7 @@ class DrawInput(BaseModel):
     count: bool = False
 
     @property
-    def guided(self) -> bool:
+    def uses_negative_prompt(self) -> bool:
         """True if the negative prompt counts."""
         return self.guidance is None or self.guidance > 1
 
@@ -86,10 +86,12 @@ class ImageGeneration(CompositeTask):
 
     def invoke(self, request: DrawInput) -> ImageOutput:
         guide = self.text_encoder.invoke(
-            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
+            TextEncodeInput(
+                prompt=request.prompt, negative_prompt=request.negative_prompt if request.uses_negative_prompt else None
+            ),
             work=len(request.prompt) // 4,
         )
-        return _drawn(self.denoiser, self.decoder, request, guide, self.prior)
+        return _generate_images(self.denoiser, self.decoder, request, guide, self.prior)
 
 
 class EditInput(DrawInput):
@@ -121,16 +123,16 @@ class ImageEdit(CompositeTask):
         guide = self.text_encoder.invoke(
             TextEncodeInput(
                 prompt=request.prompt,
-                negative_prompt=request.negative_prompt if request.guided else None,
+                negative_prompt=request.negative_prompt if request.uses_negative_prompt else None,
                 items=[seen.embedding],
             ),
             work=tokens + len(request.prompt) // 4,
         )
         image = self.vae_encoder.invoke(EncodeInput(media=request.image), work=_MEGAPIXEL // 256).embedding
-        return _drawn(self.denoiser, self.decoder, request, guide, image=image)
+        return _generate_images(self.denoiser, self.decoder, request, guide, image=image)
 
 
-def _drawn(
+def _generate_images(
     denoiser: Denoise,
     decoder: DecodeImage,
     request: DrawInput,
@@ -149,9 +151,9 @@ def _drawn(
                 height=request.height,
                 steps=request.steps,
                 guidance=request.guidance,
-                seed=_seed(request, place),
+                seed=_image_seed(request, place),
                 every=request.previews or 1,
-                prior=None if prior is None else _rough(prior, request, place),
+                prior=None if prior is None else _prior_tokens(prior, request, place),
             ),
             work=request.work,
         )
@@ -165,17 +167,17 @@ def _drawn(
     )
 
 
-def _rough(prior: Prior, request: DrawInput, place: int) -> Any:
+def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Any:
     """The tokens of one picture's prior, from the same seed as its noise."""
     drawn = prior.invoke(
-        PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_seed(request, place)),
+        PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_image_seed(request, place)),
         # A token for 32 x 32 pixels, and those of a small picture before them.
         work=request.pixels // 1024 + 256,
     )
     return drawn.tokens
 
 
-def _seed(request: DrawInput, place: int) -> int | None:
+def _image_seed(request: DrawInput, place: int) -> int | None:
     return None if request.seed is None else request.seed + place
 
 
@@ -206,7 +208,7 @@ class VideoInput(BaseModel):
         return int(self.seconds * self.fps) // 8 * 8 + 1
 
     @property
-    def guided(self) -> bool:
+    def uses_negative_prompt(self) -> bool:
         """True if the negative prompt counts."""
         return self.guidance is None or self.guidance > 1
 
@@ -234,7 +236,9 @@ class VideoGeneration(CompositeTask):
 
     def invoke(self, request: VideoInput) -> VideoOutput:
         guide = self.text_encoder.invoke(
-            TextEncodeInput(prompt=request.prompt, negative_prompt=request.negative_prompt if request.guided else None),
+            TextEncodeInput(
+                prompt=request.prompt, negative_prompt=request.negative_prompt if request.uses_negative_prompt else None
+            ),
             work=len(request.prompt) // 4,
         )
         made = self.denoiser.invoke(

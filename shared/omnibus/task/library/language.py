@@ -98,7 +98,7 @@ class Thought(NamedTuple):
     rows: Any
 
 
-class Answer(BaseModel):
+class TextOutput(BaseModel):
     """``text`` is a stream of ``TextChunk``."""
 
     text: Any
@@ -110,8 +110,8 @@ class PrefillDecode(CompositeTask):
     prefill: Prefill
     decode: Decode
 
-    def invoke(self, request: ThinkInput) -> Answer:
-        return Answer(text=self.think(request).text)
+    def invoke(self, request: ThinkInput) -> TextOutput:
+        return TextOutput(text=self.think(request).text)
 
     def think(self, request: ThinkInput, work: int = 1, answer: int = 1) -> Thought:
         """``work`` and ``answer`` are how many tokens the prompt and the answer are expected to have."""

@@ -175,8 +175,8 @@ async def test_recorded_calls_can_be_checked_against_their_digests(home: House):
 
     invocation = await recorded(home, await home.ask(content=[image(), text("look")], stop=["x"]))
 
-    for node in graph.decode(graph.encode(invocation)).nodes:
-        assert graph.digest(node.task, node.inputs) == node.digest
+    for node in graph.decode_invocation(graph.encode_invocation(invocation)).nodes:
+        assert graph.call_digest(node.task, node.inputs) == node.digest
 
 
 async def test_requests_at_once_do_not_mix(home: House):
@@ -345,7 +345,9 @@ async def test_a_stream_that_breaks_says_so_in_the_stream(home: House):
 async def test_the_end_of_a_request_is_told_once(home: House):
     await home.all_of(VL)
     ends: list[str] = []
-    await home.bus.subscribe(subjects.end("*"), lambda delivery: ends.append(json.loads(delivery.data)["status"]))
+    await home.bus.subscribe(
+        subjects.end_subject("*"), lambda delivery: ends.append(json.loads(delivery.data)["status"])
+    )
 
     await home.ask()
     await until(lambda: bool(ends))

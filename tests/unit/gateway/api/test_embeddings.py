@@ -18,7 +18,7 @@ WISH: dict[str, Any] = {"model": EMBEDDER, "input": ["one two three", "four"]}
 
 @pytest.fixture
 async def library(home: House) -> House:
-    home.serve(VL, **{EMBEDDER: catalog.embedding("qwen2", "")})
+    home.serve(VL, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
     await home.executor(EMBEDDER, "B", "embedder")
     return home
 

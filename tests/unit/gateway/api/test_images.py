@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from omnibus.executor.runner import Job
-from services.gateway.tasks.images import between
+from services.gateway.tasks.images import preview_interval
 from tests.unit.gateway.house import PAINTER, VL, House, error, house
 from tests.unit.sidecar.node import until
 
@@ -136,7 +136,7 @@ async def test_a_stream_without_partial_images_is_the_picture_alone(studio: Hous
 @pytest.mark.parametrize("steps", range(1, 30))
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3])
 def test_there_are_never_more_partial_images_than_were_asked_for(steps: int, wanted: int):
-    every = between(steps, wanted)
+    every = preview_interval(steps, wanted)
 
     shown = [step for step in range(1, steps) if every and step % every == 0]
 

@@ -16,25 +16,25 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from omnibus.encoding.audio import encode, pcm16
+from omnibus.encoding.audio import encode_audio, to_pcm16
 from omnibus.errors import OmnibusError, Overloaded, StageFailed
 from services.gateway.media import inspect
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.openai import chat_response, chat_stream, errors
 from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.messages import conversation
+from services.gateway.openai.messages import convert_messages
 from services.gateway.openai.parse import parse_chat, read_body
 from tests.unit.gateway.samples import picture, sound, tone
 
-LIMITS = inspect.Limits(body_bytes=1 << 20)
+LIMITS = inspect.MediaLimits(body_bytes=1 << 20)
 
 
 async def answer(http: Request) -> Response:
     """Say what was understood; models named after an error fail with it."""
     try:
         request = parse_chat(await read_body(http.stream(), LIMITS.body_bytes))
-        messages, refs = conversation(request)
-        items = await inspect.load(refs, Fetcher(), LIMITS)
+        messages, refs = convert_messages(request)
+        items = await inspect.load_media(refs, Fetcher(), LIMITS)
         if request.model == "busy":
             raise Overloaded("Busy.", retry_after=3)
     except OmnibusError as error:
@@ -48,16 +48,16 @@ async def answer(http: Request) -> Response:
 
 async def whole(request: ChatRequest, text: str) -> bytes:
     spoken = None
-    if request.audio is not None and request.speaks:
-        data = encode(tone(0.1), 24000, request.audio.format)
+    if request.audio is not None and request.wants_audio:
+        data = encode_audio(tone(0.1), 24000, request.audio.format)
         spoken = chat_response.Audio(id="audio_1", data=data, expires_at=1, transcript=text)
-    return chat_response.completion(
+    return chat_response.encode_completion(
         id="chatcmpl-1",
         model=request.model,
         created=1,
         text=None if spoken else text,
         finish_reason="stop",
-        usage=chat_response.usage(prompt_text=2, text=1),
+        usage=chat_response.build_usage(prompt_text=2, text=1),
         audio=spoken,
     )
 
@@ -70,13 +70,13 @@ async def frames(request: ChatRequest, words: list[str]) -> AsyncIterator[bytes]
     if request.model == "breaks":
         yield out.error(StageFailed("The vocoder failed.", stage="vocoder"), "req-1")
         return
-    if request.speaks:
+    if request.wants_audio:
         yield out.audio_start("audio_1")
-        yield out.audio(encode(tone(0.1), 24000, "wav"))
+        yield out.audio(encode_audio(tone(0.1), 24000, "wav"))
         yield out.transcript("hi")
         yield out.audio_end(1)
     yield out.finish("stop")
-    yield out.usage(chat_response.usage(prompt_text=2, text=1))
+    yield out.usage(chat_response.build_usage(prompt_text=2, text=1))
     yield chat_stream.DONE
 
 
@@ -155,7 +155,7 @@ async def test_a_stream_of_text_sound_and_usage_is_read(client: AsyncOpenAI) -> 
     pieces = [piece["data"] if isinstance(piece, dict) else piece.data for piece in spoken if _data(piece)]
     assert "".join(delta.content or "" for delta in deltas) == "hi"
     with wave.open(io.BytesIO(b"".join(map(base64.b64decode, pieces)))) as reader:
-        assert reader.readframes(10_000) == pcm16(tone(0.1))
+        assert reader.readframes(10_000) == to_pcm16(tone(0.1))
     assert chunks[-1].usage.total_tokens == 3
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
-from services.gateway.media.headers.sniff import sniff
+from services.gateway.media.headers.sniff import sniff_mime
 from tests.unit.encoding.test_audio import decode
 from tests.unit.gateway.house import OMNI, RATE, VL, House, error
 
@@ -81,7 +81,7 @@ async def test_speech_comes_in_every_format(studio: House, format: str | None, k
     response = await speak(studio, response_format=format, input="word " * 40)
 
     assert response.headers["content-type"] == kind
-    assert sniff(response.content) == mime
+    assert sniff_mime(response.content) == mime
     sound, rate = decode(response.content)
     assert len(sound) / rate == pytest.approx(40 * 240 / RATE, abs=0.06)
     await studio.emptied()

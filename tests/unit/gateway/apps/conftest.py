@@ -24,5 +24,5 @@ async def land(tmp_path: Path, valkey_url: str) -> AsyncIterator[Estate]:
 async def gate(land: Estate) -> Gateway:
     """One gateway, which has read what is registered."""
     made = land.gateway()
-    await until(lambda: not made.apps.registry.starting)
+    await until(lambda: not made.apps.registry.starting_apps)
     return made

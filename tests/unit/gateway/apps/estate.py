@@ -18,7 +18,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import ExecutorSettings, GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.api.app import Frontend
-from services.gateway.apps.service import Apps
+from services.gateway.apps.service import AppService
 from services.planner.declared import app_models
 from tests.unit.gateway.house import House
 from tests.unit.gateway.house import house as plain_house
@@ -122,9 +122,9 @@ class Gateway:
 
     def __init__(self, home: House, settings: GatewaySettings, store_url: str) -> None:
         self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
-        self.apps = Apps(settings, self.store, home.router, home.runs, home.chat)
+        self.apps = AppService(settings, self.store, home.router, home.runs, home.chat)
         self.frontend = Frontend(settings, home.chat, home.router, home.dispatcher, home.table, self.apps)
-        self.app = self.frontend.application()
+        self.app = self.frontend.build_application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60.0)
         self.apps.startup()
@@ -153,7 +153,7 @@ class Gateway:
         """Wait until this gateway's worker is of ``version``."""
 
         def there() -> bool:
-            about = self.apps.registry.about(name)
+            about = self.apps.registry.worker_view(name)
             return about is not None and (about.state, about.version) == ("ready", version)
 
         await until(there)
@@ -195,7 +195,7 @@ class Estate:
             async for apps in store.app_changes():
                 router = self.home.router
                 declared = {name: model for name, model in router.plan.models.items() if not model.apps}
-                models = app_models.models(apps, declared)
+                models = app_models.app_models(apps, declared)
                 router.plan = Plan(router.plan.epoch + 1, 0, 1000.0, {**declared, **models})
                 await self._staff(models)
         finally:
@@ -204,7 +204,7 @@ class Estate:
     async def _staff(self, models: dict[str, ModelPlan]) -> None:
         """Executors of ``models`` and no others."""
         wanted = {
-            f"{name}-{option}-{model.origin(option)[:4]}": (name, option)
+            f"{name}-{option}-{model.option_origin(option)[:4]}": (name, option)
             for name, model in models.items()
             for option in model.options
         }
@@ -222,7 +222,7 @@ class Estate:
                 option,
                 model=name,
                 named=model.tasks.__getitem__,
-                origin=model.origin(option),
+                origin=model.option_origin(option),
             )
 
     async def leave(self, gateway: Gateway) -> None:

@@ -14,7 +14,7 @@ async def test_an_answer_is_made_from_the_results_of_tasks(tmp_path):
     async with hosted(written(tmp_path, SPELLS)) as host:
         run = Abacus()
 
-        answer = await host.invoke(run, b'{"text": "abc"}').answer()
+        answer = await host.invoke(run, b'{"text": "abc"}').read_answer()
 
     assert answer == b'{"letters":"abc","count":3}'
     assert run.status == "done"
@@ -28,7 +28,7 @@ async def test_many_requests_run_side_by_side(tmp_path):
     async with hosted(written(tmp_path, SPELLS)) as host:
         calls = [host.invoke(Abacus(), b'{"text": "%s"}' % (b"a" * count)) for count in range(1, 30)]
 
-        answers = await asyncio.gather(*(call.answer() for call in calls))
+        answers = await asyncio.gather(*(call.read_answer() for call in calls))
 
     assert [answer.count(b"a") for answer in answers] == list(range(1, 30))
 
@@ -47,7 +47,7 @@ async def test_results_that_are_returned_unread_are_read_for_the_answer(tmp_path
         return await Short()(request)
     """
     async with hosted(written(tmp_path, text)) as host:
-        answer = await host.invoke(Abacus(), b'{"text": "ab"}').answer()
+        answer = await host.invoke(Abacus(), b'{"text": "ab"}').read_answer()
 
     assert answer == b'{"all":["ab",{"count":2}],"codes":[97,98]}'
 
@@ -62,7 +62,7 @@ async def test_a_graph_of_several_calls_is_one_segment_and_calls_one_after_the_o
     async with hosted(written(tmp_path, text)) as host:
         run = Abacus()
 
-        answer = await host.invoke(run, b'{"text": "ab"}').answer()
+        answer = await host.invoke(run, b'{"text": "ab"}').read_answer()
 
     assert answer == b"[195,159]"
     assert {step: [node.task for node in segment.nodes] for step, segment in run.segments.items()} == {
@@ -82,7 +82,7 @@ async def test_choices_are_met_evenly_over_requests(tmp_path):
         return await (await Picks()(request))
     """
     async with hosted(written(tmp_path, text)) as host:
-        answers = [await host.invoke(Abacus(), b'{"text": "a"}').answer() for _ in range(40)]
+        answers = [await host.invoke(Abacus(), b'{"text": "a"}').read_answer() for _ in range(40)]
 
     assert abs(answers.count(b'"A"') - 10) <= 1
 
@@ -103,7 +103,7 @@ async def test_a_request_that_does_not_fit_is_refused_where_it_does_not(tmp_path
         run = Abacus()
 
         with pytest.raises(BadRequest, match=said) as refused:
-            await host.invoke(run, body).answer()
+            await host.invoke(run, body).read_answer()
 
     assert refused.value.param == param
     assert run.status == "failed"
@@ -113,7 +113,7 @@ async def test_a_request_that_does_not_fit_is_refused_where_it_does_not(tmp_path
 async def test_a_place_deep_in_a_request_is_named_as_clients_write_it(tmp_path):
     async with hosted(written(tmp_path, "async def serve(request: dict[str, list[dict[str, int]]]): ...\n")) as host:
         with pytest.raises(BadRequest) as refused:
-            await host.invoke(Abacus(), b'{"a": [{"b": 1}, {"b": "x"}]}').answer()
+            await host.invoke(Abacus(), b'{"a": [{"b": 1}, {"b": "x"}]}').read_answer()
 
     assert refused.value.param == "a[1].b"
 
@@ -131,7 +131,7 @@ async def test_parts_arrive_one_by_one(tmp_path):
         run = Abacus()
         assert host.description.streams
 
-        parts = [part async for part in host.invoke(run, b'{"text": "abc"}').parts()]
+        parts = [part async for part in host.invoke(run, b'{"text": "abc"}').read_parts()]
 
     assert parts == [b'{"letter":"a"}', b'{"letter":"b"}', b'{"letter":"c"}']
     assert run.status == "done"
@@ -143,7 +143,7 @@ async def test_a_stream_that_serve_returns_is_passed_on(tmp_path):
         return (await SPELL(request)).letters.transform(str.upper)
     """
     async with hosted(written(tmp_path, text)) as host:
-        parts = [part async for part in host.invoke(Abacus(), b'{"text": "ab"}').parts()]
+        parts = [part async for part in host.invoke(Abacus(), b'{"text": "ab"}').read_parts()]
 
     assert parts == [b'"A"', b'"B"']
 
@@ -157,7 +157,7 @@ async def test_a_part_arrives_before_the_next_one_is_there(tmp_path):
     ) as host:
         run, streams = Abacus(), {}
         run.fills = streams.__setitem__
-        parts = host.invoke(run, b'{"text": "ab"}').parts()
+        parts = host.invoke(run, b'{"text": "ab"}').read_parts()
 
         first = asyncio.ensure_future(anext(parts))
         await until(lambda: "letters" in streams)
@@ -188,10 +188,10 @@ async def test_an_app_does_not_run_ahead_of_a_slow_client(tmp_path):
     async with hosted(written(tmp_path, MANY)) as host:
 
         async def made() -> int:
-            (said,) = [part async for part in host.invoke(Abacus(), b'"made"').parts()]
+            (said,) = [part async for part in host.invoke(Abacus(), b'"made"').read_parts()]
             return int(said)
 
-        slow = host.invoke(Abacus(), b"1").parts()
+        slow = host.invoke(Abacus(), b"1").read_parts()
         await anext(slow)
         while await made() < ahead:
             pass
@@ -204,7 +204,7 @@ async def test_a_part_over_the_window_still_arrives(tmp_path):
     async with hosted(
         written(tmp_path, f"async def serve(request):\n    for _ in range(3):\n        yield 'x' * {2 * WINDOW}\n")
     ) as host:
-        parts = [len(part) async for part in host.invoke(Abacus(), b"1").parts()]
+        parts = [len(part) async for part in host.invoke(Abacus(), b"1").read_parts()]
 
     assert parts == [2 * WINDOW + 2] * 3
 
@@ -216,7 +216,7 @@ async def test_a_failure_in_the_middle_comes_after_what_was_there(tmp_path):
         run, parts = Abacus(), []
 
         with pytest.raises(NotFound, match="no third"):
-            async for part in host.invoke(run, b"1").parts():
+            async for part in host.invoke(run, b"1").read_parts():
                 parts.append(part)
 
     assert parts == [b"1", b"2"]
@@ -241,10 +241,10 @@ async def test_a_client_that_stops_reading_ends_the_app(tmp_path):
     """
     async with hosted(written(tmp_path, text)) as host:
         run = Abacus()
-        parts = host.invoke(run, b"1").parts()
+        parts = host.invoke(run, b"1").read_parts()
         await anext(parts)
 
         await parts.aclose()
 
         assert run.status == "cancelled"
-        assert [part async for part in host.invoke(Abacus(), b'"state"').parts()] == [b'"ended"']
+        assert [part async for part in host.invoke(Abacus(), b'"state"').read_parts()] == [b'"ended"']

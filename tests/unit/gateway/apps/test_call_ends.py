@@ -27,10 +27,12 @@ async def test_an_error_of_the_app_is_told_without_its_text_and_logged_with_it(t
     ) as host:
         run = Abacus()
         with caplog.at_level(logging.INFO), pytest.raises(AppFailed) as failed:
-            await host.invoke(run, b"1").answer()
+            await host.invoke(run, b"1").read_answer()
         await until(lambda: "ValueError: s3cret" in caplog.text)
 
-        assert await asyncio.gather(*(host.invoke(Abacus(), b"1").answer() for _ in range(2)), return_exceptions=True)
+        assert await asyncio.gather(
+            *(host.invoke(Abacus(), b"1").read_answer() for _ in range(2)), return_exceptions=True
+        )
 
     assert str(failed.value) == "the app poet_app failed: ValueError; the gateway's log has more under gw-1"
     assert "gw-1: the app's serve failed" in caplog.text
@@ -56,9 +58,9 @@ async def test_whatever_serve_raises_ends_one_request(tmp_path, raised, kind, sa
         pid = host.pid
 
         with pytest.raises(kind, match=said):
-            await host.invoke(Abacus(), b"1").answer()
+            await host.invoke(Abacus(), b"1").read_answer()
 
-        assert await host.invoke(Abacus(), b"0").answer() == b'"fine"'
+        assert await host.invoke(Abacus(), b"0").read_answer() == b'"fine"'
         assert host.pid == pid
 
 
@@ -91,9 +93,9 @@ async def test_nonsense_is_a_fault_of_the_app(tmp_path, text, said):
 
         with pytest.raises(AppFailed, match=said):
             if host.description.streams:
-                _ = [part async for part in call.parts()]
+                _ = [part async for part in call.read_parts()]
             else:
-                await call.answer()
+                await call.read_answer()
         assert host.pid == pid
 
 
@@ -101,7 +103,7 @@ async def test_numbers_that_json_has_not_become_null(tmp_path):
     async with hosted(
         written(tmp_path, "async def serve(request):\n    return [float('nan'), np.float32(1.5), np.zeros((1, 2))]\n")
     ) as host:
-        assert await host.invoke(Abacus(), b"1").answer() == b"[null,1.5,[[0.0,0.0]]]"
+        assert await host.invoke(Abacus(), b"1").read_answer() == b"[null,1.5,[[0.0,0.0]]]"
 
 
 async def test_a_task_that_is_invoked_outside_of_a_graph_says_what_to_do(tmp_path):
@@ -109,7 +111,7 @@ async def test_a_task_that_is_invoked_outside_of_a_graph_says_what_to_do(tmp_pat
         written(tmp_path, "async def serve(request: Words):\n    return SPELL.invoke(request)\n")
     ) as host:
         with pytest.raises(PlaceholderError, match="`await task"):
-            await host.invoke(Abacus(), b'{"text": "a"}').answer()
+            await host.invoke(Abacus(), b'{"text": "a"}').read_answer()
 
 
 # Failures of what it runs
@@ -122,7 +124,7 @@ async def test_a_segment_that_does_not_run_fails_the_request_as_it_is(tmp_path, 
         run.refuses = refused
 
         with pytest.raises(Exception) as failed:
-            await host.invoke(run, b'{"text": "a"}').answer()
+            await host.invoke(run, b'{"text": "a"}').read_answer()
 
     assert failed.value.problem() == refused.problem()
     assert run.status == "failed"
@@ -137,7 +139,7 @@ async def test_a_defect_of_the_gateway_is_an_error_without_its_text(tmp_path, ca
             caplog.at_level(logging.ERROR),
             pytest.raises(OmnibusError, match="internal error: the gateway's log has more"),
         ):
-            await host.invoke(run, b'{"text": "a"}').answer()
+            await host.invoke(run, b'{"text": "a"}').read_answer()
 
     assert "RuntimeError: s3cret" in caplog.text
 
@@ -162,7 +164,7 @@ async def test_an_output_that_fails_raises_in_the_app_which_may_go_on(tmp_path):
         run = Abacus()
         run.fills = fill
 
-        assert await host.invoke(run, b'{"text": "a"}').answer() == b'[["x"],"stage_failed","spell"]'
+        assert await host.invoke(run, b'{"text": "a"}').read_answer() == b'[["x"],"stage_failed","spell"]'
     assert run.status == "done"
 
 
@@ -174,7 +176,7 @@ async def test_a_request_over_the_size_of_a_message_is_refused(tmp_path):
             host.invoke(run, b" " * (64 << 20))
 
         assert run.status == "failed"
-        assert await host.invoke(Abacus(), b"1").answer() == b"1"
+        assert await host.invoke(Abacus(), b"1").read_answer() == b"1"
 
 
 # Deadlines and clients that leave
@@ -191,11 +193,11 @@ async def test_an_app_that_never_answers_is_ended_at_the_deadline(tmp_path, wait
         run.fills = lambda name, stream: None
 
         with pytest.raises(DeadlineExceeded, match="the app sample_app did not answer within its deadline"):
-            await host.invoke(run, b"1").answer()
+            await host.invoke(run, b"1").read_answer()
 
         assert run.status == "expired"
         assert isinstance(run.failure, DeadlineExceeded)
-        assert await host.invoke(Abacus(), b"0").answer() == b'"fine"'
+        assert await host.invoke(Abacus(), b"0").read_answer() == b'"fine"'
         assert host.pid == pid
 
 
@@ -206,7 +208,7 @@ async def test_a_deadline_in_the_middle_of_parts_is_an_error_after_them(tmp_path
         run, parts = Abacus(2.0), []
 
         with pytest.raises(DeadlineExceeded):
-            async for part in host.invoke(run, b"1").parts():
+            async for part in host.invoke(run, b"1").read_parts():
                 parts.append(part)
 
     assert parts == [b"1"]
@@ -220,20 +222,20 @@ async def test_a_blocking_app_blocks_nobody_but_itself_and_is_replaced(tmp_path)
         hosted(written(tmp_path, ECHO, "echo_app")) as other,
     ):
         pid, run, beside = blocking.pid, Abacus(1.0), Abacus()
-        blocked = asyncio.ensure_future(blocking.invoke(run, b"1").answer())
-        waiting = asyncio.ensure_future(blocking.invoke(beside, b"0").answer())
+        blocked = asyncio.ensure_future(blocking.invoke(run, b"1").read_answer())
+        waiting = asyncio.ensure_future(blocking.invoke(beside, b"0").read_answer())
 
         for number in range(5):
-            assert await other.invoke(Abacus(), b"%d" % number).answer() == b"%d" % number
+            assert await other.invoke(Abacus(), b"%d" % number).read_answer() == b"%d" % number
         with pytest.raises(DeadlineExceeded, match="blocking_app"):
             await blocked
         with pytest.raises(AppFailed, match="it did not end a cancelled request within"):
             await waiting
 
         assert (run.status, beside.status) == ("expired", "failed")
-        await until(lambda: blocking.ready)
+        await until(lambda: blocking.is_ready)
         assert blocking.pid != pid
-        assert await blocking.invoke(Abacus(), b"0").answer() == b'"fine"'
+        assert await blocking.invoke(Abacus(), b"0").read_answer() == b'"fine"'
 
 
 STUBBORN = """
@@ -251,12 +253,12 @@ async def test_an_app_that_ignores_its_cancellation_is_replaced(tmp_path):
     async with hosted(written(tmp_path, STUBBORN), rules=QUICK) as host:
         pid, run = host.pid, Abacus()
         call = host.invoke(run, b"1")
-        await anext(call.parts())
+        await anext(call.read_parts())
 
         call.cancel()
 
         assert run.status == "cancelled"
-        await until(lambda: host.ready and host.pid != pid)
+        await until(lambda: host.is_ready and host.pid != pid)
 
 
 async def test_a_request_that_is_cancelled_before_it_begins_ends_too(tmp_path):
@@ -267,7 +269,7 @@ async def test_a_request_that_is_cancelled_before_it_begins_ends_too(tmp_path):
 
         await until(lambda: not host._process.requests)
         assert host.pid == pid
-        assert await host.invoke(Abacus(), b"2").answer() == b"2"
+        assert await host.invoke(Abacus(), b"2").read_answer() == b"2"
 
 
 async def test_a_client_that_leaves_cancels_the_app_once(tmp_path):
@@ -285,7 +287,7 @@ async def test_a_client_that_leaves_cancels_the_app_once(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         pid, run = host.pid, Abacus()
         call = host.invoke(run, b"1")
-        while await host.invoke(Abacus(), b'"state"').answer() != b'["runs"]':
+        while await host.invoke(Abacus(), b'"state"').read_answer() != b'["runs"]':
             pass
 
         call.cancel()
@@ -293,7 +295,7 @@ async def test_a_client_that_leaves_cancels_the_app_once(tmp_path):
         call.close()
 
         assert run.status == "cancelled"
-        while await host.invoke(Abacus(), b'"state"').answer() != b'["runs","ended"]':
+        while await host.invoke(Abacus(), b'"state"').read_answer() != b'["runs","ended"]':
             pass
         assert host.pid == pid
 
@@ -301,7 +303,7 @@ async def test_a_client_that_leaves_cancels_the_app_once(tmp_path):
 async def test_a_handler_that_is_cancelled_cancels_the_app(tmp_path):
     async with hosted(written(tmp_path, "async def serve(request):\n    await asyncio.sleep(1000)\n")) as host:
         run = Abacus()
-        handler = asyncio.ensure_future(host.invoke(run, b"1").answer())
+        handler = asyncio.ensure_future(host.invoke(run, b"1").read_answer())
         await asyncio.sleep(0)
 
         handler.cancel()

@@ -10,7 +10,7 @@ from omnibus.errors import AppFailed, DeadlineExceeded, ProtocolError
 from omnibus.graph import HANDLE
 from omnibus.task import ChatInput
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import Incoming, merge
+from services.gateway.dispatch.streams import ItemStream, merge_streams
 from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
 
 MEDIA = {HANDLE: {"id": 7, "generation": 3}, "modality": "image", "mime": "image/png", "sha256": "ab" * 32, "nbytes": 4}
@@ -24,9 +24,9 @@ CHAT = "app = App(model='poet')\nasync def serve(request: ChatInput) -> ChatOutp
 SAID = "    said = await SAY(Media(media=request.media[0]))\n"
 
 
-async def read(outputs: dict[str, Incoming]) -> dict[str, list[Item]]:
+async def read(outputs: dict[str, ItemStream]) -> dict[str, list[Item]]:
     found: dict[str, list[Item]] = {name: [] for name in outputs}
-    async for batch in merge(outputs):
+    async for batch in merge_streams(outputs):
         for name, item in batch:
             found[name].append(item)
     return found
@@ -43,7 +43,7 @@ async def test_outputs_of_nodes_never_pass_through_the_app(tmp_path):
         assert (host.description.route, host.description.model) == ("chat", "poet")
         run = Abacus()
 
-        outputs = await host.chat(run, ASKED).outputs()
+        outputs = await host.invoke_chat(run, ASKED).wait_for_outputs()
 
         assert outputs == {"text": run.streams[0, 0, "text"], "audio": run.streams[0, 0, "audio"]}
         assert texts((await read(outputs))["text"]) == ["saw ", "image"]
@@ -57,7 +57,7 @@ async def test_the_app_sees_the_request_that_the_gateway_made(tmp_path):
         + "    return ChatOutput(text=repr([request.messages, request.modalities, request.params, request.voice, request.speech]))\n"
     )
     async with hosted(written(tmp_path, text)) as host:
-        (said,) = (await read(await host.chat(Abacus(), ASKED).outputs()))["text"]
+        (said,) = (await read(await host.invoke_chat(Abacus(), ASKED).wait_for_outputs()))["text"]
 
     assert said.data == {"text": "[[{'role': 'user', 'content': 'look'}], ('image',), {'max_tokens': 4}, '', None]"}
 
@@ -78,7 +78,7 @@ async def test_the_app_sees_the_request_that_the_gateway_made(tmp_path):
 async def test_what_the_app_makes_is_pumped(tmp_path, given, expected):
     helper = "async def letters(said):\n    for letter in 'ab':\n        yield letter\n"
     async with hosted(written(tmp_path, helper + CHAT + SAID + f"    return ChatOutput(text={given})\n")) as host:
-        outputs = await host.chat(Abacus(), ASKED).outputs()
+        outputs = await host.invoke_chat(Abacus(), ASKED).wait_for_outputs()
 
         assert texts((await read(outputs))["text"]) == expected
 
@@ -95,7 +95,7 @@ async def test_chunks_that_pass_through_the_app_keep_how_they_end(tmp_path):
         run = Abacus()
         run.fills = fill
 
-        items = (await read(await host.chat(run, ASKED).outputs()))["text"]
+        items = (await read(await host.invoke_chat(run, ASKED).wait_for_outputs()))["text"]
 
     assert [item.data for item in items] == [
         {"text": "a", "ids": [1]},
@@ -118,7 +118,7 @@ async def test_sound_that_the_app_makes_is_pumped(tmp_path, given, rate):
     ) as host:
         run = Abacus()
 
-        outputs = await host.chat(run, ASKED).outputs()
+        outputs = await host.invoke_chat(run, ASKED).wait_for_outputs()
         (item,) = (await read(outputs))["audio"]
 
     assert outputs["text"] is run.streams[0, 0, "text"]
@@ -136,7 +136,7 @@ async def test_an_output_that_the_app_has_read_of_is_not_handed_on(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         run = Abacus()
 
-        outputs = await host.chat(run, ASKED).outputs()
+        outputs = await host.invoke_chat(run, ASKED).wait_for_outputs()
 
         assert outputs["audio"] is run.streams[0, 0, "audio"]
         assert texts((await read(outputs))["text"]) == ["saw "]
@@ -166,7 +166,7 @@ async def test_an_answer_that_no_client_could_be_sent_is_a_fault_of_the_app(tmp_
         pid = host.pid
 
         with pytest.raises(AppFailed, match=said):
-            await read(await host.chat(Abacus(), ASKED).outputs())
+            await read(await host.invoke_chat(Abacus(), ASKED).wait_for_outputs())
 
         assert host.pid == pid
 
@@ -176,7 +176,7 @@ async def test_a_failure_before_the_answer_ends_the_run(tmp_path):
         run = Abacus()
 
         with pytest.raises(AppFailed):
-            await host.chat(run, ASKED).outputs()
+            await host.invoke_chat(run, ASKED).wait_for_outputs()
 
         assert run.status == "failed"
 
@@ -185,7 +185,7 @@ async def test_a_failure_in_an_output_reaches_who_reads_it_and_leaves_the_run_to
     helper = "async def letters():\n    yield 'a'\n    raise ValueError('here')\n"
     async with hosted(written(tmp_path, helper + CHAT + "    return ChatOutput(text=letters())\n")) as host:
         run = Abacus()
-        outputs = await host.chat(run, ASKED).outputs()
+        outputs = await host.invoke_chat(run, ASKED).wait_for_outputs()
 
         with pytest.raises(AppFailed, match="ValueError"):
             await read(outputs)
@@ -205,10 +205,10 @@ async def test_an_output_that_the_app_makes_is_made_no_faster_than_it_is_read(tm
     async with hosted(written(tmp_path, text.replace("\n    ", "\n") + CHAT + serve)) as host:
 
         async def made() -> int:
-            found = await read(await host.chat(Abacus(), ChatInput(messages=[], voice="v")).outputs())
+            found = await read(await host.invoke_chat(Abacus(), ChatInput(messages=[], voice="v")).wait_for_outputs())
             return int(texts(found["text"])[0])
 
-        outputs = await host.chat(Abacus(), ASKED).outputs()
+        outputs = await host.invoke_chat(Abacus(), ASKED).wait_for_outputs()
         while await made() < 5:
             pass
 
@@ -221,16 +221,18 @@ async def test_closing_a_chat_ends_what_the_app_still_makes(tmp_path):
     serve = "    return ChatOutput(text=repr(STATE) if request.voice else forever())\n"
     async with hosted(written(tmp_path, text + CHAT + serve)) as host:
         run = Abacus()
-        call = host.chat(run, ASKED)
-        outputs = await call.outputs()
-        await outputs["text"].next()
+        call = host.invoke_chat(run, ASKED)
+        outputs = await call.wait_for_outputs()
+        await outputs["text"].next_items()
 
         call.close()
 
         async def state() -> str:
-            return texts((await read(await host.chat(Abacus(), ChatInput(messages=[], voice="v")).outputs()))["text"])[
-                0
-            ]
+            return texts(
+                (await read(await host.invoke_chat(Abacus(), ChatInput(messages=[], voice="v")).wait_for_outputs()))[
+                    "text"
+                ]
+            )[0]
 
         while await state() != "['ended']":
             pass
@@ -240,7 +242,7 @@ async def test_closing_a_chat_ends_what_the_app_still_makes(tmp_path):
 async def test_a_deadline_reaches_who_reads_what_the_app_makes(tmp_path):
     helper = "async def forever():\n    yield 'a'\n    await asyncio.sleep(1000)\n"
     async with hosted(written(tmp_path, helper + CHAT + "    return ChatOutput(text=forever())\n")) as host:
-        outputs = await host.chat(Abacus(2.0), ASKED).outputs()
+        outputs = await host.invoke_chat(Abacus(2.0), ASKED).wait_for_outputs()
 
         with pytest.raises(DeadlineExceeded, match="sample_app"):
             await read(outputs)
@@ -265,7 +267,7 @@ async def test_media_that_were_not_given_to_the_request_are_refused(tmp_path, ch
         run = Abacus()
 
         with pytest.raises(ProtocolError, match="names media that this request was not given"):
-            await host.chat(run, ASKED).outputs()
+            await host.invoke_chat(run, ASKED).wait_for_outputs()
 
         assert run.segments == {}
 
@@ -274,7 +276,7 @@ async def test_media_in_a_request_that_is_no_chat_are_refused(tmp_path):
     text = "async def serve(request: dict):\n    return await (await SAY(Media(media=request))).text\n"
     async with hosted(written(tmp_path, text)) as host:
         with pytest.raises(ProtocolError, match="names media"):
-            await host.invoke(Abacus(), msgspec.json.encode(MEDIA)).answer()
+            await host.invoke(Abacus(), msgspec.json.encode(MEDIA)).read_answer()
 
 
 async def test_long_messages_are_media_too(tmp_path):
@@ -282,7 +284,7 @@ async def test_long_messages_are_media_too(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         run = Abacus()
 
-        await host.chat(run, ChatInput(messages=MEDIA)).outputs()
+        await host.invoke_chat(run, ChatInput(messages=MEDIA)).wait_for_outputs()
 
         assert run.segments[0].nodes[0].inputs == {"media": MEDIA}
 
@@ -290,7 +292,7 @@ async def test_long_messages_are_media_too(tmp_path):
 async def test_a_chat_can_also_be_asked_as_json(tmp_path):
     text = CHAT + "    out = await SPELL(Words(text=request.messages))\n    return ChatOutput(text=out.letters)\n"
     async with hosted(written(tmp_path, text)) as host:
-        answer = await host.invoke(Abacus(), b'{"messages": "ab"}').answer()
+        answer = await host.invoke(Abacus(), b'{"messages": "ab"}').read_answer()
 
     assert answer == b'{"text":"ab","audio":null}'
 
@@ -299,11 +301,11 @@ async def test_a_worker_that_dies_after_it_named_its_nodes_outputs_takes_nothing
     async with hosted(written(tmp_path, CHAT + SAID + "    return ChatOutput(text=said.text)\n")) as host:
         run, streams = Abacus(), {}
         run.fills = streams.__setitem__
-        outputs = await host.chat(run, ASKED).outputs()
+        outputs = await host.invoke_chat(run, ASKED).wait_for_outputs()
         await until(lambda: not host._process.requests)
 
         host._process.kill("a test")
-        await until(lambda: not host.ready)
+        await until(lambda: not host.is_ready)
         streams["text"].add(Item({"text": "still"}))
         streams["text"].end()
 

@@ -23,7 +23,7 @@ WATCHED = replace(CALM, ping=0.1, answer_within=0.5)
 async def test_a_call_of_a_frozen_worker_ends_at_its_deadline_and_not_when_the_worker_is_killed(tmp_path):
     async with hosted(written(tmp_path, "async def serve(request):\n    await asyncio.sleep(60)\n")) as host:
         runs = [Abacus(0.5) for _ in range(3)]
-        calls = [asyncio.ensure_future(host.invoke(run, b"1").answer()) for run in runs]
+        calls = [asyncio.ensure_future(host.invoke(run, b"1").read_answer()) for run in runs]
         pid = host.pid
 
         os.kill(pid, signal.SIGSTOP)
@@ -45,9 +45,9 @@ async def test_what_streams_from_a_frozen_worker_ends_at_the_deadline_after_what
     """
     async with hosted(written(tmp_path, text if streams else CHATS)) as host:
         run = Abacus(1.0)
-        call = host.invoke(run, b"1") if streams else host.chat(run, ChatInput(messages=[]))
+        call = host.invoke(run, b"1") if streams else host.invoke_chat(run, ChatInput(messages=[]))
         if streams:
-            parts = call.parts()
+            parts = call.read_parts()
             assert await anext(parts) == b"1"
             os.kill(host.pid, signal.SIGSTOP)
             with pytest.raises(DeadlineExceeded):
@@ -55,7 +55,7 @@ async def test_what_streams_from_a_frozen_worker_ends_at_the_deadline_after_what
         else:
             os.kill(host.pid, signal.SIGSTOP)
             with pytest.raises(DeadlineExceeded):
-                await call.outputs()
+                await call.wait_for_outputs()
 
         assert run.status == "expired"
         os.kill(host.pid, signal.SIGKILL)
@@ -64,14 +64,14 @@ async def test_what_streams_from_a_frozen_worker_ends_at_the_deadline_after_what
 async def test_a_worker_that_is_frozen_is_replaced_before_its_requests_expire(tmp_path):
     async with hosted(written(tmp_path, ECHO_SLOWLY), rules=WATCHED) as host:
         pid = host.pid
-        call = asyncio.ensure_future(host.invoke(Abacus(), b"60").answer())
+        call = asyncio.ensure_future(host.invoke(Abacus(), b"60").read_answer())
         os.kill(pid, signal.SIGSTOP)
 
         with pytest.raises(AppFailed, match="it was frozen: no answer within 0.5 s"):
             await call
-        await until(lambda: host.ready and host.pid != pid)
+        await until(lambda: host.is_ready and host.pid != pid)
 
-        assert await host.invoke(Abacus(), b"0").answer() == b"0"
+        assert await host.invoke(Abacus(), b"0").read_answer() == b"0"
 
 
 async def test_an_idle_worker_that_is_frozen_is_replaced_as_well(tmp_path):
@@ -79,7 +79,7 @@ async def test_an_idle_worker_that_is_frozen_is_replaced_as_well(tmp_path):
         pid = host.pid
         os.kill(pid, signal.SIGSTOP)
 
-        await until(lambda: host.ready and host.pid not in (0, pid))
+        await until(lambda: host.is_ready and host.pid not in (0, pid))
 
 
 async def test_a_worker_that_computes_in_its_loop_is_not_taken_for_frozen(tmp_path):
@@ -93,5 +93,5 @@ async def test_a_worker_that_computes_in_its_loop_is_not_taken_for_frozen(tmp_pa
     async with hosted(written(tmp_path, text), rules=WATCHED) as host:
         pid = host.pid
 
-        assert await host.invoke(Abacus(), b"1").answer() == b'"done"'
+        assert await host.invoke(Abacus(), b"1").read_answer() == b'"done"'
         assert host.pid == pid

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from omnibus.errors import AppFailed, OmnibusError, ProtocolError
-from omnibus.graph import HANDLE, Node, digest, ref
+from omnibus.graph import HANDLE, GraphNode, call_digest, make_ref
 from omnibus.task import ChatInput, Segment
 from services.gateway.apps import graph_submission
 from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
@@ -64,11 +64,11 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
         pid, run = host.pid, Abacus()
 
         with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
-            await host.invoke(run, b"1").answer()
+            await host.invoke(run, b"1").read_answer()
 
         assert run.status == "failed"
-        await until(lambda: host.ready and host.pid != pid)
-        assert await host.invoke(Abacus(), b"0").answer() == b'"fine"'
+        await until(lambda: host.is_ready and host.pid != pid)
+        assert await host.invoke(Abacus(), b"0").read_answer() == b'"fine"'
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
         pid = host.pid
 
         with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
-            for output in (await host.chat(Abacus(), ChatInput(messages=[])).outputs()).values():
-                while await output.next():
+            for output in (await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()).values():
+                while await output.next_items():
                     pass
 
-        await until(lambda: host.ready and host.pid != pid)
+        await until(lambda: host.is_ready and host.pid != pid)
 
 
 async def test_messages_about_requests_that_are_over_are_ignored(tmp_path):
@@ -102,7 +102,7 @@ async def test_messages_about_requests_that_are_over_are_ignored(tmp_path):
     async with hosted(written(tmp_path, SPEAKS + PLAIN + f"    say({says})\n    return 'fine'\n")) as host:
         pid = host.pid
 
-        assert [await host.invoke(Abacus(), b"1").answer() for _ in range(2)] == [b'"fine"'] * 2
+        assert [await host.invoke(Abacus(), b"1").read_answer() for _ in range(2)] == [b'"fine"'] * 2
         assert host.pid == pid
 
 
@@ -111,32 +111,32 @@ async def test_a_worker_that_closes_its_link_is_replaced(tmp_path):
         pid = host.pid
 
         with pytest.raises(AppFailed):
-            await host.invoke(Abacus(2.0), b"1").answer()
+            await host.invoke(Abacus(2.0), b"1").read_answer()
 
-        await until(lambda: host.ready and host.pid != pid)
+        await until(lambda: host.is_ready and host.pid != pid)
 
 
 async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
     text = SPEAKS + CHAT + "    say(wire.Answer(1, b'[\"text\"]'), wire.End(1))\n    await asyncio.sleep(1000)\n"
     async with hosted(written(tmp_path, text)) as host:
-        outputs = await host.chat(Abacus(), ChatInput(messages=[])).outputs()
+        outputs = await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()
 
         with pytest.raises(AppFailed, match="ended before its answer was whole"):
-            while await outputs["text"].next():
+            while await outputs["text"].next_items():
                 pass
 
 
 # Segments
 
 MEDIA = {HANDLE: {"id": 7}, "modality": "image", "sha256": "ab"}
-ISSUED = frozenset(graph_submission.literals([MEDIA]))
+ISSUED = frozenset(graph_submission.handle_literals([MEDIA]))
 
 
-def node(**inputs) -> Node:
-    return Node("encode", "vision", inputs, digest("encode", inputs))
+def node(**inputs) -> GraphNode:
+    return GraphNode("encode", "vision", inputs, call_digest("encode", inputs))
 
 
-def segment(*nodes: Node, **more) -> Segment:
+def segment(*nodes: GraphNode, **more) -> Segment:
     usual = {"outputs": ((0, "y"),), "work": (1,) * len(nodes), "pins": ("",) * len(nodes)}
     return Segment(nodes, **{**usual, **more})
 
@@ -145,14 +145,14 @@ def segment(*nodes: Node, **more) -> Segment:
     "good",
     [
         segment(node(media=MEDIA)),
-        segment(node(x=1), node(items=[ref(0, "y"), {"deep": [MEDIA]}])),
+        segment(node(x=1), node(items=[make_ref(0, "y"), {"deep": [MEDIA]}])),
         segment(node(x=1), work=(), pins=()),
         segment(node(x=1), pins=("path:E>L",), choices=(1, 0), work=(0,)),
         segment(node(x=1), msgspec.structs.replace(node(x=1), salt=1)),
     ],
 )
 def test_what_record_makes_is_accepted(good):
-    graph_submission.check(good, ISSUED)
+    graph_submission.check_segment(good, ISSUED)
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,16 @@ def test_what_record_makes_is_accepted(good):
         (segment(node(media={HANDLE: {"id": 8}})), "names media"),
         (segment(node(x=[{"y": {**MEDIA, "more": 1}}])), "names media"),
         (segment(node(x={**MEDIA, "inner": {HANDLE: {"id": 9}}})), "names media"),
-        (segment(Node("encode", "vision", {"x": 1}, digest("encode", {"x": 2}))), "not what its digest says"),
-        (segment(Node("encode", "vision", {"x": 1}, digest("encode", {"x": 1}), salt=-1)), "not what its digest says"),
+        (segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))), "not what its digest says"),
+        (
+            segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 1}), salt=-1)),
+            "not what its digest says",
+        ),
     ],
 )
 def test_what_record_does_not_make_is_refused(bad, said):
     with pytest.raises(ProtocolError, match=said):
-        graph_submission.check(bad, ISSUED)
+        graph_submission.check_segment(bad, ISSUED)
 
 
 async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
@@ -194,7 +197,7 @@ async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
         run, pid = Abacus(), host.pid
 
         with pytest.raises(OmnibusError, match="a call of spell is not what its digest says"):
-            await host.invoke(run, b"1").answer()
+            await host.invoke(run, b"1").read_answer()
 
         assert run.segments == {}
         assert host.pid == pid

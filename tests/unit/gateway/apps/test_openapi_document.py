@@ -46,7 +46,7 @@ BASE = {"paths": {"/health": {}}, "components": {"schemas": {"ErrorBody": {"type
 def test_nested_and_recursive_types_are_part_of_the_document():
     schema = Chapter.model_json_schema()
 
-    whole = openapi_document.add(BASE, [app(request=schema, response=schema), app("novel", schema)])
+    whole = openapi_document.add_app_routes(BASE, [app(request=schema, response=schema), app("novel", schema)])
 
     found = targets(whole)
     assert found
@@ -58,7 +58,7 @@ def test_nested_and_recursive_types_are_part_of_the_document():
 def test_two_apps_may_have_other_types_of_one_name():
     first, second = ({"$defs": {"Line": {"title": name}}, "$ref": "#/$defs/Line"} for name in ("first", "second"))
 
-    whole = openapi_document.add(BASE, [app("one", first), app("two", second)])
+    whole = openapi_document.add_app_routes(BASE, [app("one", first), app("two", second)])
 
     for name, title in (("one", "first"), ("two", "second")):
         schema = whole["paths"][f"/v1/apps/{name}/invoke"]["post"]["requestBody"]["content"]["application/json"][
@@ -73,7 +73,7 @@ def test_references_that_lead_elsewhere_are_left_out():
         "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/A"}},
     }
 
-    whole = openapi_document.add(BASE, [app(request=schema)])
+    whole = openapi_document.add_app_routes(BASE, [app(request=schema)])
 
     assert "evil" not in json.dumps(whole)
     assert "Gone" not in json.dumps(whole)
@@ -85,11 +85,11 @@ def test_a_schema_without_end_is_cut():
     for _ in range(500):
         schema = {"items": schema}
 
-    openapi_document.add(BASE, [app(request=schema)])
+    openapi_document.add_app_routes(BASE, [app(request=schema)])
 
 
 def test_an_app_that_streams_says_so_and_its_doc_is_shown():
-    whole = openapi_document.add(BASE, [app(streams=True, doc="Writes poems.\n\nSlowly.")])
+    whole = openapi_document.add_app_routes(BASE, [app(streams=True, doc="Writes poems.\n\nSlowly.")])
 
     operation = whole["paths"]["/v1/apps/poem/invoke"]["post"]
     assert operation["summary"] == "Writes poems."
@@ -99,7 +99,7 @@ def test_an_app_that_streams_says_so_and_its_doc_is_shown():
 def test_the_document_before_stays_as_it_is():
     before = json.dumps(BASE)
 
-    whole = openapi_document.add(BASE, [app()])
+    whole = openapi_document.add_app_routes(BASE, [app()])
 
     assert json.dumps(BASE) == before
     assert "/health" in whole["paths"]
@@ -107,7 +107,7 @@ def test_the_document_before_stays_as_it_is():
 
 
 def test_an_app_that_takes_chats_is_sent_chat_requests_that_need_no_model():
-    whole = openapi_document.add(BASE, [msgspec.structs.replace(app(), chat=True)])
+    whole = openapi_document.add_app_routes(BASE, [msgspec.structs.replace(app(), chat=True)])
 
     body = whole["paths"]["/v1/apps/poem/invoke"]["post"]["requestBody"]
     schema = body["content"]["application/json"]["schema"]

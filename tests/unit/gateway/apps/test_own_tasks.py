@@ -5,7 +5,7 @@ import time
 
 import msgspec
 
-from omnibus.app_record import plainly
+from omnibus.app_record import base_app_name
 from omnibus.store import Store
 from services.gateway.apps.pending_versions import SPARE
 from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
@@ -15,8 +15,8 @@ from tests.unit.sidecar.node import until
 
 async def aside(store: Store) -> list[tuple[str, int, str]]:
     """Records that are kept aside: app, version, state."""
-    found = [record for record in (await store.apps()).values() if record.name != plainly(record.name)]
-    return [(plainly(record.name), record.version, record.state) for record in found]
+    found = [record for record in (await store.apps()).values() if record.name != base_app_name(record.name)]
+    return [(base_app_name(record.name), record.version, record.state) for record in found]
 
 
 async def test_an_app_is_registered_once_its_own_tasks_have_executors(land: Estate, gate: Gateway):
@@ -83,7 +83,7 @@ async def test_tasks_of_an_old_version_leave_when_its_time_is_over(land: Estate)
         return not await aside(gate.store)
 
     await until(gone)
-    await until(lambda: "shout" not in land.home.router.plan.owners())
+    await until(lambda: "shout" not in land.home.router.plan.task_owners())
 
 
 async def test_equal_tasks_of_two_apps_are_one(land: Estate, gate: Gateway):

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from omnibus.app_record import encode
+from omnibus.app_record import encode_app_record
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, PATIENT, Estate, Gateway, source, workers
 from tests.unit.gateway.house import VL, answered, error, question
 from tests.unit.sidecar.node import until
@@ -169,7 +169,7 @@ async def test_an_app_of_another_build_is_left_out_and_can_be_removed(land: Esta
     land.write("echo", ECHO, by="one")
     await gate.register("echo")
     [record] = gate.apps.registry.records.values()
-    body = encode(record).replace(b'"echo"', b'"newer"').replace(b'"version"', b'"colour":"blue","version"')
+    body = encode_app_record(record).replace(b'"echo"', b'"newer"').replace(b'"version"', b'"colour":"blue","version"')
     await gate.store._redis.hset("test:apps", "newer", body)
     await gate.store._redis.publish("test:apps", "newer")
 

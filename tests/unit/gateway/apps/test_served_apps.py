@@ -40,7 +40,7 @@ async def test_other_gateways_follow(land: Estate, gate: Gateway):
     assert (await gate.invoke("echo", {"text": "hi"}))["by"] == "two"
 
     await gate.ask("DELETE", "/v1/apps/echo")
-    await until(lambda: other.apps.registry.about("echo") is None)
+    await until(lambda: other.apps.registry.worker_view("echo") is None)
     await other.invoke("echo", {"text": "hi"}, status=404)
     await until(lambda: not workers())
 
@@ -69,7 +69,7 @@ async def test_a_gateway_is_not_ready_before_its_apps_have_started(land: Estate,
 
     fresh = land.gateway()
 
-    await until(lambda: fresh.apps.registry.about("slow") is not None)
+    await until(lambda: fresh.apps.registry.worker_view("slow") is not None)
     assert (await fresh.http.get("/readyz")).json()["apps"] == ["slow"]
     response = await fresh.http.post("/v1/apps/slow/invoke", json=1)
     assert (response.status_code, error(response)["code"], error(response)["stage"]) == (
@@ -113,7 +113,7 @@ async def test_a_version_that_is_broken_here_leaves_the_old_one_and_says_so(land
 
     await gate.update("echo", "echo")
 
-    await until(lambda: other.apps.registry.about("echo").problem is not None)
+    await until(lambda: other.apps.registry.worker_view("echo").problem is not None)
     shown = (await other.ask("GET", "/v1/apps/echo")).json()
     assert shown["version"] == 2
     assert (shown["worker"]["state"], shown["worker"]["version"]) == ("ready", 1)
@@ -133,8 +133,8 @@ async def test_an_app_that_never_came_up_here_says_why(land: Estate, gate: Gatew
     await gate.register("echo")
     other = land.gateway(apps_dir="")
 
-    await until(lambda: other.apps.registry.about("echo") is not None)
-    await until(lambda: other.apps.registry.about("echo").state == "broken")
+    await until(lambda: other.apps.registry.worker_view("echo") is not None)
+    await until(lambda: other.apps.registry.worker_view("echo").state == "broken")
 
     assert "apps" not in (await other.http.get("/readyz")).json()
     with pytest.raises(StageUnavailable, match="broken at this gateway: .*OMNIBUS_GATEWAY_APPS_DIR"):
@@ -170,7 +170,7 @@ async def test_a_worker_that_dies_comes_back(land: Estate, gate: Gateway):
 
 
 async def test_a_gateway_that_has_not_read_the_apps_yet_asks_to_try_again(tmp_path: Path):
-    async with running(infra.valkey(tmp_path)) as owned, estate(tmp_path, owned.server.url) as land:
+    async with running(infra.prepare_valkey(tmp_path)) as owned, estate(tmp_path, owned.server.url) as land:
         gate = land.gateway()
         land.write("echo", ECHO, by="one")
         await gate.register("echo")
@@ -200,7 +200,7 @@ async def test_a_gateway_that_has_not_read_the_apps_yet_asks_to_try_again(tmp_pa
 
 
 async def test_without_a_store_the_apps_stay(tmp_path: Path):
-    async with running(infra.valkey(tmp_path)) as owned, estate(tmp_path, owned.server.url) as land:
+    async with running(infra.prepare_valkey(tmp_path)) as owned, estate(tmp_path, owned.server.url) as land:
         gate = land.gateway()
         land.write("echo", ECHO, by="one")
         await gate.register("echo")

@@ -19,8 +19,8 @@ def settings(tmp_path: Path) -> GatewaySettings:
     return GatewaySettings(apps_dir=str(tmp_path / "apps"), app_uploads=True)
 
 
-def given(settings: GatewaySettings, **source: Any) -> source_policy.Given | None:
-    return source_policy.given(json.dumps({"source": source}).encode(), settings)
+def given(settings: GatewaySettings, **source: Any) -> source_policy.SubmittedSource | None:
+    return source_policy.parse_source(json.dumps({"source": source}).encode(), settings)
 
 
 def test_an_installed_module_is_named(settings: GatewaySettings):
@@ -44,7 +44,7 @@ def test_a_text_comes_with_a_name(settings: GatewaySettings):
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"source": null}'])
 def test_no_source_is_none(settings: GatewaySettings, body: bytes):
-    assert source_policy.given(body, settings) is None
+    assert source_policy.parse_source(body, settings) is None
 
 
 @pytest.mark.parametrize("directory", ["..", "../other", "/", "/etc", "team/../../other", "link"])
@@ -107,22 +107,22 @@ def test_what_is_no_source_is_400_that_names_the_place(settings: GatewaySettings
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b'{"other": 1}'])
 def test_what_is_no_request_is_400(settings: GatewaySettings, body: bytes):
     with pytest.raises(BadRequest):
-        source_policy.given(body, settings)
+        source_policy.parse_source(body, settings)
 
 
 def test_a_registered_source_must_be_allowed_here_as_well(settings: GatewaySettings, tmp_path: Path):
     here = AppSource("directory", "poems", str(tmp_path / "apps" / "team"))
 
-    source_policy.allowed(here, settings)
-    source_policy.allowed(AppSource("import", "poems"), GatewaySettings())
+    source_policy.check_allowed(here, settings)
+    source_policy.check_allowed(AppSource("import", "poems"), GatewaySettings())
     for source in (here, AppSource("upload", "poems", sha256="0" * 64)):
         with pytest.raises(Forbidden):
-            source_policy.allowed(source, GatewaySettings())
+            source_policy.check_allowed(source, GatewaySettings())
 
 
 def test_a_directory_is_shown_from_that_of_the_apps(settings: GatewaySettings, tmp_path: Path):
     here = AppSource("directory", "poems", str(tmp_path / "apps" / "team"))
 
-    assert source_policy.directory(here, settings) == "team"
-    assert source_policy.directory(here, GatewaySettings()) == ""
-    assert source_policy.directory(here, GatewaySettings(apps_dir=str(tmp_path / "other"))) == ""
+    assert source_policy.relative_directory(here, settings) == "team"
+    assert source_policy.relative_directory(here, GatewaySettings()) == ""
+    assert source_policy.relative_directory(here, GatewaySettings(apps_dir=str(tmp_path / "other"))) == ""

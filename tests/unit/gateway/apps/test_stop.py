@@ -13,7 +13,7 @@ import pytest
 
 from omnibus.executor.runner import Job
 from omnibus.families import catalog
-from services.gateway.http.server import server
+from services.gateway.http.server import create_server
 from tests.unit.gateway.apps.estate import LOUD, Estate, Gateway
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, question, think
 from tests.unit.gateway.samples import sound
@@ -70,7 +70,7 @@ async def forever(job: Job) -> None:
 
 async def write_a_word(job: Job) -> None:
     """One word and no more; who speaks gets all words."""
-    if job.wants("rows"):
+    if job.has_consumer("rows"):
         await think(job)
         return
     await job.send("text", {"text": "first "})
@@ -83,7 +83,7 @@ async def hum_once(job: Job) -> None:
 
 
 async def show_once(job: Job) -> None:
-    if job.wants("preview"):
+    if job.has_consumer("preview"):
         await job.send("preview", {"step": 2, "steps": 8}, np.zeros((6, 8, 3), np.uint8))
     await forever(job)
 
@@ -92,7 +92,7 @@ async def show_once(job: Job) -> None:
 async def gate(land: Estate) -> Gateway:
     """A gateway whose executors and apps begin every answer and end none."""
     home = land.home
-    home.serve(VL, OMNI, PAINTER, **{EMBEDDER: catalog.embedding("qwen2", "")})
+    home.serve(VL, OMNI, PAINTER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
     await home.executor(VL, "EL", "vision", "thinker", thinker=write_a_word)
     await home.executor(PAINTER, "T", "text_encoder")
     await home.executor(PAINTER, "D", "dit", dit=show_once)
@@ -112,7 +112,7 @@ async def gate(land: Estate) -> Gateway:
 async def served(gate: Gateway) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
     """A client of ``gate`` over a real server and the server itself."""
     listener = socket.create_server(("127.0.0.1", 0))
-    made = server(gate.app)
+    made = create_server(gate.app)
     serving = asyncio.create_task(made.serve(sockets=[listener]))
     await until(lambda: made.started)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -125,8 +125,8 @@ async def served(gate: Gateway) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
 async def stop(gate: Gateway, land: Estate) -> None:
     """Stop as the service does once its drain is over."""
     gate.frontend.requests.begin_stop()
-    await gate.frontend.requests.finished(0.1)
-    await gate.frontend.requests.end(land.home.dispatcher.fail_all)
+    await gate.frontend.requests.wait_finished(0.1)
+    await gate.frontend.requests.end_all(land.home.dispatcher.fail_all)
 
 
 def any_done(pending: dict[str, asyncio.Task[Any]]) -> bool:
@@ -147,7 +147,7 @@ async def test_whole_answers_end_with_a_typed_503(land: Estate, gate: Gateway):
     async with served(gate) as (http, _):
         pending = {name: asyncio.create_task(http.post(path, **what)) for name, (path, what) in WHOLE.items()}
         dispatched = len(pending) - 1  # the app sends nothing
-        await until(lambda: land.home.dispatcher.inflight == dispatched or any_done(pending))
+        await until(lambda: land.home.dispatcher.inflight_count == dispatched or any_done(pending))
 
         await stop(gate, land)
 
@@ -249,7 +249,7 @@ async def test_an_answer_that_ends_within_the_drain_is_whole(land: Estate, gate:
         pending = asyncio.create_task(http.post(CHAT, json=question("toy-text", "hi", stream=True)))
         await begun(gate, 1)
         requests.begin_stop()
-        stopping = asyncio.create_task(requests.finished(30))
+        stopping = asyncio.create_task(requests.wait_finished(30))
         await asyncio.sleep(0)
         assert not stopping.done()
 

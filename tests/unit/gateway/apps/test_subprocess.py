@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.apps.subprocess import Child
+from services.gateway.apps.subprocess import SpawnedProcess
 
 QUIET: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
 #: Ends with code 7 when its input ends.
@@ -18,7 +18,7 @@ WAITS = (sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(7)")
 
 
 async def test_its_end_is_awaited_while_everything_else_goes_on():
-    child = Child(WAITS, **QUIET)
+    child = SpawnedProcess(WAITS, **QUIET)
     waiting = asyncio.create_task(child.wait())
     await asyncio.sleep(0)
     threads = threading.active_count()
@@ -31,7 +31,7 @@ async def test_its_end_is_awaited_while_everything_else_goes_on():
 
 
 async def test_a_signal_is_told_as_its_negative():
-    child = Child(WAITS, **QUIET)
+    child = SpawnedProcess(WAITS, **QUIET)
 
     os.kill(child.pid, signal.SIGKILL)
 
@@ -40,7 +40,7 @@ async def test_a_signal_is_told_as_its_negative():
 
 async def test_it_is_awaited_on_systems_that_cannot_watch_a_process_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "pidfd_open")
-    child = Child(WAITS, **QUIET)
+    child = SpawnedProcess(WAITS, **QUIET)
 
     child._process.stdin.close()
 
@@ -49,4 +49,4 @@ async def test_it_is_awaited_on_systems_that_cannot_watch_a_process_too(monkeypa
 
 def test_what_cannot_be_started_is_an_os_error():
     with pytest.raises(OSError, match="nothing"):
-        Child(("/nothing/here",), **QUIET)
+        SpawnedProcess(("/nothing/here",), **QUIET)

@@ -10,7 +10,7 @@ import pytest
 from omnibus.app.sandbox import NICE
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
-from services.gateway.apps.worker_supervisor import Host
+from services.gateway.apps.worker_supervisor import WorkerSupervisor
 from tests.unit.gateway.apps.workers import Abacus, hosted
 
 UPLOAD = AppSource("upload", "sent_app", sha256="ab")
@@ -190,7 +190,7 @@ async def test_uploaded_code_is_bounded_in_memory_and_cannot_lift_its_bounds():
 async def test_an_upload_that_fails_while_it_is_loaded_was_confined_already(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("s3cret")
-    host = Host(UPLOAD, f"open({str(secret)!r})\n")
+    host = WorkerSupervisor(UPLOAD, f"open({str(secret)!r})\n")
     with pytest.raises(BadRequest, match="sent_app cannot be imported: PermissionError.* .sent_app.py, line 1."):
         await host.start()
     await host.stop()

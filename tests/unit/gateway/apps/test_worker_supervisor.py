@@ -13,22 +13,22 @@ import uvloop
 
 from omnibus.app_record import AppSource
 from omnibus.errors import AppFailed, BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
-from services.gateway.apps.worker_process import environment
-from services.gateway.apps.worker_supervisor import Host, Rules
+from services.gateway.apps.worker_process import worker_environment
+from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
 from tests.unit.gateway.apps.workers import CALM, ECHO, Abacus, alive, hosted, until, written
 
 ROOT = Path(__file__).parents[4]
 
 
 async def test_a_started_worker_says_what_its_app_is_and_serves_it(tmp_path):
-    host = Host(written(tmp_path, '"""Echoes."""\n' + ECHO))
-    assert not host.ready
+    host = WorkerSupervisor(written(tmp_path, '"""Echoes."""\n' + ECHO))
+    assert not host.is_ready
     with pytest.raises(StageUnavailable, match="has not been started"):
         _ = host.description
 
     await host.start()
     try:
-        assert host.ready
+        assert host.is_ready
         assert host.description.name == "sample_app"
         assert {task.name for task in host.description.tasks} == {"spell", "spell-upper_true", "add", "say"}
         assert host.description.restricted == ()
@@ -41,9 +41,9 @@ def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
     async def scenario():
         async with hosted(written(tmp_path, ECHO)) as host:
             os.kill(host.pid, signal.SIGKILL)
-            await until(lambda: not host.ready)
-            await until(lambda: host.ready)
-            return await host.invoke(Abacus(), b"1").answer()
+            await until(lambda: not host.is_ready)
+            await until(lambda: host.is_ready)
+            return await host.invoke(Abacus(), b"1").read_answer()
 
     assert uvloop.run(scenario()) == b"1"
 
@@ -64,12 +64,12 @@ def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
     ids=["import", "no-serve", "not-async", "exit", "killed"],
 )
 async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said):
-    host = Host(written(tmp_path, text), rules=CALM)
+    host = WorkerSupervisor(written(tmp_path, text), rules=CALM)
 
     with pytest.raises(kind, match=said):
         await host.start()
 
-    assert not host.ready
+    assert not host.is_ready
     assert host.pid == 0
     await host.stop()
 
@@ -77,7 +77,7 @@ async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said)
 async def test_an_app_that_never_loads_is_given_up(tmp_path):
     root = tmp_path / "pid"
     source = written(tmp_path, f"open({str(root)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n")
-    host = Host(source, rules=Rules(ready_within=2.0))
+    host = WorkerSupervisor(source, rules=WorkerLimits(ready_within=2.0))
 
     with pytest.raises(DeadlineExceeded, match="sample_app did not load within 2 s"):
         await host.start()
@@ -98,10 +98,10 @@ async def test_a_worker_that_is_killed_starts_again_and_only_its_requests_fail(t
 
         for call, run in zip(calls, runs, strict=True):
             with pytest.raises(AppFailed, match="the process of the app hang_app ended: signal 9"):
-                await call.answer()
+                await call.read_answer()
             assert run.status == "failed"
-        assert await other.invoke(Abacus(), b"2").answer() == b"2"
-        await until(lambda: hung.ready)
+        assert await other.invoke(Abacus(), b"2").read_answer() == b"2"
+        await until(lambda: hung.is_ready)
         assert hung.pid != pid
 
 
@@ -123,12 +123,12 @@ async def test_a_worker_that_starts_again_serves_what_its_file_says_now(tmp_path
         written(tmp_path, "async def serve(request):\n    return 'new'\n")
 
         os.kill(host.pid, signal.SIGKILL)
-        await until(lambda: not host.ready)
+        await until(lambda: not host.is_ready)
         with pytest.raises(StageUnavailable, match="starts again after a crash"):
             host.invoke(Abacus(), b"1")
-        await until(lambda: host.ready)
+        await until(lambda: host.is_ready)
 
-        assert await host.invoke(Abacus(), b"1").answer() == b'"new"'
+        assert await host.invoke(Abacus(), b"1").read_answer() == b'"new"'
 
 
 async def test_a_worker_that_cannot_start_again_is_tried_until_it_can(tmp_path, caplog):
@@ -138,12 +138,12 @@ async def test_a_worker_that_cannot_start_again_is_tried_until_it_can(tmp_path, 
         with caplog.at_level(logging.ERROR):
             os.kill(host.pid, signal.SIGKILL)
             await until(lambda: "does not start again" in caplog.text)
-        assert not host.ready
+        assert not host.is_ready
 
         written(tmp_path, ECHO)
-        await until(lambda: host.ready)
+        await until(lambda: host.is_ready)
 
-        assert await host.invoke(Abacus(), b"1").answer() == b"1"
+        assert await host.invoke(Abacus(), b"1").read_answer() == b"1"
 
 
 async def test_an_app_that_ends_its_process_is_a_crash(tmp_path):
@@ -151,9 +151,9 @@ async def test_an_app_that_ends_its_process_is_a_crash(tmp_path):
         run = Abacus()
 
         with pytest.raises(AppFailed, match="ended: exit code 3"):
-            await host.invoke(run, b"1").answer()
+            await host.invoke(run, b"1").read_answer()
 
-        await until(lambda: host.ready)
+        await until(lambda: host.is_ready)
 
 
 SLOW = """
@@ -174,11 +174,11 @@ async def test_draining_lets_requests_finish_and_takes_no_more(tmp_path):
         draining = asyncio.create_task(host.drain(20.0))
         await asyncio.sleep(0)
 
-        assert not host.ready
+        assert not host.is_ready
         with pytest.raises(StageUnavailable, match="is being replaced"):
             host.invoke(Abacus(), b"1")
-        assert await release.answer() == b'"go"'
-        assert await waiting.answer() == b'"wait"'
+        assert await release.read_answer() == b'"go"'
+        assert await waiting.read_answer() == b'"wait"'
         await draining
 
 
@@ -191,7 +191,7 @@ async def test_draining_ends_when_its_time_is_over(tmp_path):
         await host.stop()
 
         with pytest.raises(AppFailed, match="it was stopped"):
-            await call.answer()
+            await call.read_answer()
         assert run.status == "failed"
 
 
@@ -207,7 +207,7 @@ async def test_draining_an_idle_or_lost_worker_takes_no_time(tmp_path):
 
         await draining
         with pytest.raises(AppFailed):
-            await call.answer()
+            await call.read_answer()
 
 
 CHILD = """
@@ -220,7 +220,7 @@ async def serve(request):
 
 async def test_stopping_leaves_nothing_of_what_the_app_started(tmp_path):
     async with hosted(written(tmp_path, CHILD)) as host:
-        child = int(await host.invoke(Abacus(), b"1").answer())
+        child = int(await host.invoke(Abacus(), b"1").read_answer())
         worker = host.pid
         assert alive(child)
 
@@ -259,7 +259,7 @@ async def test_what_an_app_prints_is_logged_under_its_name(tmp_path, caplog):
     text = 'async def serve(request):\n    print("out", request)\n    print("err", file=sys.stderr)\n    print("x" * 9000)\n    return 1\n'
     async with hosted(written(tmp_path, text, "chatty_app")) as host:
         with caplog.at_level(logging.INFO):
-            await host.invoke(Abacus(), b"5").answer()
+            await host.invoke(Abacus(), b"5").read_answer()
             await until(lambda: "app chatty_app: xxx" in caplog.text)
 
     assert "app chatty_app: out 5" in caplog.text
@@ -283,21 +283,21 @@ async def test_a_terminal_reaches_the_gateway_alone(tmp_path):
 
         os.kill(host.pid, signal.SIGINT)
 
-        assert await host.invoke(Abacus(), b"1").answer() == b"1"
+        assert await host.invoke(Abacus(), b"1").read_answer() == b"1"
 
 
 async def test_an_installed_app_sees_the_environment_without_the_gateways_own(tmp_path, monkeypatch):
     monkeypatch.setenv("OMNIBUS_STORE_URL", "redis://:s3cret@h")
     monkeypatch.setenv("COMPANY_KEY", "k")
     async with hosted(written(tmp_path, "async def serve(request):\n    return dict(os.environ)\n")) as host:
-        seen = await host.invoke(Abacus(), b"1").answer()
+        seen = await host.invoke(Abacus(), b"1").read_answer()
 
     assert b'"COMPANY_KEY":"k"' in seen
     assert b"OMNIBUS_" not in seen
 
 
 def test_an_upload_is_started_with_next_to_no_environment():
-    made = environment("upload", {"OMNIBUS_STORE_URL": "redis://:s3cret@h", "HOME": "/root", "PATH": "/bin"})
+    made = worker_environment("upload", {"OMNIBUS_STORE_URL": "redis://:s3cret@h", "HOME": "/root", "PATH": "/bin"})
 
     assert set(made) == {"PYTHONPATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
 
@@ -340,4 +340,4 @@ async def test_a_host_that_cannot_start_a_process_says_so(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
 
     with pytest.raises(OmnibusError, match="no process can be started for sample_app"):
-        await Host(AppSource("directory", "sample_app", str(tmp_path))).start()
+        await WorkerSupervisor(AppSource("directory", "sample_app", str(tmp_path))).start()

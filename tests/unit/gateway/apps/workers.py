@@ -15,14 +15,14 @@ from omnibus.errors import OmnibusError
 from omnibus.graph import as_ref
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
-from services.gateway.apps.worker_supervisor import Host, Rules
-from services.gateway.dispatch.streams import Incoming
+from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
+from services.gateway.dispatch.streams import ItemStream
 
 PATIENCE = 20.0  # seconds
 #: No test waits long for a worker to start again.
-CALM = Rules(cancel_within=PATIENCE, stop_within=1.0, first=0.01)
+CALM = WorkerLimits(cancel_within=PATIENCE, stop_within=1.0, first=0.01)
 #: Nor for one that has to be forced.
-QUICK = Rules(cancel_within=0.3, stop_within=1.0, first=0.01)
+QUICK = WorkerLimits(cancel_within=0.3, stop_within=1.0, first=0.01)
 
 HEAD = """
 import asyncio, os, sys, time
@@ -95,12 +95,12 @@ class Abacus:
         self.status = ""
         self.failure: OmnibusError | None = None
         self.segments: dict[int, Segment] = {}
-        self.streams: dict[tuple[int, int, str], Incoming] = {}
+        self.streams: dict[tuple[int, int, str], ItemStream] = {}
         self.refuses: Exception | None = None
         #: Called with each stream in place of filling it.
-        self.fills: Callable[[str, Incoming], None] | None = None
+        self.fills: Callable[[str, ItemStream], None] | None = None
 
-    async def submit(self, segment: Segment, step: int) -> dict[tuple[int, str], Incoming]:
+    async def submit(self, segment: Segment, step: int) -> dict[tuple[int, str], ItemStream]:
         if self.refuses is not None:
             raise self.refuses
         self.segments[step] = segment
@@ -112,13 +112,13 @@ class Abacus:
         self.streams.update({(step, *output): stream for output, stream in made.items()})
         return made
 
-    def _stream(self, name: str, value: Any) -> Incoming:
-        stream = Incoming()
+    def _stream(self, name: str, value: Any) -> ItemStream:
+        stream = ItemStream()
         if self.fills is not None:
             self.fills(name, stream)
             return stream
         for part in value if isinstance(value, list) else [value]:
-            stream.add(
+            stream.add_item(
                 part
                 if isinstance(part, Item)
                 else Item({}, part)
@@ -160,9 +160,9 @@ def written(root: Path, text: str, name: str = "sample_app") -> AppSource:
 
 
 @asynccontextmanager
-async def hosted(source: AppSource, text: str = "", rules: Rules = CALM) -> AsyncIterator[Host]:
+async def hosted(source: AppSource, text: str = "", rules: WorkerLimits = CALM) -> AsyncIterator[WorkerSupervisor]:
     """A started worker, stopped at the end; nothing in between may take longer than ``PATIENCE``."""
-    host = Host(source, HEAD + textwrap.dedent(text) if text else "", rules)
+    host = WorkerSupervisor(source, HEAD + textwrap.dedent(text) if text else "", rules)
     async with asyncio.timeout(PATIENCE * 2):
         try:
             await host.start()

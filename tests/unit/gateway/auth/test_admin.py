@@ -6,16 +6,16 @@ import pytest
 
 from omnibus.errors import BadRequest, Forbidden, OmnibusError, Unauthorized
 from omnibus.settings import GatewaySettings
-from services.gateway.auth.admin import Admin, check_token, loopback
+from services.gateway.auth.admin import AdminAuth, check_token, is_loopback
 from services.gateway.service import GatewayService
 
 HERE = {"host": "127.0.0.1:8000"}
 TOKEN = {**HERE, "authorization": "Bearer open-sesame"}
 
 
-def refused(admin: Admin, headers: Mapping[str, str], code: bool = False) -> type[OmnibusError] | None:
+def refused(admin: AdminAuth, headers: Mapping[str, str], code: bool = False) -> type[OmnibusError] | None:
     try:
-        (admin.require if code else admin.control)(headers)
+        (admin.require_token if code else admin.check_control_access)(headers)
     except OmnibusError as error:
         return type(error)
     return None
@@ -47,7 +47,7 @@ def test_who_may_use_control_routes(
     control: type[OmnibusError] | None,
     code: type[OmnibusError] | None,
 ):
-    admin = Admin(GatewaySettings(admin_token=token, host=host))
+    admin = AdminAuth(GatewaySettings(admin_token=token, host=host))
 
     assert refused(admin, headers) is control
     assert refused(admin, headers, code=True) is code
@@ -65,23 +65,23 @@ def test_who_may_use_control_routes(
     ],
 )
 def test_a_page_of_somewhere_else_is_not_this_machines_own_client(headers: Mapping[str, str]):
-    assert refused(Admin(GatewaySettings()), headers) is Forbidden
+    assert refused(AdminAuth(GatewaySettings()), headers) is Forbidden
 
 
 def test_the_gateways_own_page_is():
     headers = {"host": "localhost:8000", "origin": "http://localhost:8000"}
 
-    assert refused(Admin(GatewaySettings()), headers) is None
+    assert refused(AdminAuth(GatewaySettings()), headers) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost"])
 def test_loopback_is_known(host: str):
-    assert loopback(host)
+    assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "localhost.evil.example", "2130706433"])
 def test_what_is_not_loopback_is_not(host: str):
-    assert not loopback(host)
+    assert not is_loopback(host)
 
 
 @pytest.mark.parametrize(("token", "starts"), [("", True), ("a", False), ("a" * 15, False), ("a" * 16, True)])

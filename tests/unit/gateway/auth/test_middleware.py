@@ -18,8 +18,8 @@ from omnibus.store import Store
 from omnibus.task import record
 from services.gateway.auth.tenancy import Tenancy
 from services.gateway.openai.parse import parse_chat
-from services.gateway.tenancy.fair_queue import Fair
-from services.gateway.tenancy.tenant import Tenant, acting
+from services.gateway.tenancy.fair_queue import FairQueue
+from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, image, question, think
 from tests.unit.sidecar.node import until
 
@@ -37,7 +37,7 @@ class Gated:
         home.settings = home.runs.settings = settings
         self.tenancy = Tenancy(settings, Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2)), home.router)
         home.runs.admission = self.tenancy.admission
-        transport = httpx.ASGITransport(app=self.tenancy.guard(home.app))
+        transport = httpx.ASGITransport(app=self.tenancy.guard_application(home.app))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
     async def ask(self, tenant: str, content: Any = "hello", model: str = TEXT, **more: Any) -> httpx.Response:
@@ -47,16 +47,16 @@ class Gated:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return await self.http.request(method, path, headers=headers, **more)
 
-    def fair(self, model: str = TEXT) -> Fair:
+    def fair(self, model: str = TEXT) -> FairQueue:
         """The queue of ``model``, an empty one before anybody has come."""
         assert self.tenancy.admission is not None
         found = [queue.fair for queue in self.tenancy.admission.queues() if queue.models == (model,)]
-        return found[0] if found else Fair(0)
+        return found[0] if found else FairQueue(0)
 
 
 def write(path: Path, **tenants: dict[str, Any]) -> None:
     """A file of keys: each tenant's key is its name."""
-    records = [KeyRecord(api_key.digest(name), name, **limits) for name, limits in tenants.items()]
+    records = [KeyRecord(api_key.hash_key(name), name, **limits) for name, limits in tenants.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
 
 
@@ -133,7 +133,7 @@ async def test_a_key_is_sent_as_a_bearers(gate: Gated):
 
 async def test_a_file_that_changes_is_read_again(gate: Gated):
     write(gate.file, a={}, newcomer={"rate": 5.0})
-    gate.tenancy._book.look(gate.file)
+    gate.tenancy._book.reload_file(gate.file)
 
     assert (await gate.get("GET", "/v1/models", "newcomer")).status_code == 200
     assert (await gate.get("GET", "/v1/models", "b")).status_code == 401
@@ -142,7 +142,7 @@ async def test_a_file_that_changes_is_read_again(gate: Gated):
 @pytest.mark.parametrize("wrong", ["{", '{"keys": [{"sha256": "ab", "tenant": "a"}]}', '{"keys": 1}', "[]"])
 async def test_a_file_that_cannot_be_read_leaves_the_keys_in_force(gate: Gated, wrong: str):
     gate.file.write_text(wrong)
-    gate.tenancy._book.look(gate.file)
+    gate.tenancy._book.reload_file(gate.file)
 
     assert (await gate.get("GET", "/v1/models", "a")).status_code == 200
 
@@ -294,24 +294,24 @@ async def test_without_executors_a_request_fails_at_once_and_does_not_wait(gate:
 
 async def test_what_an_answer_took_corrects_what_it_was_expected_to_take(gate: Gated):
     assert gate.tenancy.admission is not None
-    before = gate.fair().served("a")
+    before = gate.fair().tenant_mark("a")
 
     answered(await gate.ask("a", max_tokens=5000))  # it takes a dozen
     await until(lambda: gate.fair().working == 0)
 
-    assert 0 < gate.fair().served("a") - before < 0.1  # 5000 tokens of which nothing is known are 5 seconds
+    assert 0 < gate.fair().tenant_mark("a") - before < 0.1  # 5000 tokens of which nothing is known are 5 seconds
 
 
 async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):
     async with gated(tmp_path, admit=1) as gate, asyncio.timeout(PATIENCE):
         await gate.home.all_of(TEXT)
-        with acting(Tenant("a")):
-            run = gate.home.chat.open(TEXT)
+        with acting_as(Tenant("a")):
+            run = gate.home.chat.open_request(TEXT)
         request = parse_chat(json.dumps(question(TEXT, "hello")).encode())
-        asked = await gate.home.chat.understand(request, gate.home.router.model(TEXT))
-        segment = record(gate.home.chat.task(TEXT).invoke, asked.input, run.point)
+        asked = await gate.home.chat.prepare_chat(request, gate.home.router.get_model(TEXT))
+        segment = record(gate.home.chat.get_task(TEXT).invoke, asked.input, run.choice_point)
 
-        await asyncio.gather(*(run.admit(segment, step) for step in range(3)))
+        await asyncio.gather(*(run.wait_admission(segment, step) for step in range(3)))
         assert (gate.fair().working, gate.fair().waiting) == (1, 0)
         run.end("failed")
 
@@ -349,7 +349,7 @@ def test_salts_of_tenants_do_not_meet():
 async def test_keys_are_in_no_log_and_no_record(gate: Gated, caplog: pytest.LogCaptureFixture):
     caplog.set_level(0)
     write(gate.file, **{"tenant-x": {}})
-    gate.tenancy._book.look(gate.file)
+    gate.tenancy._book.reload_file(gate.file)
     response = await gate.ask("tenant-x")
     recorded, _ = await gate.home.records.find(response.headers["x-request-id"])
 

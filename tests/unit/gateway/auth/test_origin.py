@@ -25,7 +25,7 @@ SETTINGS = {
 def guarded(home: House, **settings: str | bool) -> httpx.AsyncClient:
     """Clients of ``home`` as the service has it in front of them."""
     store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
-    app = Tenancy(GatewaySettings(**settings), store, home.router).guard(home.app)
+    app = Tenancy(GatewaySettings(**settings), store, home.router).guard_application(home.app)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=f"http://{HERE}")
 
 

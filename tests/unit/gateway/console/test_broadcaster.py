@@ -18,9 +18,9 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
 from services.gateway.console import broadcaster
-from services.gateway.console.broadcaster import Live
+from services.gateway.console.broadcaster import LiveStates
 from tests.unit.bus.servers import running
-from tests.unit.cli.watched import TYPE, Load, event, plan, status
+from tests.unit.cli.watched import TYPE, LoadCounts, event, plan, status
 from tests.unit.sidecar.node import PATIENCE, until
 
 
@@ -55,18 +55,18 @@ async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
 
 
 def tell(bus: Bus, kind: str, message: Any) -> None:
-    bus.publish(subjects.event(kind), msgspec.json.encode(message))
+    bus.publish(subjects.event_subject(kind), msgspec.json.encode(message))
 
 
 @pytest.mark.usefixtures("quick")
 async def test_what_executors_and_gateways_say_becomes_a_state(store: Store, bus: MemoryBus):
     await store.swap_plan(plan(await store.epoch() + 1))
-    watching = Live(store, bus)
+    watching = LiveStates(store, bus)
 
-    async with aclosing(watching.states()) as states:
+    async with aclosing(watching.stream_states()) as states:
         first = await state(states)
         tell(bus, subjects.EXECUTOR, status("a", inflight=2))
-        tell(bus, subjects.LOAD, event(inflight=2, **{TYPE: Load(3, 1, first=0.5, total=1.0)}))
+        tell(bus, subjects.LOAD, event(inflight=2, **{TYPE: LoadCounts(3, 1, first=0.5, total=1.0)}))
         told = await state(states, lambda told: told["inflight"] == 2 and told["executors"][1]["up"] == 1)
 
     assert first["epoch"] == await store.epoch()
@@ -78,9 +78,9 @@ async def test_what_executors_and_gateways_say_becomes_a_state(store: Store, bus
 async def test_a_new_plan_is_told_to_everybody(store: Store, bus: MemoryBus):
     epoch = await store.epoch() + 1
     await store.swap_plan(plan(epoch))
-    watching = Live(store, bus)
+    watching = LiveStates(store, bus)
 
-    async with aclosing(watching.states()) as one, aclosing(watching.states()) as other:
+    async with aclosing(watching.stream_states()) as one, aclosing(watching.stream_states()) as other:
         await asyncio.gather(state(one), state(other))
         await store.swap_plan(plan(epoch + 1, thinkers=3))
         told = await asyncio.gather(*(state(each, lambda told: told["epoch"] == epoch + 1) for each in (one, other)))
@@ -90,16 +90,16 @@ async def test_a_new_plan_is_told_to_everybody(store: Store, bus: MemoryBus):
 
 @pytest.mark.usefixtures("quick")
 async def test_the_watch_ends_with_the_last_who_looks(store: Store, bus: MemoryBus):
-    watching = Live(store, bus)
-    one, other = watching.states(), watching.states()
+    watching = LiveStates(store, bus)
+    one, other = watching.stream_states(), watching.stream_states()
     await asyncio.gather(state(one), state(other))
     before = {task for task in asyncio.all_tasks() if "_follow" in repr(task)}
 
     await one.aclose()
-    after_one = watching.viewers
+    after_one = watching.viewer_count
     await other.aclose()
 
-    assert (len(before), after_one, watching.viewers) == (1, 1, 0)
+    assert (len(before), after_one, watching.viewer_count) == (1, 1, 0)
     assert all(task.done() for task in before)
 
 
@@ -107,9 +107,9 @@ async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monke
     monkeypatch.setattr(broadcaster, "QUIET", 0.2)
     monkeypatch.setattr(broadcaster, "LEAST", 0.01)
     monkeypatch.setattr(broadcaster, "MOST", 0.02)
-    watching = Live(store, bus)
+    watching = LiveStates(store, bus)
 
-    async with aclosing(watching.states()) as states, asyncio.timeout(PATIENCE):
+    async with aclosing(watching.stream_states()) as states, asyncio.timeout(PATIENCE):
         await anext(states)
         said = [await anext(states) for _ in range(2)]
 
@@ -120,11 +120,11 @@ async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monke
 async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(monitor, "AGAIN", 0.05)
     monkeypatch.setattr(monitor, "REREAD", 0.05)
-    async with running(infra.valkey(tmp_path)) as valkey:
+    async with running(infra.prepare_valkey(tmp_path)) as valkey:
         store = Store(StoreSettings(url=valkey.server.url, timeout=0.5))
         await store.swap_plan(plan(1))
-        watching = Live(store, bus)
-        async with aclosing(watching.states()) as states:
+        watching = LiveStates(store, bus)
+        async with aclosing(watching.stream_states()) as states:
             whole = await state(states, lambda told: told["epoch"] == 1)
             valkey.kill()
             away = await state(states, lambda told: told["away"])
@@ -137,23 +137,23 @@ async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monk
 
 @pytest.mark.usefixtures("quick")
 async def test_whoever_looks_is_told_when_the_gateway_leaves(store: Store, bus: MemoryBus):
-    watching = Live(store, bus)
-    states = watching.states()
+    watching = LiveStates(store, bus)
+    states = watching.stream_states()
     await state(states)
 
     await watching.close()
 
     with pytest.raises(BusUnavailable, match="leaving"):
         await state(states)
-    await until(lambda: watching.viewers == 0)
+    await until(lambda: watching.viewer_count == 0)
 
 
 @pytest.mark.usefixtures("quick")
 async def test_too_many_who_look_are_sent_away(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(broadcaster, "VIEWERS", 1)
-    watching = Live(store, bus)
+    watching = LiveStates(store, bus)
 
-    async with aclosing(watching.states()) as one:
+    async with aclosing(watching.stream_states()) as one:
         await state(one)
         with pytest.raises(Overloaded, match="already look"):
-            await anext(watching.states())
+            await anext(watching.stream_states())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.console.static_files import STATIC, read
+from services.gateway.console.static_files import STATIC, read_files
 from tests.unit.gateway.house import House
 
 FILES = sorted(STATIC.iterdir())
@@ -40,7 +40,7 @@ async def test_the_page_is_served_with_a_strict_policy(home: House):
 
 
 async def test_every_file_is_served_and_has_the_policy_too(home: House):
-    for name, file in read().items():
+    for name, file in read_files().items():
         found = await home.http.get(f"/console/{name}")
 
         assert (found.status_code, found.content) == (200, file.body), name

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omnibus.bus.messages import Chunk
 from omnibus.errors import ProtocolError
 from omnibus.tensors.handle import Handle
-from services.gateway.dispatch.capture import Piece, Tape, pack, unpack
+from services.gateway.dispatch.capture import OutputCapture, RecordedChunk, pack_chunks, unpack_chunks
 
 DTYPES = st.sampled_from(["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -19,15 +19,15 @@ DATA = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-5, 5), st.tex
 
 
 @st.composite
-def pieces(draw: Any) -> Piece:
+def pieces(draw: Any) -> RecordedChunk:
     array = None
     if draw(st.booleans()):
         shape = draw(SHAPES)
         array = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(draw(DTYPES))
-    return Piece(draw(DATA), array, draw(st.booleans()), draw(st.booleans()))
+    return RecordedChunk(draw(DATA), array, draw(st.booleans()), draw(st.booleans()))
 
 
-def same(one: Piece, other: Piece) -> bool:
+def same(one: RecordedChunk, other: RecordedChunk) -> bool:
     if (one.array is None) != (other.array is None) or one._replace(array=None) != other._replace(array=None):
         return False
     if one.array is None or other.array is None:
@@ -38,22 +38,22 @@ def same(one: Piece, other: Piece) -> bool:
 
 
 @given(st.lists(pieces(), max_size=5))
-def test_what_is_packed_comes_back_as_it_was(given: list[Piece]):
-    found = unpack(pack(given))
+def test_what_is_packed_comes_back_as_it_was(given: list[RecordedChunk]):
+    found = unpack_chunks(pack_chunks(given))
 
     assert len(found) == len(given)
     assert all(map(same, found, given))
 
 
 @given(st.lists(pieces(), max_size=3), st.data())
-def test_what_is_cut_or_changed_is_refused_or_read_and_never_anything_else(given: list[Piece], data: Any):
-    body = bytearray(pack(given))
+def test_what_is_cut_or_changed_is_refused_or_read_and_never_anything_else(given: list[RecordedChunk], data: Any):
+    body = bytearray(pack_chunks(given))
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, max(0, len(body) - 1)))]
     else:
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolError):
-        assert all(isinstance(piece, Piece) for piece in unpack(bytes(body)))
+        assert all(isinstance(piece, RecordedChunk) for piece in unpack_chunks(bytes(body)))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_cut_or_changed_is_refused_or_read_and_never_anything_else(given
 )
 def test_what_is_no_tape_is_refused(head: bytes):
     with pytest.raises(ProtocolError, match="was kept|what was kept"):
-        unpack(len(head).to_bytes(8, "big") + head)
+        unpack_chunks(len(head).to_bytes(8, "big") + head)
 
 
 class Arena:
@@ -98,52 +98,52 @@ def chunk(seq: int, **more: Any) -> Chunk:
 
 def test_rows_that_grow_in_one_block_are_kept_as_they_come():
     arena = Arena()
-    tape = Tape(0, "rows", arena.view, arena.release)
+    tape = OutputCapture(0, "rows", arena.view, arena.release)
     for seq in range(2):
-        tape.take(chunk(seq, handle=HANDLE, rows=(2 * seq, 2 * seq + 2)))
+        tape.add_chunk(chunk(seq, handle=HANDLE, rows=(2 * seq, 2 * seq + 2)))
         assert tape.last.tolist() == arena.memory[2 * seq : 2 * seq + 2].tolist()
-    assert tape.kept() is None
+    assert tape.to_record() is None
     arena.memory = arena.memory + 100  # the arena's own, by now somebody else's
-    tape.take(chunk(2, last=True, empty=True))
+    tape.add_chunk(chunk(2, last=True, empty=True))
 
-    found = tape.kept()
+    found = tape.to_record()
 
     assert arena.open == 0
     assert found is not None
     about, body = found
     assert (about.node, about.output, about.nbytes, about.chunks) == (0, "rows", 32, 3)
-    arrays = [piece.array.tolist() for piece in unpack(body) if piece.array is not None]
+    arrays = [piece.array.tolist() for piece in unpack_chunks(body) if piece.array is not None]
     assert arrays == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
 def test_a_tape_that_begins_again_holds_the_last_attempt():
     arena = Arena()
-    tape = Tape(0, "rows", arena.view, arena.release)
-    tape.take(chunk(0, handle=HANDLE, rows=(0, 1)))
+    tape = OutputCapture(0, "rows", arena.view, arena.release)
+    tape.add_chunk(chunk(0, handle=HANDLE, rows=(0, 1)))
     tape.restart()
     assert arena.open == 0
-    tape.take(chunk(0, data={"text": "x"}, last=True))
+    tape.add_chunk(chunk(0, data={"text": "x"}, last=True))
 
-    found = tape.kept()
+    found = tape.to_record()
 
     assert found is not None
-    assert [piece.data for piece in unpack(found[1])] == [{"text": "x"}]
+    assert [piece.data for piece in unpack_chunks(found[1])] == [{"text": "x"}]
 
 
 def test_a_tape_that_lost_a_chunk_is_not_kept():
     arena = Arena()
-    tape = Tape(0, "rows", arena.view, arena.release)
-    tape.take(chunk(0, data={"text": "x"}))
-    tape.take(chunk(2, last=True))
+    tape = OutputCapture(0, "rows", arena.view, arena.release)
+    tape.add_chunk(chunk(0, data={"text": "x"}))
+    tape.add_chunk(chunk(2, last=True))
 
-    assert tape.kept() is None
+    assert tape.to_record() is None
 
 
 def test_what_numpy_does_not_know_is_not_kept():
     arena = Arena()
     arena.memory = np.zeros((1, 3), np.uint16)
-    tape = Tape(0, "rows", arena.view, arena.release)
-    tape.take(chunk(0, handle=HANDLE, last=True))
+    tape = OutputCapture(0, "rows", arena.view, arena.release)
+    tape.add_chunk(chunk(0, handle=HANDLE, last=True))
 
-    assert tape.kept() is None
+    assert tape.to_record() is None
     assert arena.open == 0

@@ -14,8 +14,8 @@ from services.gateway.dispatch.digest import Fingerprint
 def of(*items: Item | dict[str, Any]) -> str:
     made = Fingerprint()
     for item in items:
-        made.feed(item if isinstance(item, Item) else Item(item))
-    return made.hex()
+        made.add_item(item if isinstance(item, Item) else Item(item))
+    return made.hexdigest()
 
 
 def rows(*values: Any, dtype: str = "float32") -> Item:

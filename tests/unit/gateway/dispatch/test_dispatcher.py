@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from omnibus.bus.messages import Chunk, Failed
-from omnibus.errors import Problem, StageFailed, TooLarge
+from omnibus.bus.messages import Chunk, NodeFailed
+from omnibus.errors import ProblemDetails, StageFailed, TooLarge
 from omnibus.graph import HANDLE
 from services.gateway.dispatch import dispatcher
 from services.gateway.dispatch.dispatcher import ATTEMPTS
@@ -26,7 +26,7 @@ async def test_an_invocation_goes_at_once_and_once_to_each_executor(there: World
     assert [len(puppet.taken) for puppet in (vision, thinker)] == [1, 1]
     assert vision.taken == thinker.taken == [running.invocation]
     assert running.invocation.route == ("e", "l")
-    assert there.dispatcher.inflight == 1
+    assert there.dispatcher.inflight_count == 1
 
 
 async def test_an_executor_of_several_nodes_gets_it_once(there: World):
@@ -48,12 +48,12 @@ async def test_work_counts_from_dispatch_until_each_node_is_done(there: World):
     vision.reply(vision.hop(0))
     await there.turn()
     assert there.outstanding() == {"e": 0, "l": 100}
-    assert not running.reported
+    assert not running.all_reported
 
     thinker.reply(thinker.hop(1))
     await there.turn()
     assert there.outstanding() == {"e": 0, "l": 0}
-    assert running.reported
+    assert running.all_reported
 
 
 async def test_an_invocation_counts_once_at_each_executor_until_its_last_node_there_is_done(there: World):
@@ -86,7 +86,7 @@ async def test_the_answer_arrives_and_everything_returns_to_zero(there: World):
 
     await there.turn()
     assert there.outstanding() == {"e": 0, "l": 0}
-    assert there.dispatcher.inflight == 0
+    assert there.dispatcher.inflight_count == 0
     assert [(end.inv, end.status) for end in there.ends] == [(running.id, "done")]
 
 
@@ -125,7 +125,7 @@ async def test_what_is_too_large_to_send_leaves_nothing_behind(there: World):
     with pytest.raises(TooLarge):
         there.submit(text="x" * 70_000)
 
-    assert there.dispatcher.inflight == 0
+    assert there.dispatcher.inflight_count == 0
     assert there.outstanding() == {"e": 0, "l": 0}
 
 
@@ -179,12 +179,12 @@ async def test_an_answer_that_is_whole_is_not_run_again_when_an_executor_dies(th
 
 async def test_idle_waits_for_the_last_invocation_but_not_for_ever(there: World):
     await there.puppets_of(e="E", l="L")
-    await asyncio.wait_for(there.dispatcher.idle(60), 1)
+    await asyncio.wait_for(there.dispatcher.wait_idle(60), 1)
     running = there.submit()
 
-    await asyncio.wait_for(there.dispatcher.idle(0.02), 5)
-    assert there.dispatcher.inflight == 1
-    waiting = asyncio.ensure_future(there.dispatcher.idle(60))
+    await asyncio.wait_for(there.dispatcher.wait_idle(0.02), 5)
+    assert there.dispatcher.inflight_count == 1
+    waiting = asyncio.ensure_future(there.dispatcher.wait_idle(60))
     await there.turn()
     there.dispatcher.finish(running, "done")
 
@@ -200,7 +200,7 @@ async def test_shutting_down_cancels_what_is_in_flight(there: World):
     await there.turn()
 
     assert [end.status for end in thinker.ends] == ["cancelled"]
-    assert there.dispatcher.inflight == 0
+    assert there.dispatcher.inflight_count == 0
 
 
 # Failures
@@ -210,15 +210,15 @@ async def test_a_failed_node_fails_the_answer_with_stage_and_executor(there: Wor
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
-    problem = Problem("stage_failed", "thinker broke", "thinker", "l", "", 0)
+    problem = ProblemDetails("stage_failed", "thinker broke", "thinker", "l", "", 0)
 
-    thinker.reply(thinker.chunk(0, "half"), Failed(running.id, 1, problem))
+    thinker.reply(thinker.chunk(0, "half"), NodeFailed(running.id, 1, problem))
     await there.turn()
 
     assert texts(running) == ["half"]
     with pytest.raises(StageFailed) as caught:
         texts(running)
-    assert caught.value.problem() == problem
+    assert caught.value.to_problem() == problem
     assert running.invocation.attempt == 0
 
 
@@ -229,7 +229,7 @@ async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: 
     for attempt in range(ATTEMPTS):
         await there.sent(thinker, attempt + 1)
         assert running.failure is None
-        thinker.reply(Failed(running.id, 1, Problem(code, "gone"), attempt))
+        thinker.reply(NodeFailed(running.id, 1, ProblemDetails(code, "gone"), attempt))
         await there.turn()
 
     assert running.failure is not None
@@ -241,7 +241,7 @@ async def test_an_array_that_was_freed_fails_the_answer(there: World):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     handle = await there.put(running.id, 1.0, 2.0)
-    there.tensors.end(running.id)
+    there.tensors.end_invocation(running.id)
     await there.blocks()
 
     thinker.reply(Chunk(running.id, 1, "said", 0, handle=handle))
@@ -304,7 +304,7 @@ async def test_an_array_is_read_and_its_memory_given_back(there: World):
     thinker.reply(Chunk(running.id, 1, "said", 0, handle=await there.put(running.id, 1.0, 2.0)))
     await there.turn()
 
-    [item] = running.streams[1, "said"].take()
+    [item] = running.streams[1, "said"].take_ready()
     assert item.array is not None
     assert item.array.tolist() == [1.0, 2.0]
     assert await there.blocks() == 0

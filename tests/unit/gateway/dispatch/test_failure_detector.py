@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from omnibus.bus.messages import Busy
+from omnibus.bus.messages import BusyReply
 from omnibus.errors import StageUnavailable
 from services.gateway.dispatch import failure_detector
 from services.gateway.routing.executors import SUSPECT
@@ -33,7 +33,7 @@ async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer
     running = there.submit()
     await there.turn()
 
-    there.dispatcher._watcher.overdue()
+    there.dispatcher._watcher.replace_overdue()
     assert running.failure is None
     assert await finish(there, running, vision, thinker, "late") == ["late"]
 
@@ -45,7 +45,7 @@ async def test_an_executor_that_never_answers_fails_the_request(there: World, mo
     running = there.submit()
     await there.turn()
 
-    there.dispatcher._watcher.overdue()
+    there.dispatcher._watcher.replace_overdue()
 
     assert isinstance(running.failure, StageUnavailable)
 
@@ -77,9 +77,9 @@ async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
     await there.turn()
     running.invocation = msgspec.structs.replace(running.invocation, created=0.0)  # as if it ran for long
 
-    busy.reply(Busy(running.id, "l", 0))
+    busy.reply(BusyReply(running.id, "l", 0))
     await there.sent(other)
-    there.dispatcher._watcher.overdue()
+    there.dispatcher._watcher.replace_overdue()
 
     assert running.invocation.attempt == 1
 
@@ -116,7 +116,7 @@ async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_t
     running = there.submit()
     await there.sent(frozen)
     frozen.freeze()
-    await until(lambda: "l" in there.members.silent())
+    await until(lambda: "l" in there.members.silent_executors())
     await asyncio.sleep(2 * failure_detector.WATCH)
     assert (running.failure, running.invocation.attempt) == (None, 0)
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.messages import Busy, Failed
-from omnibus.errors import BusUnavailable, Overloaded, Problem, StageUnavailable, TooLarge
+from omnibus.bus.messages import BusyReply, NodeFailed
+from omnibus.errors import BusUnavailable, Overloaded, ProblemDetails, StageUnavailable, TooLarge
 from omnibus.plan import Plan
 from services.gateway.dispatch import failure_detector
 from services.gateway.dispatch.dispatcher import ATTEMPTS
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.inflight import InflightInvocation
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
 from tests.unit.sidecar.node import until
 
 
-async def moved(there: World, running: Running, *, to: Puppet, lost: str) -> None:
+async def moved(there: World, running: InflightInvocation, *, to: Puppet, lost: str) -> None:
     """The second attempt is with ``to``; its whole answer reaches the client."""
     again = await there.sent(to)
     assert (again.id, again.attempt) == (running.id, 1)
@@ -43,7 +43,7 @@ async def test_from_a_busy_executor_it_moves(there: World):
     running = there.submit()
     await there.turn()
 
-    busy.reply(Busy(running.id, "l", 0, 2.0))
+    busy.reply(BusyReply(running.id, "l", 0, 2.0))
 
     await moved(there, running, to=other, lost="l")
     assert busy.ends[0].status == "moved"
@@ -54,7 +54,7 @@ async def test_from_an_executor_whose_engine_died_it_moves(there: World):
     running = there.submit()
     await there.turn()
 
-    hurt.reply(Failed(running.id, 1, Problem("stage_unavailable", "the engine died", "thinker", "l", "", 0)))
+    hurt.reply(NodeFailed(running.id, 1, ProblemDetails("stage_unavailable", "the engine died", "thinker", "l", "", 0)))
 
     await moved(there, running, to=other, lost="l")
 
@@ -64,11 +64,11 @@ async def test_an_engine_that_died_fails_what_nobody_else_can_take(there: World)
     running = there.submit()
     await there.turn()
 
-    hurt.reply(Failed(running.id, 1, Problem("stage_unavailable", "the engine died", "thinker", "l", "", 0)))
+    hurt.reply(NodeFailed(running.id, 1, ProblemDetails("stage_unavailable", "the engine died", "thinker", "l", "", 0)))
     await there.turn()
 
     assert running.failure is not None
-    assert running.failure.problem().message == "the engine died"
+    assert running.failure.to_problem().message == "the engine died"
 
 
 async def test_without_a_planned_executor_it_moves_to_another_path(there: World):
@@ -76,7 +76,7 @@ async def test_without_a_planned_executor_it_moves_to_another_path(there: World)
     running = there.submit()
     await there.turn()
 
-    busy.reply(Busy(running.id, "l", 0))
+    busy.reply(BusyReply(running.id, "l", 0))
 
     await moved(there, running, to=both, lost="l")
     assert (running.invocation.path, running.invocation.options) == ("EL", ("E", "EL")), "the encoder goes on"
@@ -86,9 +86,9 @@ async def test_when_all_are_busy_the_client_is_told_when_to_come_back(there: Wor
     _, first, second = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
-    first.reply(Busy(running.id, "l", 0, 2.0))
+    first.reply(BusyReply(running.id, "l", 0, 2.0))
     await there.sent(second)
-    second.reply(Busy(running.id, "l2", 1, 3.0))
+    second.reply(BusyReply(running.id, "l2", 1, 3.0))
     await there.turn()
 
     with pytest.raises(Overloaded) as caught:
@@ -113,7 +113,7 @@ async def test_from_an_executor_that_others_call_gone_it_moves(there: World):
     running = there.submit()
     await there.turn()
 
-    there.bus.publish(subjects.event(subjects.GONE), b"l")
+    there.bus.publish(subjects.event_subject(subjects.GONE), b"l")
 
     await moved(there, running, to=other, lost="l")
 
@@ -192,10 +192,10 @@ async def test_replies_of_an_earlier_attempt_are_dropped(there: World):
     vision, first, second = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
-    first.reply(Busy(running.id, "l", 0))
+    first.reply(BusyReply(running.id, "l", 0))
     await there.sent(second)
 
-    first.reply(first.chunk(0, "stale"), first.hop(1), Busy(running.id, "l", 0))
+    first.reply(first.chunk(0, "stale"), first.hop(1), BusyReply(running.id, "l", 0))
     await there.turn()
 
     assert running.invocation.attempt == 1
@@ -219,7 +219,7 @@ async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
     for number in range(ATTEMPTS):
         taken = next(puppet for puppet in puppets if puppet.id == running.invocation.route[1])
         await there.sent(taken)
-        taken.reply(Busy(running.id, taken.id, number))
+        taken.reply(BusyReply(running.id, taken.id, number))
         await there.turn()
 
     assert isinstance(running.failure, Overloaded)

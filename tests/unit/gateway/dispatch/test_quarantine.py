@@ -11,13 +11,13 @@ import pytest
 from omnibus import graph
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Hop
-from omnibus.errors import BadInput, Problem
+from omnibus.errors import BadInput, ProblemDetails
 from omnibus.graph import WIRE_VERSION
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.quarantine import MAX_REFUSED, Quarantine, node_keys
-from services.gateway.routing.executors import Members
+from services.gateway.routing.executors import ExecutorTable
 from tests.unit.executor.arithmetic import LIMIT, call, invocation
 from tests.unit.gateway.world import Puppet, World, texts, world
 
@@ -30,14 +30,14 @@ async def there(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-def ask(there: World, item: int = 1, words: int = 0) -> Running:
+def ask(there: World, item: int = 1, words: int = 0) -> InflightInvocation:
     """A request about a media item, in some words."""
-    return there.run(call("vision", x=item), call("thinker", item=graph.ref(0, "y"), x=words))
+    return there.run(call("vision", x=item), call("thinker", item=graph.make_ref(0, "y"), x=words))
 
 
 async def crash(there: World, puppet: Puppet) -> None:
     await puppet.die()
-    there.bus.publish(subjects.event(subjects.GONE), puppet.id.encode())
+    there.bus.publish(subjects.event_subject(subjects.GONE), puppet.id.encode())
     await there.turn()
 
 
@@ -46,12 +46,12 @@ def on(puppet: Puppet) -> list[str]:
     return [each.id for each in puppet.taken]
 
 
-async def answer(there: World, running: Running) -> list[str]:
+async def answer(there: World, running: InflightInvocation) -> list[str]:
     """Both executors do their part; returns what the client read."""
     made, now = running.invocation, time.time()
     hops = [Hop(made.id, node, by, now, now, now, now, made.attempt) for node, by in enumerate(made.route)]
     said = Chunk(made.id, 1, "said", 0, made.attempt, {"text": "fine"}, last=True)
-    for frame in messages.frames([messages.encode(each) for each in (hops[0], said, hops[1])], LIMIT):
+    for frame in messages.join_frames([messages.encode(each) for each in (hops[0], said, hops[1])], LIMIT):
         there.bus.publish(made.reply, frame)
     await there.turn()
     found = texts(running)
@@ -195,14 +195,24 @@ async def test_another_gateways_letter_refuses_its_input_here(there: World):
     await there.puppets_of(e="E", l="L")
     culprit = node_keys([call("vision", x=5)])
     letter = DeadLetter(
-        WIRE_VERSION, "i", "crashed", 0.0, 0.0, "chat", "m", "", "", Problem("bad_input", "m"), refused=tuple(culprit)
+        WIRE_VERSION,
+        "i",
+        "crashed",
+        0.0,
+        0.0,
+        "chat",
+        "m",
+        "",
+        "",
+        ProblemDetails("bad_input", "m"),
+        refused=tuple(culprit),
     )
 
-    there.bus.record(subjects.dead("chat", "i"), messages.encode(letter), "i.dead")
-    there.bus.record(subjects.dead("chat", "j"), b"no letter", "j.dead")
+    there.bus.publish_record(subjects.dead_letter_subject("chat", "i"), messages.encode(letter), "i.dead")
+    there.bus.publish_record(subjects.dead_letter_subject("chat", "j"), b"no letter", "j.dead")
     await there.turn()
 
-    assert dead_letters.decode(messages.encode(letter)).refused == tuple(culprit)
+    assert dead_letters.decode_dead_letter(messages.encode(letter)).refused == tuple(culprit)
     assert refused(there, 5)
     assert not refused(there, 6)
 
@@ -211,23 +221,23 @@ async def test_a_refusal_ends(there: World):
     await there.puppets_of(e="E", l="L")
     running = ask(there, 5)
     quarantine, now = Quarantine(there.members, SECONDS), time.monotonic()
-    quarantine.refuse(node_keys(running.invocation.nodes)[:1], now)
+    quarantine.refuse_inputs(node_keys(running.invocation.nodes)[:1], now)
 
     with pytest.raises(BadInput, match="for 1 seconds"):
-        quarantine.check(running.invocation, now + SECONDS - 0.5)
-    quarantine.check(running.invocation, now + SECONDS)
-    quarantine.check(running.invocation, now)  # forgotten
+        quarantine.check_invocation(running.invocation, now + SECONDS - 0.5)
+    quarantine.check_invocation(running.invocation, now + SECONDS)
+    quarantine.check_invocation(running.invocation, now)  # forgotten
 
 
 async def test_an_operator_may_run_a_refused_input_again(there: World):
     await there.puppets_of(e="E", l="L")
     running = ask(there, 5)
     quarantine = Quarantine(there.members, SECONDS)
-    quarantine.refuse(node_keys(running.invocation.nodes), 0.0)
+    quarantine.refuse_inputs(node_keys(running.invocation.nodes), 0.0)
 
-    quarantine.check(msgspec.structs.replace(running.invocation, replay_of="x"), 1.0)
-    quarantine.finished(running, 0)  # it went well, so nobody is refused any more
-    quarantine.check(running.invocation, 1.0)
+    quarantine.check_invocation(msgspec.structs.replace(running.invocation, replay_of="x"), 1.0)
+    quarantine.clear_suspect(running, 0)  # it went well, so nobody is refused any more
+    quarantine.check_invocation(running.invocation, 1.0)
 
 
 async def test_switched_off_it_refuses_nothing(there: World):
@@ -235,26 +245,26 @@ async def test_switched_off_it_refuses_nothing(there: World):
     running = ask(there, 5)
     quarantine = Quarantine(there.members, 0.0)
     for _ in range(5):
-        quarantine.died(running.invocation.route[0], [running], 0.0)
-    quarantine.refuse(node_keys(running.invocation.nodes), 0.0)
+        quarantine.record_death(running.invocation.route[0], [running], 0.0)
+    quarantine.refuse_inputs(node_keys(running.invocation.nodes), 0.0)
 
-    quarantine.check(running.invocation, 1.0)
-    assert quarantine.refusal(running) is None
+    quarantine.check_invocation(running.invocation, 1.0)
+    assert quarantine.refusal_error(running) is None
 
 
 def test_what_is_refused_is_bounded() -> None:
     made = invocation([call("vision", x=1)], ["e"], [(0, "y")])
-    quarantine = Quarantine(Members(), SECONDS)
-    quarantine.refuse(node_keys(made.nodes), 0.0)
+    quarantine = Quarantine(ExecutorTable(), SECONDS)
+    quarantine.refuse_inputs(node_keys(made.nodes), 0.0)
     for number in range(MAX_REFUSED):
-        quarantine.refuse([str(number)], 0.0)
+        quarantine.refuse_inputs([str(number)], 0.0)
 
-    quarantine.check(made, 1.0)
+    quarantine.check_invocation(made, 1.0)
 
 
 def test_keys_are_of_all_that_a_node_is_computed_from() -> None:
     def keys(item: int, words: int) -> list[str]:
-        return node_keys([call("vision", x=item), call("thinker", item=graph.ref(0, "y"), x=words)])
+        return node_keys([call("vision", x=item), call("thinker", item=graph.make_ref(0, "y"), x=words)])
 
     assert keys(1, 1) == keys(1, 1)
     assert keys(1, 1)[0] == keys(1, 2)[0] != keys(2, 1)[0]

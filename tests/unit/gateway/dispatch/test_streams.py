@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omnibus.bus.messages import Chunk
 from omnibus.errors import SequenceGap, StageFailed
 from omnibus.tensors.handle import Handle
-from services.gateway.dispatch.streams import ResultStream, merge
+from services.gateway.dispatch.streams import ResultStream, merge_streams
 
 
 class Memory:
@@ -49,116 +49,116 @@ def end(seq: int, data: dict[str, Any] | None = None) -> Chunk:
 
 
 def said(stream: ResultStream) -> list[str]:
-    return [item.data["text"] for item in stream.take()]
+    return [item.data["text"] for item in stream.take_ready()]
 
 
 def heard(stream: ResultStream) -> list[float]:
-    arrays = [item.array for item in stream.take() if item.array is not None]
+    arrays = [item.array for item in stream.take_ready() if item.array is not None]
     return [float(value) for array in arrays for value in array]
 
 
 def test_chunks_are_taken_in_order_until_the_end(stream: ResultStream):
-    stream.feed(text(0, "a"))
-    stream.feed(text(1, "b"))
+    stream.feed_chunk(text(0, "a"))
+    stream.feed_chunk(text(1, "b"))
     assert said(stream) == ["a", "b"]
-    assert not stream.exhausted
+    assert not stream.is_exhausted
 
-    stream.feed(text(2, "c", last=True))
+    stream.feed_chunk(text(2, "c", last=True))
 
     assert stream.ended
-    assert not stream.exhausted
+    assert not stream.is_exhausted
     assert said(stream) == ["c"]
-    assert stream.exhausted
+    assert stream.is_exhausted
 
 
 def test_an_empty_end_is_no_item(stream: ResultStream):
-    stream.feed(end(0))
+    stream.feed_chunk(end(0))
 
-    assert stream.take() == []
-    assert stream.exhausted
+    assert stream.take_ready() == []
+    assert stream.is_exhausted
 
 
 def test_an_end_may_say_something(stream: ResultStream):
-    stream.feed(end(0, {"text": "usage"}))
+    stream.feed_chunk(end(0, {"text": "usage"}))
 
     assert said(stream) == ["usage"]
 
 
 def test_nothing_follows_the_end(stream: ResultStream):
-    stream.feed(text(0, "a", last=True))
-    stream.feed(text(0, "a", last=True))
-    stream.feed(text(7, "z"))
+    stream.feed_chunk(text(0, "a", last=True))
+    stream.feed_chunk(text(0, "a", last=True))
+    stream.feed_chunk(text(7, "z"))
 
     assert said(stream) == ["a"]
 
 
 @pytest.mark.parametrize("seq", [2, 0])
 def test_a_lost_or_repeated_chunk_is_a_gap(stream: ResultStream, seq: int):
-    stream.feed(text(0, "a"))
+    stream.feed_chunk(text(0, "a"))
 
     with pytest.raises(SequenceGap, match=f"out of node 1: chunk {seq}, expected 1"):
-        stream.feed(text(seq, "x"))
+        stream.feed_chunk(text(seq, "x"))
 
     assert said(stream) == ["a"]
 
 
 def test_after_a_restart_nothing_is_said_twice(stream: ResultStream):
     for seq, word in enumerate("abc"):
-        stream.feed(text(seq, word))
+        stream.feed_chunk(text(seq, word))
     assert said(stream) == ["a", "b", "c"]
 
     stream.restart()
     for seq, word in enumerate("abcde"):
-        stream.feed(text(seq, word, last=word == "e"))
+        stream.feed_chunk(text(seq, word, last=word == "e"))
 
     assert said(stream) == ["d", "e"]
-    assert stream.exhausted
+    assert stream.is_exhausted
 
 
 def test_what_was_not_yet_read_before_a_restart_is_read_once(stream: ResultStream):
-    stream.feed(text(0, "a"))
-    stream.feed(text(1, "b"))
+    stream.feed_chunk(text(0, "a"))
+    stream.feed_chunk(text(1, "b"))
     stream.restart()
     for seq, word in enumerate("abc"):
-        stream.feed(text(seq, word))
+        stream.feed_chunk(text(seq, word))
 
     assert said(stream) == ["a", "b", "c"]
 
 
 def test_another_continuation_is_detected(stream: ResultStream):
-    stream.feed(text(0, "a"))
-    stream.feed(text(1, "b"))
+    stream.feed_chunk(text(0, "a"))
+    stream.feed_chunk(text(1, "b"))
     said(stream)
 
     stream.restart()
-    stream.feed(text(0, "a"))
-    stream.feed(text(1, "x"))
-    stream.feed(text(2, "y"))
+    stream.feed_chunk(text(0, "a"))
+    stream.feed_chunk(text(1, "x"))
+    stream.feed_chunk(text(2, "y"))
 
     with pytest.raises(StageFailed, match="continued differently"):
-        stream.take()
+        stream.take_ready()
     assert stream.ended
-    assert not stream.exhausted
+    assert not stream.is_exhausted
 
 
 def test_a_second_attempt_that_ends_earlier_is_detected(stream: ResultStream):
-    stream.feed(text(0, "a"))
-    stream.feed(text(1, "b"))
+    stream.feed_chunk(text(0, "a"))
+    stream.feed_chunk(text(1, "b"))
     said(stream)
 
     stream.restart()
-    stream.feed(text(0, "a"))
-    stream.feed(end(1))
+    stream.feed_chunk(text(0, "a"))
+    stream.feed_chunk(end(1))
 
     with pytest.raises(StageFailed):
-        stream.take()
+        stream.take_ready()
 
 
 def test_several_restarts_are_one_answer(stream: ResultStream):
     found = []
     for attempt in range(1, 5):
         for seq, word in enumerate("abcdefgh"[: 2 * attempt]):
-            stream.feed(text(seq, word))
+            stream.feed_chunk(text(seq, word))
         found += said(stream)
         stream.restart()
 
@@ -173,16 +173,16 @@ def tokens(seq: int, said: str, *ids: int, last: bool = False) -> Chunk:
 
 
 def test_tokens_may_share_chunks_in_another_way_after_a_restart(stream: ResultStream):
-    stream.feed(tokens(0, "ab", 1, 2))
-    stream.feed(tokens(1, "c", 3))
+    stream.feed_chunk(tokens(0, "ab", 1, 2))
+    stream.feed_chunk(tokens(1, "c", 3))
     stream.restart()
-    stream.feed(tokens(0, "a", 1))
-    stream.feed(tokens(1, "bcd", 2, 3, 4))
-    stream.feed(tokens(2, "e", 5))
+    stream.feed_chunk(tokens(0, "a", 1))
+    stream.feed_chunk(tokens(1, "bcd", 2, 3, 4))
+    stream.feed_chunk(tokens(2, "e", 5))
     stream.restart()
-    stream.feed(tokens(0, "abcdef", 1, 2, 3, 4, 5, 6))
+    stream.feed_chunk(tokens(0, "abcdef", 1, 2, 3, 4, 5, 6))
 
-    found = [item.data for item in stream.take()]
+    found = [item.data for item in stream.take_ready()]
 
     assert "".join(data["text"] for data in found) == "abcdef"
     assert [id for data in found for id in data["ids"]] == [1, 2, 3, 4, 5, 6]
@@ -198,39 +198,39 @@ def test_any_attempts_in_any_chunks_tell_every_token_once(attempts: list[list[in
         at = 0
         for seq, length in enumerate(cuts):
             ids = list(range(at, at + length))
-            stream.feed(tokens(seq, "".join(chr(97 + id) for id in ids), *ids))
+            stream.feed_chunk(tokens(seq, "".join(chr(97 + id) for id in ids), *ids))
             at += length
         stream.restart()
 
-    found = [item.data for item in stream.take()]
+    found = [item.data for item in stream.take_ready()]
     assert [id for data in found for id in data.get("ids", [])] == list(range(whole))
     assert "".join(data.get("text", "") for data in found) == "".join(chr(97 + id) for id in range(whole))
 
 
 def test_fewer_samples_after_a_restart_are_detected(stream: ResultStream, memory: Memory):
-    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
+    stream.feed_chunk(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
     heard(stream)
 
     stream.restart()
-    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1)))
-    stream.feed(end(1))
+    stream.feed_chunk(Chunk("i", 1, "out", 0, handle=memory.put(0, 1)))
+    stream.feed_chunk(end(1))
 
     with pytest.raises(StageFailed, match="ended the answer earlier"):
-        stream.take()
+        stream.take_ready()
 
 
 def test_samples_are_skipped_exactly_whatever_the_chunks(stream: ResultStream, memory: Memory):
-    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
-    stream.feed(Chunk("i", 1, "out", 1, handle=memory.put(3, 4)))
+    stream.feed_chunk(Chunk("i", 1, "out", 0, handle=memory.put(0, 1, 2)))
+    stream.feed_chunk(Chunk("i", 1, "out", 1, handle=memory.put(3, 4)))
     assert heard(stream) == [0, 1, 2, 3, 4]
 
     stream.restart()
-    stream.feed(Chunk("i", 1, "out", 0, handle=memory.put(0, 1)))
-    stream.feed(Chunk("i", 1, "out", 1, handle=memory.put(2, 3, 4, 5)))
-    stream.feed(Chunk("i", 1, "out", 2, handle=memory.put(6), last=True))
+    stream.feed_chunk(Chunk("i", 1, "out", 0, handle=memory.put(0, 1)))
+    stream.feed_chunk(Chunk("i", 1, "out", 1, handle=memory.put(2, 3, 4, 5)))
+    stream.feed_chunk(Chunk("i", 1, "out", 2, handle=memory.put(6), last=True))
 
     assert heard(stream) == [5, 6]
-    assert stream.exhausted
+    assert stream.is_exhausted
     assert memory.arrays == {}
 
 
@@ -245,7 +245,7 @@ def test_any_attempts_in_any_chunks_give_every_sample_once(attempts: list[list[i
     for cuts in [*attempts, [whole]]:
         at = 0
         for seq, length in enumerate(cuts):
-            stream.feed(Chunk("i", 0, "audio", seq, handle=memory.put(*range(at, at + length))))
+            stream.feed_chunk(Chunk("i", 0, "audio", seq, handle=memory.put(*range(at, at + length))))
             at += length
         found += heard(stream) if read else []
         stream.restart()
@@ -255,20 +255,20 @@ def test_any_attempts_in_any_chunks_give_every_sample_once(attempts: list[list[i
 
 
 def test_a_failure_comes_after_what_came_before_it(stream: ResultStream):
-    stream.feed(text(0, "a"))
+    stream.feed_chunk(text(0, "a"))
     stream.fail(StageFailed("broken"))
-    stream.feed(text(1, "b"))
+    stream.feed_chunk(text(1, "b"))
 
     assert said(stream) == ["a"]
     with pytest.raises(StageFailed, match="broken"):
-        stream.take()
+        stream.take_ready()
 
 
 # Several streams together
 
 
 async def collect(streams: dict[str, ResultStream]) -> list[list[tuple[str, str]]]:
-    return [[(name, item.data["text"]) for name, item in batch] async for batch in merge(streams)]
+    return [[(name, item.data["text"]) for name, item in batch] async for batch in merge_streams(streams)]
 
 
 def pair() -> dict[str, ResultStream]:
@@ -277,9 +277,9 @@ def pair() -> dict[str, ResultStream]:
 
 async def test_what_is_ready_together_comes_together():
     streams = pair()
-    streams["text"].feed(text(0, "a"))
-    streams["text"].feed(text(1, "b", last=True))
-    streams["audio"].feed(text(0, "x", last=True))
+    streams["text"].feed_chunk(text(0, "a"))
+    streams["text"].feed_chunk(text(1, "b", last=True))
+    streams["audio"].feed_chunk(text(0, "x", last=True))
 
     assert await asyncio.wait_for(collect(streams), 5) == [[("text", "a"), ("text", "b"), ("audio", "x")]]
 
@@ -289,7 +289,7 @@ async def test_streams_are_merged_as_they_come_until_all_have_ended():
     reading = asyncio.ensure_future(collect(streams))
     for name, chunk in (("text", text(0, "a")), ("audio", text(0, "x")), ("text", end(1)), ("audio", end(1))):
         await asyncio.sleep(0)
-        streams[name].feed(chunk)
+        streams[name].feed_chunk(chunk)
     found = await asyncio.wait_for(reading, 5)
 
     assert [each for batch in found for each in batch] == [("text", "a"), ("audio", "x")]
@@ -298,7 +298,7 @@ async def test_streams_are_merged_as_they_come_until_all_have_ended():
 async def test_a_stream_that_had_ended_before_is_read_too():
     streams = pair()
     for stream in streams.values():
-        stream.feed(end(0))
+        stream.feed_chunk(end(0))
 
     assert await asyncio.wait_for(collect(streams), 5) == []
 

@@ -15,7 +15,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.openai.parse import read_body
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy.body_budget import FREE_BYTES, BodyBudget, Upload
-from services.gateway.tenancy.tenant import Tenant, acting
+from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import TEXT, answered, house, question
 from tests.unit.gateway.wires import Doorway, Wire, doorway, post
 from tests.unit.sidecar.node import until
@@ -86,14 +86,14 @@ async def test_a_slow_client_that_goes_on_is_served(tmp_path: Path):
 
 async def test_the_deadline_counts_from_the_first_byte_of_the_body(tmp_path: Path):
     async with house(tmp_path) as home:
-        upload = body_budget.begin(BodyBudget(home.settings))
-        assert home.runs.open("chat").left > 29
+        upload = body_budget.begin_upload(BodyBudget(home.settings))
+        assert home.runs.open_request("chat").seconds_left > 29
 
         upload.seconds = 20.0
 
-        assert 5 < home.runs.open("chat").left < 10.5
+        assert 5 < home.runs.open_request("chat").seconds_left < 10.5
         upload.release()
-        assert home.runs.open("chat").left > 29
+        assert home.runs.open_request("chat").seconds_left > 29
 
 
 # Memory
@@ -173,18 +173,18 @@ async def test_a_body_in_tiny_pieces_takes_no_more_than_its_bytes():
 def test_one_tenant_leaves_room_for_others():
     budget = BodyBudget(GatewaySettings(bodies=1000 * KIB))
     a, b = (Tenant(name, 1.0, KeyRecord("0" * 64, name)) for name in "ab")
-    with acting(a):
+    with acting_as(a):
         first, second = Upload(budget), Upload(budget)
-    with acting(b):
+    with acting_as(b):
         other = Upload(budget)
-    first.grow(0, 500 * KIB)
+    first.count_bytes(0, 500 * KIB)
 
     with pytest.raises(Overloaded):
-        second.grow(0, 200 * KIB)
-    second.grow(0, FREE_BYTES)
-    other.grow(0, 500 * KIB)
+        second.count_bytes(0, 200 * KIB)
+    second.count_bytes(0, FREE_BYTES)
+    other.count_bytes(0, 500 * KIB)
     first.release()
-    second.grow(0, 200 * KIB)
+    second.count_bytes(0, 200 * KIB)
 
     for upload in (first, second, other):
         upload.release()

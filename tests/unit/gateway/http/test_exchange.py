@@ -83,7 +83,7 @@ async def talking(tmp_path: Path, speaker: Speaker) -> AsyncIterator[House]:
 
 
 async def statuses(home: House) -> list[str]:
-    found = [json.loads(record.data) for record in await home.bus.records("omnibus.inv.>")]
+    found = [json.loads(record.data) for record in await home.bus.read_records("omnibus.inv.>")]
     return [record["status"] for record in found if record.get("kind") == "end"]
 
 
@@ -134,8 +134,8 @@ async def test_a_client_that_leaves_before_it_has_asked_is_no_request(talking: H
     await asyncio.wait_for(talking.app(client.scope, client.receive, client.send), 10)
 
     assert client.messages == []
-    assert talking.dispatcher.inflight == 0
-    assert await talking.bus.records("omnibus.inv.>") == []
+    assert talking.dispatcher.inflight_count == 0
+    assert await talking.bus.read_records("omnibus.inv.>") == []
 
 
 async def test_a_stream_that_runs_out_of_time_says_so_and_ends(tmp_path: Path, speaker: Speaker):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import NotFound
-from services.gateway.media.blob_store import MediaKeep
+from services.gateway.media.blob_store import MediaStore
 from tests.unit.sidecar.node import until
 
 
@@ -17,33 +17,33 @@ def key(data: bytes) -> str:
 
 
 @pytest.fixture
-def keep(tmp_path: Path) -> Iterator[MediaKeep]:
-    made = MediaKeep(str(tmp_path / "kept"), 1000)
+def keep(tmp_path: Path) -> Iterator[MediaStore]:
+    made = MediaStore(str(tmp_path / "kept"), 1000)
     yield made
     made.close()
 
 
-async def put(keep: MediaKeep, data: bytes) -> str:
-    keep.put(key(data), data)
+async def put(keep: MediaStore, data: bytes) -> str:
+    keep.put_nowait(key(data), data)
     assert await keep.get(key(data)) == data  # reads queue behind writes
     return key(data)
 
 
-async def test_what_was_kept_comes_back(keep: MediaKeep):
+async def test_what_was_kept_comes_back(keep: MediaStore):
     for data in (b"", b"x", b"y" * 500):
         await put(keep, data)
 
 
-async def test_what_was_never_kept_is_not_found_with_advice(keep: MediaKeep):
+async def test_what_was_never_kept_is_not_found_with_advice(keep: MediaStore):
     with pytest.raises(NotFound, match=r"aaaaaaaaaaaa is not kept here: record in `full` mode"):
         await keep.get("a" * 64)
 
 
 async def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    keep = MediaKeep("", 1000)
+    keep = MediaStore("", 1000)
 
-    keep.put(key(b"x"), b"x")
+    keep.put_nowait(key(b"x"), b"x")
 
     with pytest.raises(NotFound):
         await keep.get(key(b"x"))
@@ -51,22 +51,22 @@ async def test_without_a_directory_nothing_is_kept(tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == []
 
 
-async def test_the_same_content_is_one_file(keep: MediaKeep, tmp_path: Path):
+async def test_the_same_content_is_one_file(keep: MediaStore, tmp_path: Path):
     for _ in range(3):
         await put(keep, b"x" * 100)
 
     assert len(list((tmp_path / "kept").glob("*/*"))) == 1
 
 
-async def test_several_gateways_share_a_directory(keep: MediaKeep, tmp_path: Path):
+async def test_several_gateways_share_a_directory(keep: MediaStore, tmp_path: Path):
     await put(keep, b"shared")
-    other = MediaKeep(str(tmp_path / "kept"), 1000)
+    other = MediaStore(str(tmp_path / "kept"), 1000)
 
     assert await other.get(key(b"shared")) == b"shared"
     other.close()
 
 
-async def test_it_is_read_by_its_owner_alone(keep: MediaKeep, tmp_path: Path):
+async def test_it_is_read_by_its_owner_alone(keep: MediaStore, tmp_path: Path):
     await put(keep, b"secret")
 
     [file] = (tmp_path / "kept").glob("*/*")
@@ -75,14 +75,14 @@ async def test_it_is_read_by_its_owner_alone(keep: MediaKeep, tmp_path: Path):
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-async def test_when_full_the_oldest_leave(keep: MediaKeep, tmp_path: Path):
+async def test_when_full_the_oldest_leave(keep: MediaStore, tmp_path: Path):
     keys = []
     for number in range(10):
         keys.append(await put(keep, bytes([number]) * 100))
         file = tmp_path / "kept" / keys[-1][:2] / keys[-1]
         os.utime(file, (number, number))
     keys.append(await put(keep, b"\xff" * 100))
-    keep.put("0" * 64, b"")  # done when everything before is done
+    keep.put_nowait("0" * 64, b"")  # done when everything before is done
     await keep.get("0" * 64)
 
     async def there(name: str) -> bool:
@@ -98,11 +98,11 @@ async def test_when_full_the_oldest_leave(keep: MediaKeep, tmp_path: Path):
 
 
 async def test_what_an_earlier_process_kept_counts(tmp_path: Path):
-    first = MediaKeep(str(tmp_path), 1000)
+    first = MediaStore(str(tmp_path), 1000)
     for number in range(9):
         await put(first, bytes([number]) * 100)
     first.close()
-    second = MediaKeep(str(tmp_path), 1000)
+    second = MediaStore(str(tmp_path), 1000)
 
     for number in range(100, 103):
         await put(second, bytes([number]) * 100)
@@ -118,7 +118,7 @@ async def test_what_an_earlier_process_kept_counts(tmp_path: Path):
     "name",
     ["../secret", "../../secret", "/etc/hostname", "..", "", "a" * 63, "A" * 64, "a" * 63 + "/", "a" * 64 + "\n"],
 )
-async def test_nothing_but_a_content_hash_is_looked_up(keep: MediaKeep, tmp_path: Path, name: str):
+async def test_nothing_but_a_content_hash_is_looked_up(keep: MediaStore, tmp_path: Path, name: str):
     await put(keep, b"x")
     (tmp_path / "secret").write_bytes(b"secret")
 

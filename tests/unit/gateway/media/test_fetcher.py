@@ -49,7 +49,7 @@ class Site:
     ) -> media_fetcher.Streams:
         """Stand in for the internet: whatever address was chosen, the site answers."""
         self.dialled.append(address)
-        return await media_fetcher.connect("127.0.0.1", self.port, tls, name)
+        return await media_fetcher.connect_address("127.0.0.1", self.port, tls, name)
 
     def fetcher(self, *, tls: ssl.SSLContext | None = None, **rules: object) -> Fetcher:
         options = {"allow_http": True, "timeout": 5.0, **rules}

@@ -11,8 +11,8 @@ import pytest
 
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.media.files import Files, Ticket
-from services.gateway.tenancy.tenant import Tenant, acting
+from services.gateway.media.files import FileStore, FileTicket
+from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import House, error
 
 
@@ -21,13 +21,13 @@ def settings(directory: Path, **more: Any) -> GatewaySettings:
 
 
 @pytest.fixture
-async def files(tmp_path: Path) -> AsyncIterator[Files]:
-    made = Files(settings(tmp_path))
+async def files(tmp_path: Path) -> AsyncIterator[FileStore]:
+    made = FileStore(settings(tmp_path))
     yield made
     made.close()
 
 
-async def test_what_was_put_is_read_with_its_type(files: Files):
+async def test_what_was_put_is_read_with_its_type(files: FileStore):
     ticket = await files.put(b"picture", "image/png")
 
     found, data = await files.read(ticket.id)
@@ -37,7 +37,7 @@ async def test_what_was_put_is_read_with_its_type(files: Files):
     assert ticket.expires - ticket.created == 3600
 
 
-async def test_equal_files_have_ids_of_their_own_and_one_content(files: Files, tmp_path: Path):
+async def test_equal_files_have_ids_of_their_own_and_one_content(files: FileStore, tmp_path: Path):
     first, second = [await files.put(b"same", "image/png") for _ in range(2)]
 
     await files.remove(first.id)
@@ -49,17 +49,17 @@ async def test_equal_files_have_ids_of_their_own_and_one_content(files: Files, t
         await files.read(first.id)
 
 
-async def test_another_gateway_reads_the_same_directory(files: Files, tmp_path: Path):
+async def test_another_gateway_reads_the_same_directory(files: FileStore, tmp_path: Path):
     ticket = await files.put(b"shared", "image/png")
 
-    other = Files(settings(tmp_path))
+    other = FileStore(settings(tmp_path))
 
     assert (await other.read(ticket.id))[1] == b"shared"
     other.close()
 
 
-async def test_what_has_expired_is_gone_and_leaves_the_disk(files: Files, tmp_path: Path):
-    brief = Files(settings(tmp_path, file_seconds=0.0))
+async def test_what_has_expired_is_gone_and_leaves_the_disk(files: FileStore, tmp_path: Path):
+    brief = FileStore(settings(tmp_path, file_seconds=0.0))
     old = await brief.put(b"old", "image/png")
     brief.close()
     [content] = (tmp_path / "files" / "content").glob("*/*")
@@ -74,7 +74,7 @@ async def test_what_has_expired_is_gone_and_leaves_the_disk(files: Files, tmp_pa
 
 
 async def test_when_there_are_more_than_fit_the_oldest_leave(tmp_path: Path):
-    small = Files(settings(tmp_path, file_bytes=250))
+    small = FileStore(settings(tmp_path, file_bytes=250))
     tickets = [await small.put(bytes([number]) * 100, "image/png") for number in range(3)]
 
     with pytest.raises(NotFound):
@@ -84,11 +84,11 @@ async def test_when_there_are_more_than_fit_the_oldest_leave(tmp_path: Path):
 
 
 async def test_a_tenant_that_fills_the_room_drives_out_its_own_files_alone(tmp_path: Path):
-    small = Files(settings(tmp_path, file_bytes=1000))
-    with acting(Tenant("alice")):
+    small = FileStore(settings(tmp_path, file_bytes=1000))
+    with acting_as(Tenant("alice")):
         alices = [await small.put(bytes([number]) * 100, "image/png") for number in range(2)]
 
-    with acting(Tenant("bob")):
+    with acting_as(Tenant("bob")):
         bobs = [await small.put(bytes([100 + number]) * 100, "image/png") for number in range(30)]
 
     for ticket in (*alices, bobs[-1]):
@@ -102,20 +102,20 @@ async def test_a_tenant_that_fills_the_room_drives_out_its_own_files_alone(tmp_p
     "id",
     ["", "file-", "../../etc/passwd", "file-" + "0" * 47, "file-" + "g" * 48, "file-" + "0" * 48, "file-" + "0" * 49],
 )
-async def test_other_ids_are_not_found_whatever_they_name(files: Files, id: str):
+async def test_other_ids_are_not_found_whatever_they_name(files: FileStore, id: str):
     with pytest.raises(NotFound):
         await files.read(id)
 
 
-async def test_a_broken_ticket_is_not_found(files: Files, tmp_path: Path):
+async def test_a_broken_ticket_is_not_found(files: FileStore, tmp_path: Path):
     ticket = await files.put(b"x", "image/png")
     (tmp_path / "files" / "tickets" / ticket.id).write_bytes(b"{")
 
     with pytest.raises(NotFound):
-        await files.about(ticket.id)
+        await files.get_ticket(ticket.id)
 
 
-async def test_a_ticket_cannot_name_content_outside(files: Files, tmp_path: Path):
+async def test_a_ticket_cannot_name_content_outside(files: FileStore, tmp_path: Path):
     ticket = await files.put(b"x", "image/png")
     forged = msgspec.structs.replace(ticket, sha256="../../../../etc/passwd")
     (tmp_path / "files" / "tickets" / ticket.id).write_bytes(msgspec.json.encode(forged))
@@ -125,7 +125,7 @@ async def test_a_ticket_cannot_name_content_outside(files: Files, tmp_path: Path
 
 
 async def test_files_over_the_limit_are_refused(tmp_path: Path):
-    small = Files(settings(tmp_path, file_largest=10))
+    small = FileStore(settings(tmp_path, file_largest=10))
 
     with pytest.raises(TooLarge):
         await small.put(b"x" * 11, "image/png")
@@ -133,25 +133,25 @@ async def test_files_over_the_limit_are_refused(tmp_path: Path):
 
 
 async def test_without_a_directory_nothing_is_kept(tmp_path: Path):
-    off = Files(GatewaySettings())
+    off = FileStore(GatewaySettings())
 
     with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_MEDIA_DIR"):
-        off.require("response_format")
+        off.require_enabled("response_format")
     with pytest.raises(NotFound):
-        await off.about("file-" + "0" * 48)
+        await off.get_ticket("file-" + "0" * 48)
     off.close()
 
 
 async def test_a_directory_that_takes_no_files_is_said_so(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    broken = Files(settings(tmp_path / "file"))
+    broken = FileStore(settings(tmp_path / "file"))
 
     with pytest.raises(Fatal, match="takes no files"):
         await broken.put(b"x", "image/png")
     broken.close()
 
 
-async def test_they_are_read_by_their_owner_alone(files: Files, tmp_path: Path):
+async def test_they_are_read_by_their_owner_alone(files: FileStore, tmp_path: Path):
     ticket = await files.put(b"secret", "image/png")
 
     path = tmp_path / "files" / "tickets" / ticket.id
@@ -163,7 +163,7 @@ async def test_they_are_read_by_their_owner_alone(files: Files, tmp_path: Path):
 # Routes
 
 
-async def put(home: House) -> Ticket:
+async def put(home: House) -> FileTicket:
     return await home.files.put(b"\x89PNG", "image/png")
 
 

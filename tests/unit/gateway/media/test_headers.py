@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from services.gateway.media.headers.base import Extent
-from services.gateway.media.headers.sniff import READERS, sniff
+from services.gateway.media.headers.sniff import READERS, sniff_mime
 from tests.unit.gateway.samples import film, picture, sound
 
 PICTURES: list[tuple[str, str, dict[str, Any]]] = [
@@ -40,7 +40,7 @@ def test_a_picture_has_the_size_that_pillow_reads(
 ) -> None:
     data = picture(format, size, **options)
 
-    assert sniff(data) == mime
+    assert sniff_mime(data) == mime
     assert READERS[mime](data) == Extent(None, *Image.open(BytesIO(data)).size)
 
 
@@ -50,7 +50,7 @@ def test_an_animation_has_the_size_of_its_canvas(format: str) -> None:
     out = BytesIO()
     frames[0].save(out, format, save_all=True, append_images=frames[1:])
 
-    assert READERS[sniff(out.getvalue())](out.getvalue()) == Extent(None, 40, 30)
+    assert READERS[sniff_mime(out.getvalue())](out.getvalue()) == Extent(None, 40, 30)
 
 
 def test_a_gif_frame_larger_than_its_screen_counts() -> None:
@@ -84,7 +84,7 @@ SOUNDS = [
 def test_a_sound_has_about_the_length_that_was_written(mime: str, container: str, codec: str, seconds: float) -> None:
     data = sound(container, codec, seconds)
 
-    assert sniff(data) == mime
+    assert sniff_mime(data) == mime
     assert READERS[mime](data).seconds == pytest.approx(seconds, rel=0.25)
 
 
@@ -156,7 +156,7 @@ FILMS = [
 def test_a_film_has_length_and_frame_size(mime: str, container: str, codec: str) -> None:
     data = film(container, codec)
 
-    assert sniff(data) == mime
+    assert sniff_mime(data) == mime
     extent = READERS[mime](data)
     assert (extent.width, extent.height, extent.frames) == (64, 48, 20)
     assert extent.seconds == pytest.approx(2.0, abs=0.1)
@@ -196,7 +196,7 @@ def test_a_fragmented_film_does_not_say_its_length() -> None:
     ],
 )
 def test_formats_outside_the_list_are_unknown(data: bytes) -> None:
-    assert sniff(data) == ""
+    assert sniff_mime(data) == ""
 
 
 @cache
@@ -218,7 +218,7 @@ def test_damage_is_one_of_three_errors_or_a_plausible_extent(data: st.DataObject
             damaged[place] = value
 
     try:
-        extent = READERS[sniff(original)](bytes(damaged))
+        extent = READERS[sniff_mime(original)](bytes(damaged))
     except (ValueError, struct.error, IndexError):
         return
 
@@ -242,7 +242,7 @@ def test_a_header_without_end_is_given_up(data: bytes) -> None:
     looks = Looks(data)
 
     with contextlib.suppress(ValueError, struct.error, IndexError), looks.counted():
-        READERS[sniff(data) or "video/x-matroska"](looks)
+        READERS[sniff_mime(data) or "video/x-matroska"](looks)
 
     assert looks.seen < 100_000
 

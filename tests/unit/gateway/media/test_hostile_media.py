@@ -9,8 +9,8 @@ import pytest
 
 from omnibus.errors import BadMedia
 from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.tenancy.external_slots import Slots
-from services.gateway.tenancy.tenant import Tenant, acting
+from services.gateway.tenancy.external_slots import TenantSlots
+from services.gateway.tenancy.tenant import Tenant, acting_as
 
 PATIENCE = 20.0
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -157,10 +157,10 @@ async def test_slow_servers_of_one_tenant_hold_up_no_other(monkeypatch: pytest.M
     one = fetcher(concurrency=8)
     async with site(serve) as port:
         url = f"http://127.0.0.1:{port}/"
-        with acting(Tenant("a")):
+        with acting_as(Tenant("a")):
             slow = [asyncio.ensure_future(one.fetch(url, 100)) for _ in range(50)]
         await asyncio.wait_for(stuck.wait(), PATIENCE)
-        with acting(Tenant("b")):
+        with acting_as(Tenant("b")):
             got = await asyncio.wait_for(one.fetch(url, 100), PATIENCE)
         for each in slow:
             each.cancel()
@@ -172,7 +172,7 @@ async def test_slow_servers_of_one_tenant_hold_up_no_other(monkeypatch: pytest.M
 
 
 async def test_who_holds_fewest_slots_is_next():
-    slots, order = Slots(8), []
+    slots, order = TenantSlots(8), []
     release = asyncio.Event()
 
     async def work(tenant: str) -> None:
@@ -192,7 +192,7 @@ async def test_who_holds_fewest_slots_is_next():
 
 @pytest.mark.parametrize("tenant", ["", "a"])
 async def test_who_gives_up_leaves_its_slot(tenant: str):
-    slots = Slots(4)
+    slots = TenantSlots(4)
 
     async def work() -> None:
         async with slots.hold(tenant):
@@ -210,7 +210,7 @@ async def test_who_gives_up_leaves_its_slot(tenant: str):
 
 
 async def test_without_tenants_all_slots_are_everybodys():
-    slots = Slots(4)
+    slots = TenantSlots(4)
 
     async with asyncio.timeout(PATIENCE), slots.hold(""), slots.hold(""), slots.hold(""), slots.hold(""):
         pass

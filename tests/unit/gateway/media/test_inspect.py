@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.inspect import Limits, MediaInfo, estimate_tokens, inspect, load
+from services.gateway.media.inspect import MediaInfo, MediaLimits, estimate_tokens, inspect_media, load_media
 from services.gateway.openai.messages import MediaRef
 from tests.unit.gateway.samples import film, picture, sound
 
@@ -26,14 +26,14 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def test_an_image_is_described_by_its_header_and_hash() -> None:
-    info = inspect(PNG, "image", "image/png")
+    info = inspect_media(PNG, "image", "image/png")
 
     assert info == MediaInfo("image", "image/png", hashlib.sha256(PNG).hexdigest(), len(PNG), 37, 23, None)
 
 
 def test_a_sound_and_a_film_have_a_length() -> None:
-    assert inspect(WAV, "audio", "wav").seconds == pytest.approx(1.0)
-    assert inspect(film("webm", "libvpx"), "video").seconds == pytest.approx(2.0, abs=0.1)
+    assert inspect_media(WAV, "audio", "wav").seconds == pytest.approx(1.0)
+    assert inspect_media(film("webm", "libvpx"), "video").seconds == pytest.approx(2.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_sound_and_a_film_have_a_length() -> None:
     ],
 )
 def test_a_harmless_label_is_accepted(data: bytes, modality: str, declared: str) -> None:
-    assert inspect(data, modality, declared).modality == modality
+    assert inspect_media(data, modality, declared).modality == modality
 
 
 @pytest.mark.parametrize(
@@ -76,33 +76,33 @@ def test_a_harmless_label_is_accepted(data: bytes, modality: str, declared: str)
 )
 def test_bad_media_are_refused_with_their_place(data: bytes, modality: str, declared: str) -> None:
     with pytest.raises(BadMedia) as caught:
-        inspect(data, modality, declared, param="messages[0].content[0]")
+        inspect_media(data, modality, declared, param="messages[0].content[0]")
 
     assert caught.value.param == "messages[0].content[0]"
 
 
 def test_an_image_bomb_is_refused_by_its_header() -> None:
     with pytest.raises(TooLarge, match="more than 50000000 pixels"):
-        inspect(bomb(60_000, 60_000), "image", param="p")
+        inspect_media(bomb(60_000, 60_000), "image", param="p")
 
 
 def test_the_pixel_limit_is_exact() -> None:
-    limits = Limits(pixels=10_000)
+    limits = MediaLimits(pixels=10_000)
 
-    assert inspect(bomb(100, 100), "image", limits=limits).width == 100
+    assert inspect_media(bomb(100, 100), "image", limits=limits).width == 100
     with pytest.raises(TooLarge):
-        inspect(bomb(101, 100), "image", limits=limits)
+        inspect_media(bomb(101, 100), "image", limits=limits)
     with pytest.raises(TooLarge, match="video has more than"):
-        inspect(film("mp4", "mpeg4", size=(128, 96)), "video", limits=limits)
+        inspect_media(film("mp4", "mpeg4", size=(128, 96)), "video", limits=limits)
 
 
 def test_length_and_bytes_are_limited() -> None:
     with pytest.raises(TooLarge, match=r"longer than 0\.5 seconds"):
-        inspect(WAV, "audio", limits=Limits(audio_seconds=0.5))
+        inspect_media(WAV, "audio", limits=MediaLimits(audio_seconds=0.5))
     with pytest.raises(TooLarge, match="longer than 1 seconds"):
-        inspect(film("matroska", "mpeg4"), "video", limits=Limits(video_seconds=1))
+        inspect_media(film("matroska", "mpeg4"), "video", limits=MediaLimits(video_seconds=1))
     with pytest.raises(TooLarge, match=f"at most {len(PNG) - 1}"):
-        inspect(PNG, "image", limits=Limits(item_bytes=len(PNG) - 1))
+        inspect_media(PNG, "image", limits=MediaLimits(item_bytes=len(PNG) - 1))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ async def test_inline_items_are_loaded_in_order() -> None:
         MediaRef("audio", data=base64.b64encode(WAV).decode(), declared="wav", param="b"),
     ]
 
-    media = await load(refs, Fetcher(), Limits())
+    media = await load_media(refs, Fetcher(), MediaLimits())
 
     assert [item.data for item in media] == [PNG, WAV]
     assert [item.info.modality for item in media] == ["image", "audio"]
@@ -142,7 +142,7 @@ async def test_inline_items_are_loaded_in_order() -> None:
 async def test_a_large_item_is_hashed_like_a_small_one() -> None:
     large = PNG + bytes(5 << 20)
 
-    (media,) = await load([MediaRef("image", url=data_url(large))], Fetcher(), Limits())
+    (media,) = await load_media([MediaRef("image", url=data_url(large))], Fetcher(), MediaLimits())
 
     assert media.info.sha256 == hashlib.sha256(large).hexdigest()
 
@@ -151,14 +151,14 @@ async def test_the_number_of_items_is_limited() -> None:
     refs = [MediaRef("image", url=data_url(PNG))] * 3
 
     with pytest.raises(TooLarge, match="3 media items; at most 2"):
-        await load(refs, Fetcher(), Limits(items=2))
+        await load_media(refs, Fetcher(), MediaLimits(items=2))
 
 
 async def test_the_sum_of_all_items_is_limited() -> None:
     refs = [MediaRef("image", url=data_url(PNG), param=name) for name in "abc"]
 
     with pytest.raises(TooLarge) as caught:
-        await load(refs, Fetcher(), Limits(request_bytes=2 * len(PNG)))
+        await load_media(refs, Fetcher(), MediaLimits(request_bytes=2 * len(PNG)))
     assert caught.value.param == "c"
 
 
@@ -178,7 +178,7 @@ async def test_each_error_is_raised_as_it_is_and_names_the_item(ref: MediaRef, e
     refs = [MediaRef("image", url=data_url(PNG)), ref]
 
     with pytest.raises(error) as caught:
-        await load(refs, Fetcher(), Limits(item_bytes=1000))
+        await load_media(refs, Fetcher(), MediaLimits(item_bytes=1000))
 
     assert getattr(caught.value, "param", "") == "p"
 
@@ -205,7 +205,7 @@ LOCAL = FetchRules(allow_http=True, allow_private=True, ports=None, timeout=10.0
 async def test_remote_and_inline_items_mix(site: int) -> None:
     refs = [MediaRef("image", url=f"http://127.0.0.1:{site}/png"), MediaRef("image", url=data_url(PNG))]
 
-    media = await load(refs, Fetcher(LOCAL), Limits())
+    media = await load_media(refs, Fetcher(LOCAL), MediaLimits())
 
     assert [item.info.sha256 for item in media] == [hashlib.sha256(PNG).hexdigest()] * 2
 
@@ -218,6 +218,6 @@ async def test_one_bad_item_ends_the_wait_for_the_others(site: int) -> None:
 
     async with asyncio.timeout(5):
         with pytest.raises(BadRequest) as caught:
-            await load(refs, Fetcher(LOCAL), Limits())
+            await load_media(refs, Fetcher(LOCAL), MediaLimits())
 
     assert caught.value.param == "bad"

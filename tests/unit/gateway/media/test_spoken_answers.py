@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from omnibus.settings import StoreSettings
-from omnibus.store import Said, Store
-from services.gateway.tenancy.tenant import Tenant, acting
+from omnibus.store import SpokenAnswer, Store
+from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import OMNI, House, answered, error, events, house
 
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}, "seed": 5}
@@ -97,7 +97,7 @@ async def test_an_unknown_id_is_refused_with_its_place(home: House):
 
 
 async def test_one_that_has_expired_is_refused(home: House, store: Store):
-    await store.put_said("audio_old", Said("old", time.time() - 1), 60)
+    await store.put_spoken_answer("audio_old", SpokenAnswer("old", time.time() - 1), 60)
 
     response = await ask_again(home, "audio_old")
 
@@ -117,11 +117,11 @@ async def test_without_a_store_answers_are_spoken_but_not_kept(tmp_path: Path):
 
 
 async def test_what_was_said_to_one_tenant_is_unknown_to_another(home: House):
-    with acting(Tenant("a")):
+    with acting_as(Tenant("a")):
         audio = await spoken(home)
         assert (await ask_again(home, audio["id"])).status_code == 200
 
-    with acting(Tenant("b")):
+    with acting_as(Tenant("b")):
         refused = await ask_again(home, audio["id"])
 
     assert (refused.status_code, error(refused)["param"]) == (400, "messages[1].audio.id")

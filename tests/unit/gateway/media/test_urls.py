@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omnibus.errors import BadRequest
 from services.gateway.media import ssrf, urls
-from services.gateway.media.urls import Target, UrlRules
+from services.gateway.media.urls import UrlRules, UrlTarget
 
 PRODUCTION = UrlRules()
 DEVELOPMENT = UrlRules(allow_http=True, allow_private=True, ports=None)
@@ -17,19 +17,19 @@ DEVELOPMENT = UrlRules(allow_http=True, allow_private=True, ports=None)
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("https://example.com/a.png", Target("https", "example.com", 443, "/a.png")),
-        ("HTTPS://Example.COM", Target("https", "example.com", 443, "/")),
-        ("https://example.com./a?b=c#d", Target("https", "example.com", 443, "/a?b=c")),
-        ("https://example.com?b=c", Target("https", "example.com", 443, "/?b=c")),
-        ("https://example.com:80/", Target("https", "example.com", 80, "/")),
-        ("https://8.8.8.8/x", Target("https", "8.8.8.8", 443, "/x")),
-        ("https://[2606:4700::1111]/x", Target("https", "2606:4700::1111", 443, "/x")),
-        ("https://a_b.example.com/é%20?q=ü", Target("https", "a_b.example.com", 443, "/%C3%A9%20?q=%C3%BC")),
-        ("https://example.com/a@b", Target("https", "example.com", 443, "/a@b")),
+        ("https://example.com/a.png", UrlTarget("https", "example.com", 443, "/a.png")),
+        ("HTTPS://Example.COM", UrlTarget("https", "example.com", 443, "/")),
+        ("https://example.com./a?b=c#d", UrlTarget("https", "example.com", 443, "/a?b=c")),
+        ("https://example.com?b=c", UrlTarget("https", "example.com", 443, "/?b=c")),
+        ("https://example.com:80/", UrlTarget("https", "example.com", 80, "/")),
+        ("https://8.8.8.8/x", UrlTarget("https", "8.8.8.8", 443, "/x")),
+        ("https://[2606:4700::1111]/x", UrlTarget("https", "2606:4700::1111", 443, "/x")),
+        ("https://a_b.example.com/é%20?q=ü", UrlTarget("https", "a_b.example.com", 443, "/%C3%A9%20?q=%C3%BC")),
+        ("https://example.com/a@b", UrlTarget("https", "example.com", 443, "/a@b")),
     ],
 )
-def test_a_public_https_url_is_parsed(url: str, target: Target) -> None:
-    assert urls.parse(url, PRODUCTION) == target
+def test_a_public_https_url_is_parsed(url: str, target: UrlTarget) -> None:
+    assert urls.parse_url(url, PRODUCTION) == target
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_public_https_url_is_parsed(url: str, target: Target) -> None:
 )
 def test_an_unusual_url_is_refused(url: str, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason) as caught:
-        urls.parse(url, PRODUCTION, "messages[0].content[0].image_url.url")
+        urls.parse_url(url, PRODUCTION, "messages[0].content[0].image_url.url")
 
     assert caught.value.param == "messages[0].content[0].image_url.url"
     assert "passwd" not in caught.value.message
@@ -98,7 +98,7 @@ def test_an_unusual_url_is_refused(url: str, reason: str) -> None:
 )
 def test_an_address_in_disguise_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="not a valid name or address"):
-        urls.parse(f"https://{host}/", DEVELOPMENT)
+        urls.parse_url(f"https://{host}/", DEVELOPMENT)
 
 
 LOCAL = ["127.0.0.1", "127.8.9.1", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "[::1]", "[fd12::1]"]
@@ -136,18 +136,18 @@ NEVER = [
 @pytest.mark.parametrize("host", [*LOCAL, *NEVER, "localhost", "a.localhost", "localhost.", "printer.local"])
 def test_an_internal_host_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="not reachable from here"):
-        urls.parse(f"https://{host}/", PRODUCTION)
+        urls.parse_url(f"https://{host}/", PRODUCTION)
 
 
 @pytest.mark.parametrize("host", ["metadata.google.internal", "metadata", "METADATA.goog", "redis.default.svc"])
 def test_a_metadata_or_cluster_name_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="not reachable from here"):
-        urls.parse(f"https://{host}/", PRODUCTION)
+        urls.parse_url(f"https://{host}/", PRODUCTION)
 
 
 @pytest.mark.parametrize("host", [*LOCAL, "localhost"])
 def test_development_rules_reach_this_machine_and_private_networks(host: str) -> None:
-    target = urls.parse(f"http://{host}:8123/x", DEVELOPMENT)
+    target = urls.parse_url(f"http://{host}:8123/x", DEVELOPMENT)
 
     assert target.port == 8123
     assert target.authority == f"{host}:8123"
@@ -156,12 +156,12 @@ def test_development_rules_reach_this_machine_and_private_networks(host: str) ->
 @pytest.mark.parametrize("host", NEVER)
 def test_development_rules_still_refuse_metadata_multicast_and_embedded_addresses(host: str) -> None:
     with pytest.raises(BadRequest, match="not reachable from here"):
-        urls.parse(f"https://{host}/", DEVELOPMENT)
+        urls.parse_url(f"https://{host}/", DEVELOPMENT)
 
 
 def test_the_default_port_is_left_out_of_the_host_header() -> None:
-    assert urls.parse("https://[2606:4700::1111]:443/", PRODUCTION).authority == "[2606:4700::1111]"
-    assert urls.parse("https://example.com:80/", PRODUCTION).authority == "example.com:80"
+    assert urls.parse_url("https://[2606:4700::1111]:443/", PRODUCTION).authority == "[2606:4700::1111]"
+    assert urls.parse_url("https://example.com:80/", PRODUCTION).authority == "example.com:80"
 
 
 @settings(deadline=None)
@@ -169,7 +169,7 @@ def test_the_default_port_is_left_out_of_the_host_header() -> None:
 def test_whatever_is_allowed_is_global_for_the_standard_library_too(number: int) -> None:
     address = ip_address(number)
 
-    if ssrf.allowed(address):
+    if ssrf.is_allowed(address):
         assert address.is_global
         assert not address.is_multicast
 
@@ -179,7 +179,7 @@ def test_whatever_is_allowed_is_global_for_the_standard_library_too(number: int)
 def test_any_text_is_parsed_or_refused_with_a_typed_error(text: str) -> None:
     for url in (text, f"https://{text}", f"https://example.com/{text}"):
         try:
-            target = urls.parse(url, PRODUCTION)
+            target = urls.parse_url(url, PRODUCTION)
         except BadRequest:
             continue
         assert target.path.isascii()

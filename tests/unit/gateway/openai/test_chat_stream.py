@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from omnibus.errors import BadRequest, Overloaded, StageFailed
 from services.gateway.openai import chat_stream
-from services.gateway.openai.chat_response import usage
+from services.gateway.openai.chat_response import build_usage
 from services.gateway.openai.chat_stream import DONE, ChatStream
 
 
@@ -55,7 +55,7 @@ def test_a_text_stream_is_role_text_finish_and_usage() -> None:
         + out.text("Hel")
         + out.text('lo "\n\u2028')
         + out.finish("stop")
-        + out.usage(usage(text=2, prompt_text=3))
+        + out.usage(build_usage(text=2, prompt_text=3))
     )
 
     assert parsed[0].choices[0].delta.role == "assistant"
@@ -74,7 +74,7 @@ def test_usage_is_null_in_earlier_chunks_only_when_it_was_asked_for() -> None:
 
     assert json.loads(events(asked.text("a"))[0])["usage"] is None
     assert "usage" not in json.loads(events(silent.text("a"))[0])
-    assert silent.usage(usage(text=2)) == b""
+    assert silent.usage(build_usage(text=2)) == b""
 
 
 def test_a_spoken_stream_has_the_id_first_and_the_expiry_alone_at_the_end() -> None:

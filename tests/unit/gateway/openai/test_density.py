@@ -13,7 +13,7 @@ from omnibus.errors import OmnibusError, TooLarge
 from services.gateway.openai import density, embeddings, images, speech, videos
 from services.gateway.openai.density import VALUES, check_values
 from services.gateway.openai.parse import MAX_PARTS, parse_chat
-from services.gateway.openai.vllm_omni import translated
+from services.gateway.openai.vllm_omni import translate_request
 from tests.unit.gateway.house import House, error
 
 MIB = 1 << 20
@@ -21,11 +21,11 @@ MANY = 2 * VALUES
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "chat": parse_chat,
-    "dialect": lambda body: translated(body, lambda name: (name, ["text"])),
+    "dialect": lambda body: translate_request(body, lambda name: (name, ["text"])),
     "images": images.parse_generation,
-    "speech": speech.parse,
-    "embeddings": embeddings.parse,
-    "videos": lambda body: videos.parse(body, "application/json"),
+    "speech": speech.parse_speech_request,
+    "embeddings": embeddings.parse_embedding_request,
+    "videos": lambda body: videos.parse_video_request(body, "application/json"),
 }
 VALUE: dict[str, bytes] = {
     "lists": b"[" + b",".join([b"[]"] * MANY) + b"]",

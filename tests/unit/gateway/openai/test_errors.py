@@ -27,8 +27,8 @@ def test_an_error_and_its_problem_have_the_same_status_and_body(
 ) -> None:
     body = json.loads(error_body(error, "req-1"))["error"]
 
-    assert status_of(error) == status_of(error.problem()) == status
-    assert error_body(error, "req-1") == error_body(error.problem(), "req-1")
+    assert status_of(error) == status_of(error.to_problem()) == status
+    assert error_body(error, "req-1") == error_body(error.to_problem(), "req-1")
     assert {"message", "type", "param", "code", "request_id", "stage"} <= set(body)
     assert (body["message"], body["type"], body["code"], body["request_id"]) == ("m", kind, code, "req-1")
     assert body["param"] == (error.param or None)
@@ -45,7 +45,7 @@ def test_a_failing_executor_and_attempt_are_named() -> None:
 def test_overload_says_when_to_come_back_in_whole_seconds(seconds: float, header: str) -> None:
     error = errors.Overloaded("m", retry_after=seconds)
 
-    assert error_headers(error) == error_headers(error.problem()) == {"Retry-After": header}
+    assert error_headers(error) == error_headers(error.to_problem()) == {"Retry-After": header}
 
 
 def test_other_errors_have_only_the_headers_they_need() -> None:
@@ -54,7 +54,7 @@ def test_other_errors_have_only_the_headers_they_need() -> None:
 
 
 def test_an_unknown_code_is_a_server_error() -> None:
-    problem = errors.Problem(code="from_the_future", message="m")
+    problem = errors.ProblemDetails(code="from_the_future", message="m")
 
     assert status_of(problem) == 500
     assert json.loads(error_body(problem))["error"]["code"] == "from_the_future"

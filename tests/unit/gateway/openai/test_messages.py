@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.messages import MediaRef, conversation
+from services.gateway.openai.messages import MediaRef, convert_messages
 from services.gateway.openai.parse import parse_chat
 
 
 def talk(*messages: dict[str, Any]) -> tuple[list[dict[str, Any]], list[MediaRef]]:
-    return conversation(parse_chat(json.dumps({"model": "m", "messages": messages}).encode()))
+    return convert_messages(parse_chat(json.dumps({"model": "m", "messages": messages}).encode()))
 
 
 def test_text_stays_text_and_developer_becomes_system() -> None:

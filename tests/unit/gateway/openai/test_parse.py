@@ -27,9 +27,9 @@ def test_a_plain_request_leaves_everything_else_unsaid() -> None:
     request = parse_chat(body())
 
     assert request.messages == [UserMessage(content="hi")]
-    assert (request.limit, request.temperature, request.stops, request.voice) == (None, None, (), "")
-    assert request.writes
-    assert not request.speaks
+    assert (request.token_limit, request.temperature, request.stop_strings, request.voice_name) == (None, None, (), "")
+    assert request.wants_text
+    assert not request.wants_audio
     assert not request.wants_usage
 
 
@@ -51,11 +51,11 @@ def test_a_full_request_is_read() -> None:
         )
     )
 
-    assert (request.limit, request.temperature, request.seed) == (64, 2.0, -5)
-    assert request.stops == ("a", "b", "c", "d")
-    assert request.voice == "voice_1234"
-    assert request.writes
-    assert request.speaks
+    assert (request.token_limit, request.temperature, request.seed) == (64, 2.0, -5)
+    assert request.stop_strings == ("a", "b", "c", "d")
+    assert request.voice_name == "voice_1234"
+    assert request.wants_text
+    assert request.wants_audio
     assert request.wants_usage
 
 

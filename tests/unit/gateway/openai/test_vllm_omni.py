@@ -15,7 +15,7 @@ from PIL import Image
 
 from omnibus.errors import OmnibusError
 from omnibus.executor.runner import Job
-from services.gateway.openai.vllm_omni import OmniRequest, translated
+from services.gateway.openai.vllm_omni import OmniRequest, translate_request
 from tests.unit.gateway.fuzz import JUNK
 from tests.unit.gateway.house import OMNI, PAINTER, RATE, VL, House, error, events
 
@@ -44,7 +44,7 @@ def heard(file: str) -> tuple[int, bytes]:
 
 
 def read(body: dict[str, Any], *made: str) -> OmniRequest:
-    return translated(json.dumps(body).encode(), lambda name: (name or "only", list(made or ("text",))))
+    return translate_request(json.dumps(body).encode(), lambda name: (name or "only", list(made or ("text",))))
 
 
 # Pictures
@@ -168,9 +168,15 @@ def test_stages_have_their_own_sampling():
 
     request = read({**HELLO, "max_tokens": 9, "sampling_params_list": [thinker, talker, vocoder], "speaker": "Ethan"}, "text", "audio")  # fmt: skip
 
-    assert (request.temperature, request.top_p, request.top_k, request.limit, request.seed) == (0.0, 0.5, -1, 9, 4)
+    assert (request.temperature, request.top_p, request.top_k, request.token_limit, request.seed) == (
+        0.0,
+        0.5,
+        -1,
+        9,
+        4,
+    )
     assert request.audio is not None
-    assert (request.voice, request.audio.format, request.audio.max_tokens) == ("Ethan", "wav", 99)
+    assert (request.voice_name, request.audio.format, request.audio.max_tokens) == ("Ethan", "wav", 99)
     assert (request.audio.temperature, request.audio.top_k, request.audio.repetition_penalty) == (0.9, 40, 1.05)
 
 

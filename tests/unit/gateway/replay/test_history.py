@@ -67,7 +67,7 @@ async def test_pages_follow_each_other_without_gaps_or_repeats(home: House):
 
 
 async def test_what_still_runs_is_listed_on_every_page_as_running(home: House):
-    home.records.begin(await _running(home))
+    home.records.write_begin(await _running(home))
     made = await asked(home, 1)
 
     assert [(each["id"], each["status"]) for each in (await page(home))["data"]] == [
@@ -80,7 +80,7 @@ async def test_what_still_runs_is_listed_on_every_page_as_running(home: House):
 async def _running(home: House) -> Any:
     """An invocation that was recorded and never ends."""
     one = invocation(id="g-0-9")
-    return SimpleNamespace(invocation=one, body=graph.encode(one), tapes={})
+    return SimpleNamespace(invocation=one, body=graph.encode_invocation(one), tapes={})
 
 
 async def test_words_are_looked_for_in_ids_models_executors_and_codes(home: House):

@@ -26,18 +26,18 @@ async def begun(home: House, **asked: Any) -> bytes:
     answered(response)
     id = response.headers["x-request-id"]
     await home.ended(id)
-    return (await home.bus.records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
+    return (await home.bus.read_records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
 
 
 async def replay(home: House, body: bytes) -> list[dict[str, Any]]:
     """All parts of the reply, which an empty message has ended."""
-    return [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, PATIENCE)]
+    return [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE)]
 
 
 async def test_a_recorded_request_runs_again_as_it_was(home: House):
     await home.all_of(VL)
     body = await begun(home, content=[text("look"), image()], path="E>L")
-    recorded = graph.decode(body)
+    recorded = graph.decode_invocation(body)
 
     running, done = await replay(home, body)
 
@@ -55,12 +55,12 @@ async def test_a_replay_is_recorded_itself_and_can_be_replayed(home: House):
     running, _ = await replay(home, body)
 
     again, ended = await home.records.find(running["id"])
-    first = graph.decode(body)
+    first = graph.decode_invocation(body)
     assert (again.replay_of, again.seed, again.attempt, again.app) == (first.id, first.seed, 0, "chat")
     assert [node.digest for node in again.nodes] == [node.digest for node in first.nodes]
     assert ended is not None
     assert ended.status == "done"
-    [_, done] = await replay(home, graph.encode(again))
+    [_, done] = await replay(home, graph.encode_invocation(again))
     assert done["identical"] is True
 
 
@@ -108,20 +108,20 @@ async def test_sound_may_differ_by_one_step_and_no_more(home: House, louder: flo
 
 async def test_another_text_is_said(home: House):
     await home.all_of(VL)
-    recorded = graph.decode(await begun(home, content="hi", seed=1))
+    recorded = graph.decode_invocation(await begun(home, content="hi", seed=1))
 
-    _, done = await replay(home, graph.encode(msgspec.structs.replace(recorded, seed=2)))
+    _, done = await replay(home, graph.encode_invocation(msgspec.structs.replace(recorded, seed=2)))
 
     assert (done["identical"], done["why"]) == (False, "the text differs")
 
 
 async def test_what_never_ended_cannot_be_compared(home: House):
     await home.all_of(VL)
-    recorded = graph.decode(await begun(home, content="hi"))
+    recorded = graph.decode_invocation(await begun(home, content="hi"))
 
     unknown = msgspec.structs.replace(recorded, id="gw-7-7")
-    home.bus.record(subjects.record("chat", unknown.id), graph.encode(unknown), unknown.id)
-    _, done = await replay(home, graph.encode(unknown))
+    home.bus.publish_record(subjects.record_subject("chat", unknown.id), graph.encode_invocation(unknown), unknown.id)
+    _, done = await replay(home, graph.encode_invocation(unknown))
 
     assert done["identical"] is None
     assert "no finished answer" in done["why"]
@@ -151,9 +151,9 @@ async def test_a_digest_record_says_what_to_set(tmp_path: Path):
 async def test_media_of_a_digest_record_say_so_too(tmp_path: Path):
     async with house(tmp_path, record="digest") as home:
         await home.all_of(VL)
-        recorded = graph.decode(await begun(home, content=[image(), text("look")]))
+        recorded = graph.decode_invocation(await begun(home, content=[image(), text("look")]))
 
-        problem = await failure(home, graph.encode(recorded))
+        problem = await failure(home, graph.encode_invocation(recorded))
 
         assert (problem["code"], "'media'" in problem["message"]) == ("bad_request", True)
 
@@ -167,13 +167,13 @@ async def test_a_clients_own_json_is_not_taken_for_kept_media(home: House):
         await think(job)
 
     await home.executor(VL, "EL", "vision", "thinker", thinker=look)
-    recorded = graph.decode(await begun(home, content=[image(), text("look")]))
+    recorded = graph.decode_invocation(await begun(home, content=[image(), text("look")]))
     first, thinker = recorded.nodes
     kept = first.inputs["media"]["sha256"]
     note = {"sha256": kept, "more": [{"sha256": kept, "dtype": "uint8", "shape": [1]}, {"sha256": "/etc/hostname"}]}
     noted = graph.with_inputs(thinker, {**thinker.inputs, "params": {**thinker.inputs["params"], "note": note}})
 
-    await replay(home, graph.encode(msgspec.structs.replace(recorded, nodes=(first, noted))))
+    await replay(home, graph.encode_invocation(msgspec.structs.replace(recorded, nodes=(first, noted))))
 
     assert seen == [None, note]
     await home.emptied()
@@ -182,7 +182,7 @@ async def test_a_clients_own_json_is_not_taken_for_kept_media(home: House):
 async def test_media_that_are_not_kept_any_more_are_said(home: House, tmp_path: Path):
     await home.all_of(VL)
     body = await begun(home, content=[image(), text("look")])
-    kept = graph.decode(body).nodes[0].inputs["media"]["sha256"]
+    kept = graph.decode_invocation(body).nodes[0].inputs["media"]["sha256"]
     assert await home.keep.get(kept) == PNG
     (tmp_path / "kept" / kept[:2] / kept).unlink()
 
@@ -216,9 +216,9 @@ async def test_what_was_changed_by_hand_can_do_no_harm(
 ):
     await home.all_of(VL)
     (tmp_path / "secret").write_bytes(PNG)
-    recorded = graph.decode(await begun(home, content=[image(), text("look")]))
+    recorded = graph.decode_invocation(await begun(home, content=[image(), text("look")]))
 
-    assert (await failure(home, graph.encode(change(recorded))))["code"] == code
+    assert (await failure(home, graph.encode_invocation(change(recorded))))["code"] == code
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"{}", b'{"v":9}', b"[1]"])
@@ -258,12 +258,12 @@ async def test_a_replay_takes_no_longer_than_the_request_might_have(tmp_path: Pa
         executor = await home.executor(VL, "EL", "vision", "thinker", thinker=maybe)
         body = await begun(home, content="hi")
         hangs = True
-        home.place.executors[executor]._purge = lambda: None  # type: ignore[method-assign] # it has stopped, alive
+        home.place.executors[executor]._end_expired = lambda: None  # type: ignore[method-assign] # it has stopped, alive
 
         problem = await failure_within(home, body)
 
         assert problem["code"] == "deadline_exceeded"
-        assert home.dispatcher.inflight == 0
+        assert home.dispatcher.inflight_count == 0
 
 
 async def failure_within(home: House, body: bytes) -> dict[str, Any]:

@@ -50,12 +50,12 @@ async def begun(home: House, **asked: Any) -> bytes:
     id = response.headers["x-request-id"]
     await home.ended(id)
     home.ran.clear()
-    return (await home.bus.records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
+    return (await home.bus.read_records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
 
 
 async def replay(home: House, body: bytes, **headers: str) -> list[dict[str, Any]]:
     given = {f"Omnibus-{name.capitalize()}": value for name, value in headers.items()}
-    return [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, PATIENCE, given)]
+    return [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE, given)]
 
 
 async def refused(home: House, body: bytes, **headers: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ async def test_a_replay_from_a_stage_is_recorded_with_its_route_and_can_be_shown
 
     assert [row["state"] for row in whole["nodes"]] == ["done", "done"]
     assert whole["nodes"][0]["executor"] == running["route"][0]
-    assert whole["summary"]["replay_of"] == graph.decode(body).id
+    assert whole["summary"]["replay_of"] == graph.decode_invocation(body).id
 
 
 async def test_when_its_executor_dies_it_is_played_to_the_next_one(home: House):
@@ -127,7 +127,7 @@ async def test_when_its_executor_dies_it_is_played_to_the_next_one(home: House):
         await job.value("items")
         if not died and len(home.ran):
             died.append("x")
-            home.bus.publish(subjects.event(subjects.GONE), b"L-0")
+            home.bus.publish(subjects.event_subject(subjects.GONE), b"L-0")
             await job.value("never")
             raise AssertionError
         await TOYS["thinker"](job)
@@ -169,7 +169,7 @@ async def test_a_graph_of_one_node_needs_nothing_that_was_kept(tmp_path: Path):
 async def test_media_that_left_the_keep_are_not_found(home: House, tmp_path: Path):
     await home.all_of(VL)
     body = await begun(home, content=[text("look"), image()], path="E>L")
-    [one] = (await home.ended(graph.decode(body).id)).kept
+    [one] = (await home.ended(graph.decode_invocation(body).id)).kept
     assert await home.keep.get(one.sha256)
     (tmp_path / "kept" / one.sha256[:2] / one.sha256).unlink()
 
@@ -208,7 +208,7 @@ async def test_what_is_kept_is_told_by_output_and_not_asked_for_again(home: Hous
     await speaking(home)
     body = await begun(home, model=OMNI, content="hi", path="Th>Ta>V", **SPEECH)
 
-    recorded = graph.decode(body)
+    recorded = graph.decode_invocation(body)
     kept = (await home.ended(recorded.id)).kept
 
     assert {(one.node, one.output) for one in kept} == {use for node in recorded.nodes for use in node.uses}
@@ -221,7 +221,7 @@ async def test_what_is_too_large_is_not_kept(home: House, monkeypatch: pytest.Mo
     await home.all_of(VL)
     body = await begun(home, content=[text("look"), image()], path="E>L")
 
-    assert (await home.ended(graph.decode(body).id)).kept == ()
+    assert (await home.ended(graph.decode_invocation(body).id)).kept == ()
     await home.emptied()
 
 
@@ -267,7 +267,7 @@ async def test_the_recorded_executors_are_taken_when_they_are_asked_for(home: Ho
         body = await begun(home, content=[text("look"), image()])
         running, done = await replay(home, body, route="recorded")
 
-        assert running["route"] == list(graph.decode(body).route)
+        assert running["route"] == list(graph.decode_invocation(body).route)
         assert done["identical"] is True
 
 

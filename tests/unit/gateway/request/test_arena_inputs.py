@@ -10,12 +10,12 @@ import pytest
 
 from omnibus.bus.messages import to_handle
 from omnibus.errors import NotFound, ProtocolError, StaleHandle
-from omnibus.graph import HANDLE, digest
+from omnibus.graph import HANDLE, call_digest
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.dispatcher import ATTEMPTS
-from services.gateway.media.blob_store import MediaKeep
-from services.gateway.request.arena_inputs import Tensors, place, restore
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.request.arena_inputs import TensorPlacer, place_input, restore_input
 from services.sidecar.server import Sidecar
 from tests.unit.sidecar import node as nodes
 
@@ -23,13 +23,13 @@ from tests.unit.sidecar import node as nodes
 class There:
     """A node with one client, and what is kept beside it."""
 
-    def __init__(self, sidecar: Sidecar, client: TensorClient, keep: MediaKeep) -> None:
+    def __init__(self, sidecar: Sidecar, client: TensorClient, keep: MediaStore) -> None:
         self.sidecar = sidecar
         self.client = client
         self.keep = keep
 
-    def tensors(self, invocation: str = "i") -> Tensors:
-        return Tensors(self.client, self.keep, invocation, nodes.soon())
+    def tensors(self, invocation: str = "i") -> TensorPlacer:
+        return TensorPlacer(self.client, self.keep, invocation, nodes.soon())
 
     def read(self, literal: dict[str, Any]) -> np.ndarray:
         handle = to_handle(literal[HANDLE])
@@ -44,7 +44,7 @@ class There:
 
 @pytest.fixture
 async def there(tmp_path: Path) -> AsyncIterator[There]:
-    keep = MediaKeep(str(tmp_path / "kept"), 1 << 20)
+    keep = MediaStore(str(tmp_path / "kept"), 1 << 20)
     async with nodes.running(tmp_path) as sidecar:
         client = await nodes.connect(tmp_path)
         yield There(sidecar, client, keep)
@@ -57,7 +57,7 @@ HASH = sha256(PICTURE).hexdigest()
 
 
 async def test_an_input_is_placed_with_what_is_known_of_it(there: There):
-    literal = await place(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+    literal = await place_input(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
 
     assert there.read(literal).tobytes() == PICTURE
     assert {key: literal[key] for key in literal if key != HANDLE} == {
@@ -67,32 +67,32 @@ async def test_an_input_is_placed_with_what_is_known_of_it(there: There):
 
 async def test_a_salt_is_named_where_there_is_one_and_comes_back(there: There):
     about = ("image", "image/png", HASH)
-    plain = await place(there.client, there.keep, PICTURE, about, "i", nodes.soon())
-    salted = await place(there.client, there.keep, PICTURE, about, "i", nodes.soon(), salt="tenant")
+    plain = await place_input(there.client, there.keep, PICTURE, about, "i", nodes.soon())
+    salted = await place_input(there.client, there.keep, PICTURE, about, "i", nodes.soon(), salt="tenant")
 
-    again = await restore(there.client, there.keep, salted, "j", nodes.soon())
+    again = await restore_input(there.client, there.keep, salted, "j", nodes.soon())
 
     assert "salt" not in plain
     assert (salted["salt"], again["salt"]) == ("tenant", "tenant")
-    assert digest("encode", {"media": plain}) != digest("encode", {"media": salted})
+    assert call_digest("encode", {"media": plain}) != call_digest("encode", {"media": salted})
 
 
 async def test_an_input_lives_until_all_attempts_have_read_it_or_the_end(there: There):
-    literal = await place(there.client, None, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+    literal = await place_input(there.client, None, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
 
     for _ in range(ATTEMPTS):
         there.read(literal)
     assert await there.blocks() == 1
-    there.client.end("i")
+    there.client.end_invocation("i")
 
     assert await there.blocks() == 0
 
 
 async def test_what_was_placed_is_brought_back_by_its_content(there: There):
-    literal = await place(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
-    there.client.end("i")
+    literal = await place_input(there.client, there.keep, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
+    there.client.end_invocation("i")
 
-    again = await restore(there.client, there.keep, literal, "j", nodes.soon())
+    again = await restore_input(there.client, there.keep, literal, "j", nodes.soon())
 
     assert there.read(again).tobytes() == PICTURE
     assert again[HANDLE] != literal[HANDLE]
@@ -113,7 +113,7 @@ async def test_what_was_placed_is_brought_back_by_its_content(there: There):
 )
 async def test_a_tensor_is_placed_and_brought_back_as_it_was(there: There, array: np.ndarray):
     literal = await there.tensors().put(Item({"rate": 8}, array), 1)
-    again = await restore(there.client, there.keep, literal, "j", nodes.soon())
+    again = await restore_input(there.client, there.keep, literal, "j", nodes.soon())
 
     for each in (literal, again):
         read = there.read(each)
@@ -141,7 +141,7 @@ async def test_a_tensor_lives_until_all_its_readers_have_read_it_in_all_attempts
 
 async def test_what_was_not_kept_is_not_found(there: There):
     with pytest.raises(NotFound, match="is not kept here: record in `full` mode"):
-        await restore(there.client, there.keep, {"sha256": "0" * 64}, "j", nodes.soon())
+        await restore_input(there.client, there.keep, {"sha256": "0" * 64}, "j", nodes.soon())
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_a_record_that_lies_about_a_tensor_is_refused(there: There, wrong:
     literal = await there.tensors().put(Item({}, np.ones(3, np.float32)), 1)
 
     with pytest.raises(ProtocolError, match="a recorded tensor cannot be"):
-        await restore(there.client, there.keep, {**literal, **wrong}, "j", nodes.soon())
+        await restore_input(there.client, there.keep, {**literal, **wrong}, "j", nodes.soon())
 
 
 async def test_a_record_without_a_shape_is_refused(there: There):
@@ -160,4 +160,4 @@ async def test_a_record_without_a_shape_is_refused(there: There):
     del literal["shape"]
 
     with pytest.raises(ProtocolError, match="a recorded tensor cannot be float32 None"):
-        await restore(there.client, there.keep, literal, "j", nodes.soon())
+        await restore_input(there.client, there.keep, literal, "j", nodes.soon())

@@ -14,7 +14,7 @@ from omnibus.executor.runner import Job
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.routing.draining import DrainRate
-from services.gateway.tenancy.tenant import Tenant, acting
+from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.event_streams import parsed, shape, sound_of, text_of
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, error, house, image, question, text, think
 from tests.unit.gateway.http.test_exchange import Client
@@ -104,7 +104,7 @@ async def test_a_language_model_begins_behind_the_tokens_that_are_known(pair: Pa
     go, known = asyncio.Event(), []
 
     async def writes(job: Job) -> None:
-        known.append(list(job.resume("text").get("ids", ())))
+        known.append(list(job.resume_state("text").get("ids", ())))
         await job.send("text", {"text": "one two ", "ids": [1, 2]})
         await go.wait()
         await job.send("text", {"text": "three", "ids": [3]})
@@ -184,7 +184,7 @@ async def test_an_answer_that_is_still_being_sent_stops_where_another_gateway_co
     resuming = asyncio.ensure_future(pair.resume(token, last.id))
     await asyncio.wait_for(first, 10)
     await until(lambda: len(ended) == 1)
-    assert pair.second.dispatcher.inflight == 1
+    assert pair.second.dispatcher.inflight_count == 1
     go.set()
 
     assert text_of(parsed((await resuming).text)) == "two"
@@ -269,13 +269,13 @@ async def test_an_answer_that_became_shorter_is_no_continuation(pair: Pair):
 
 async def test_another_tenants_answer_is_not_found(pair: Pair):
     await pair.serve(TEXT)
-    with acting(Tenant("ann")):
+    with acting_as(Tenant("ann")):
         whole = await pair.begin(TEXT)
     token = whole.headers["x-omnibus-continue"]
 
-    with acting(Tenant("bob")):
+    with acting_as(Tenant("bob")):
         others = await pair.resume(token)
-    with acting(Tenant("ann")):
+    with acting_as(Tenant("ann")):
         own = await pair.resume(token)
 
     assert (others.status_code, error(others)["code"]) == (404, "not_found")

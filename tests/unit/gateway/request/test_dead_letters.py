@@ -13,17 +13,17 @@ from omnibus import graph
 from omnibus.bus import subjects
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.runner import Job
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 from services.gateway.dispatch.dispatcher import ATTEMPTS
-from services.gateway.dispatch.inflight import Running
+from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.quarantine import MAX_DEATHS
 from services.gateway.request import metrics
 from services.gateway.request.dead_letters import KINDS
-from services.gateway.routing.executors import Members
-from services.gateway.routing.router import Route
+from services.gateway.routing.executors import ExecutorTable
+from services.gateway.routing.router import ExecutorRoute
 from tests.unit.executor.arithmetic import call, invocation
 from tests.unit.gateway.house import TEXT, House, answered, error, house, think
 from tests.unit.sidecar.node import until
@@ -35,10 +35,10 @@ async def letters(home: House, count: int) -> list[DeadLetter]:
     """All letters, newest first, once there are ``count``."""
 
     async def there() -> bool:
-        return len(await dead_letters.latest(home.bus, 100)) >= count
+        return len(await dead_letters.list_dead_letters(home.bus, 100)) >= count
 
     await until(there)
-    return [dead_letters.decode(each.data) for each in await dead_letters.latest(home.bus, 100)]
+    return [dead_letters.decode_dead_letter(each.data) for each in await dead_letters.list_dead_letters(home.bus, 100)]
 
 
 async def fail(job: Job) -> None:
@@ -107,7 +107,7 @@ async def crashing(home: House, replicas: int) -> list[str]:
     async def crash(job: Job, name: str) -> None:
         if "poison" in str(await job.value("messages")):
             died.append(name)
-            home.bus.publish(subjects.event(subjects.GONE), name.encode())
+            home.bus.publish(subjects.event_subject(subjects.GONE), name.encode())
             await asyncio.Event().wait()
         await think(job)
 
@@ -152,7 +152,7 @@ async def test_who_loses_one_executor_and_is_answered_by_the_next_is_no_dead_let
     async def once(job: Job) -> None:
         if not died:
             died.append("x")
-            home.bus.publish(subjects.event(subjects.GONE), b"L-0")
+            home.bus.publish(subjects.event_subject(subjects.GONE), b"L-0")
             await asyncio.Event().wait()
         await think(job)
 
@@ -161,7 +161,7 @@ async def test_who_loses_one_executor_and_is_answered_by_the_next_is_no_dead_let
         await home.executor(TEXT, "L", "thinker", id=f"L-{number}", thinker=once)
 
     assert answered(await home.ask(TEXT, "hi"))
-    assert await dead_letters.latest(home.bus, 10) == []
+    assert await dead_letters.list_dead_letters(home.bus, 10) == []
 
 
 async def test_a_letter_runs_again_from_the_record(home: House):
@@ -177,8 +177,8 @@ async def test_a_letter_runs_again_from_the_record(home: House):
     [letter] = await letters(home, 1)
     broken = False
 
-    body = graph.encode(await dead_letters.body(home.bus, letter))
-    parts = [json.loads(part) async for part in home.bus.requests(subjects.REPLAY, body, 20.0)]
+    body = graph.encode_invocation(await dead_letters.resolve_invocation(home.bus, letter))
+    parts = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, 20.0)]
 
     assert [part["status"] for part in parts] == ["running", "done"]
     assert parts[0]["replay_of"] == letter.inv
@@ -194,10 +194,10 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
 
         assert (SECRET in str(letter)) is there
         if there:
-            assert (await dead_letters.body(home.bus, letter)).id == letter.inv
+            assert (await dead_letters.resolve_invocation(home.bus, letter)).id == letter.inv
         else:
             with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_DEADLETTERS=full"):
-                await dead_letters.body(home.bus, letter)
+                await dead_letters.resolve_invocation(home.bus, letter)
 
 
 # What is told of them
@@ -205,7 +205,7 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
 
 def told(home: House) -> dict[tuple[str, str], float]:
     """Dead letters by model and reason, as Prometheus reads them."""
-    metrics.watch(home.settings, home.router, home.members, home.dispatcher, home.dead)
+    metrics.register_metrics(home.settings, home.router, home.members, home.dispatcher, home.dead)
     return {
         (sample.labels["model"], sample.labels["reason"]): sample.value
         for family in GATEWAY.dead.collect()
@@ -234,17 +234,19 @@ async def test_an_input_whose_executors_die_is_counted_once(home: House):
     assert told(home) == {(TEXT, "crashed"): 1, (TEXT, "failed"): 0}
 
 
-def buried(model: str, *nodes: Node) -> Running:
+def buried(model: str, *nodes: GraphNode) -> InflightInvocation:
     """An invocation whose first node has failed an engine."""
     recorded = invocation([call("thinker")], ["L-0"], [(0, "text")])
     made = msgspec.structs.replace(recorded, model=model, nodes=nodes or recorded.nodes)
-    running = Running(made, (1.0,), lambda _: Route("", (), (), ()), lambda _: np.zeros(1), Members())
+    running = InflightInvocation(
+        made, (1.0,), lambda _: ExecutorRoute("", (), (), ()), lambda _: np.zeros(1), ExecutorTable()
+    )
     running.failure, running.failed = StageFailed("a defect", stage="thinker", executor="L-0"), 0
     return running
 
 
 async def test_of_several_models_the_one_that_failed_is_told(home: House):
-    running = buried("a+b", Node("think", "thinker", {}, "", model="b"))
+    running = buried("a+b", GraphNode("think", "thinker", {}, "", model="b"))
 
     home.dead.write(running, running.invocation)
 

@@ -6,7 +6,7 @@ import pytest
 
 from omnibus.metrics import REGISTRY
 from services.gateway.request import latency
-from services.gateway.request.latency import Pace
+from services.gateway.request.latency import StreamLatency
 
 MODEL = "a-model-of-its-own"
 
@@ -56,11 +56,11 @@ class Told:
 
 
 def test_the_time_between_tokens_is_that_of_the_whole_answer(clock: Clock):
-    told, made = Told(), Pace(clock.time())
+    told, made = Told(), StreamLatency(clock.time())
     for gap in (5.0, 0.1, 0.4, 0.1):
         clock.now += gap
-        made.text()
-    made.tell(MODEL, tokens=7)
+        made.record_text()
+    made.publish_metrics(MODEL, tokens=7)
 
     assert told["tbt_seconds_sum"] == pytest.approx(0.6 / 6)
     assert told["tbt_longest_seconds_sum"] == pytest.approx(0.4)
@@ -68,19 +68,19 @@ def test_the_time_between_tokens_is_that_of_the_whole_answer(clock: Clock):
 
 
 def test_an_answer_of_one_piece_says_nothing_of_it(clock: Clock):
-    told, made = Told(), Pace(clock.time())
-    made.text()
-    made.tell(MODEL, tokens=9)
+    told, made = Told(), StreamLatency(clock.time())
+    made.record_text()
+    made.publish_metrics(MODEL, tokens=9)
 
     assert told["tbt_seconds_count"] == 0
 
 
 def test_sound_that_comes_in_time_has_no_pauses(clock: Clock):
-    told, made = Told(), Pace(clock.time())
+    told, made = Told(), StreamLatency(clock.time())
     for gap in (1.0, 0.5, 0.9, 0.0):
         clock.now += gap
-        made.sound(1.0)
-    made.tell(MODEL, tokens=0)
+        made.record_audio(1.0)
+    made.publish_metrics(MODEL, tokens=0)
 
     assert told["audio_underruns_total"] == 0
     assert told["audio_seconds_total"] == 4.0
@@ -88,19 +88,19 @@ def test_sound_that_comes_in_time_has_no_pauses(clock: Clock):
 
 
 def test_a_player_that_has_to_wait_goes_on_from_there(clock: Clock):
-    told, made = Told(), Pace(clock.time())
+    told, made = Told(), StreamLatency(clock.time())
     for gap in (0.5, 1.25, 1.0, 3.0):
         clock.now += gap
-        made.sound(1.0)
-    made.tell(MODEL, tokens=0)
+        made.record_audio(1.0)
+    made.publish_metrics(MODEL, tokens=0)
 
     assert told["audio_underruns_total"] == 2
     assert told["audio_underrun_seconds_total"] == pytest.approx(0.25 + 2.0)
 
 
 def test_the_request_may_be_older_than_its_pace():
-    told, made = Told(), Pace(time.time() - 100)
-    made.sound(50.0)
-    made.tell(MODEL, tokens=0)
+    told, made = Told(), StreamLatency(time.time() - 100)
+    made.record_audio(50.0)
+    made.publish_metrics(MODEL, tokens=0)
 
     assert told["audio_realtime_factor_sum"] == pytest.approx(2.0, rel=0.1)

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.messages import Chunk, Load, LoadEvent
+from omnibus.bus.messages import Chunk, LoadCounts, LoadEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name
 from omnibus.errors import Fatal
 from omnibus.executor.runner import Job
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.plan import Plan
 from omnibus.profile import QUANTITIES
 from omnibus.settings import BusSettings
 from omnibus.task import CompositeTask, choose
 from omnibus.up import infra
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.request.load_report import Loads, _measure
-from services.gateway.routing.assignment import Scope
-from services.gateway.routing.executors import Members
+from services.gateway.request.load_report import LoadReporter, _add_quantities
+from services.gateway.routing.assignment import PlanScope
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from tests.property.estate import MODELS, estate, model
 from tests.unit.bus.servers import running
@@ -49,13 +49,13 @@ class Ear:
         self.events: list[LoadEvent] = []
 
     async def listen(self, bus: Bus) -> "Ear":
-        await bus.subscribe(subjects.event(subjects.LOAD), self._heard)
+        await bus.subscribe(subjects.event_subject(subjects.LOAD), self._heard)
         return self
 
     def _heard(self, delivery: Delivery) -> None:
         self.events.append(messages.decode_load(delivery.data))
 
-    def sum(self, name: str, kind: str) -> Load:
+    def sum(self, name: str, kind: str) -> LoadCounts:
         """All that was told of one type."""
         found = [event.models[name][kind] for event in self.events if kind in event.models.get(name, {})]
         quantities: dict[str, float] = {}
@@ -63,7 +63,7 @@ class Ear:
             for quantity, value in load.quantities.items():
                 quantities[quantity] = quantities.get(quantity, 0.0) + value
         counts = [sum(getattr(load, field) for load in found) for field in ("came", "done", "failed", "refused")]
-        return Load(*counts, quantities, sum(load.first for load in found), sum(load.total for load in found))
+        return LoadCounts(*counts, quantities, sum(load.first for load in found), sum(load.total for load in found))
 
     async def last(self) -> LoadEvent:
         """The word after which there is silence."""
@@ -132,7 +132,7 @@ async def test_what_fails_came_and_failed(home: House, ear: Ear):
     assert (await home.ask(path="L")).status_code >= 500
     await ear.last()
 
-    assert ear.sum(VL, "thinker") == Load(came=1, failed=1)
+    assert ear.sum(VL, "thinker") == LoadCounts(came=1, failed=1)
 
 
 async def test_what_nobody_serves_came_and_failed(home: House, ear: Ear):
@@ -141,7 +141,7 @@ async def test_what_nobody_serves_came_and_failed(home: House, ear: Ear):
     assert (await home.ask()).status_code == 503
     await ear.last()
 
-    assert ear.sum(VL, "thinker") == Load(came=1, failed=1)
+    assert ear.sum(VL, "thinker") == LoadCounts(came=1, failed=1)
 
 
 async def test_what_has_no_room_here_is_refused_before_its_type_is_known(tmp_path: Path):
@@ -152,7 +152,7 @@ async def test_what_has_no_room_here_is_refused_before_its_type_is_known(tmp_pat
         assert (await home.ask()).status_code == 429
         await ear.last()
 
-        assert ear.sum(VL, "") == Load(refused=1)
+        assert ear.sum(VL, "") == LoadCounts(refused=1)
 
 
 async def test_what_finds_every_executor_full_is_refused_and_did_not_come(home: House, ear: Ear):
@@ -165,7 +165,7 @@ async def test_what_finds_every_executor_full_is_refused_and_did_not_come(home: 
     assert (await home.ask(path="L")).status_code == 429
     await ear.last()
 
-    assert ear.sum(VL, "thinker") == Load(refused=1)
+    assert ear.sum(VL, "thinker") == LoadCounts(refused=1)
     assert home.loads.inflight == 0
 
 
@@ -175,10 +175,10 @@ NONSENSE = [{"prompt_tokens": -5}, {"completion_tokens": 1 << 60}, {"prompt_toke
 @pytest.mark.parametrize("usage", NONSENSE)
 def test_nonsense_of_an_engine_is_not_counted(usage: Any):
     stream = ResultStream(0, "text", lambda handle: np.zeros(1))
-    stream.feed(Chunk("i", 0, "text", 0, 0, {"usage": usage, "rate": "loud"}, last=True))
+    stream.feed_chunk(Chunk("i", 0, "text", 0, 0, {"usage": usage, "rate": "loud"}, last=True))
     sums = [0.0] * len(QUANTITIES)
 
-    _measure(sums, [stream])
+    _add_quantities(sums, [stream])
 
     assert sums == [0.0] * len(QUANTITIES)
 
@@ -280,7 +280,7 @@ async def buses(nats_url: str) -> AsyncIterator[tuple[NatsBus, Ear]]:
 
 
 def router(planned: Plan) -> Router:
-    made = Router("g", Members())
+    made = Router("g", ExecutorTable())
     made.plan = planned
     return made
 
@@ -289,16 +289,16 @@ async def test_a_graph_of_several_models_counts_for_each(buses: tuple[NatsBus, E
     bus, ear = buses
     made = router(plan())
     calls = [
-        Node(task, "", {}, "", tuple((n, "out") for n in range(at)))
+        GraphNode(task, "", {}, "", tuple((n, "out") for n in range(at)))
         for at, task in enumerate(("see", "think-a", "spell"))
     ]
-    loads = Loads(made, bus, LIMIT)
+    loads = LoadReporter(made, bus, LIMIT)
 
     for _ in range(3):
-        loads.lost(loads.came(made.assign(calls)), None)
+        loads.count_failure(loads.count_arrival(made.assign(calls)), None)
     await ear.last()
 
-    assert ear.sum("org/a", BOTH) == ear.sum("s", "spell") == Load(came=3, failed=3)
+    assert ear.sum("org/a", BOTH) == ear.sum("s", "spell") == LoadCounts(came=3, failed=3)
     assert {name for event in ear.events for name in event.models} == {"org/a", "s"}
 
 
@@ -308,34 +308,34 @@ async def test_what_does_not_fit_into_one_message_is_told_in_several(buses: tupl
     tasks, paths = MODELS["sums"]
     planned = model(tasks, paths)
     made = router(Plan(1, 0, 1000.0, dict.fromkeys(names, planned)))
-    loads = Loads(made, bus, LIMIT)
-    scope = Scope(made.plan)  # type: ignore[arg-type]
+    loads = LoadReporter(made, bus, LIMIT)
+    scope = PlanScope(made.plan)  # type: ignore[arg-type]
 
     for name in names:
-        loads.lost(loads.came(scope.assign([Node(ONE.name, "", {}, "")], name)), None)
+        loads.count_failure(loads.count_arrival(scope.assign([GraphNode(ONE.name, "", {}, "")], name)), None)
     await ear.last()
 
-    assert {name: ear.sum(name, "one") for name in names} == dict.fromkeys(names, Load(came=1, failed=1))
+    assert {name: ear.sum(name, "one") for name in names} == dict.fromkeys(names, LoadCounts(came=1, failed=1))
     assert len([event for event in ear.events if event.models]) > 1
     assert all(len(messages.encode(event)) <= LIMIT for event in ear.events)
 
 
 async def test_while_the_bus_is_away_counts_are_kept_and_told_with_their_time(tmp_path: Path):
-    async with asyncio.timeout(PATIENCE * 2), running(infra.nats(tmp_path)) as owned:
+    async with asyncio.timeout(PATIENCE * 2), running(infra.prepare_nats(tmp_path)) as owned:
         bus = await NatsBus.connect(BusSettings(url=owned.server.url), "teller")
         ear = await Ear().listen(await NatsBus.connect(BusSettings(url=owned.server.url), "ear"))
         made = router(plan())
-        loads = Loads(made, bus, LIMIT)
+        loads = LoadReporter(made, bus, LIMIT)
         owned.kill()
         await until(lambda: not bus.connected)
 
         for _ in range(5):
-            loads.lost(loads.came(made.assign([Node("spell", "", {}, "")])), None)
+            loads.count_failure(loads.count_arrival(made.assign([GraphNode("spell", "", {}, "")])), None)
         counted = time.monotonic()
         await owned.start()
         back = time.monotonic()
         await until(lambda: bool(ear.events))
 
-        assert ear.sum("s", "spell") == Load(came=5, failed=5)
+        assert ear.sum("s", "spell") == LoadCounts(came=5, failed=5)
         assert len([event for event in ear.events if event.models]) == 1
         assert ear.events[0].seconds >= back - counted

@@ -20,7 +20,7 @@ ASKED: dict[str, Any] = {"content": [text(SECRET), image()], "stop": [STOP], "se
 
 async def bodies(home: House, id: str) -> list[bytes]:
     await home.ended(id)
-    return [found.data for found in await home.bus.records(f"{subjects.ROOT}.inv.*.{id}")]
+    return [found.data for found in await home.bus.read_records(f"{subjects.ROOT}.inv.*.{id}")]
 
 
 async def test_in_full_mode_the_invocation_is_recorded_as_it_was_sent(home: House):
@@ -32,7 +32,7 @@ async def test_in_full_mode_the_invocation_is_recorded_as_it_was_sent(home: Hous
 
     begin, _ = await bodies(home, response.headers["x-request-id"])
     assert begin in sent
-    thinker = graph.decode(begin).nodes[1]
+    thinker = graph.decode_invocation(begin).nodes[1]
     assert thinker.inputs["messages"][0]["content"][0]["text"] == SECRET
     assert thinker.inputs["params"]["stop"] == [STOP]
 
@@ -117,7 +117,7 @@ async def test_in_digest_mode_sizes_and_digests_remain(tmp_path: Path):
         messages = invocation.nodes[1].inputs["messages"]
         assert messages["nbytes"] > len(SECRET)
         assert len(messages["$digest"]) == 64
-        assert invocation.nodes[1].inputs["items"] == [graph.ref(0, "embedding")]
+        assert invocation.nodes[1].inputs["items"] == [graph.make_ref(0, "embedding")]
         assert ended.answer.text == ""
         assert ended.answer.text_sha256 == sha256(answered(response).encode()).hexdigest()
 
@@ -154,7 +154,7 @@ async def test_an_invocation_that_has_not_ended_has_no_end(home: House):
     response = await home.ask()
     invocation, _ = await home.records.find(response.headers["x-request-id"])
     again = msgspec.structs.replace(invocation, id="gw-9-9")
-    home.bus.record(subjects.record("chat", again.id), graph.encode(again), again.id)
+    home.bus.publish_record(subjects.record_subject("chat", again.id), graph.encode_invocation(again), again.id)
 
     assert await home.records.find("gw-9-9") == (again, None)
 

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest, Fatal, Overloaded, ProtocolError, StageFailed, StageUnavailable, TooLarge
-from omnibus.graph import HANDLE, Node
-from omnibus.recording.records import Ended
+from omnibus.graph import HANDLE, GraphNode
+from omnibus.recording.records import EndRecord
 from omnibus.task import CompositeTask, Segment, choose, use
-from services.gateway.request.request import Run, Runs, _name
+from services.gateway.request.request import ClientRequest, RequestFactory, _app_letters
 from services.gateway.request.validate import NODES, SEGMENTS
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until
@@ -30,7 +30,7 @@ async def place(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 
 @pytest.fixture
-def runs(place: Estate) -> Runs:
+def runs(place: Estate) -> RequestFactory:
     return place.runs
 
 
@@ -45,13 +45,13 @@ class Chain(CompositeTask):
 
 def segment(*inputs: dict[str, Any], task: Any = ONE, outputs: tuple[str, ...] = ("n",)) -> Segment:
     """Calls of one task with what they are given, as they would be recorded."""
-    nodes = tuple(Node(task.name, task.part, each, "d", (), task.model) for each in inputs)
+    nodes = tuple(GraphNode(task.name, task.part, each, "d", (), task.model) for each in inputs)
     return Segment(nodes, tuple((index, output) for index in range(len(inputs)) for output in outputs))
 
 
-async def ended(place: Estate, id: str) -> Ended:
+async def ended(place: Estate, id: str) -> EndRecord:
     """The end record of ``id``, once it is there."""
-    found: list[Ended] = []
+    found: list[EndRecord] = []
 
     async def there() -> bool:
         _, end = await place.runs.records.find(id)
@@ -116,8 +116,8 @@ async def test_the_first_segment_that_is_sent_has_the_requests_name(place: Estat
         assert [(each.id, each.invocation.step) for each in run.segments] == [(run.id, 1)]
 
 
-async def test_a_step_is_sent_once(runs: Runs):
-    run = runs.open("app")
+async def test_a_step_is_sent_once(runs: RequestFactory):
+    run = runs.open_request("app")
     await run.submit(segment({"x": 1}), 0)
 
     with pytest.raises(ProtocolError, match=f"segment 0 of {run.id} was sent already"):
@@ -126,15 +126,15 @@ async def test_a_step_is_sent_once(runs: Runs):
 
 
 @pytest.mark.parametrize(("step", "calls"), [(-1, 1), (SEGMENTS, 1), (0, NODES + 1)])
-async def test_a_request_has_so_many_segments_of_so_many_calls(runs: Runs, step: int, calls: int):
+async def test_a_request_has_so_many_segments_of_so_many_calls(runs: RequestFactory, step: int, calls: int):
     with pytest.raises(TooLarge, match="a request may have 256 segments of 512 calls each: loop less"):
-        await runs.open("app").submit(segment(*[{"x": 1}] * calls), step)
+        await runs.open_request("app").submit(segment(*[{"x": 1}] * calls), step)
 
 
 async def test_a_task_that_nobody_runs_is_named_and_nothing_stays_behind(place: Estate):
-    run = place.runs.open("app")
+    run = place.runs.open_request("app")
     await run.submit(segment({"x": 1}, outputs=("y",)), 0)
-    strange = Segment((Node("dance", "dance", {"y": {"$from": [0, 0, "y"]}}, "d"),), ((0, "n"),))
+    strange = Segment((GraphNode("dance", "dance", {"y": {"$from": [0, 0, "y"]}}, "d"),), ((0, "n"),))
 
     with pytest.raises(StageUnavailable, match="no plan runs unit task 'dance': declare its model"):
         await run.submit(strange, 1)
@@ -143,7 +143,7 @@ async def test_a_task_that_nobody_runs_is_named_and_nothing_stays_behind(place: 
 
 
 async def test_a_mark_of_what_there_is_not_leaves_nothing_behind(place: Estate):
-    run = place.runs.open("app")
+    run = place.runs.open_request("app")
     await run.submit(segment({"x": 1}, outputs=("y",)), 0)
     inputs = {"one": {"$from": [0, 0, "y"]}, "more": {"$from": [0, 7, "n"]}}
 
@@ -156,10 +156,10 @@ async def test_a_mark_of_what_there_is_not_leaves_nothing_behind(place: Estate):
 # Numbers
 
 
-async def test_a_seed_is_the_clients_or_follows_from_the_id(runs: Runs):
-    first, second, given = runs.open("app"), runs.open("app"), runs.open("app", seed=2**70 + 5)
+async def test_a_seed_is_the_clients_or_follows_from_the_id(runs: RequestFactory):
+    first, second, given = runs.open_request("app"), runs.open_request("app"), runs.open_request("app", seed=2**70 + 5)
 
-    assert (given.seed, runs.open("app", seed=0).seed) == (5, 0)
+    assert (given.seed, runs.open_request("app", seed=0).seed) == (5, 0)
     assert first.seed == first.seed != second.seed
     assert all(0 <= each.seed < 2**63 for each in (first, second))
 
@@ -173,50 +173,52 @@ async def test_an_equal_seed_gives_an_equal_answer(place: Estate):
     assert rolled[0] == rolled[1] != rolled[2]
 
 
-async def test_choices_are_even_over_requests_each_by_itself_and_together(runs: Runs):
-    requests = [runs.open("even") for _ in range(1000)]
+async def test_choices_are_even_over_requests_each_by_itself_and_together(runs: RequestFactory):
+    requests = [runs.open_request("even") for _ in range(1000)]
 
     for site in range(3):
-        found = Counter(int(run.point(site) * 10) for run in requests)
+        found = Counter(int(run.choice_point(site) * 10) for run in requests)
         assert all(abs(found[tenth] - 100) <= 5 for tenth in range(10))
-    pairs = Counter((int(run.point(0) * 2), int(run.point(1) * 2)) for run in requests)
+    pairs = Counter((int(run.choice_point(0) * 2), int(run.choice_point(1) * 2)) for run in requests)
     assert all(abs(pairs[pair] - 250) <= 25 for pair in ((0, 0), (0, 1), (1, 0), (1, 1)))
-    assert [requests[7].point(site) for site in range(40)] == [requests[7].point(site) for site in range(40)]
+    assert [requests[7].choice_point(site) for site in range(40)] == [
+        requests[7].choice_point(site) for site in range(40)
+    ]
 
 
-async def test_apps_whose_ids_look_alike_share_their_numbers(runs: Runs):
+async def test_apps_whose_ids_look_alike_share_their_numbers(runs: RequestFactory):
     seen: dict[str, str] = {}
     for number in count():
         name = f"app-{number}"
-        if (other := seen.setdefault(_name(name), name)) != name:
+        if (other := seen.setdefault(_app_letters(name), name)) != name:
             break
 
-    ids = [runs.open(each).id for each in (name, other, name, other)]
+    ids = [runs.open_request(each).id for each in (name, other, name, other)]
 
     assert len(set(ids)) == 4
 
 
-async def test_at_its_limit_the_gateway_takes_no_more(runs: Runs, monkeypatch: pytest.MonkeyPatch):
+async def test_at_its_limit_the_gateway_takes_no_more(runs: RequestFactory, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runs, "settings", msgspec.structs.replace(runs.settings, max_inflight=1))
-    run = runs.open("app")
+    run = runs.open_request("app")
     await run.submit(segment({"x": 1}), 0)
 
     with pytest.raises(Overloaded, match="1 requests are in flight here: try again later"):
-        runs.open("app")
+        runs.open_request("app")
     run.end("cancelled")
-    runs.open("app")
+    runs.open_request("app")
 
 
 # The end
 
 
-async def reading(run: Run) -> asyncio.Task[Any]:
+async def reading(run: ClientRequest) -> asyncio.Task[Any]:
     """Somebody who waits for a result that never comes."""
     sources = await run.submit(segment({"x": 1}, outputs=("n", "no_such_output")), 0)
-    assert await sources[0, "n"].next()
+    assert await sources[0, "n"].next_items()
     lost = sources[0, "no_such_output"]
     lost.ended = False  # as if its executor were still at it
-    waiting = asyncio.get_running_loop().create_task(lost.next())
+    waiting = asyncio.get_running_loop().create_task(lost.next_items())
     await asyncio.sleep(0)
     return waiting
 
@@ -228,7 +230,7 @@ async def waited(task: asyncio.Task[Any]) -> Any:
 
 @pytest.mark.parametrize("status", ["done", "failed", "cancelled", "expired"])
 async def test_whoever_still_reads_at_the_end_is_not_left_waiting(place: Estate, status: str):
-    run = place.runs.open("app")
+    run = place.runs.open_request("app")
     waiting = await reading(run)
 
     run.end(status)
@@ -250,7 +252,7 @@ async def test_a_request_ends_once(place: Estate):
 
 
 async def test_a_failure_reaches_all_who_wait(place: Estate):
-    run = place.runs.open("app")
+    run = place.runs.open_request("app")
     waiting = await reading(run)
 
     run.fail(StageFailed("out of paper"))
@@ -268,14 +270,14 @@ async def test_what_came_whole_stays_whole_when_something_beside_it_fails(place:
     async with place.request() as run:
         good, bad = await run.submit(segment({"x": 4}), 0), await run.submit(segment({"x": 3}, task=STRICT), 1)
         with pytest.raises(BadRequest, match="3 is odd"):
-            await bad[0, "n"].next()
+            await bad[0, "n"].next_items()
         stream = good[0, "n"]
         await until(lambda: stream.ended)
 
         run.fail(StageFailed("out of paper"))
 
-        assert [item.data for item in await stream.next()] == [{"value": 4}]
-        assert await stream.next() == []
+        assert [item.data for item in await stream.next_items()] == [{"value": 4}]
+        assert await stream.next_items() == []
 
 
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(place: Estate):
@@ -283,7 +285,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(place: E
         with use(run):
             await (await Chain()(6))
 
-    run = place.runs.open("app")
+    run = place.runs.open_request("app")
     asking = asyncio.get_running_loop().create_task(ask())
     while not run.segments:
         await asyncio.sleep(0)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from omnibus.errors import ProtocolError, StageFailed
-from omnibus.graph import HANDLE, Node, digest
+from omnibus.graph import HANDLE, GraphNode, call_digest
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.request.segment_inputs import Place, filled, marked
+from services.gateway.request.segment_inputs import Place, fill_references, has_references
 
 
 class Shelf:
@@ -26,7 +26,7 @@ class Shelf:
 def stream(*items: Item) -> ResultStream:
     made = ResultStream(0, "y", lambda _: np.ones(1))
     for item in items:
-        made.add(item)
+        made.add_item(item)
     made.end()
     return made
 
@@ -44,20 +44,20 @@ def mark(*place: Any) -> dict[str, Any]:
     return {"$from": list(place)}
 
 
-def node(**inputs: Any) -> Node:
-    return Node("add", "add", inputs, "old", (), "m", 3)
+def node(**inputs: Any) -> GraphNode:
+    return GraphNode("add", "add", inputs, "old", (), "m", 3)
 
 
-async def fill(*nodes: Node, shelf: Shelf | None = None, earlier: Any = EARLIER) -> list[dict[str, Any]]:
+async def fill(*nodes: GraphNode, shelf: Shelf | None = None, earlier: Any = EARLIER) -> list[dict[str, Any]]:
     def found(place: Place) -> Any:
         return earlier.get(place)
 
-    return [each.inputs for each in await filled(nodes, found, shelf or Shelf())]  # type: ignore[arg-type]
+    return [each.inputs for each in await fill_references(nodes, found, shelf or Shelf())]  # type: ignore[arg-type]
 
 
 def test_nodes_without_marks_need_nothing():
-    assert not marked([node(x=1)])
-    assert marked([node(x=1), node(many=[{"deep": mark(0, 0, "y")}])])
+    assert not has_references([node(x=1)])
+    assert has_references([node(x=1), node(many=[{"deep": mark(0, 0, "y")}])])
 
 
 async def test_marks_are_filled_wherever_they_are():
@@ -81,10 +81,10 @@ async def test_a_filled_node_is_the_same_call_with_its_own_digest():
     def found(place: Place) -> Any:
         return EARLIER.get(place)
 
-    [made, same] = await filled([node(x=mark(0, 1, "n")), node(x=1)], found, Shelf())  # type: ignore[arg-type]
+    [made, same] = await fill_references([node(x=mark(0, 1, "n")), node(x=1)], found, Shelf())  # type: ignore[arg-type]
 
     assert (made.task, made.component, made.model, made.salt) == ("add", "add", "m", 3)
-    assert made.digest == digest("add", {"x": 7})
+    assert made.digest == call_digest("add", {"x": 7})
     assert same.digest == "old"
 
 

@@ -5,21 +5,21 @@ from typing import Any
 import pytest
 
 from omnibus.errors import ProtocolError
-from omnibus.graph import Node, ref
+from omnibus.graph import GraphNode, make_ref
 from omnibus.task import Segment, record
-from services.gateway.request.validate import check
+from services.gateway.request.validate import validate_segment
 from tests.unit.task.tasks import ADD, ONE, AddInput, NumberInput
 
 REFERS = r"\(number\) must refer to outputs of earlier nodes as \[node, output\], and list these references in `uses`"
 
 
-def node(*uses: tuple[int, str], **inputs: Any) -> Node:
-    return Node("number", "number", inputs, "d", uses)
+def node(*uses: tuple[int, str], **inputs: Any) -> GraphNode:
+    return GraphNode("number", "number", inputs, "d", uses)
 
 
 def test_what_record_makes_passes():
-    check(Segment((node(x=1), node((0, "n"), x=ref(0, "n"))), ((1, "n"),), (1, 2), ("", "apart")))
-    check(record(lambda _: ADD.invoke(AddInput(items=[ONE.invoke(NumberInput(x=1)).y])).n, None))
+    validate_segment(Segment((node(x=1), node((0, "n"), x=make_ref(0, "n"))), ((1, "n"),), (1, 2), ("", "apart")))
+    validate_segment(record(lambda _: ADD.invoke(AddInput(items=[ONE.invoke(NumberInput(x=1)).y])).n, None))
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ def test_what_record_makes_passes():
         ((node(x=1),), {"work": (1 << 40,)}, "estimates are tokens"),
         ((node(x=1),), {"outputs": ((1, "n"),)}, "its outputs belong to its own calls"),
         ((node(x=1),), {"outputs": ((-1, "n"),)}, "its outputs belong to its own calls"),
-        ((node((0, "n"), x=ref(0, "n")),), {}, f"node 0 {REFERS}"),
-        ((node(x=1), node(x=ref(0, "n"))), {}, f"node 1 {REFERS}"),
-        ((node(x=1), node((0, "y"), x=ref(0, "n"))), {}, f"node 1 {REFERS}"),
+        ((node((0, "n"), x=make_ref(0, "n")),), {}, f"node 0 {REFERS}"),
+        ((node(x=1), node(x=make_ref(0, "n"))), {}, f"node 1 {REFERS}"),
+        ((node(x=1), node((0, "y"), x=make_ref(0, "n"))), {}, f"node 1 {REFERS}"),
         ((node(x=1), node((0, "n"), x=1)), {}, f"node 1 {REFERS}"),
-        ((node(x=1), node((1, "n"), many=[{"deep": ref(1, "n")}])), {}, f"node 1 {REFERS}"),
-        ((node(x=1), node((-1, "n"), x=ref(-1, "n"))), {}, f"node 1 {REFERS}"),
+        ((node(x=1), node((1, "n"), many=[{"deep": make_ref(1, "n")}])), {}, f"node 1 {REFERS}"),
+        ((node(x=1), node((-1, "n"), x=make_ref(-1, "n"))), {}, f"node 1 {REFERS}"),
     ],
 )
-def test_what_record_would_not_make_is_refused(nodes: tuple[Node, ...], more: dict[str, Any], said: str):
+def test_what_record_would_not_make_is_refused(nodes: tuple[GraphNode, ...], more: dict[str, Any], said: str):
     with pytest.raises(ProtocolError, match=said):
-        check(Segment(nodes, **{"outputs": (), **more}))
+        validate_segment(Segment(nodes, **{"outputs": (), **more}))

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from services.gateway.routing.affinity import FAR, Chosen, Item, Spread, pick
+from services.gateway.routing.affinity import FAR, AffinityItem, ChosenReplica, EncoderAffinity, pick_replica
 
 IDLE = dict.fromkeys("abcd", 0.0)
 
@@ -16,7 +16,7 @@ def keys(count: int) -> list[str]:
 
 def first(key: str, *executors: str) -> str:
     """Where an item goes that nobody has seen, when all are idle."""
-    return pick(dict.fromkeys(executors, 0.0), Item(key, 100)).executor
+    return pick_replica(dict.fromkeys(executors, 0.0), AffinityItem(key, 100)).executor
 
 
 def test_idle_replicas_share_new_items_evenly_and_every_gateway_agrees():
@@ -37,7 +37,7 @@ def test_when_a_replica_leaves_only_its_own_items_move():
 def test_a_new_item_goes_to_a_replica_with_the_least_work():
     loads = {"a": 300.0, "b": 140.0, "c": 100.0}
 
-    found = {pick(loads, Item(key, 100)).executor for key in keys(100)}
+    found = {pick_replica(loads, AffinityItem(key, 100)).executor for key in keys(100)}
 
     assert found == {"b", "c"}
 
@@ -45,27 +45,29 @@ def test_a_new_item_goes_to_a_replica_with_the_least_work():
 def test_a_known_item_goes_where_it_is_known_and_counts_for_little():
     loads = {"a": 0.0, "b": FAR * 100, "c": 10.0}
 
-    assert pick(loads, Item("k", 100), known="b") == Chosen("b", 100 / 16)
+    assert pick_replica(loads, AffinityItem("k", 100), known="b") == ChosenReplica("b", 100 / 16)
 
 
 def test_a_replica_that_is_far_behind_or_gone_is_known_for_nothing():
     loads = {"a": 0.0, "b": FAR * 100 + 1}
 
-    assert pick(loads, Item("k", 100), known="b") == Chosen("a", 100)
-    assert pick(loads, Item("k", 100), known="gone") == Chosen("a", 100)
+    assert pick_replica(loads, AffinityItem("k", 100), known="b") == ChosenReplica("a", 100)
+    assert pick_replica(loads, AffinityItem("k", 100), known="gone") == ChosenReplica("a", 100)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_requests_items_use_all_replicas(count: int):
     for begin in range(0, 200, count):
-        spread = Spread()
-        items = [Item(f"{number:016x}", 256) for number in range(begin, begin + count)]
+        spread = EncoderAffinity()
+        items = [AffinityItem(f"{number:016x}", 256) for number in range(begin, begin + count)]
 
-        assert len({chosen.executor for chosen in spread.items(dict.fromkeys("abcd"[:count], 0.0), items)}) == count
+        assert (
+            len({chosen.executor for chosen in spread.assign_items(dict.fromkeys("abcd"[:count], 0.0), items)}) == count
+        )
 
 
 def test_equal_items_of_one_request_stay_together():
-    chosen = Spread().items(dict(IDLE), [Item("same", 100)] * 5)
+    chosen = EncoderAffinity().assign_items(dict(IDLE), [AffinityItem("same", 100)] * 5)
 
     assert len({each.executor for each in chosen}) == 1
     assert sum(each.work for each in chosen) == 100 + 4 * 100 / 16
@@ -74,18 +76,22 @@ def test_equal_items_of_one_request_stay_together():
 def test_items_without_a_key_go_to_the_least_first_come_first():
     loads = {"c": 0.0, "a": 0.0, "b": 50.0}
 
-    chosen = Spread().items(loads, [Item("", 100), Item("", 30), Item("", 10), Item("", 10)])
+    chosen = EncoderAffinity().assign_items(
+        loads, [AffinityItem("", 100), AffinityItem("", 30), AffinityItem("", 10), AffinityItem("", 10)]
+    )
 
     assert [each.executor for each in chosen] == ["c", "a", "a", "a"]
     assert loads == {"c": 100.0, "a": 50.0, "b": 50.0}
 
 
 def test_what_was_sent_long_ago_is_forgotten():
-    spread = Spread(remembered=2)
+    spread = EncoderAffinity(remembered=2)
     for key in ("x", "y", "x", "z"):
-        spread.items({"a": 0.0}, [Item(key, 100)])
+        spread.assign_items({"a": 0.0}, [AffinityItem(key, 100)])
 
-    known = [spread.items({"a": 0.0, "b": 0.0}, [Item(key, 100)])[0].work < 100 for key in ("x", "z", "y")]
+    known = [
+        spread.assign_items({"a": 0.0, "b": 0.0}, [AffinityItem(key, 100)])[0].work < 100 for key in ("x", "z", "y")
+    ]
 
     assert known == [True, True, False]
 
@@ -93,13 +99,13 @@ def test_what_was_sent_long_ago_is_forgotten():
 @pytest.mark.parametrize("seed", range(20))
 def test_random_items_never_go_to_a_replica_that_is_far_behind(seed: int):
     dice = random.Random(seed)
-    spread = Spread(remembered=50)
+    spread = EncoderAffinity(remembered=50)
     loads = {str(number): 0.0 for number in range(dice.randint(1, 6))}
     for _ in range(500):
-        item = Item(dice.choice(["", *keys(80)]), dice.choice([1, 50, 1000]))
+        item = AffinityItem(dice.choice(["", *keys(80)]), dice.choice([1, 50, 1000]))
         before = dict(loads)
 
-        [chosen] = spread.items(loads, [item])
+        [chosen] = spread.assign_items(loads, [item])
 
         assert before[chosen.executor] <= min(before.values()) + FAR * item.work
         assert loads == {**before, chosen.executor: before[chosen.executor] + chosen.work}

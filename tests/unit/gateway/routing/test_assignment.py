@@ -3,10 +3,10 @@
 import pytest
 
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
-from omnibus.graph import Node, ref
+from omnibus.graph import GraphNode, make_ref
 from omnibus.plan import ModelPlan, Plan
-from services.gateway.routing.assignment import Assignment, Scope
-from services.gateway.routing.executors import Members
+from services.gateway.routing.assignment import Assignment, PlanScope
+from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 
 
@@ -24,13 +24,13 @@ def plan(**models: ModelPlan) -> Plan:
     return Plan(1, 0, 1000.0, models)
 
 
-def node(task: str, *uses: int, component: str = "", model: str = "", **more: object) -> Node:
-    inputs = {f"i{source}": ref(source, "out") for source in uses}
-    return Node(task, component, {**inputs, **more}, "d", tuple((source, "out") for source in uses), model)
+def node(task: str, *uses: int, component: str = "", model: str = "", **more: object) -> GraphNode:
+    inputs = {f"i{source}": make_ref(source, "out") for source in uses}
+    return GraphNode(task, component, {**inputs, **more}, "d", tuple((source, "out") for source in uses), model)
 
 
-def assigned(made: Plan, *nodes: Node, model: str = "") -> Assignment:
-    return Scope(made).assign(nodes, model)
+def assigned(made: Plan, *nodes: GraphNode, model: str = "") -> Assignment:
+    return PlanScope(made).assign(nodes, model)
 
 
 def models(found: Assignment) -> list[str]:
@@ -136,7 +136,7 @@ def test_a_plan_without_names_of_tasks_goes_by_components(asked: str):
 
 
 def test_graphs_of_one_shape_keep_their_own_inputs():
-    scope = Scope(plan(a=SEES))
+    scope = PlanScope(plan(a=SEES))
 
     found = [scope.assign([node("think-a", text=text)]).nodes[0].inputs["text"] for text in ("one", "two")]
 
@@ -144,14 +144,14 @@ def test_graphs_of_one_shape_keep_their_own_inputs():
 
 
 def test_graphs_of_the_same_tasks_with_other_edges_differ():
-    scope = Scope(plan(a=SEES, b=ALSO_SEES))
+    scope = PlanScope(plan(a=SEES, b=ALSO_SEES))
     tasks = [node("see"), node("think-a", 0), node("think-b")], [node("see"), node("think-a"), node("think-b", 0)]
 
     assert [models(scope.assign(nodes))[0] for nodes in tasks] == ["a", "b"]
 
 
 def test_the_router_goes_by_the_plan_in_force():
-    router = Router("g", Members())
+    router = Router("g", ExecutorTable())
     with pytest.raises(StageUnavailable, match="no plan yet"):
         router.assign([node("spell")])
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from omnibus.errors import Overloaded
-from services.gateway.routing.draining import DrainRate, check
+from services.gateway.routing.draining import DrainRate, check_queue_time
 from tests.unit.gateway.overloaded import Executor, World, percentile
 
 
@@ -138,43 +138,43 @@ def test_a_burst_is_not_refused_by_what_was_measured_one_by_one_where_requests_s
     now = 0.0
     drain = DrainRate(lambda: now, slots=16)
     for number in range(20):
-        drain.begin(str(number))
+        drain.add_invocation(str(number))
         now += 10.0
-        drain.finish(str(number), 10.0)
+        drain.finish_invocation(str(number), 10.0)
 
     for number in range(16):
-        check([drain], 30.0, 10.0)
-        drain.begin(f"burst {number}")
+        check_queue_time([drain], 30.0, 10.0)
+        drain.add_invocation(f"burst {number}")
 
     with pytest.raises(Overloaded):
         for number in range(64):
-            check([drain], 30.0, 10.0)
-            drain.begin(f"beyond {number}")
+            check_queue_time([drain], 30.0, 10.0)
+            drain.add_invocation(f"beyond {number}")
 
 
 def test_clients_that_leave_do_not_make_an_executor_seem_slow():
     now = 0.0
     drain = DrainRate(lambda: now)
     for number in range(20):
-        drain.begin(str(number))
+        drain.add_invocation(str(number))
         now += 0.1
-        drain.finish(str(number), 0.1)
+        drain.finish_invocation(str(number), 0.1)
 
     for number in range(50):
-        drain.begin(f"left {number}")
+        drain.add_invocation(f"left {number}")
         now += 3.0
-        drain.drop(f"left {number}")
+        drain.drop_invocation(f"left {number}")
 
     for number in range(8):
-        check([drain], 3.0, 1.0)
-        drain.begin(f"new {number}")
+        check_queue_time([drain], 3.0, 1.0)
+        drain.add_invocation(f"new {number}")
 
 
 def test_before_anything_is_measured_all_is_admitted():
     drain = DrainRate(lambda: 0.0)
     for number in range(1000):
-        check([drain], 0.001, 0.0)
-        drain.begin(str(number))
+        check_queue_time([drain], 0.001, 0.0)
+        drain.add_invocation(str(number))
 
 
 def test_an_executor_that_finishes_nothing_gets_no_more_than_it_could_end():
@@ -184,10 +184,10 @@ def test_an_executor_that_finishes_nothing_gets_no_more_than_it_could_end():
     for tick in range(600):
         now = tick * 0.1
         try:
-            check([drain], 30.0, 10.0)
+            check_queue_time([drain], 30.0, 10.0)
         except Overloaded:
             continue
-        drain.begin(str(tick))
+        drain.add_invocation(str(tick))
         admitted += 1
 
     assert admitted < 60
@@ -215,16 +215,16 @@ def test_the_slowest_stage_decides():
     fast, slow = DrainRate(lambda: now), DrainRate(lambda: now)
     for number in range(20):
         for drain, seconds in ((fast, 0.01), (slow, 1.0)):
-            drain.begin(str(number))
+            drain.add_invocation(str(number))
             now += seconds
-            drain.finish(str(number), seconds)
+            drain.finish_invocation(str(number), seconds)
     for number in range(12):
-        fast.begin(f"n-{number}")
-        slow.begin(f"n-{number}")
+        fast.add_invocation(f"n-{number}")
+        slow.add_invocation(f"n-{number}")
 
-    check([fast], 10.0, 100.0)
+    check_queue_time([fast], 10.0, 100.0)
     with pytest.raises(Overloaded) as refused:
-        check([fast, slow], 10.0, 100.0)
+        check_queue_time([fast, slow], 10.0, 100.0)
 
     assert refused.value.retry_after == pytest.approx(1.0 + 13.0 - 8.0 - 1.0, abs=1.5)
 
@@ -233,11 +233,11 @@ def test_what_was_dropped_is_no_completion():
     now = 0.0
     drain = DrainRate(lambda: now)
     for number in range(10):
-        drain.begin(str(number))
+        drain.add_invocation(str(number))
         now += 1.0
-        drain.drop(str(number))
+        drain.drop_invocation(str(number))
 
     assert not drain.measured
     assert drain.rate == math.inf
-    drain.finish("never sent", 1.0)
+    drain.finish_invocation("never sent", 1.0)
     assert not drain.measured

@@ -7,11 +7,11 @@ import pytest
 
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
-from omnibus.graph import Node
-from omnibus.plan import ModelPlan, Option, Path, Plan
-from services.gateway.routing.assignment import Part
-from services.gateway.routing.executors import Members
-from services.gateway.routing.router import Route, Router, Ticket
+from omnibus.graph import GraphNode
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from services.gateway.routing.assignment import ModelPart
+from services.gateway.routing.executors import ExecutorTable
+from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 
 KIND = "vision+thinker"
 APART = Path("E>L", {"vision": "E", "thinker": "L"}, 70)
@@ -22,9 +22,9 @@ TASKS = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
 
 def plan(*paths: Path, seed: int = 0) -> Plan:
     options = {
-        "E": Option(("vision",), "encoder"),
-        "L": Option(("thinker",), "llm"),
-        "EL": Option(("vision", "thinker"), "llm"),
+        "E": DeploymentOption(("vision",), "encoder"),
+        "L": DeploymentOption(("thinker",), "llm"),
+        "EL": DeploymentOption(("vision", "thinker"), "llm"),
     }
     model = ModelPlan("tiny", "", ("vision", "thinker"), {"image": "vision"}, options, {KIND: paths}, tasks=TASKS)
     return Plan(1, seed, 0.0, {"m": model})
@@ -35,35 +35,35 @@ def status(id: str, option: str, **more: Any) -> ExecutorStatus:
 
 
 def router(gateway: str = "g1", *executors: tuple[str, str], seed: int = 0) -> Router:
-    made = Router(gateway, Members())
+    made = Router(gateway, ExecutorTable())
     made.plan = plan(APART, TOGETHER, seed=seed)
     for id, option in executors:
-        made.members.heard(status(id, option))
+        made.members.handle_status(status(id, option))
     return made
 
 
-def calls(*components: str) -> list[Node]:
-    return [Node(TASKS[component], component, {}, "") for component in components]
+def calls(*components: str) -> list[GraphNode]:
+    return [GraphNode(TASKS[component], component, {}, "") for component in components]
 
 
-def part(made: Router) -> Part:
+def part(made: Router) -> ModelPart:
     return made.assign(calls(*STAGES), "m").parts[0]
 
 
-def go(made: Router, *components: str, **more: Any) -> Route:
+def go(made: Router, *components: str, **more: Any) -> ExecutorRoute:
     """Where the next request of these components goes."""
     assignment = made.assign(calls(*components or STAGES), "m")
-    return made.route(assignment, made.ticket(assignment.model, assignment.kind), **more)
+    return made.route(assignment, made.issue_ticket(assignment.model, assignment.kind), **more)
 
 
 def work(made: Router, executor: str, tokens: int) -> None:
     member = made.members.get(executor)
     assert member is not None
-    member.charge(tokens)
+    member.charge_work(tokens)
 
 
 def counted(made: Router, count: int) -> Counter[str]:
-    return Counter(made.path(part(made), made.ticket("m", KIND)).name for _ in range(count))
+    return Counter(made.choose_path(part(made), made.issue_ticket("m", KIND)).name for _ in range(count))
 
 
 @pytest.mark.parametrize("gateway", ["g1", "g2", "a-long-name", "7f3a"])
@@ -85,7 +85,7 @@ def test_the_shares_hold_for_several_gateways_together():
 def test_the_shares_hold_for_any_few_hundred_requests_in_a_row(begin: int):
     made = router()
     for _ in range(begin):
-        made.ticket("m", KIND)
+        made.issue_ticket("m", KIND)
 
     assert abs(counted(made, 377)["E>L"] - 0.7 * 377) < 1
 
@@ -108,18 +108,18 @@ def test_a_path_without_rate_is_never_chosen():
 
 def test_decisions_follow_from_id_and_seed_alone():
     first, second = router(), router()
-    tickets = [first.ticket("m", KIND) for _ in range(500)]
+    tickets = [first.issue_ticket("m", KIND) for _ in range(500)]
 
-    again = [second.path(part(second), ticket).name for ticket in reversed(tickets)]
+    again = [second.choose_path(part(second), ticket).name for ticket in reversed(tickets)]
 
-    assert again[::-1] == [first.path(part(first), ticket).name for ticket in tickets]
+    assert again[::-1] == [first.choose_path(part(first), ticket).name for ticket in tickets]
 
 
 def test_another_seed_or_gateway_makes_another_sequence():
-    tickets = [Ticket(f"t{number}", KIND, number) for number in range(100)]
+    tickets = [InvocationTicket(f"t{number}", KIND, number) for number in range(100)]
 
     sequences = {
-        tuple(made.path(part(made), ticket).name for ticket in tickets)
+        tuple(made.choose_path(part(made), ticket).name for ticket in tickets)
         for made in (router(), router(seed=1), router(seed=2), router("g2"))
     }
 
@@ -129,23 +129,23 @@ def test_another_seed_or_gateway_makes_another_sequence():
 def test_ids_are_unique_and_say_gateway_and_kind():
     made = router("abc")
 
-    ids = [made.ticket("m", kind).id for kind in (KIND, "thinker", KIND)]
+    ids = [made.issue_ticket("m", kind).id for kind in (KIND, "thinker", KIND)]
 
     assert [id.rpartition("-")[0] for id in ids] == ["abc-0", "abc-1", "abc-0"]
-    assert len({made.ticket("m", KIND).id for _ in range(10_000)}) == 10_000
+    assert len({made.issue_ticket("m", KIND).id for _ in range(10_000)}) == 10_000
 
 
 def test_ids_do_not_tell_how_many_requests_there_were():
     made, other = router("abc"), router("abc")
     for _ in range(5):
-        other.ticket("m", KIND)
+        other.issue_ticket("m", KIND)
 
-    ids = [made.ticket("m", KIND).id for _ in range(100)]
+    ids = [made.issue_ticket("m", KIND).id for _ in range(100)]
 
     assert len({len(id) for id in ids}) == 1
     assert ids != sorted(ids)
     assert ids != sorted(ids, reverse=True)
-    assert not set(ids) & {other.ticket("m", KIND).id for _ in range(100)}
+    assert not set(ids) & {other.issue_ticket("m", KIND).id for _ in range(100)}
 
 
 def test_the_executor_with_the_least_outstanding_work_is_chosen():
@@ -160,7 +160,7 @@ def test_work_that_is_done_counts_no_more():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
     work(made, "l0", 500)
     work(made, "l1", 20)
-    made.members.get("l0").discharge(500)  # type: ignore[union-attr]
+    made.members.get("l0").discharge_work(500)  # type: ignore[union-attr]
 
     assert go(made, pinned="E>L").executors == ("e0", "l0")
 
@@ -175,7 +175,7 @@ def test_without_the_planned_path_another_one_is_taken():
 
 def test_excluded_and_draining_executors_get_nothing():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
-    made.members.heard(status("l2", "L", state="draining"))
+    made.members.handle_status(status("l2", "L", state="draining"))
 
     route = go(made, exclude=frozenset({"l0"}), pinned="E>L")
 
@@ -204,14 +204,14 @@ def test_an_unknown_pin_names_what_there_is():
 
 def test_an_unknown_model_names_what_there_is():
     with pytest.raises(NotFound, match="there is m"):
-        router().model("n")
+        router().get_model("n")
 
 
 def test_before_the_first_plan_there_is_nothing_to_route():
-    made = Router("g1", Members())
+    made = Router("g1", ExecutorTable())
 
     with pytest.raises(StageUnavailable) as caught:
-        made.model("m")
+        made.get_model("m")
 
     assert caught.value.stage == "planner"
 
@@ -244,7 +244,7 @@ def test_a_replay_goes_along_its_recorded_options():
     made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"), ("x", "EL"))
     work(made, "l0", 100)
 
-    route = made.along("m", calls("vision", "vision", "thinker"), ("E", "E", "L"))
+    route = made.route_by_options("m", calls("vision", "vision", "thinker"), ("E", "E", "L"))
 
     assert (route.path, route.options, route.executors) == ("E>L", ("E", "E", "L"), ("e0", "e0", "l1"))
 
@@ -253,7 +253,7 @@ def test_a_replay_without_an_executor_of_its_option_names_option_and_stage():
     made = router("g1", ("x", "EL"), ("e0", "E"))
 
     with pytest.raises(StageUnavailable, match="option 'L'") as caught:
-        made.along("m", calls(*STAGES), ("E", "L"))
+        made.route_by_options("m", calls(*STAGES), ("E", "L"))
 
     assert caught.value.stage == "thinker"
 
@@ -262,11 +262,11 @@ def test_work_of_an_executor_that_is_gone_is_forgotten():
     made = router("g1", ("l0", "L"))
     gone = made.members.get("l0")
     assert gone is not None
-    gone.charge(500)
+    gone.charge_work(500)
     made.members.remove("l0")
-    made.members.heard(status("l0", "L"))
+    made.members.handle_status(status("l0", "L"))
 
-    gone.discharge(500)
+    gone.discharge_work(500)
 
     assert made.members.get("l0").outstanding == 0  # type: ignore[union-attr]
 
@@ -308,7 +308,7 @@ def test_who_asks_for_a_path_without_rate_gets_it():
 def test_an_id_may_be_older_than_the_number():
     made = router("g1")
 
-    tickets = [made.ticket("m", KIND, "run-7"), made.ticket("m", KIND)]
+    tickets = [made.issue_ticket("m", KIND, "run-7"), made.issue_ticket("m", KIND)]
 
     assert [ticket.number for ticket in tickets] == [0, 1]
     assert (tickets[0].id, tickets[1].id[:5]) == ("run-7", "g1-0-")

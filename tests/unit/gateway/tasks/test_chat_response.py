@@ -5,13 +5,13 @@ import json
 
 from openai.types.chat import ChatCompletion
 
-from services.gateway.openai.chat_response import Audio, completion, usage
+from services.gateway.openai.chat_response import Audio, build_usage, encode_completion
 
-COUNTS = usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text=7, audio=30)
+COUNTS = build_usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text=7, audio=30)
 
 
 def test_a_text_answer_is_a_chat_completion() -> None:
-    data = completion(
+    data = encode_completion(
         id="chatcmpl-1",
         model="m",
         created=1700000000,
@@ -34,7 +34,7 @@ def test_a_spoken_answer_carries_its_sound_in_base64() -> None:
     sound = Audio(id="audio_1", data=b"\x00\xff\x10", expires_at=1700003600, transcript="hi")
 
     answer = ChatCompletion.model_validate_json(
-        completion(id="i", model="m", created=1, text=None, finish_reason="length", usage=COUNTS, audio=sound)
+        encode_completion(id="i", model="m", created=1, text=None, finish_reason="length", usage=COUNTS, audio=sound)
     )
 
     message = answer.choices[0].message
@@ -46,7 +46,7 @@ def test_a_spoken_answer_carries_its_sound_in_base64() -> None:
 
 def test_usage_adds_up_and_names_the_kinds() -> None:
     answer = ChatCompletion.model_validate_json(
-        completion(id="i", model="m", created=1, text="", finish_reason="stop", usage=COUNTS)
+        encode_completion(id="i", model="m", created=1, text="", finish_reason="stop", usage=COUNTS)
     )
 
     assert answer.usage is not None

@@ -10,20 +10,20 @@ import pytest
 from omnibus.errors import Fatal, OmnibusError, StageFailed, StreamConsumed
 from omnibus.task import Audio, ChatOutput, Result, TextChunk
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.streams import Incoming, merge
-from services.gateway.tasks.output_streams import arrivals, incoming
+from services.gateway.dispatch.streams import ItemStream, merge_streams
+from services.gateway.tasks.output_streams import as_item_stream, open_output_streams
 
 
-def source(*items: Item, ended: bool = True) -> Incoming:
-    made = Incoming()
+def source(*items: Item, ended: bool = True) -> ItemStream:
+    made = ItemStream()
     for item in items:
-        made.add(item)
+        made.add_item(item)
     if ended:
         made.end()
     return made
 
 
-def result(given: Incoming, kind: str = "stream", element: Any = TextChunk) -> Result:
+def result(given: ItemStream, kind: str = "stream", element: Any = TextChunk) -> Result:
     return Result("think", (0, "text"), kind, element).bind(given)
 
 
@@ -32,9 +32,9 @@ async def parts(*given: Any) -> AsyncIterator[Any]:
         yield part
 
 
-async def read(stream: Incoming) -> list[Any]:
+async def read(stream: ItemStream) -> list[Any]:
     found = []
-    while items := await stream.next():
+    while items := await stream.next_items():
         found += [item.data if item.array is None else (item.data, item.array.tolist()) for item in items]
     return found
 
@@ -42,13 +42,13 @@ async def read(stream: Incoming) -> list[Any]:
 async def test_a_result_arrives_as_it_is():
     there = source(Item({"text": "a"}))
 
-    assert arrivals(ChatOutput(text=result(there))) == {"text": there}
+    assert open_output_streams(ChatOutput(text=result(there))) == {"text": there}
 
 
 async def test_only_what_there_is_arrives():
     there = source()
 
-    assert arrivals(ChatOutput(text=None, audio=there)) == {"audio": there}
+    assert open_output_streams(ChatOutput(text=None, audio=there)) == {"audio": there}
 
 
 async def test_a_result_that_was_read_does_not_arrive_again():
@@ -56,10 +56,10 @@ async def test_a_result_that_was_read_does_not_arrive_again():
     await read_before
 
     with pytest.raises(StreamConsumed, match="was read already"):
-        incoming("text", read_before)
+        as_item_stream("text", read_before)
     with pytest.raises(StreamConsumed):
         fields = result(source(Item({"text": "a"})))
-        arrivals(ChatOutput(text=fields, audio=None))
+        open_output_streams(ChatOutput(text=fields, audio=None))
         await fields
 
 
@@ -72,11 +72,11 @@ TEXTS: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.mark.parametrize(("value", "arrived"), TEXTS.values(), ids=TEXTS.keys())
 async def test_one_part_is_a_stream_of_one(value: Any, arrived: list[Any]):
-    assert await read(incoming("text", value)) == arrived
+    assert await read(as_item_stream("text", value)) == arrived
 
 
 async def test_what_is_made_part_by_part_arrives_part_by_part():
-    assert await read(incoming("text", parts("a", TextChunk(text="b")))) == [
+    assert await read(as_item_stream("text", parts("a", TextChunk(text="b")))) == [
         {"text": "a"}, {"text": "b", "ids": [], "finish_reason": "", "usage": {}},
     ]  # fmt: skip
 
@@ -84,21 +84,23 @@ async def test_what_is_made_part_by_part_arrives_part_by_part():
 async def test_a_stream_that_is_transformed_is_read_here():
     there = source(Item({"text": "a"}), Item({"text": "b"}))
 
-    assert await read(incoming("text", result(there).transform(lambda chunk: chunk.text.upper()))) == [
+    assert await read(as_item_stream("text", result(there).transform(lambda chunk: chunk.text.upper()))) == [
         {"text": "A"}, {"text": "B"},
     ]  # fmt: skip
 
 
 async def test_a_stream_of_plain_text_is_text():
-    assert await read(incoming("text", result(source(Item({"value": "a"})), element=str))) == [{"text": "a"}]
+    assert await read(as_item_stream("text", result(source(Item({"value": "a"})), element=str))) == [{"text": "a"}]
 
 
 async def test_a_value_is_text():
-    assert await read(incoming("text", result(source(Item({"value": "loud"})), "value", str))) == [{"text": "loud"}]
+    assert await read(as_item_stream("text", result(source(Item({"value": "loud"})), "value", str))) == [
+        {"text": "loud"}
+    ]
 
 
 async def test_samples_are_sound():
-    assert await read(incoming("audio", parts(np.ones(2), Audio(rate=8000, array=np.zeros(1, np.float32))))) == [
+    assert await read(as_item_stream("audio", parts(np.ones(2), Audio(rate=8000, array=np.zeros(1, np.float32))))) == [
         ({"rate": 24000}, [1.0, 1.0]), ({"rate": 8000}, [0.0]),
     ]  # fmt: skip
 
@@ -106,7 +108,7 @@ async def test_samples_are_sound():
 @pytest.mark.parametrize(("name", "part"), [("text", 3), ("text", np.ones(1)), ("audio", "la"), ("text", Audio())])
 async def test_a_part_of_another_kind_fails_the_answer(name: str, part: Any):
     with pytest.raises(Fatal, match=f"the answer's {name} holds a {type(part).__name__}: it must be"):
-        await read(incoming(name, parts(part)))
+        await read(as_item_stream(name, parts(part)))
 
 
 async def test_a_failure_comes_after_what_was_made_before():
@@ -115,9 +117,9 @@ async def test_a_failure_comes_after_what_was_made_before():
         raise error
 
     for error, said in ((StageFailed("no more"), "no more"), (KeyError("x"), r"the answer's text failed \(KeyError\)")):
-        stream, found = incoming("text", broken(error)), []
+        stream, found = as_item_stream("text", broken(error)), []
         with pytest.raises(OmnibusError, match=said):
-            while items := await stream.next():
+            while items := await stream.next_items():
                 found += [item.data for item in items]
         assert found == [{"text": "a"}]
 
@@ -133,7 +135,7 @@ async def test_nothing_is_made_any_more_once_nobody_reads():
         finally:
             closed.set()
 
-    merging = merge(arrivals(ChatOutput(text=endless())))
+    merging = merge_streams(open_output_streams(ChatOutput(text=endless())))
     async for _ in merging:
         break
     await merging.aclose()  # type: ignore[attr-defined]

@@ -7,14 +7,20 @@ from omnibus.families import catalog
 from omnibus.plan import Plan
 from omnibus.task import MLLM, Omni
 from omnibus.task.library import DrawInput, EditInput, ImageEdit, ImageGeneration, VideoGeneration, VideoInput
-from services.gateway.tasks.resolve import composite, filmer, painter, pictures_taken, request_of
+from services.gateway.tasks.resolve import (
+    create_chat_task,
+    create_image_task,
+    create_video_task,
+    max_reference_images,
+    request_class,
+)
 from services.planner.declared import declarations_file
-from services.planner.declared.declarations_file import Declared
+from services.planner.declared.declarations_file import DeclaredModel
 
 
 def plan(*families: str) -> Plan:
-    declared = {name: Declared(name, "") for name in families}
-    return Plan(1, 0, 1000.0, declarations_file.plans(declared))
+    declared = {name: DeclaredModel(name, "") for name in families}
+    return Plan(1, 0, 1000.0, declarations_file.build_static_plans(declared))
 
 
 ALL = plan(*catalog.FAMILIES)
@@ -23,7 +29,7 @@ PAINTERS = {"qwen_image", "qwen_image_edit", "glm_image", "janus"}
 
 @pytest.mark.parametrize("family", sorted(PAINTERS))
 def test_the_painter_has_each_component_in_its_place(family: str):
-    task = painter(family, ALL)
+    task = create_image_task(family, ALL)
 
     assert isinstance(task, ImageEdit if family == "qwen_image_edit" else ImageGeneration)
     assert (task.text_encoder.component, task.denoiser.component, task.decoder.component) == (
@@ -39,44 +45,44 @@ def test_the_painter_has_each_component_in_its_place(family: str):
 
 
 def test_how_many_pictures_a_painter_takes_follows_from_its_request():
-    making, editing = painter("qwen_image", ALL), painter("qwen_image_edit", ALL)
+    making, editing = create_image_task("qwen_image", ALL), create_image_task("qwen_image_edit", ALL)
 
-    assert (request_of(making), pictures_taken(making)) == (DrawInput, 0)
-    assert (request_of(editing), pictures_taken(editing)) == (EditInput, 1)
+    assert (request_class(making), max_reference_images(making)) == (DrawInput, 0)
+    assert (request_class(editing), max_reference_images(editing)) == (EditInput, 1)
 
 
 def test_a_model_that_does_both_chats_and_makes_pictures():
-    assert isinstance(composite("janus", ALL), MLLM)
-    assert isinstance(painter("janus", ALL), ImageGeneration)
+    assert isinstance(create_chat_task("janus", ALL), MLLM)
+    assert isinstance(create_image_task("janus", ALL), ImageGeneration)
 
 
 def test_a_model_that_speaks_is_an_omni_model():
-    assert isinstance(composite("qwen2_5_omni", ALL), Omni)
+    assert isinstance(create_chat_task("qwen2_5_omni", ALL), Omni)
 
 
 def test_the_filmer_has_each_component_in_its_place():
-    task = filmer("ltx2", ALL)
+    task = create_video_task("ltx2", ALL)
 
     assert isinstance(task, VideoGeneration)
     assert task.sound is not None
     parts = (task.text_encoder, task.denoiser, task.decoder, task.sound)
     assert [part.component for part in parts] == ["text_encoder", "dit", "vae", "audio_vae"]
-    assert request_of(task) is VideoInput
+    assert request_class(task) is VideoInput
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen_image", "janus"])
 def test_a_model_that_makes_no_videos_says_what_it_has(family: str):
     with pytest.raises(BadRequest, match="makes no videos: it has"):
-        filmer(family, ALL)
+        create_video_task(family, ALL)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl", "qwen2_5_omni", "ltx2"])
 def test_a_model_that_makes_no_pictures_says_what_it_has(family: str):
     with pytest.raises(BadRequest, match="makes no pictures: it has"):
-        painter(family, ALL)
+        create_image_task(family, ALL)
 
 
 @pytest.mark.parametrize("family", ["qwen_image", "qwen_image_edit", "ltx2"])
 def test_a_model_that_only_makes_pictures_is_no_chat_model(family: str):
     with pytest.raises(BadRequest, match="is no chat model: it has .*dit"):
-        composite(family, ALL)
+        create_chat_task(family, ALL)

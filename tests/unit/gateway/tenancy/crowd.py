@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple
 
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.fair_queue import WAITING, Fair, Turn
+from services.gateway.tenancy.fair_queue import WAITING, FairQueue, QueueEntry
 
 SLOTS = 8
 QUEUE = 64
@@ -40,18 +40,18 @@ def play(
     weights: Mapping[str, float] | None = None,
     slots: int = SLOTS,
     queue: int = QUEUE,
-    fair: Fair | None = None,
+    fair: FairQueue | None = None,
     until: float = float("inf"),
-    each: Callable[[Fair], None] = lambda _: None,
+    each: Callable[[FairQueue], None] = lambda _: None,
 ) -> Seen:
     """A machine that serves ``slots`` requests side by side, each at a ``slots``-th of its speed of one GPU.
 
     ``each`` looks at the queue after every event. What is given counts up to second ``until``.
     """
-    fair = fair or Fair(queue)
+    fair = fair or FairQueue(queue)
     weights = weights or {}
     order = count()
-    events: list[tuple[float, int, Ask | None, Turn | None]] = [(ask.at, next(order), ask, None) for ask in asks]
+    events: list[tuple[float, int, Ask | None, QueueEntry | None]] = [(ask.at, next(order), ask, None) for ask in asks]
     heapq.heapify(events)
     came: dict[int, Ask] = {}
     seen = Seen(defaultdict(list), defaultdict(float), defaultdict(int))
@@ -59,7 +59,7 @@ def play(
         now, _, ask, turn = heapq.heappop(events)
         if ask is not None:
             try:
-                turn = fair.come(ask.tenant, weights.get(ask.tenant, 1.0), ask.expected, slots)
+                turn = fair.enqueue(ask.tenant, weights.get(ask.tenant, 1.0), ask.expected, slots)
                 came[id(turn)] = ask
             except Overloaded:
                 seen.refused[ask.tenant] += 1
@@ -67,11 +67,11 @@ def play(
         else:
             assert turn is not None
             own = came.pop(id(turn))
-            fair.over(turn, own.costs)
+            fair.finish_entry(turn, own.costs)
             seen.took[own.tenant].append(now - own.at)
             if now <= until:
                 seen.given[own.tenant] += own.costs
-        while (begun := fair.next(now)) is not None:
+        while (begun := fair.start_next(now)) is not None:
             heapq.heappush(events, (now + came[id(begun)].costs * slots, next(order), None, begun))
         each(fair)
     return seen
@@ -81,5 +81,5 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def waiting(turn: Turn) -> bool:
+def waiting(turn: QueueEntry) -> bool:
     return turn.state == WAITING

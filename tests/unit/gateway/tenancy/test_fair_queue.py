@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.fair_queue import LATEST, SOONEST, WORKING, Fair
+from services.gateway.tenancy.fair_queue import LATEST, SOONEST, WORKING, FairQueue
 from tests.unit.gateway.tenancy.crowd import SLOTS, Ask, evenly, p99, play, waiting
 
 SECONDS = 60.0
@@ -78,13 +78,13 @@ def test_whose_requests_cost_less_than_expected_does_not_hold_up_the_others():
 
 
 def test_a_pause_earns_nothing():
-    fair = Fair(1000)
+    fair = FairQueue(1000)
     steady = evenly("steady", 20.0, 40.0)
     back = [ask._replace(at=ask.at + 20.0) for ask in evenly("back", 20.0, 20.0)]
 
     play([*steady, *[ask for ask in back if ask.at < 20.0]], fair=fair, until=20.0, queue=1000)
-    before = fair.served("steady")
-    begun = fair.come("back", 1.0, 0.1, SLOTS)
+    before = fair.tenant_mark("steady")
+    begun = fair.enqueue("back", 1.0, 0.1, SLOTS)
 
     assert begun.line.mark >= before - 0.1 * SLOTS
 
@@ -93,8 +93,8 @@ def test_nobody_who_waits_is_further_behind_than_what_is_at_work():
     behind: list[float] = []
     ever = set()
 
-    def look(fair: Fair) -> None:
-        marks = [fair.served(tenant) for tenant in ("a", "b") if fair._waiting.get(tenant)]
+    def look(fair: FairQueue) -> None:
+        marks = [fair.tenant_mark(tenant) for tenant in ("a", "b") if fair._waiting.get(tenant)]
         ever.add(len(marks))
         if len(marks) == 2:
             behind.append(abs(marks[0] - marks[1]))
@@ -112,53 +112,53 @@ def test_room_that_nobody_else_wants_is_given_away():
 
 
 def test_a_full_queue_is_refused_and_says_when_to_come_again():
-    fair = Fair(2)
-    turns = [fair.come("a", 1.0, 1.0, 1) for _ in range(2)]
-    began = fair.next(10.0)
-    fair.come("a", 1.0, 1.0, 1)
+    fair = FairQueue(2)
+    turns = [fair.enqueue("a", 1.0, 1.0, 1) for _ in range(2)]
+    began = fair.start_next(10.0)
+    fair.enqueue("a", 1.0, 1.0, 1)
 
     with pytest.raises(Overloaded) as refused:
-        fair.come("a", 1.0, 1.0, 1)
+        fair.enqueue("a", 1.0, 1.0, 1)
 
     assert (began is turns[0], began.state) == (True, WORKING)
     assert SOONEST <= refused.value.retry_after <= LATEST
-    assert waiting(fair.come("b", 1.0, 1.0, 1))  # others have queues of their own
+    assert waiting(fair.enqueue("b", 1.0, 1.0, 1))  # others have queues of their own
 
 
 def test_who_is_patient_waits_however_many_do():
-    fair = Fair(0)
+    fair = FairQueue(0)
 
-    assert waiting(fair.come("a", 1.0, 1.0, 1, patient=True))
+    assert waiting(fair.enqueue("a", 1.0, 1.0, 1, patient=True))
 
 
 def test_who_leaves_takes_no_turn():
-    fair = Fair(10)
-    first, second = fair.come("a", 1.0, 1.0, 1), fair.come("a", 1.0, 1.0, 1)
+    fair = FairQueue(10)
+    first, second = fair.enqueue("a", 1.0, 1.0, 1), fair.enqueue("a", 1.0, 1.0, 1)
 
-    fair.leave(first)
+    fair.remove_waiting(first)
 
-    assert fair.next(0.0) is second
+    assert fair.start_next(0.0) is second
     assert (fair.waiting, fair.working) == (0, 1)
 
 
 def test_what_is_over_twice_is_counted_once():
-    fair = Fair(10)
-    turn = fair.come("a", 1.0, 1.0, 1)
-    fair.next(0.0)
+    fair = FairQueue(10)
+    turn = fair.enqueue("a", 1.0, 1.0, 1)
+    fair.start_next(0.0)
 
-    fair.over(turn, 3.0)
-    fair.over(turn, 3.0)
-    fair.leave(turn)
+    fair.finish_entry(turn, 3.0)
+    fair.finish_entry(turn, 3.0)
+    fair.remove_waiting(turn)
 
-    assert (fair.working, fair.served("a")) == (0, 3.0)
+    assert (fair.working, fair.tenant_mark("a")) == (0, 3.0)
 
 
 def test_tenants_that_are_gone_are_forgotten():
-    fair = Fair(10)
+    fair = FairQueue(10)
     for number in range(3000):
-        turn = fair.come(f"t{number}", 1.0, 1.0, 1)
-        fair.next(0.0)
-        fair.over(turn, 0.0)
+        turn = fair.enqueue(f"t{number}", 1.0, 1.0, 1)
+        fair.start_next(0.0)
+        fair.finish_entry(turn, 0.0)
 
     assert len(fair._lines) < 2000
 
@@ -178,7 +178,7 @@ asks = st.lists(
 @given(asks, st.integers(1, 6), st.integers(1, 20))
 @settings(deadline=None, max_examples=100)
 def test_every_request_is_answered_or_refused_and_nothing_is_left(crowd, slots, queue):
-    fair = Fair(queue)
+    fair = FairQueue(queue)
     most: list[int] = []
 
     seen = play(crowd, slots=slots, fair=fair, each=lambda each: most.append(each.working))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omnibus.metrics import exposition
+from omnibus.metrics import render_exposition
 from tests.unit.gateway.auth.test_middleware import gated
 from tests.unit.gateway.house import TEXT, House, answered
 
@@ -17,7 +17,7 @@ async def test_unknown_models_leave_no_label(home: House):
                 path, json={"model": f"made-up-{number}", "input": "x", "prompt": "x", "voice": "alloy"}
             )
 
-    assert b"made-up" not in exposition()
+    assert b"made-up" not in render_exposition()
 
 
 async def test_keys_leave_no_label_and_tenants_do(tmp_path: Path):
@@ -29,6 +29,6 @@ async def test_keys_leave_no_label_and_tenants_do(tmp_path: Path):
             assert (await gate.ask(f"made-up-{number}")).status_code == 401
             assert (await gate.ask("b", model=f"made-up-{number}")).status_code == 404
 
-        told = exposition()
+        told = render_exposition()
         assert b"made-up" not in told
         assert b'omnibus_tenant_gpu_seconds_total{tenant="b"}' in told

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omnibus.bus.messages import Chunk
-from omnibus.graph import Node
+from omnibus.graph import GraphNode
 from omnibus.metrics import REGISTRY, TENANTS
 from omnibus.metrics.tenants import NAMES
 from omnibus.settings import GatewaySettings
@@ -16,8 +16,8 @@ from services.gateway.dispatch.streams import ResultStream
 from services.gateway.routing.assignment import Assignment
 from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
-from services.gateway.tenancy.cost_model import Cost, Costs, actual
-from services.gateway.tenancy.rate_limits import Limits
+from services.gateway.tenancy.cost_model import RequestCost, RequestCostModel, actual_tokens
+from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import Tenant
 from tests.unit.gateway.auth.test_middleware import ADMIN, PATIENCE, count_of, gated, holding
 from tests.unit.gateway.house import TEXT, answered
@@ -26,8 +26,10 @@ from tests.unit.gateway.tenancy.test_rate_limits import Clock
 from tests.unit.gateway.test_several_models import router
 
 #: A graph of one model, and one that two models run.
-ONE = [Node("spell", "", {}, "")]
-BOTH = [Node(task, "", {}, "", tuple((n, "out") for n in range(at))) for at, task in enumerate(("think-b", "spell"))]
+ONE = [GraphNode("spell", "", {}, "")]
+BOTH = [
+    GraphNode(task, "", {}, "", tuple((n, "out") for n in range(at))) for at, task in enumerate(("think-b", "spell"))
+]
 
 
 def value(name: str, **labels: str) -> float:
@@ -161,15 +163,17 @@ class Hall:
     def __init__(self) -> None:
         self.clock = Clock()
         self.router = router()
-        limits = Limits(lambda: 1, self.clock)
+        limits = RateLimits(lambda: 1, self.clock)
         settings = GatewaySettings(admit_wait=60.0)
-        self.admission = Admission(settings, self.router, Costs(self.router), limits, lambda: 100, self.clock)
-        metrics.watch(self.admission.queues)
+        self.admission = Admission(
+            settings, self.router, RequestCostModel(self.router), limits, lambda: 100, self.clock
+        )
+        metrics.watch_queues(self.admission.queues)
 
-    def enter(self, tenant: str, nodes: list[Node], patient: bool = False) -> Any:
+    def enter(self, tenant: str, nodes: list[GraphNode], patient: bool = False) -> Any:
         assignment: Assignment = self.router.assign(nodes)
-        cost = Cost(1.0, (1.0,) * len(nodes), (1.0,) * len(nodes))
-        return self.admission.enter(Tenant(tenant), assignment, cost, 60.0, patient)
+        cost = RequestCost(1.0, (1.0,) * len(nodes), (1.0,) * len(nodes))
+        return self.admission.acquire_grant(Tenant(tenant), assignment, cost, 60.0, patient)
 
     def waiting(self) -> int:
         return sum(queue.fair.waiting for queue in self.admission.queues())
@@ -233,8 +237,8 @@ async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monke
     other = hall.router.assign(BOTH)
 
     for number in range(9):
-        cost = Cost(1.0, (1.0,), (1.0,))
-        left = await hall.admission.enter(Tenant("a"), other._replace(model=f"app-{number}"), cost, 60.0)
+        cost = RequestCost(1.0, (1.0,), (1.0,))
+        left = await hall.admission.acquire_grant(Tenant("a"), other._replace(model=f"app-{number}"), cost, 60.0)
         left.close(1.0)
         assert len(list(hall.admission.queues())) <= 3
         assert hall.waiting() == 1
@@ -258,7 +262,7 @@ async def test_gpu_seconds_are_told_by_tenant_as_they_were_used(tmp_path: Path):
         assert set(used) == {("a",), ("b",), ("",)}
         assert used["a",] > used["b",] > 0
         assert used["",] == pytest.approx(used["b",])
-        assert used["a",] == pytest.approx(gate.fair().served("a"))
+        assert used["a",] == pytest.approx(gate.fair().tenant_mark("a"))
         assert queued == {(TEXT,): 3}
 
 
@@ -278,10 +282,10 @@ async def test_what_was_refused_has_used_nothing(tmp_path: Path):
 @pytest.mark.parametrize("rate", [1e-320, 0.5, 0, -1, True, "loud"])
 def test_what_an_engine_says_of_its_sound_makes_no_endless_cost(rate: Any):
     stream = ResultStream(0, "audio", lambda handle: np.zeros(480, np.float32))
-    stream.feed(Chunk("i", 0, "audio", 0, 0, {"rate": rate}))
+    stream.feed_chunk(Chunk("i", 0, "audio", 0, 0, {"rate": rate}))
     stream.samples = 480
 
-    assert actual(["vocoder"], [7.0], {(0, "audio"): stream}) in ([7.0], [50.0 * 480])
+    assert actual_tokens(["vocoder"], [7.0], {(0, "audio"): stream}) in ([7.0], [50.0 * 480])
 
 
 def test_tenants_beyond_many_are_told_together():
@@ -290,8 +294,8 @@ def test_tenants_beyond_many_are_told_together():
     _forget()
     try:
         for number in range(2 * NAMES):
-            metrics.used(f"tenant-{number}", 1.0)
-            metrics.refused(f"tenant-{number}", "rate", "")
+            metrics.count_gpu_seconds(f"tenant-{number}", 1.0)
+            metrics.count_refused(f"tenant-{number}", "rate", "")
 
         names = {sample.labels["tenant"] for family in TENANTS.used.collect() for sample in family.samples}
         assert len(names) == NAMES + 1
@@ -305,5 +309,5 @@ def test_tenants_beyond_many_are_told_together():
 
 
 def _forget() -> None:
-    for kept in (TENANTS.name, TENANTS.gpu_seconds, TENANTS.refusals):
+    for kept in (TENANTS.tenant_label, TENANTS.gpu_seconds, TENANTS.refusal_counter):
         kept.cache_clear()

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from omnibus.api_key import KeyRecord, digest
+from omnibus.api_key import KeyRecord, hash_key
 from omnibus.bus import Delivery
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.gateway_count import SILENT, Peers
-from services.gateway.tenancy.rate_limits import AT_ONCE, Limits
-from services.gateway.tenancy.token_bucket import Bucket
+from services.gateway.tenancy.gateway_count import SILENT, GatewayPeers
+from services.gateway.tenancy.rate_limits import AT_ONCE, RateLimits
+from services.gateway.tenancy.token_bucket import TokenBucket
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 
 
 def key(**limits) -> KeyRecord:
-    return KeyRecord(digest("omni-secret"), "search", **limits)
+    return KeyRecord(hash_key("omni-secret"), "search", **limits)
 
 
 def said(id: str, state: str = "ready") -> Delivery:
@@ -32,22 +32,22 @@ def said(id: str, state: str = "ready") -> Delivery:
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_up_again():
-    bucket = Bucket(2.0, 3.0, 0.0)
+    bucket = TokenBucket(2.0, 3.0, 0.0)
 
     for _ in range(3):
-        assert bucket.wait(1.0, 0.0) == 0
-        bucket.take(1.0, 0.0)
+        assert bucket.wait_seconds(1.0, 0.0) == 0
+        bucket.take_tokens(1.0, 0.0)
 
-    assert bucket.wait(1.0, 0.0) == pytest.approx(0.5)
-    assert bucket.wait(1.0, 0.5) == 0
-    assert bucket.wait(3.0, 100.0) == 0
+    assert bucket.wait_seconds(1.0, 0.0) == pytest.approx(0.5)
+    assert bucket.wait_seconds(1.0, 0.5) == 0
+    assert bucket.wait_seconds(3.0, 100.0) == 0
 
 
 def test_a_clock_that_goes_back_gives_nothing():
-    bucket = Bucket(1.0, 1.0, 10.0)
-    bucket.take(1.0, 10.0)
+    bucket = TokenBucket(1.0, 1.0, 10.0)
+    bucket.take_tokens(1.0, 10.0)
 
-    assert bucket.wait(1.0, 5.0) == pytest.approx(1.0)
+    assert bucket.wait_seconds(1.0, 5.0) == pytest.approx(1.0)
 
 
 # Keys
@@ -55,57 +55,57 @@ def test_a_clock_that_goes_back_gives_nothing():
 
 def test_a_rate_is_kept_and_says_when_to_come_again():
     clock = Clock()
-    allowance = Limits(lambda: 1, clock).of(key(rate=2.0, burst=2.0))
-    allowance.enter(clock.now)
-    allowance.enter(clock.now)
+    allowance = RateLimits(lambda: 1, clock).key_allowance(key(rate=2.0, burst=2.0))
+    allowance.start_request(clock.now)
+    allowance.start_request(clock.now)
 
     with pytest.raises(Overloaded, match="2 requests per second") as refused:
-        allowance.enter(clock.now)
+        allowance.start_request(clock.now)
 
     assert refused.value.retry_after == pytest.approx(0.5)
     clock.now += 0.5
-    allowance.enter(clock.now)
+    allowance.start_request(clock.now)
 
 
 def test_a_request_that_is_over_makes_room_for_another():
-    limits = Limits(lambda: 1, Clock())
+    limits = RateLimits(lambda: 1, Clock())
     record = key(concurrent=1)
 
-    with limits.inside(record), pytest.raises(Overloaded, match="1 requests at a time"):
-        limits.of(record).enter(100.0)
+    with limits.limit_request(record), pytest.raises(Overloaded, match="1 requests at a time"):
+        limits.key_allowance(record).start_request(100.0)
 
-    with limits.inside(record):
+    with limits.limit_request(record):
         pass
 
 
 def test_gpu_seconds_that_were_used_have_to_be_earned_again():
     clock = Clock()
-    allowance = Limits(lambda: 1, clock).of(key(gpu_seconds=0.5))
-    allowance.check(clock.now)
-    allowance.use(0.5 * AT_ONCE + 1.0, clock.now)
+    allowance = RateLimits(lambda: 1, clock).key_allowance(key(gpu_seconds=0.5))
+    allowance.check_gpu_seconds(clock.now)
+    allowance.use_gpu_seconds(0.5 * AT_ONCE + 1.0, clock.now)
 
     with pytest.raises(Overloaded, match="0.5 GPU-seconds per second") as refused:
-        allowance.check(clock.now)
+        allowance.check_gpu_seconds(clock.now)
 
     assert refused.value.retry_after == pytest.approx(2.0)
     clock.now += 2.0
-    allowance.check(clock.now)
+    allowance.check_gpu_seconds(clock.now)
 
 
 def test_no_limit_is_none():
     clock = Clock()
-    allowance = Limits(lambda: 1, clock).of(key())
+    allowance = RateLimits(lambda: 1, clock).key_allowance(key())
 
     for _ in range(1000):
-        allowance.enter(clock.now)
-        allowance.use(1e6, clock.now)
-        allowance.check(clock.now)
+        allowance.start_request(clock.now)
+        allowance.use_gpu_seconds(1e6, clock.now)
+        allowance.check_gpu_seconds(clock.now)
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 5])
 def test_all_gateways_together_give_the_limit(gateways: int):
     clock = Clock()
-    shares = [Limits(lambda: gateways, clock) for _ in range(gateways)]
+    shares = [RateLimits(lambda: gateways, clock) for _ in range(gateways)]
     record = key(rate=30.0, burst=30.0)
     given = 0
 
@@ -114,7 +114,7 @@ def test_all_gateways_together_give_the_limit(gateways: int):
         for limits in shares:
             for _ in range(5):
                 try:
-                    limits.of(record).enter(clock.now)
+                    limits.key_allowance(record).start_request(clock.now)
                 except Overloaded:
                     break
                 given += 1
@@ -127,10 +127,10 @@ def test_requests_at_a_time_are_divided_and_rounded_up():
     record = key(concurrent=4)
     entered = 0
 
-    for limits in [Limits(lambda: 3, clock) for _ in range(3)]:
+    for limits in [RateLimits(lambda: 3, clock) for _ in range(3)]:
         with pytest.raises(Overloaded):
             for _ in range(10):
-                limits.of(record).enter(clock.now)
+                limits.key_allowance(record).start_request(clock.now)
                 entered += 1
 
     assert 4 <= entered < 4 + 3
@@ -138,22 +138,22 @@ def test_requests_at_a_time_are_divided_and_rounded_up():
 
 def test_a_key_that_was_changed_has_its_new_limit_at_once():
     clock = Clock()
-    limits = Limits(lambda: 1, clock)
-    limits.of(key(concurrent=1)).enter(clock.now)
+    limits = RateLimits(lambda: 1, clock)
+    limits.key_allowance(key(concurrent=1)).start_request(clock.now)
 
-    limits.of(key(concurrent=2)).enter(clock.now)
+    limits.key_allowance(key(concurrent=2)).start_request(clock.now)
 
 
 def test_keys_that_are_gone_are_forgotten_when_their_requests_are_over():
-    limits = Limits(lambda: 1, Clock())
+    limits = RateLimits(lambda: 1, Clock())
     record = key(concurrent=1)
 
-    with limits.inside(record):
-        limits.keep(set())
-        assert limits.of(record).inflight == 1
-    limits.keep(set())
+    with limits.limit_request(record):
+        limits.retain_keys(set())
+        assert limits.key_allowance(record).inflight == 1
+    limits.retain_keys(set())
 
-    assert limits.of(record).inflight == 0
+    assert limits.key_allowance(record).inflight == 0
 
 
 # Gateways
@@ -161,26 +161,26 @@ def test_keys_that_are_gone_are_forgotten_when_their_requests_are_over():
 
 def test_gateways_count_while_they_are_heard():
     clock = Clock()
-    peers = Peers("me", clock)
+    peers = GatewayPeers("me", clock)
     assert peers.count == 1
 
-    peers.heard(said("other"))
-    peers.heard(said("me"))
+    peers.handle_status(said("other"))
+    peers.handle_status(said("me"))
     assert peers.count == 2
 
     clock.now += SILENT - 1
-    peers.heard(said("third"))
+    peers.handle_status(said("third"))
     assert peers.count == 3
 
     clock.now += 2
     assert peers.count == 2
-    peers.heard(said("third", "gone"))
+    peers.handle_status(said("third", "gone"))
     assert peers.count == 1
 
 
 def test_what_is_no_status_is_not_counted():
-    peers = Peers("me")
+    peers = GatewayPeers("me")
 
-    peers.heard(Delivery("omnibus.event.gateway", b"{}"))
+    peers.handle_status(Delivery("omnibus.event.gateway", b"{}"))
 
     assert peers.count == 1

@@ -16,7 +16,7 @@ from omnibus.errors import Retryable
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, JobRules, Store
 from omnibus.up import infra
-from services.gateway.videos.lease import Lease
+from services.gateway.videos.lease import JobLease
 from tests.unit.sidecar import node as nodes
 
 KIND = "video"
@@ -29,7 +29,7 @@ async def store(valkey_url: str, cleared: None) -> AsyncIterator[Store]:
     await made.close()
 
 
-async def held(store: Store, seconds: float) -> Lease:
+async def held(store: Store, seconds: float) -> JobLease:
     now = time.time()
     await store.put_job(
         KIND, JobRecord(id="a", request=b"", created=now, until=now + 60, expires=now + 60), JobRules(9, 9)
@@ -37,12 +37,12 @@ async def held(store: Store, seconds: float) -> Lease:
     since = asyncio.get_running_loop().time()
     job = await store.take_job(KIND, "me", seconds)
     assert isinstance(job, JobRecord)
-    return Lease(store, KIND, job, "me", seconds, since)
+    return JobLease(store, KIND, job, "me", seconds, since)
 
 
 async def test_a_job_is_held_beyond_its_first_seconds(store: Store):
     lease = await held(store, 0.3)
-    keeping = asyncio.create_task(lease.keep())
+    keeping = asyncio.create_task(lease.hold_until_lost())
     later = time.monotonic() + 1.0
 
     await nodes.until(lambda: time.monotonic() > later)
@@ -54,10 +54,10 @@ async def test_a_job_is_held_beyond_its_first_seconds(store: Store):
 
 async def test_progress_is_written_and_never_goes_back(store: Store):
     lease = await held(store, 0.6)
-    keeping = asyncio.create_task(lease.keep())
+    keeping = asyncio.create_task(lease.hold_until_lost())
 
-    lease.tell(40)
-    lease.tell(20)
+    lease.report_progress(40)
+    lease.report_progress(20)
 
     async def written() -> bool:
         return (await store.job(KIND, "a")).progress == 40
@@ -68,24 +68,24 @@ async def test_progress_is_written_and_never_goes_back(store: Store):
 
 async def test_what_begins_is_written_at_once(store: Store):
     lease = await held(store, 60.0)
-    keeping = asyncio.create_task(lease.keep())
-    assert not lease.begun
+    keeping = asyncio.create_task(lease.hold_until_lost())
+    assert not lease.has_trace
 
-    lease.begin(lambda: b'["work"]')
+    lease.set_trace(lambda: b'["work"]')
 
     async def written() -> bool:
         return (await store.job(KIND, "a")).trace == b'["work"]'
 
     await nodes.until(written)
-    assert lease.begun
+    assert lease.has_trace
     keeping.cancel()
 
 
 async def test_a_lease_that_is_lost_ends_at_once(store: Store):
     lease = await held(store, 60.0)
-    keeping = asyncio.create_task(lease.keep())
+    keeping = asyncio.create_task(lease.hold_until_lost())
 
-    lease.lose()
+    lease.mark_lost()
 
     async with asyncio.timeout(5):
         await keeping
@@ -97,12 +97,12 @@ async def test_a_job_that_was_removed_is_lost(store: Store):
     await store.drop_job(KIND, "a")
 
     async with asyncio.timeout(5):
-        await lease.keep()
+        await lease.hold_until_lost()
 
 
 async def test_a_job_that_the_store_has_lost_is_still_held(store: Store, raw: redis.Redis):
     lease = await held(store, 60.0)
-    keeping = asyncio.create_task(lease.keep())
+    keeping = asyncio.create_task(lease.hold_until_lost())
     await raw.flushall()
 
     lease.renew()
@@ -130,7 +130,7 @@ async def test_a_job_that_is_anothers_after_the_store_lost_it_is_given_up(store:
     lease.renew()
 
     async with asyncio.timeout(5):
-        await lease.keep()
+        await lease.hold_until_lost()
     with pytest.raises(Retryable, match="not held"):
         await lease.confirm()
 
@@ -149,7 +149,7 @@ async def test_who_holds_a_job_may_complete_it_and_who_lost_it_may_not(store: St
 @pytest.fixture
 def own_server(tmp_path: Path, run_server: Any) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """A store that a test may stop."""
-    server = infra.valkey(tmp_path)
+    server = infra.prepare_valkey(tmp_path)
     with run_server(server) as process:
         yield server.url, process
 
@@ -162,5 +162,5 @@ async def test_a_lease_is_given_up_when_its_store_is_silent(own_server: tuple[st
     process.send_signal(signal.SIGSTOP)
 
     async with asyncio.timeout(5):
-        await lease.keep()
+        await lease.hold_until_lost()
     await store.close()

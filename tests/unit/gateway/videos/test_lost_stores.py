@@ -40,7 +40,7 @@ class Site(NamedTuple):
 @asynccontextmanager
 async def opened(directory: Path, durable: bool, lease: float) -> AsyncIterator[Site]:
     async with (
-        running(infra.valkey(directory, durable=durable)) as owned,
+        running(infra.prepare_valkey(directory, durable=durable)) as owned,
         studio(directory, owned.server.url, video_lease=lease) as place,
     ):
         other = await place.gateway("gw2")
@@ -226,9 +226,9 @@ async def test_a_video_whose_maker_died_between_its_file_and_its_end_is_complete
         await home.videos.shutdown()
     id = (await asked(site.gateways["a"], seed=5))["id"]
     films = site.gateways["a"].videos._films
-    draft = await films.draft(id)
+    draft = await films.new_draft(id)
     draft.write_bytes(b"whole")
-    await films.keep(id, draft, b"picture", 60.0)
+    await films.store_video(id, draft, b"picture", 60.0)
 
     site.gateways["b"].videos.startup()
 

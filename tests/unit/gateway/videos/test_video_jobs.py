@@ -14,9 +14,9 @@ from omnibus.bus import subjects
 from omnibus.errors import Overloaded
 from omnibus.executor.runner import Job
 from omnibus.store import JobRecord, JobRules
-from services.gateway.media.files import new
+from services.gateway.media.files import new_secret_id
 from services.gateway.videos import job_payload, storage, worker
-from services.gateway.videos.job_payload import KIND, Sent, Work
+from services.gateway.videos.job_payload import KIND, ActiveInvocation, VideoJobSpec
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import (
     ASKED,
@@ -126,14 +126,14 @@ async def test_a_video_whose_gateway_fell_silent_is_taken_up(place: Studio, valk
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
     seen: list[str] = []
-    await place.first.bus.subscribe(subjects.end("*"), lambda delivery: seen.append(delivery.subject))
-    await taken_by_nobody(valkey_url, id, trace=job_payload.encode([Sent("gone-1", ("filmer",))]))
+    await place.first.bus.subscribe(subjects.end_subject("*"), lambda delivery: seen.append(delivery.subject))
+    await taken_by_nobody(valkey_url, id, trace=job_payload.encode([ActiveInvocation("gone-1", ("filmer",))]))
     assert (await told(place.first, id))["status"] == "in_progress"
 
     place.first.videos.startup()
 
     await becomes(place.first, id, status="completed")
-    assert seen[0] == subjects.end("gone-1")
+    assert seen[0] == subjects.end_subject("gone-1")
     assert len(seen) == 2
 
 
@@ -200,7 +200,7 @@ async def test_a_job_that_cannot_be_read_stops_no_other(
     place: Studio, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(worker, "_LATER", 0.05)
-    broken = new("video_")
+    broken = new_secret_id("video_")
     await raw.hset(f"videos:job:{KIND}:{broken}", "request", "half of it")
     await raw.zadd(f"videos:jobs:{KIND}:due", {broken: 1})
 
@@ -336,8 +336,8 @@ async def test_what_another_build_wrote_down_is_left_to_it(
     place: Studio, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(worker, "_LATER", 0.05)
-    now, id = time.time(), new("video_")
-    request = job_payload.encode(Work(model=FILMER, wish={}, v=99))
+    now, id = time.time(), new_secret_id("video_")
+    request = job_payload.encode(VideoJobSpec(model=FILMER, wish={}, v=99))
     job = JobRecord(id=id, request=request, created=now, until=now + 60, expires=now + 60)
     async with stored(valkey_url) as store:
         await store.put_job(KIND, job, JobRules(9, 9))
@@ -359,7 +359,7 @@ async def test_a_gateway_without_a_plan_takes_nothing(tmp_path: Path, valkey_url
         async with stored(valkey_url) as store:
             record = await store.job(KIND, id)
             again = JobRecord(
-                id=new("video_"),
+                id=new_secret_id("video_"),
                 request=record.request,
                 created=record.created,
                 until=record.until,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.tenancy.tenant import NOBODY, Tenant, acting
+from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
 from services.gateway.videos import job_payload
 from tests.unit.gateway.videos.studio import ASKED, Studio, asked, becomes, fetched, stored, studio, told
 
@@ -20,11 +20,11 @@ async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator
 
 async def test_another_tenant_finds_nothing(place: Studio):
     http = place.first.http
-    with acting(A):
+    with acting_as(A):
         id = (await asked(place.first))["id"]
         await becomes(place.first, id, status="completed")
 
-    with acting(B):
+    with acting_as(B):
         answers = [
             await http.get(f"/v1/videos/{id}"),
             await fetched(place.first, id),
@@ -36,7 +36,7 @@ async def test_another_tenant_finds_nothing(place: Studio):
     assert [each.status_code for each in answers] == [404] * 4
     assert (listed["data"], listed["has_more"]) == ([], False)
     for who in (A, NOBODY):  # the operator sees all
-        with acting(who):
+        with acting_as(who):
             assert (await told(place.first, id))["id"] == id
             assert (await fetched(place.first, id)).status_code == 200
 
@@ -44,10 +44,10 @@ async def test_another_tenant_finds_nothing(place: Studio):
 async def test_a_list_passes_over_what_is_others(place: Studio):
     ids: dict[str, list[str]] = {"a": [], "b": []}
     for who in (A, B, B, A, B, B, A):
-        with acting(who):
+        with acting_as(who):
             ids[who.name].append((await asked(place.first))["id"])
 
-    with acting(A):
+    with acting_as(A):
         whole = (await place.first.http.get("/v1/videos", params={"order": "asc"})).json()
         first = (await place.first.http.get("/v1/videos", params={"order": "asc", "limit": 2})).json()
         rest = (
@@ -60,25 +60,25 @@ async def test_a_list_passes_over_what_is_others(place: Studio):
 
 
 async def test_who_asked_and_its_weight_are_written_down(place: Studio, valkey_url: str):
-    with acting(A):
+    with acting_as(A):
         id = (await asked(place.first))["id"]
 
     async with stored(valkey_url) as store:
         job = await store.job(job_payload.KIND, id)
 
     assert job is not None
-    assert (job_payload.decode(job).tenant, job_payload.decode(job).weight) == ("a", 3.0)
+    assert (job_payload.decode_job(job).tenant, job_payload.decode_job(job).weight) == ("a", 3.0)
 
 
 async def test_a_tenant_that_takes_all_places_leaves_those_of_others(place: Studio):
     place.toys.gate.clear()
     rules = place.first.settings
-    with acting(A):
+    with acting_as(A):
         for _ in range(int(rules.videos_open * rules.tenant_share)):
             await asked(place.first)
         refused = await place.first.http.post("/v1/videos", json=ASKED)
 
-    with acting(B):
+    with acting_as(B):
         accepted = await place.first.http.post("/v1/videos", json=ASKED)
 
     assert (refused.status_code, accepted.status_code) == (429, 200)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from omnibus_models.attention import BothWays, Crossing
+from omnibus_models.attention import BidirectionalAttention, Crossing
 from services.llm.engine import kv_codec
 from services.llm.engine.cross_attention_cache import CrossCache
 
@@ -33,8 +33,8 @@ def test_each_row_of_a_step_sees_its_own_rows_and_one_without_any_sees_nothing()
     for one in given:
         cache.insert(one)
 
-    cache.begin([0, 1, 2, 3])
-    mask = cache.mask()
+    cache.begin_pass([0, 1, 2, 3])
+    mask = cache.attention_mask()
 
     assert isinstance(mask, Crossing)
     assert mask.rows is None
@@ -55,10 +55,10 @@ def test_a_step_of_text_alone_looks_at_nothing_aside():
     for one in (sequence(1, 5, 0), sequence(2, 3, 4), sequence(3, 2, 0)):
         cache.insert(one)
 
-    cache.begin([0, 2])
+    cache.begin_pass([0, 2])
 
     assert cache.layers == []
-    assert isinstance(cache.mask(), Tensor)
+    assert isinstance(cache.attention_mask(), Tensor)
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
@@ -71,9 +71,9 @@ def test_rows_move_along_when_a_slot_is_freed(left: int):
     cache.remove(left)
     given[left] = given[-1]
     given.pop()
-    cache.begin([0, 1])
+    cache.begin_pass([0, 1])
 
-    mask: Any = cache.mask()
+    mask: Any = cache.attention_mask()
     rows = [one[2][0].shape[1] for one in given]
     assert cache.rows == rows
     assert mask.fed[:, 0].tolist() == [count > 0 for count in rows]
@@ -100,7 +100,7 @@ def test_who_has_no_rows_does_not_see_those_that_the_slot_had_before():
     cache.insert(sequence(2, 5, 0))
     cache.insert(sequence(3, 5, 2))
 
-    cache.begin([0, 1])
+    cache.begin_pass([0, 1])
 
     assert not any(bool(stored[0, :, 0].any()) for pair in aside(cache) for stored in pair)
 
@@ -115,7 +115,7 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype, rows: int):
     about, packed = cache.pack(filled)
     back = cache.unpack(about, packed, 7)
 
-    assert cache.layout == kv_codec.Layout(2, 2, 3, 2)
+    assert cache.layout == kv_codec.CacheLayout(2, 2, 3, 2)
     assert about["rows"] == rows
     for pair, other in zip(filled, back, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(pair, other, strict=True))
@@ -126,13 +126,13 @@ def test_of_a_prompt_without_pictures_there_is_nothing_aside_to_keep():
     for layer in (0, 2):  # the library passes by the others, the last one too
         filled.update(torch.ones(1, 2, 5, 3), torch.ones(1, 2, 5, 3), layer)
 
-    kept = cache.filled(filled, None)
+    kept = cache.filled_layers(filled, None)
 
     assert [tuple(keys.shape) for keys, _ in kept] == [(2, 5, 3), (2, 5, 3), (2, 0, 3), (2, 0, 3)]
 
 
 def test_positions_look_to_the_end_of_their_span_and_all_others_back():
-    attention = BothWays([(1, 3), (5, 8)], CPU)
+    attention = BidirectionalAttention([(1, 3), (5, 8)], CPU)
 
     first, middle, last = attention.mask(0, 4), attention.mask(4, 5), attention.mask(4, 9)
 
@@ -151,4 +151,4 @@ def test_positions_look_to_the_end_of_their_span_and_all_others_back():
 @pytest.mark.parametrize("share", [(0, 2), (2, 4), (6, 7)])
 def test_a_share_that_cuts_a_span_is_a_mistake(share: tuple[int, int]):
     with pytest.raises(ValueError, match="cuts a span"):
-        BothWays([(1, 3), (5, 8)], CPU).mask(*share)
+        BidirectionalAttention([(1, 3), (5, 8)], CPU).mask(*share)

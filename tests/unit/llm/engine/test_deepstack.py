@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image, video
@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vision(checkpoint: Path) -> Any:
-    return family("qwen3_vl").load("vision", checkpoint)
+    return load_family("qwen3_vl").load("vision", checkpoint)
 
 
 @pytest.fixture(scope="module")

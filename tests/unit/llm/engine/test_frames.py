@@ -10,7 +10,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.talker import TalkRunner, TalkSettings
 from services.llm.runners.thinker import ThinkRunner
@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoders(checkpoint: Path) -> list[Any]:
-    return [family(NAME).load(part, checkpoint) for part in ("vision", "audio")]
+    return [load_family(NAME).load(part, checkpoint) for part in ("vision", "audio")]
 
 
 @pytest.fixture(scope="module")

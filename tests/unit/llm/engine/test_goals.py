@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from omnibus.executor.runner import Item
-from omnibus.executor.scheduler import Budget
-from omnibus.executor.step_budget import NONE, Goals
+from omnibus.executor.scheduler import StepBudget
+from omnibus.executor.step_budget import NONE, StepGoals
 from omnibus.settings import ExecutorSettings
 from omnibus_models.contract import Thinker
 from services import engines
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
@@ -24,11 +24,11 @@ from tests.unit.llm.runners.test_thinker import alone, job, mixed, picture
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
-LOOSE, TIGHT = Goals(ttft=30.0, tbt=30.0), Goals(ttft=1e-6, tbt=1e-6)
+LOOSE, TIGHT = StepGoals(ttft=30.0, tbt=30.0), StepGoals(ttft=1e-6, tbt=1e-6)
 
 
-def core(vl: Path, goals: Goals, **more: Any) -> Core:
-    return Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=4, context=256, goals=goals, **more))
+def core(vl: Path, goals: StepGoals, **more: Any) -> ThinkerCore:
+    return ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=4, context=256, goals=goals, **more))
 
 
 async def test_without_goals_the_share_is_that_of_the_settings(vl: Path) -> None:
@@ -42,7 +42,7 @@ async def test_without_goals_the_share_is_that_of_the_settings(vl: Path) -> None
 
 @pytest.mark.parametrize(("goals", "tokens"), [(LOOSE, 256), (TIGHT, 16)])
 async def test_budgets_are_measured_for_goals_and_answers_stay_the_same(
-    vl: Path, thinker: Thinker, goals: Goals, tokens: int
+    vl: Path, thinker: Thinker, goals: StepGoals, tokens: int
 ) -> None:
     runner = ThinkRunner(core(vl, goals))
     await runner.load()
@@ -75,7 +75,7 @@ async def chat(vision: EncodeRunner, llm: ThinkRunner, seed: int) -> MemoryJob:
 
 
 @pytest.mark.parametrize("goals", [LOOSE, TIGHT], ids=["loose", "tight"])
-async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: Thinker, goals: Goals) -> None:
+async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: Thinker, goals: StepGoals) -> None:
     shared = core(vl, goals, beside=True)
     source = ("vision", "qwen2_5_vl", vl, "cpu", "float32")
     vision, llm = EncodeRunner(*source, EncodeSettings(goals=goals), shared), ThinkRunner(shared)
@@ -88,7 +88,7 @@ async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: 
 
     assert [one.ids for one in together] == [one.ids for one in expected]
     # The least is one picture of the size that is measured.
-    assert vision._batcher.budget == (Budget(16384, 16384, 16) if goals is LOOSE else Budget(64, 64, 16))
+    assert vision._batcher.budget == (StepBudget(16384, 16384, 16) if goals is LOOSE else StepBudget(64, 64, 16))
     assert (shared.schedule.used, shared.schedule.media) == (0, 0)
     for runner in (vision, llm, apart, other):
         await runner.close()
@@ -130,7 +130,7 @@ async def test_all_parts_of_a_language_model_in_one_executor_share_one_loaded_mo
     assert isinstance(prefill, PrefillRunner)
     assert isinstance(decode, DecodeRunner)
     assert prefill._core is decode._core is vision._loop
-    assert prefill._core.schedule.budget == Budget(256, 512)
+    assert prefill._core.schedule.budget == StepBudget(256, 512)
     for runner in runners:
         await runner.close()
 

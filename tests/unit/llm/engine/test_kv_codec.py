@@ -187,8 +187,8 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype) -> None:
     numbers = torch.Generator().manual_seed(1)
     filled = [tuple(torch.randn(2, 7, 4, generator=numbers).to(dtype) for _ in range(2)) for _ in range(3)]
 
-    about, packed = kv_codec.pack(filled)
-    back = kv_codec.unpack(about, packed, 7, kv_codec.Layout(3, 2, 4))
+    about, packed = kv_codec.pack_cache(filled)
+    back = kv_codec.unpack_cache(about, packed, 7, kv_codec.CacheLayout(3, 2, 4))
 
     assert packed.dtype.name in ("float32", "float16", "int16")
     for pair, other in zip(filled, back, strict=True):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnibus_models.contract import Sampling
-from services.llm.engine.sampler import Picker, choose
+from omnibus_models.contract import TokenSamplingParams
+from services.llm.engine.sampler import Picker, choose_tokens
 
 V = 50
 
@@ -17,11 +17,11 @@ def logits(seed: int = 0) -> Tensor:
 
 
 def picker(seed: int = 1, history: tuple[int, ...] = (), **settings: Any) -> Picker:
-    return Picker(Sampling(max_tokens=100, seed=seed, **settings), V, history)
+    return Picker(TokenSamplingParams(max_tokens=100, seed=seed, **settings), V, history)
 
 
 def drawn(row: Tensor, chosen: Picker, count: int = 200) -> list[int]:
-    return [choose(row[None], [chosen])[0] for _ in range(count)]
+    return [choose_tokens(row[None], [chosen])[0] for _ in range(count)]
 
 
 def test_temperature_zero_is_greedy() -> None:
@@ -45,27 +45,27 @@ def test_company_does_not_change_a_row() -> None:
     ]
     together = [picker(seed, **chosen) for seed, chosen in enumerate(settings)]
 
-    batches = [choose(rows, together) for _ in range(30)]
+    batches = [choose_tokens(rows, together) for _ in range(30)]
 
     for index, chosen in enumerate(settings):
         assert [batch[index] for batch in batches] == drawn(rows[index], picker(index, **chosen), 30)
 
 
 def test_a_script_is_followed_whatever_the_model_prefers() -> None:
-    scripted = Picker(Sampling(max_tokens=100, seed=1, temperature=1.0), V, (), [3, 1, 4])
+    scripted = Picker(TokenSamplingParams(max_tokens=100, seed=1, temperature=1.0), V, (), [3, 1, 4])
     sampled = picker(2, temperature=1.0)
     rows = torch.stack([logits(0), logits(1)])
 
-    batches = [choose(rows, [scripted, sampled]) for _ in range(3)]
+    batches = [choose_tokens(rows, [scripted, sampled]) for _ in range(3)]
 
     assert [batch[0] for batch in batches] == [3, 1, 4]
     assert [batch[1] for batch in batches] == drawn(rows[1], picker(2, temperature=1.0), 3)
 
 
 def test_a_script_goes_on_where_another_executor_left_it() -> None:
-    scripted = Picker(Sampling(max_tokens=100, seed=1, temperature=1.0), V, (), [3, 1, 4])
+    scripted = Picker(TokenSamplingParams(max_tokens=100, seed=1, temperature=1.0), V, (), [3, 1, 4])
 
-    scripted.resume(3)
+    scripted.resume_after(3)
 
     assert drawn(logits(), scripted, 2) == [1, 4]
 

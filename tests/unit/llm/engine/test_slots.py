@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.llm.vllm.prefill_decode import Room
+from services.llm.vllm.prefill_decode import SlotGate
 
 BLOCKS, SLOTS = 10, 3
 
@@ -11,7 +11,7 @@ class House:
     """Guests of a room by name, in the order in which they got in."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.room = SlotGate()
         self.inside: list[str] = []
         self._doors: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

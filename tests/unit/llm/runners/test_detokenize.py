@@ -104,7 +104,7 @@ def test_a_reply_carries_every_id_and_no_control_text() -> None:
 
     for token in [*b"hi", EOS]:
         reply.add(token, "stop" if token == EOS else None)
-        chunks.append(reply.chunk())
+        chunks.append(reply.next_chunk())
 
     assert chunks == [
         {"text": "h", "ids": [ord("h")]},
@@ -121,7 +121,7 @@ def test_tokens_of_a_stop_string_are_counted_but_not_spoken() -> None:
     for token in b"ok END more":
         if reply.finish is None:
             reply.add(token, None)
-            chunks.append(reply.chunk())
+            chunks.append(reply.next_chunk())
 
     assert [chunk for chunk in chunks if chunk] == [
         {"text": "o", "ids": [ord("o")]},
@@ -138,5 +138,5 @@ def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:
     for token, finish in zip(b"aEN", [None, None, "length"], strict=True):
         reply.add(token, finish)
 
-    assert reply.chunk() == {"text": "aEN", "ids": list(b"aEN")}
+    assert reply.next_chunk() == {"text": "aEN", "ids": list(b"aEN")}
     assert reply.finish == "length"

@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import Fatal, ProtocolError
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
@@ -31,7 +31,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def whole(model: Pictured, **settings: Any) -> ThinkRunner:
     limits = ThinkSettings(**{"slots": 4, "context": 512, "share": 64, **settings})
-    return ThinkRunner(Core(model.family, model.checkpoint, "cpu", "float32", limits))
+    return ThinkRunner(ThinkerCore(model.family, model.checkpoint, "cpu", "float32", limits))
 
 
 async def test_mixed_requests_that_join_and_leave_equal_the_whole_model(model: Pictured) -> None:

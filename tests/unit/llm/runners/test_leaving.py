@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.errors import StageUnavailable
 from omnibus_models.contract import Thinker
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.engine.step import Steps
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import run
@@ -16,7 +16,7 @@ from tests.unit.llm.runners.test_thinker import alone, job, text
 
 
 async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_slot(vl) -> None:
-    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
     long = job(text(1), max_tokens=2000)
     running = asyncio.create_task(run(runner, long))
@@ -36,7 +36,7 @@ async def test_a_cancelled_request_makes_at_most_one_more_token_and_frees_its_sl
 async def test_nobody_takes_the_slot_of_one_that_leaves_while_another_slot_is_freed(
     vl: Path, thinker: Thinker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2)))
     await runner.load()
     leaving = [job(text(number), max_tokens=2000) for number in range(2)]
     coming = [job(text(number), max_tokens=5) for number in range(2, 4)]
@@ -63,7 +63,7 @@ async def test_nobody_takes_the_slot_of_one_that_leaves_while_another_slot_is_fr
 
 
 async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
-    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
     first, second = job(text(1), max_tokens=200), job(text(2))
     running = [asyncio.create_task(run(runner, one)) for one in (first, second)]
@@ -79,7 +79,7 @@ async def test_a_request_cancelled_while_it_waits_never_starts(vl) -> None:
 
 
 async def test_closing_fails_what_still_runs(vl) -> None:
-    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1)))
     await runner.load()
     jobs = [job(text(1), max_tokens=2000), job(text(2))]
     running = [asyncio.create_task(run(runner, one)) for one in jobs]

@@ -26,7 +26,7 @@ async def test_halves_answer_as_single_runs_do(halves: Halves, thinker: Thinker)
 
     for one, answer in zip(jobs, answers, strict=True):
         assert answer.ids == alone(thinker, one)
-        assert answer.text == thinker.text(answer.ids)
+        assert answer.text == thinker.decode_ids(answer.ids)
     sizes = [int(size) for size in halves.decode.stats()["batches"]]
     assert max(sizes) == 3
     assert halves.prefill.stats()["used"] == halves.decode.stats()["used"] == 0
@@ -59,7 +59,7 @@ async def test_a_given_answer_is_said_by_both_halves(halves: Halves, thinker: Th
     answer = await halves.answer(MemoryJob(inputs))
 
     assert answer.text == "the quick brown fox."
-    assert answer.ids[:-1] == [*thinker.words("the quick brown fox.")]
+    assert answer.ids[:-1] == [*thinker.encode_text("the quick brown fox.")]
     assert answer.end("text")["finish_reason"] == "stop"
 
 

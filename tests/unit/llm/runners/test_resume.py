@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.llm.engine.model import Core, ThinkSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
@@ -94,7 +94,7 @@ async def test_a_talker_gets_the_rows_of_all_tokens(omni_runner: ThinkRunner) ->
 
 
 async def test_a_prefix_of_hundreds_of_tokens_is_sent_in_pieces(vl: Path) -> None:
-    made = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, context=2048)))
+    made = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, context=2048)))
     await made.load()
     whole = await run(made, asked(max_tokens=700))
 

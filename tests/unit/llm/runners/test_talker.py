@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 from omnibus.errors import BadRequest, Fatal
 from omnibus.executor.runner import Item
 from omnibus_models.contract import Talker, Thinker
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 from services.llm.runners.talker import TalkRunner, TalkSettings
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
@@ -24,12 +24,12 @@ SPEECH = ("prompt", "layout", "rows")
 
 @pytest.fixture(scope="session")
 def talker(omni: Path) -> Talker:
-    return family("qwen2_5_omni").load("talker", omni)
+    return load_family("qwen2_5_omni").load("talker", omni)
 
 
 @pytest.fixture(scope="session")
 def thinker(omni: Path) -> Thinker:
-    return family("qwen2_5_omni").load("thinker", omni)
+    return load_family("qwen2_5_omni").load("thinker", omni)
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ async def test_rows_are_the_embedding_plus_the_hidden_state_of_each_token_but_th
 ) -> None:
     one = await run(omni_runner, ask(2, ignore_eos=True))
 
-    prefill = thinker.assemble(thinker.prompt(one.inputs["messages"]), [])
+    prefill = thinker.assemble_prefill(thinker.prompt(one.inputs["messages"]), [])
     length = len(prefill.inputs)
     with torch.inference_mode():
         inputs = torch.cat([prefill.inputs, thinker.embed(torch.tensor(one.ids[:-1]))])

@@ -13,8 +13,8 @@ import torch
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, Rejected
 from omnibus.executor.runner import Item
 from omnibus_models.contract import Encoded, Thinker
-from omnibus_models.families import family
-from services.llm.engine.model import Core, ThinkSettings
+from omnibus_models.families import load_family
+from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 from tests.unit.llm.conftest import greedy
@@ -60,7 +60,7 @@ def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
     """The plain loop's answer to a job."""
     items = asked.inputs.get("items", [])
     media = [Encoded(torch.tensor(item.array), item.data) for item in items]
-    prefill = thinker.assemble(thinker.prompt(asked.inputs["messages"]), media)
+    prefill = thinker.assemble_prefill(thinker.prompt(asked.inputs["messages"]), media)
     params = asked.inputs["params"]
     return greedy(thinker, prefill, params["max_tokens"], () if params["ignore_eos"] else thinker.eos)
 
@@ -79,7 +79,7 @@ async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
 
     for one in jobs:
         assert one.ids == alone(thinker, one)
-        assert one.text == thinker.text(one.ids)
+        assert one.text == thinker.decode_ids(one.ids)
         assert one.end("text")["finish_reason"] == "length"
     sizes = [int(size) for size in runner.stats()["batches"]]
     assert max(sizes) == 5
@@ -88,7 +88,7 @@ async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
 
 @pytest.mark.parametrize("share", [1, 7, 4096])
 async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, share: int) -> None:
-    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, share=share)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, share=share)))
     await runner.load()
     jobs = [job(picture(3), [embedding(1)]), job(text(9))]
 
@@ -107,7 +107,7 @@ async def test_the_end_of_turn_stops_the_answer_and_is_an_id_without_text(
 
     assert ended.ids == alone(thinker, ended)
     assert ended.ids[-1] in thinker.eos
-    assert ended.text == thinker.text(ended.ids[:-1])
+    assert ended.text == thinker.decode_ids(ended.ids[:-1])
     assert ended.end("text")["usage"]["completion_tokens"] == len(ended.ids)
 
 
@@ -168,7 +168,7 @@ async def test_without_a_seed_the_invocation_decides(runner: ThinkRunner) -> Non
 
 async def test_a_stop_string_across_tokens_ends_the_text_before_it(runner: ThinkRunner, thinker: Thinker) -> None:
     free = await run(runner, job(text(4), max_tokens=30))
-    middle = len(thinker.text(free.ids[:10]))
+    middle = len(thinker.decode_ids(free.ids[:10]))
     stop = free.text[middle - 2 : middle + 3]
 
     stopped = await run(runner, job(text(4), max_tokens=30, stop=[stop]))
@@ -176,8 +176,8 @@ async def test_a_stop_string_across_tokens_ends_the_text_before_it(runner: Think
     assert stopped.text == free.text[: free.text.index(stop)]
     assert stopped.end("text")["finish_reason"] == "stop"
     assert stopped.ids == free.ids[: len(stopped.ids)]
-    assert stop in thinker.text(stopped.ids)
-    assert stop not in thinker.text(stopped.ids[:-1])
+    assert stop in thinker.decode_ids(stopped.ids)
+    assert stop not in thinker.decode_ids(stopped.ids[:-1])
 
 
 class Held(MemoryJob):
@@ -195,7 +195,7 @@ async def test_tokens_behind_a_stop_string_are_dropped_when_the_reader_is_slow(
 ) -> None:
     free = job(text(4), max_tokens=30)
     await run(runner, free)
-    middle = len(thinker.text(free.ids[:10]))
+    middle = len(thinker.decode_ids(free.ids[:10]))
     stop = free.text[middle - 2 : middle + 3]
     slow = Held({"messages": text(4), "params": {"max_tokens": 30, "ignore_eos": True, "stop": [stop]}})
     slow.gate = asyncio.Event()
@@ -206,7 +206,7 @@ async def test_tokens_behind_a_stop_string_are_dropped_when_the_reader_is_slow(
     await running
 
     assert slow.text == free.text[: free.text.index(stop)]
-    assert stop not in thinker.text(slow.ids[:-1])
+    assert stop not in thinker.decode_ids(slow.ids[:-1])
     assert slow.end("text")["usage"]["completion_tokens"] == len(slow.ids) < 30
 
 
@@ -224,7 +224,7 @@ async def test_an_embedding_of_nan_fails_only_its_own_request(runner: ThinkRunne
 
 
 async def test_max_tokens_none_is_the_rest_of_the_context(vl) -> None:
-    runner = ThinkRunner(Core("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1, context=64)))
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=1, context=64)))
     await runner.load()
 
     one = await run(runner, job(text(1), max_tokens=None))
@@ -333,7 +333,7 @@ async def test_a_given_answer_is_said_word_for_word(runner: ThinkRunner, thinker
     one = await run(runner, MemoryJob(saying("hello world, the cat sat on the mat.", **params)))
 
     assert one.text == "hello world, the cat sat on the mat."
-    assert one.ids[:-1] == [*thinker.words("hello world, the cat sat on the mat.")]
+    assert one.ids[:-1] == [*thinker.encode_text("hello world, the cat sat on the mat.")]
     assert one.ids[-1] in thinker.eos
     assert one.end("text")["finish_reason"] == "stop"
 
@@ -344,7 +344,7 @@ async def test_a_given_answer_has_the_rows_of_that_answer(omni_runner: ThinkRunn
 
     other = await run(omni_runner, MemoryJob(saying("hello there"), wants=wants))
 
-    thinker = family("qwen2_5_omni").load("thinker", omni)
+    thinker = load_family("qwen2_5_omni").load("thinker", omni)
     rows = told.whole("rows")
     assert len(rows) == len(thinker.words("hello world"))
     np.testing.assert_array_equal(told.array("prompt"), other.array("prompt"))

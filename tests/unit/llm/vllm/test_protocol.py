@@ -20,6 +20,8 @@ async def test_a_given_answer_is_refused():
     core = VllmCore("qwen2_5_vl", launch, never)
 
     with pytest.raises(BadRequest, match="chooses every token itself") as refused:
-        await core.ask(MemoryJob({"messages": [{"role": "user", "content": "hi"}], "params": {"say": "hello"}}))
+        await core.read_request(
+            MemoryJob({"messages": [{"role": "user", "content": "hi"}], "params": {"say": "hello"}})
+        )
 
     assert refused.value.param == "say"

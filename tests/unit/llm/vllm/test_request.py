@@ -10,9 +10,9 @@ from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
-from omnibus_models.families import family
-from services.llm.vllm.request import Order
-from services.llm.vllm.shared_memory import mapped
+from omnibus_models.families import load_family
+from services.llm.vllm.request import VllmRequest
+from services.llm.vllm.shared_memory import map_memory
 from tests.unit.llm.runners.test_thinker import embedding
 
 PARTS = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
@@ -21,21 +21,21 @@ PICTURES = [{"role": "user", "content": PARTS}]
 
 @pytest.fixture(scope="module")
 def reader(omni: Path) -> Reader:
-    return family("qwen2_5_omni").reader(omni)
+    return load_family("qwen2_5_omni").reader(omni)
 
 
-def order(reader: Reader, *items: Item, voice: str | None = None) -> Order:
-    return Order(reader, reader.prompt(PICTURES), items, voice)
+def order(reader: Reader, *items: Item, voice: str | None = None) -> VllmRequest:
+    return VllmRequest(reader, reader.prompt(PICTURES), items, voice)
 
 
 def test_embeddings_lie_in_its_parcel_in_the_engines_dtype(omni: Path) -> None:
-    reader = family("qwen2_5_omni").reader(omni, "bfloat16")
+    reader = load_family("qwen2_5_omni").reader(omni, "bfloat16")
     items = [embedding(1), embedding(2, 3, 3)]
 
     made = order(reader, *items)
 
     assert made.parcel is not None
-    words = mapped(made.parcel.place, torch.bfloat16)
+    words = map_memory(made.parcel.place, torch.bfloat16)
     for medium, item in zip(made.media, items, strict=True):
         count = medium.shape[0] * medium.shape[1]
         rows = words[medium.offset // 2 :][:count].view(medium.shape)
@@ -58,15 +58,15 @@ def test_keys_are_equal_where_rows_and_meta_data_are(reader: Reader) -> None:
 
 
 def test_a_video_with_text_between_its_frames_is_as_many_items(tmp_path: Path) -> None:
-    reader = family("qwen3_vl").reader(tiny.build("qwen3_vl", tmp_path / "deep"))
+    reader = load_family("qwen3_vl").reader(tiny.build("qwen3_vl", tmp_path / "deep"))
     one, other = (np.random.default_rng(seed).normal(size=(6, 192)).astype(np.float32) for seed in (1, 2))
     meta = {"modality": "video", "n_tokens": 18, "grid_thw": [3, 4, 6], "seconds": [0.25, 1.25, 2.25]}
     prompt = reader.prompt([{"role": "user", "content": [{"type": "video"}]}])
 
-    made = Order(reader, prompt, [Item(meta, np.concatenate([one, other, one]))], None)
+    made = VllmRequest(reader, prompt, [Item(meta, np.concatenate([one, other, one]))], None)
 
     assert made.parcel is not None
-    words = mapped(made.parcel.place, torch.float32)
+    words = map_memory(made.parcel.place, torch.float32)
     for medium, rows in zip(made.media, (one, other, one), strict=True):
         assert medium.shape == rows.shape
         assert np.array_equal(words[medium.offset // 4 :][: rows.size].view(rows.shape).numpy(), rows)
@@ -103,9 +103,9 @@ def test_rows_that_the_engine_has_not_written_are_an_error(reader: Reader) -> No
     assert made.voice is not None
     made.voice.rows.append(np.zeros((len(made.ids), 64), np.float32))
 
-    assert made.voice.sides([5])[0].shape == (len(made.ids) + 3, 64)
+    assert made.voice.next_sides([5])[0].shape == (len(made.ids) + 3, 64)
     with pytest.raises(StageFailed, match="rows"):
-        made.voice.sides([6])
+        made.voice.next_sides([6])
 
 
 @pytest.mark.parametrize("cuts", [[1] * 7, [7], [1, 6], [3, 1, 3]])
@@ -118,10 +118,10 @@ def test_rows_are_the_same_however_tokens_come(reader: Reader, cuts: list[int]) 
 
     sides, left = [], tokens
     for cut in cuts:
-        sides += made.voice.sides(left[:cut])
+        sides += made.voice.next_sides(left[:cut])
         left = left[cut:]
 
-    prefill = reader.assemble(reader.prompt(PICTURES), _media([embedding(1), embedding(2)]))
+    prefill = reader.assemble_prefill(reader.prompt(PICTURES), _media([embedding(1), embedding(2)]))
     expected = reader.talker_prompt(prefill, hidden[:length], "Ethan")
     assert np.array_equal(sides[0], expected.numpy())
     rows = reader.talker_row(reader.embed(torch.tensor(tokens[:-1])), hidden[length:-1])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.llm.vllm.shared_memory import Memory, mapped, moved, opened
+from services.llm.vllm.shared_memory import SharedBuffer, map_memory, open_memory, relocate_place
 
 READ = """
 import json, sys
@@ -21,7 +21,7 @@ print(mapped(json.loads(sys.argv[1]), torch.uint8).numpy().tobytes().hex())
 
 
 def test_another_process_reads_what_was_written() -> None:
-    memory = Memory()
+    memory = SharedBuffer()
     first = memory.append(np.arange(3, dtype=np.float32))
     second = memory.append(np.arange(4, dtype=np.uint8))
 
@@ -33,8 +33,8 @@ def test_another_process_reads_what_was_written() -> None:
 
 
 def test_what_another_has_written_is_read_and_what_was_not_is_none() -> None:
-    memory = Memory()
-    fd = opened(memory.place, os.O_WRONLY)
+    memory = SharedBuffer()
+    fd = open_memory(memory.place, os.O_WRONLY)
     os.pwrite(fd, b"abcd", 4)
     os.close(fd)
 
@@ -44,19 +44,19 @@ def test_what_another_has_written_is_read_and_what_was_not_is_none() -> None:
 
 
 def test_later_memory_under_the_same_descriptor_is_not_taken_for_it() -> None:
-    memory = Memory()
+    memory = SharedBuffer()
     memory.append(np.zeros(4, np.uint8))
     place = memory.place
     memory.close()
-    other = Memory()
+    other = SharedBuffer()
     assert other.place["path"] == place["path"]
 
     with pytest.raises(FileNotFoundError):
-        opened(place)
+        open_memory(place)
 
 
 def test_closing_twice_or_never_leaves_nothing() -> None:
-    memory, dropped = Memory(), Memory()
+    memory, dropped = SharedBuffer(), SharedBuffer()
     paths = [memory.place["path"], dropped.place["path"]]
 
     memory.close()
@@ -68,13 +68,13 @@ def test_closing_twice_or_never_leaves_nothing() -> None:
 
 
 def test_who_has_opened_it_keeps_it() -> None:
-    memory = Memory()
+    memory = SharedBuffer()
     memory.append(np.arange(4, dtype=np.uint8))
     place = memory.place
-    fd = opened(place)
+    fd = open_memory(place)
     memory.close()
 
-    found = mapped(moved(place, fd), torch.uint8)
+    found = map_memory(relocate_place(place, fd), torch.uint8)
     os.close(fd)
     assert found.tolist() == list(range(4))
     assert not any("omnibus-llm" in os.readlink(path) for path in map("/proc/self/fd/{}".format, held()))

@@ -8,8 +8,8 @@ import pytest
 
 from omnibus.errors import StageUnavailable
 from services.llm.vllm import supervisor as module
-from services.llm.vllm.protocol import Generation, Layout, Tokens
-from services.llm.vllm.supervisor import Keeper
+from services.llm.vllm.protocol import CacheBlockLayout, Generation, Tokens
+from services.llm.vllm.supervisor import EngineSupervisor
 
 
 class Mortal:
@@ -19,7 +19,7 @@ class Mortal:
         self._fails = fails
         self.stopped = False
         self.death = asyncio.Event()
-        self.layout = Layout("none", 1, 1, 1, 1)
+        self.layout = CacheBlockLayout("none", 1, 1, 1, 1)
 
     async def start(self) -> None:
         if self._fails:
@@ -28,7 +28,7 @@ class Mortal:
     async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
         yield Tokens([1], "stop")
 
-    async def ended(self) -> None:
+    async def wait_for_exit(self) -> None:
         await self.death.wait()
 
     async def stop(self) -> None:
@@ -43,12 +43,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE", (0.001, 0.002))
 
 
-def made(*engines: Mortal) -> tuple[Keeper, Iterator[Mortal]]:
+def made(*engines: Mortal) -> tuple[EngineSupervisor, Iterator[Mortal]]:
     left = iter(engines)
-    return Keeper("thinker", lambda: next(left)), left
+    return EngineSupervisor("thinker", lambda: next(left)), left
 
 
-async def serving(keeper: Keeper) -> None:
+async def serving(keeper: EngineSupervisor) -> None:
     async with asyncio.timeout(10):
         while not keeper.serving:
             await asyncio.sleep(0)

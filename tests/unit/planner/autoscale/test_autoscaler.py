@@ -11,18 +11,18 @@ import pytest
 from omnibus import profile
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
-from omnibus.bus.messages import Load, LoadEvent
+from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
-from omnibus.profile import Line, ModelProfile, OptionProfile, TypeProfile, Work
+from omnibus.profile import CostLine, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus.settings import PlannerSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.autoscale.autoscaler import Follow, remembered
-from services.planner.declared.declarations_file import Declarations, Declared
+from services.planner.autoscale.autoscaler import Autoscaler, recorded_load
+from services.planner.declared.declarations_file import Declarations, DeclaredModel
 from services.planner.declared.planned_spec import GpuType, PlannedModel
-from services.planner.optimize import Planned
-from services.planner.optimize.job import Planning
-from services.planner.rollout.rollout import Changes
+from services.planner.optimize import PlanningResult
+from services.planner.optimize.job import PlanningJob
+from services.planner.rollout.rollout import PlanRollout
 
 SETTINGS = PlannerSettings(window=10.0, hold=20.0, cooldown=30.0, least=20, ready=100.0)
 SEEN, TEXT = "vision+thinker", "thinker"
@@ -35,8 +35,8 @@ def measured() -> ModelProfile:
     """An encoder that does 10 images in a second, and a thinker that does 10 answers of ``TOKENS``."""
     words = {"completion_tokens": TOKENS}
     options = {
-        "E": OptionProfile(("vision",), "encoder", gpu="cpu", start_s=2.0, work=(Work(("vision",), 0.1),)),
-        "L": OptionProfile(("thinker",), "llm", gpu="cpu", start_s=2.0, work=(Work(("thinker",), 0.1),)),
+        "E": OptionProfile(("vision",), "encoder", gpu="cpu", start_s=2.0, work=(RoleCost(("vision",), 0.1),)),
+        "L": OptionProfile(("thinker",), "llm", gpu="cpu", start_s=2.0, work=(RoleCost(("thinker",), 0.1),)),
     }
     return ModelProfile(
         "vl",
@@ -45,7 +45,7 @@ def measured() -> ModelProfile:
         {SEEN: TypeProfile(("vision", "thinker"), 0.8, words), TEXT: TypeProfile(("thinker",), 0.2, words)},
         options,
         order=(("vision", "thinker"),),
-        lines={"thinker": Line(0.0, {"completion_tokens": 0.1 / TOKENS}), "vision": Line(0.1)},
+        lines={"thinker": CostLine(0.0, {"completion_tokens": 0.1 / TOKENS}), "vision": CostLine(0.1)},
     )
 
 
@@ -55,20 +55,20 @@ class House:
     def __init__(self, directory: Path, store: Store) -> None:
         self.now = 0.0
         self.bus = MemoryBus()
-        self.changes = Changes(store, SETTINGS, ReadyExecutors(), lambda plan: None)
-        self.planning = Planning(store, str(directory / "models.json"))
-        self.wanted: list[tuple[Planned, str]] = []
-        self.follow = Follow(SETTINGS, self.changes, self.planning, self._want, lambda: self.now)
-        (directory / "vl.json").write_bytes(profile.encode(measured()))
+        self.changes = PlanRollout(store, SETTINGS, ReadyExecutors(), lambda plan: None)
+        self.planning = PlanningJob(store, str(directory / "models.json"))
+        self.wanted: list[tuple[PlanningResult, str]] = []
+        self.follow = Autoscaler(SETTINGS, self.changes, self.planning, self._want, lambda: self.now)
+        (directory / "vl.json").write_bytes(profile.encode_profile(measured()))
 
     def _want(self, reason: str) -> None:
         self.wanted.append((self.planning.planned, reason))
 
     async def declare(self, **asked: Any) -> None:
-        model = Declared("qwen2_5_vl", "/m", planned=PlannedModel("vl.json", **asked))
-        self.planning.declare(Declarations({"vl": model}, {"cpu": GpuType(GPUS)}), {})
+        model = DeclaredModel("qwen2_5_vl", "/m", planned=PlannedModel("vl.json", **asked))
+        self.planning.set_declarations(Declarations({"vl": model}, {"cpu": GpuType(GPUS)}), {})
         before = self.changes.plan.models if self.changes.plan is not None else {}
-        self.current((await self.planning.plan(before, self.follow.load)).models)
+        self.current((await self.planning.plan(before, self.follow.last_load)).models)
 
     def current(self, models: dict[str, ModelPlan]) -> None:
         epoch = self.changes.plan.epoch + 1 if self.changes.plan is not None else 1
@@ -79,12 +79,12 @@ class House:
         self.now += 1.0
         models = {"vl": {SEEN: _load(seen, tokens), TEXT: _load(text, tokens)}} if seen + text else {}
         event = LoadEvent(gateway, 1, 1.0, 0, models)
-        self.bus.publish(subjects.event(subjects.LOAD), msgspec.json.encode(event))
+        self.bus.publish(subjects.event_subject(subjects.LOAD), msgspec.json.encode(event))
         await asyncio.sleep(0)
         if not self.now % LOOK:
-            await self.follow.look()
+            await self.follow.check_load()
 
-    async def run(self, seconds: int, seen: int, text: int, tokens: float = TOKENS) -> list[tuple[Planned, str]]:
+    async def run(self, seconds: int, seen: int, text: int, tokens: float = TOKENS) -> list[tuple[PlanningResult, str]]:
         """What was wanted in so many seconds."""
         before = len(self.wanted)
         for _ in range(seconds):
@@ -92,11 +92,11 @@ class House:
         return self.wanted[before:]
 
 
-def _load(count: int, tokens: float) -> Load:
-    return Load(came=count, done=count, quantities={"completion_tokens": count * tokens})
+def _load(count: int, tokens: float) -> LoadCounts:
+    return LoadCounts(came=count, done=count, quantities={"completion_tokens": count * tokens})
 
 
-def replicas(planned: Planned) -> dict[str, int]:
+def replicas(planned: PlanningResult) -> dict[str, int]:
     return {name: option.replicas for name, option in planned.models["vl"].options.items()}
 
 
@@ -127,7 +127,7 @@ async def test_another_mix_is_planned_for_with_a_reason_and_the_load_that_it_was
     assert planned.capacity["vl"] == pytest.approx(60.0)
     assert planned.explain["planned"]["deployments"][0]["alternatives"]
     plan = Plan(2, 0, 0.0, planned.models, explain=planned.explain)
-    assert remembered(plan)["vl"].shares == {SEEN: pytest.approx(0.2), TEXT: pytest.approx(0.8)}
+    assert recorded_load(plan)["vl"].shares == {SEEN: pytest.approx(0.2), TEXT: pytest.approx(0.8)}
 
 
 async def test_a_change_of_several_steps_is_under_way_until_the_last_one(house: House):
@@ -230,21 +230,21 @@ async def test_a_planner_that_starts_goes_on_from_the_load_that_the_plan_was_mad
     await house.run(40, 16, 4)
     ((planned, _),) = await house.run(40, 4, 16)
 
-    later = Follow(SETTINGS, house.changes, house.planning, lambda reason: None)
-    later.remember(Plan(2, 0, 0.0, planned.models, explain=planned.explain))
-    known = dict(later.load)
+    later = Autoscaler(SETTINGS, house.changes, house.planning, lambda reason: None)
+    later.restore_load(Plan(2, 0, 0.0, planned.models, explain=planned.explain))
+    known = dict(later.last_load)
     again = await house.planning.plan(planned.models, known)
     await house.declare(adapt=False)
 
     assert known["vl"].shares == {SEEN: pytest.approx(0.2), TEXT: pytest.approx(0.8)}
     assert again.models == planned.models
-    assert later.load == {}
+    assert later.last_load == {}
 
 
 async def test_what_is_said_in_another_language_is_passed_over(house: House):
     await house.declare()
 
-    house.bus.publish(subjects.event(subjects.LOAD), b"?")
+    house.bus.publish(subjects.event_subject(subjects.LOAD), b"?")
     await asyncio.sleep(0)
 
     assert await house.run(40, 16, 4) == []
@@ -253,5 +253,5 @@ async def test_what_is_said_in_another_language_is_passed_over(house: House):
 async def test_a_plan_of_another_kind_remembers_no_load():
     models: dict[str, ModelPlan] = {}
 
-    assert remembered(None) == remembered(Plan(1, 0, 0.0, models)) == {}
-    assert remembered(Plan(1, 0, 0.0, models, explain={"load": {"vl": {"rate": "many"}}})) == {}
+    assert recorded_load(None) == recorded_load(Plan(1, 0, 0.0, models)) == {}
+    assert recorded_load(Plan(1, 0, 0.0, models, explain={"load": {"vl": {"rate": "many"}}})) == {}

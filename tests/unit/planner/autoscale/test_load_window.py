@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus.bus.messages import Load, LoadEvent
+from omnibus.bus.messages import LoadCounts, LoadEvent
 from services.planner.autoscale.load_window import FORGET, LoadWindows
 
 
@@ -24,27 +24,29 @@ def windows(clock: Clock) -> LoadWindows:
     return LoadWindows(10.0, clock)
 
 
-def load(came: int, done: int | None = None, refused: int = 0, **quantities: float) -> Load:
+def load(came: int, done: int | None = None, refused: int = 0, **quantities: float) -> LoadCounts:
     """Each that is done has these ``quantities``."""
     done = came if done is None else done
-    return Load(came, done, refused=refused, quantities={name: done * value for name, value in quantities.items()})
+    return LoadCounts(
+        came, done, refused=refused, quantities={name: done * value for name, value in quantities.items()}
+    )
 
 
-def event(gateway: str = "g", seconds: float = 1.0, **models: dict[str, Load]) -> LoadEvent:
+def event(gateway: str = "g", seconds: float = 1.0, **models: dict[str, LoadCounts]) -> LoadEvent:
     return LoadEvent(gateway, 1, seconds, 0, models)
 
 
-def tell(windows: LoadWindows, clock: Clock, times: int = 10, **models: dict[str, Load]) -> None:
+def tell(windows: LoadWindows, clock: Clock, times: int = 10, **models: dict[str, LoadCounts]) -> None:
     """One gateway tells this each second."""
     for _ in range(times):
         clock.now += 1.0
-        windows.heard(event(**models))
+        windows.add_event(event(**models))
 
 
 def test_a_model_has_a_rate_and_each_type_its_share(windows: LoadWindows, clock: Clock):
     tell(windows, clock, m={"thinker": load(1), "vision+thinker": load(3)}, n={"thinker": load(2)})
 
-    found = windows.loads()
+    found = windows.current_loads()
 
     assert {name: each.rate for name, each in found.items()} == pytest.approx({"m": 4.0, "n": 2.0})
     assert found["m"].shares == pytest.approx({"thinker": 0.25, "vision+thinker": 0.75})
@@ -54,47 +56,49 @@ def test_a_model_has_a_rate_and_each_type_its_share(windows: LoadWindows, clock:
 def test_gateways_add_up(windows: LoadWindows, clock: Clock):
     for _ in range(10):
         clock.now += 1.0
-        windows.heard(event("a", m={"t": load(1)}))
-        windows.heard(event("b", m={"t": load(2), "u": load(3)}))
+        windows.add_event(event("a", m={"t": load(1)}))
+        windows.add_event(event("b", m={"t": load(2), "u": load(3)}))
 
-    assert windows.loads()["m"].rate == pytest.approx(6.0)
-    assert windows.loads()["m"].shares == pytest.approx({"t": 0.5, "u": 0.5})
+    assert windows.current_loads()["m"].rate == pytest.approx(6.0)
+    assert windows.current_loads()["m"].shares == pytest.approx({"t": 0.5, "u": 0.5})
 
 
 def test_what_is_refused_comes_too(windows: LoadWindows, clock: Clock):
-    tell(windows, clock, m={"t": load(2, refused=1), "": Load(refused=3)})
+    tell(windows, clock, m={"t": load(2, refused=1), "": LoadCounts(refused=3)})
 
-    assert windows.loads()["m"].rate == pytest.approx(6.0)
-    assert windows.loads()["m"].shares == {"t": 1.0}
+    assert windows.current_loads()["m"].rate == pytest.approx(6.0)
+    assert windows.current_loads()["m"].shares == {"t": 1.0}
 
 
 def test_what_is_refused_late_counts_once(windows: LoadWindows, clock: Clock):
-    tell(windows, clock, 5, m={"t": Load(came=1)})
-    tell(windows, clock, 5, m={"t": Load(came=-1, refused=1)})
+    tell(windows, clock, 5, m={"t": LoadCounts(came=1)})
+    tell(windows, clock, 5, m={"t": LoadCounts(came=-1, refused=1)})
 
-    assert windows.loads()["m"].rate == pytest.approx(0.5)
-    assert windows.loads()["m"].shares == {"t": 1.0}
+    assert windows.current_loads()["m"].rate == pytest.approx(0.5)
+    assert windows.current_loads()["m"].shares == {"t": 1.0}
 
 
 def test_means_are_over_what_is_done(windows: LoadWindows, clock: Clock):
     tell(windows, clock, 3, m={"t": load(9, done=1, prompt_tokens=10, speech_seconds=0.5)})
     tell(windows, clock, 1, m={"t": load(9, done=3, prompt_tokens=30)})
 
-    assert windows.loads()["m"].quantities == {"t": pytest.approx({"prompt_tokens": 20.0, "speech_seconds": 0.25})}
+    assert windows.current_loads()["m"].quantities == {
+        "t": pytest.approx({"prompt_tokens": 20.0, "speech_seconds": 0.25})
+    }
 
 
 def test_means_are_of_the_window_alone(windows: LoadWindows, clock: Clock):
     tell(windows, clock, 10, m={"t": load(1, prompt_tokens=1000)})
     tell(windows, clock, 20, m={"t": load(1, prompt_tokens=7)})
 
-    assert windows.loads()["m"].quantities == {"t": pytest.approx({"prompt_tokens": 7.0})}
+    assert windows.current_loads()["m"].quantities == {"t": pytest.approx({"prompt_tokens": 7.0})}
 
 
 def test_the_last_known_means_and_shares_stay_when_nothing_comes(windows: LoadWindows, clock: Clock):
     tell(windows, clock, m={"t": load(3, prompt_tokens=12), "u": load(1, prompt_tokens=4)})
     clock.now += 60.0
 
-    found = windows.loads()["m"]
+    found = windows.current_loads()["m"]
 
     assert found.rate == 0.0
     assert found.shares == {"t": 0.75, "u": 0.25}
@@ -105,43 +109,43 @@ def test_the_last_known_means_stay_when_nothing_ends(windows: LoadWindows, clock
     tell(windows, clock, 1, m={"t": load(1, prompt_tokens=12)})
     tell(windows, clock, 20, m={"t": load(1, done=0)})
 
-    assert windows.loads()["m"].quantities == {"t": {"prompt_tokens": 12.0}}
+    assert windows.current_loads()["m"].quantities == {"t": {"prompt_tokens": 12.0}}
 
 
 def test_a_type_that_comes_no_more_has_no_share(windows: LoadWindows, clock: Clock):
     tell(windows, clock, m={"t": load(1), "u": load(1)})
     tell(windows, clock, 12, m={"u": load(1)})
 
-    assert windows.loads()["m"].shares == {"u": 1.0}
+    assert windows.current_loads()["m"].shares == {"u": 1.0}
 
 
 def test_a_gateway_that_falls_silent_ages_out(windows: LoadWindows, clock: Clock):
     tell(windows, clock, m={"t": load(4)})
     for _ in range(12):
         clock.now += 1.0
-        windows.heard(event("other", m={"t": load(1)}))
+        windows.add_event(event("other", m={"t": load(1)}))
 
-    assert windows.loads()["m"].rate == pytest.approx(1.0)
+    assert windows.current_loads()["m"].rate == pytest.approx(1.0)
 
 
 def test_a_model_is_observed_from_when_it_was_first_heard_of(windows: LoadWindows, clock: Clock):
     tell(windows, clock, 3, m={"t": load(1)})
     clock.now += 40.0
 
-    assert windows.observed("m") == pytest.approx(43.0)
-    assert windows.observed("n") == 0.0
+    assert windows.observed_seconds("m") == pytest.approx(43.0)
+    assert windows.observed_seconds("n") == 0.0
 
 
 def test_a_gap_in_what_was_heard_is_no_silence(windows: LoadWindows, clock: Clock):
     tell(windows, clock, m={"t": load(5, prompt_tokens=3)})
 
     windows.clear()
-    observed, empty = windows.observed("m"), windows.loads()["m"]
+    observed, empty = windows.observed_seconds("m"), windows.current_loads()["m"]
     tell(windows, clock, 2, m={"t": load(5, prompt_tokens=3)})
 
     assert observed == 0.0
     assert (empty.rate, empty.shares, empty.quantities) == (0.0, {"t": 1.0}, {"t": {"prompt_tokens": 3.0}})
-    assert windows.loads()["m"].rate == pytest.approx(5.0)
+    assert windows.current_loads()["m"].rate == pytest.approx(5.0)
 
 
 def test_models_that_nobody_asks_for_are_forgotten(windows: LoadWindows, clock: Clock):
@@ -149,8 +153,8 @@ def test_models_that_nobody_asks_for_are_forgotten(windows: LoadWindows, clock: 
     clock.now += FORGET + 1.0
     tell(windows, clock, 1, new={"t": load(1)})
 
-    assert set(windows.loads()) == {"new"}
-    assert windows.observed("old") == 0.0
+    assert set(windows.current_loads()) == {"new"}
+    assert windows.observed_seconds("old") == 0.0
 
 
 def test_errors_of_floats_do_not_add_up(windows: LoadWindows, clock: Clock):
@@ -159,4 +163,4 @@ def test_errors_of_floats_do_not_add_up(windows: LoadWindows, clock: Clock):
     tell(windows, clock, 12, m={"t": load(0)})
     tell(windows, clock, 1, m={"t": load(1, speech_seconds=0.0)})
 
-    assert windows.loads()["m"].quantities == {"t": {"speech_seconds": 0.0}}
+    assert windows.current_loads()["m"].quantities == {"t": {"speech_seconds": 0.0}}

@@ -1,6 +1,6 @@
 """When a measured load calls for another plan: neither too late, nor too often, nor for nothing."""
 
-from services.planner.autoscale.policy import Adapt, Deployment, Goal, Scene, Verdict
+from services.planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
 from tests.unit.planner.adapting import RULES, START, Cells, Clock, House, fewest, held, load
 
 # Most requests within the GPUs
@@ -80,11 +80,13 @@ def test_longer_answers_at_the_same_rate_and_mix_call_for_another_plan():
 
 def test_a_change_is_not_worth_starts_that_take_longer_than_the_load_will_last():
     dear, cheap = (
-        Scene({"vl": load(30.0)}, *[Deployment({"vl": 30.0}, 8)] * 2, Deployment({"vl": 36.0}, 8, starts))
+        ScalingSnapshot(
+            {"vl": load(30.0)}, *[DeploymentCapacity({"vl": 30.0}, 8)] * 2, DeploymentCapacity({"vl": 36.0}, 8, starts)
+        )
         for starts in (2000.0, 20.0)
     )
     clock = Clock()
-    adapt = Adapt({"vl": Goal()}, RULES, START, clock)
+    adapt = ScalingPolicy({"vl": ScalingGoal()}, RULES, START, clock)
 
     verdicts = [held(adapt, clock, scene, 200) for scene in (dear, cheap)]
 
@@ -93,9 +95,12 @@ def test_a_change_is_not_worth_starts_that_take_longer_than_the_load_will_last()
 
 def test_path_rates_alone_are_changed_when_they_give_the_gain():
     clock = Clock()
-    adapt = Adapt({"vl": Goal()}, RULES, START, clock)
-    scene = Scene(
-        {"vl": load(20.0)}, Deployment({"vl": 20.0}, 8), Deployment({"vl": 30.0}, 8), Deployment({"vl": 31.0}, 8, 16.0)
+    adapt = ScalingPolicy({"vl": ScalingGoal()}, RULES, START, clock)
+    scene = ScalingSnapshot(
+        {"vl": load(20.0)},
+        DeploymentCapacity({"vl": 20.0}, 8),
+        DeploymentCapacity({"vl": 30.0}, 8),
+        DeploymentCapacity({"vl": 31.0}, 8, 16.0),
     )
 
     assert held(adapt, clock, scene, 20) is Verdict.KEEP
@@ -104,35 +109,42 @@ def test_path_rates_alone_are_changed_when_they_give_the_gain():
 
 def test_path_rates_wait_for_a_better_plan_that_has_almost_held():
     clock = Clock()
-    adapt = Adapt({"vl": Goal()}, RULES, START, clock)
+    adapt = ScalingPolicy({"vl": ScalingGoal()}, RULES, START, clock)
     measured = {"vl": load(20.0)}
-    now, rerouted = Deployment({"vl": 20.0}, 8), Deployment({"vl": 30.0}, 8)
+    now, rerouted = DeploymentCapacity({"vl": 20.0}, 8), DeploymentCapacity({"vl": 30.0}, 8)
 
-    held(adapt, clock, Scene(measured, now, rerouted, Deployment({"vl": 32.0}, 8, 16.0)), 25)
-    verdict = held(adapt, clock, Scene(measured, now, rerouted, Deployment({"vl": 40.0}, 8, 16.0)), 18)
+    held(adapt, clock, ScalingSnapshot(measured, now, rerouted, DeploymentCapacity({"vl": 32.0}, 8, 16.0)), 25)
+    verdict = held(
+        adapt, clock, ScalingSnapshot(measured, now, rerouted, DeploymentCapacity({"vl": 40.0}, 8, 16.0)), 18
+    )
 
     assert verdict is Verdict.KEEP
-    assert held(adapt, clock, Scene(measured, now, rerouted, Deployment({"vl": 40.0}, 8, 16.0)), 5) is Verdict.REPLAN
+    assert (
+        held(adapt, clock, ScalingSnapshot(measured, now, rerouted, DeploymentCapacity({"vl": 40.0}, 8, 16.0)), 5)
+        is Verdict.REPLAN
+    )
 
 
 def test_a_model_that_is_not_asked_for_says_nothing_of_the_gain():
-    goals = {"vl": Goal(), "idle": Goal()}
+    goals = {"vl": ScalingGoal(), "idle": ScalingGoal()}
     clock = Clock()
-    adapt = Adapt(goals, RULES, START, clock)
-    now = Deployment({"vl": 20.0, "idle": 0.0}, 8)
-    best = Deployment({"vl": 20.5, "idle": 99.0}, 8)
+    adapt = ScalingPolicy(goals, RULES, START, clock)
+    now = DeploymentCapacity({"vl": 20.0, "idle": 0.0}, 8)
+    best = DeploymentCapacity({"vl": 20.5, "idle": 99.0}, 8)
 
-    verdict = held(adapt, clock, Scene({"vl": load(20.0), "idle": load(0.0)}, now, now, best), 200)
+    verdict = held(adapt, clock, ScalingSnapshot({"vl": load(20.0), "idle": load(0.0)}, now, now, best), 200)
 
     assert verdict is Verdict.KEEP
 
 
 def test_what_serves_nothing_of_what_comes_is_replaced():
     clock = Clock()
-    adapt = Adapt({"vl": Goal()}, RULES, START, clock)
-    now = Deployment({"vl": 0.0}, 8)
+    adapt = ScalingPolicy({"vl": ScalingGoal()}, RULES, START, clock)
+    now = DeploymentCapacity({"vl": 0.0}, 8)
 
-    verdict = held(adapt, clock, Scene({"vl": load(20.0)}, now, now, Deployment({"vl": 20.0}, 8, 64.0)), 40)
+    verdict = held(
+        adapt, clock, ScalingSnapshot({"vl": load(20.0)}, now, now, DeploymentCapacity({"vl": 20.0}, 8, 64.0)), 40
+    )
 
     assert verdict is Verdict.REPLAN
 
@@ -167,7 +179,7 @@ def test_after_measurements_were_lost_nothing_is_decided_for_a_window():
     house = fewest()
     house.run(100, load(20.0))
 
-    house.adapt.lost()
+    house.adapt.reset_measurements()
 
     assert house.run(9, load(200.0)) == []
     assert house.run(1, load(200.0)) != []
@@ -178,7 +190,7 @@ def test_lost_measurements_do_not_look_like_a_rate_that_has_fallen():
     house.run(100, load(20.0))
 
     house.run(20, load(0.0))
-    house.adapt.lost()
+    house.adapt.reset_measurements()
     house.run(60, load(0.0))
 
     assert house.changes == []

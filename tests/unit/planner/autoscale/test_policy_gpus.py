@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.planner.autoscale.policy import Adapt, Deployment, Goal, Scene, Verdict
+from services.planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
 from tests.unit.planner.adapting import GPUS, PATIENCE, RULES, START, Cells, Clock, House, fewest, held, load
 
 # Fewest GPUs for a rate
@@ -77,11 +77,11 @@ def test_all_gpus_in_use_are_not_planned_again_and_again():
 
 def test_path_rates_alone_are_enough_at_once_when_they_serve_the_rate():
     clock = Clock()
-    adapt = Adapt({"vl": Goal(gpus=True, headroom=0.2)}, RULES, START, clock)
-    now, best = Deployment({"vl": 20.0}, 4), Deployment({"vl": 36.0}, 5, START)
+    adapt = ScalingPolicy({"vl": ScalingGoal(gpus=True, headroom=0.2)}, RULES, START, clock)
+    now, best = DeploymentCapacity({"vl": 20.0}, 4), DeploymentCapacity({"vl": 36.0}, 5, START)
 
-    enough = Scene({"vl": load(20.0)}, now, Deployment({"vl": 24.0}, 4), best)
-    little = enough._replace(rerouted=Deployment({"vl": 21.0}, 4))
+    enough = ScalingSnapshot({"vl": load(20.0)}, now, DeploymentCapacity({"vl": 24.0}, 4), best)
+    little = enough._replace(rerouted=DeploymentCapacity({"vl": 21.0}, 4))
 
     assert held(adapt, clock, enough, 10) is Verdict.REROUTE
     assert held(adapt, clock, little, 1) is Verdict.REPLAN
@@ -89,10 +89,10 @@ def test_path_rates_alone_are_enough_at_once_when_they_serve_the_rate():
 
 def test_path_rates_are_the_most_that_can_be_done_without_gpus_to_spare():
     clock = Clock()
-    adapt = Adapt({"vl": Goal(gpus=True, headroom=0.2)}, RULES, START, clock)
-    rerouted = Deployment({"vl": 22.0}, 4)
+    adapt = ScalingPolicy({"vl": ScalingGoal(gpus=True, headroom=0.2)}, RULES, START, clock)
+    rerouted = DeploymentCapacity({"vl": 22.0}, 4)
 
-    scene = Scene({"vl": load(30.0)}, Deployment({"vl": 20.0}, 4), rerouted, rerouted)
+    scene = ScalingSnapshot({"vl": load(30.0)}, DeploymentCapacity({"vl": 20.0}, 4), rerouted, rerouted)
 
     assert held(adapt, clock, scene, 10) is Verdict.REROUTE
 
@@ -101,8 +101,8 @@ def test_path_rates_are_the_most_that_can_be_done_without_gpus_to_spare():
 
 
 @pytest.mark.parametrize("period", [1, 7, 25, 45, 90, 200])
-@pytest.mark.parametrize("goal", [Goal(), Goal(gpus=True, headroom=0.2, rate=20.0)])
-def test_a_load_that_goes_to_and_fro_causes_no_more_than_one_change_in_a_cooldown(goal: Goal, period: int):
+@pytest.mark.parametrize("goal", [ScalingGoal(), ScalingGoal(gpus=True, headroom=0.2, rate=20.0)])
+def test_a_load_that_goes_to_and_fro_causes_no_more_than_one_change_in_a_cooldown(goal: ScalingGoal, period: int):
     house = House(goal)
 
     for second in range(3000):
@@ -113,8 +113,10 @@ def test_a_load_that_goes_to_and_fro_causes_no_more_than_one_change_in_a_cooldow
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("goal", [Goal(), Goal(gpus=True, headroom=0.2, rate=20.0), Goal(gpus=True, rate=5.0)])
-def test_no_load_whatsoever_causes_more_than_one_change_in_a_cooldown(goal: Goal, seed: int):
+@pytest.mark.parametrize(
+    "goal", [ScalingGoal(), ScalingGoal(gpus=True, headroom=0.2, rate=20.0), ScalingGoal(gpus=True, rate=5.0)]
+)
+def test_no_load_whatsoever_causes_more_than_one_change_in_a_cooldown(goal: ScalingGoal, seed: int):
     chance = random.Random(seed)
     house, measured = House(goal), load(20.0)
 
@@ -123,7 +125,7 @@ def test_no_load_whatsoever_causes_more_than_one_change_in_a_cooldown(goal: Goal
             rate = chance.choice([0.0, chance.uniform(0.1, 5.0), chance.uniform(5.0, 80.0)])
             measured = load(rate, chance.random(), chance.choice([20.0, 100.0, 700.0]))
         if chance.random() < 0.01:
-            house.adapt.lost()
+            house.adapt.reset_measurements()
         house.second(measured if chance.random() < 0.98 else None)
 
     assert apart(house)

@@ -1,6 +1,6 @@
 """The reason of a plan that follows the load says what has changed, and no more."""
 
-from services.planner.autoscale.reasons import because
+from services.planner.autoscale.reasons import describe_load_change
 from services.planner.optimize import ModelLoad
 
 SEEN, TEXT = "vision+thinker", "thinker"
@@ -12,37 +12,37 @@ def load(rate: float, seen: float = 0.2, tokens: float = 100.0, image: float = 6
 
 
 def test_a_mix_that_has_changed_is_told_by_the_share_that_moved_most():
-    assert because({"qwen": load(12.1, 0.61)}, {"qwen": load(12.0, 0.2)}) == (
+    assert describe_load_change({"qwen": load(12.1, 0.61)}, {"qwen": load(12.0, 0.2)}) == (
         "load: qwen 12.1 req/s, 61 % vision+thinker (was 20 %)"
     )
 
 
 def test_a_rate_that_has_changed_is_told_with_what_it_was():
-    assert because({"qwen": load(12.0)}, {"qwen": load(6.0)}) == "load: qwen 12 req/s (was 6)"
+    assert describe_load_change({"qwen": load(12.0)}, {"qwen": load(6.0)}) == "load: qwen 12 req/s (was 6)"
 
 
 def test_longer_requests_are_told_by_their_tokens():
-    assert because({"qwen": load(12.0, tokens=400)}, {"qwen": load(12.0)}) == (
+    assert describe_load_change({"qwen": load(12.0, tokens=400)}, {"qwen": load(12.0)}) == (
         "load: qwen 12 req/s, 400 completion_tokens (were 100)"
     )
 
 
 def test_tokens_that_follow_from_the_mix_alone_are_not_told():
-    assert "tokens" not in because({"qwen": load(12.0, 0.8)}, {"qwen": load(12.0, 0.2)})
+    assert "tokens" not in describe_load_change({"qwen": load(12.0, 0.8)}, {"qwen": load(12.0, 0.2)})
 
 
 def test_tokens_of_a_type_that_was_not_known_before_are_not_compared():
     before = load(12.0, 0.8)
     text = ModelLoad(before.rate, before.shares, {TEXT: before.quantities[TEXT]})
 
-    assert "tokens" not in because({"qwen": load(12.0, 0.8)}, {"qwen": text})
+    assert "tokens" not in describe_load_change({"qwen": load(12.0, 0.8)}, {"qwen": text})
 
 
 def test_every_model_is_named():
-    assert because({"b": load(1.0), "a": load(0.0)}, {"a": load(3.0), "b": load(1.0)}) == (
+    assert describe_load_change({"b": load(1.0), "a": load(0.0)}, {"a": load(3.0), "b": load(1.0)}) == (
         "load: a 0 req/s (was 3); b 1 req/s"
     )
 
 
 def test_a_load_that_nothing_is_known_of_is_no_change():
-    assert because({"a": ModelLoad(0.0)}, {}) == "load: a 0 req/s"
+    assert describe_load_change({"a": ModelLoad(0.0)}, {}) == "load: a 0 req/s"

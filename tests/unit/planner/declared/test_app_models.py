@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from omnibus.app_record import AppRecord, TaskRecord
-from omnibus.plan import ModelPlan, Option, Path, Plan, decode, encode
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan, decode_plan, encode_plan
 from services.planner.declared import app_models, declarations_file
 from tests.unit.planner.apps import ROOT, app, task
 
@@ -16,8 +16,8 @@ SPELL, COUNT = task("spell"), task("count")
 
 
 def models(*apps: AppRecord, **declared: dict[str, Any]) -> dict[str, ModelPlan]:
-    plans = declarations_file.plans(msgspec.convert(declared, dict[str, declarations_file.Declared]))
-    return app_models.models({record.name: record for record in apps}, plans)
+    plans = declarations_file.build_static_plans(msgspec.convert(declared, dict[str, declarations_file.DeclaredModel]))
+    return app_models.app_models({record.name: record for record in apps}, plans)
 
 
 def records(plan: ModelPlan) -> list[TaskRecord]:
@@ -37,7 +37,7 @@ def test_an_own_task_becomes_a_model_with_one_option():
             checkpoint=made["spell"].checkpoint,
             components=("spell",),
             encoders={},
-            options={"spell": Option(("spell",), "generator", engine="omnibus.executor.python_task:engine")},
+            options={"spell": DeploymentOption(("spell",), "generator", engine="omnibus.executor.python_task:engine")},
             types={"spell": (Path("spell", {"spell": "spell"}, 1.0),)},
             tasks={"spell": "spell"},
             apps=("poem",),
@@ -82,7 +82,7 @@ def test_tasks_of_one_model_are_its_components():
 def test_a_request_that_uses_one_of_a_models_tasks_has_a_path():
     made = models(app("poem", task("spell", "words"), task("count", "words")))["words"]
 
-    assert made.paths(frozenset(["spell"])) == (Path("spell", {"spell": "spell"}, 1.0),)
+    assert made.paths_for(frozenset(["spell"])) == (Path("spell", {"spell": "spell"}, 1.0),)
 
 
 def test_two_settings_of_a_task_in_one_model_are_two_models():
@@ -124,7 +124,7 @@ def test_a_model_that_is_declared_is_left_alone():
 def test_the_plan_can_be_written_and_read():
     plan = Plan(1, 0, 0.0, models(app("poem", SPELL, task("count", "words", fields={"to": 3}))))
 
-    assert decode(encode(plan)) == plan
+    assert decode_plan(encode_plan(plan)) == plan
 
 
 REFUSED: dict[str, tuple[TaskRecord, str]] = {

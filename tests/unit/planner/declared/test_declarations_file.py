@@ -35,7 +35,7 @@ def plan(tmp_path: File, **changes: Any) -> ModelPlan:
 def plans(tmp_path: File, **models: dict[str, Any]) -> dict[str, ModelPlan]:
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"models": models}))
-    return declarations_file.plans(declarations_file.read(str(file)))
+    return declarations_file.build_static_plans(declarations_file.read_models(str(file)))
 
 
 def rates(paths: tuple[Path, ...]) -> dict[str, float]:
@@ -74,17 +74,17 @@ def test_the_first_option_of_a_path_that_has_a_component_runs_it(tmp_path: File)
 
 
 def test_a_speaking_model_has_types_with_and_without_speech(tmp_path: File):
-    made = plans(tmp_path, m=catalog.declaration("qwen2_5_omni", "/m"))["m"]
+    made = plans(tmp_path, m=catalog.model_declaration("qwen2_5_omni", "/m"))["m"]
 
     encoders = ["", "vision+", "audio+", "vision+audio+"]
     assert set(made.types) == {f"{some}thinker{more}" for some in encoders for more in ("", "+talker+vocoder")}
     assert rates(made.types["thinker+talker+vocoder"]) == {"Th>Ta>V": 80, "M": 20}
-    assert made.speaks
+    assert made.has_talker
 
 
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_the_usual_declarations_are_good(family: str, tmp_path: File):
-    made = plans(tmp_path, m=catalog.declaration(family, "/m"))["m"]
+    made = plans(tmp_path, m=catalog.model_declaration(family, "/m"))["m"]
 
     assert all(sum(path.rate for path in paths) == 100 for paths in made.types.values())
     assert all(set(path.options.values()) <= set(made.options) for paths in made.types.values() for path in paths)
@@ -94,7 +94,7 @@ def test_the_usual_declarations_are_good(family: str, tmp_path: File):
 def test_what_is_left_out_is_what_the_family_says(family: str, tmp_path: File):
     short = {"family": family, "checkpoint": "/m"}
 
-    made = plans(tmp_path, short=short, m=catalog.declaration(family, "/m"))
+    made = plans(tmp_path, short=short, m=catalog.model_declaration(family, "/m"))
 
     assert made["short"].tasks.keys() == made["m"].tasks.keys()
     assert msgspec.structs.replace(made["short"], tasks=made["m"].tasks) == made["m"]
@@ -114,11 +114,11 @@ def test_fewer_components_than_the_family_has_leave_the_rest_out(tmp_path: File)
 
     assert made.encoders == {"image": "vision", "video": "vision"}
     assert set(made.tasks) == {"vision", "thinker"}
-    assert not made.speaks
+    assert not made.has_talker
 
 
 def test_every_component_has_the_unit_task_of_its_kind_model_and_name(tmp_path: File):
-    made = plans(tmp_path, **{"qwen2.5-omni": catalog.declaration("qwen2_5_omni", "/m")})["qwen2.5-omni"]
+    made = plans(tmp_path, **{"qwen2.5-omni": catalog.model_declaration("qwen2_5_omni", "/m")})["qwen2.5-omni"]
 
     assert made.tasks == {
         "vision": "encode-qwen2_5-omni-vision",
@@ -198,7 +198,7 @@ def test_a_field_that_is_wrong_is_named_with_its_file(tmp_path: File, changes: d
 
 def test_a_file_that_is_missing_is_named_with_its_variable(tmp_path: File):
     with pytest.raises(BadRequest, match=r"OMNIBUS_PLANNER_MODELS='.*none\.json' cannot be read: No such file"):
-        declarations_file.read(str(tmp_path / "none.json"))
+        declarations_file.read_models(str(tmp_path / "none.json"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"models": []}', '{"models": {}, "more": 1}'])
@@ -207,11 +207,11 @@ def test_what_is_no_declaration_is_refused(tmp_path: File, text: str):
     file.write_text(text)
 
     with pytest.raises(BadRequest, match=r"models\.json"):
-        declarations_file.read(str(file))
+        declarations_file.read_models(str(file))
 
 
 def test_no_file_declares_no_models():
-    assert declarations_file.plans(declarations_file.read("")) == {}
+    assert declarations_file.build_static_plans(declarations_file.read_models("")) == {}
 
 
 def test_models_that_cannot_be_told_apart_on_the_bus_are_refused(tmp_path: File):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.plan import ModelPlan, Option, Plan, decode, encode
+from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan
 from services.planner.declared import declarations_file
 
 A: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": "/a"}
@@ -25,14 +25,14 @@ def plans(**changes: Any) -> dict[str, ModelPlan]:
 
 
 def of(models: dict[str, dict[str, Any]]) -> dict[str, ModelPlan]:
-    return declarations_file.plans(msgspec.convert(models, dict[str, declarations_file.Declared]))
+    return declarations_file.build_static_plans(msgspec.convert(models, dict[str, declarations_file.DeclaredModel]))
 
 
 def test_a_shared_component_has_one_unit_task_in_both_models():
     made = plans()
 
     assert made["gemma-b"].tasks == {"vision": "encode-gemma-a-vision", "thinker": "think-gemma-b-thinker"}
-    owners = Plan(1, 0, 0.0, made).owners()
+    owners = Plan(1, 0, 0.0, made).task_owners()
     assert owners["encode-gemma-a-vision"] == (("gemma-a", "vision"), ("gemma-b", "vision"))
 
 
@@ -40,8 +40,8 @@ def test_the_shared_option_runs_in_the_other_models_executors_alone():
     made = plans()["gemma-b"]
 
     assert made.options == {
-        "L": Option(("thinker",), "llm"),
-        "gemma-a/E": Option(("vision",), "encoder", replicas=0, of="gemma-a/E"),
+        "L": DeploymentOption(("thinker",), "llm"),
+        "gemma-a/E": DeploymentOption(("vision",), "encoder", replicas=0, of="gemma-a/E"),
     }
 
 
@@ -109,7 +109,7 @@ def test_several_models_may_share_with_one_and_one_with_several():
 def test_a_plan_with_shares_can_be_written_and_read():
     plan = Plan(1, 0, 0.0, plans())
 
-    assert decode(encode(plan)) == plan
+    assert decode_plan(encode_plan(plan)) == plan
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from services.planner.declared.planned_spec import Goals, GpuType
+from services.planner.declared.planned_spec import GpuType, TailLatencyGoals
 from services.planner.optimize.load import ModelLoad
 from tests.unit.planner.optimize.testbed import SEEN, TEXT, E, L, option, planner, profile, replicas
 
@@ -23,7 +23,7 @@ def test_another_mix_is_served_less_along_the_same_paths_and_more_along_others()
     plans = planner()
     made = plans.plan(MIXED)
 
-    here, better = plans.capacity(made.models, IMAGES)["q"], plans.rerouted(made.models, IMAGES)
+    here, better = plans.capacity(made.models, IMAGES)["q"], plans.reroute_running(made.models, IMAGES)
     again = plans.plan(IMAGES, made.models)
 
     assert here < better.capacity["q"] < again.capacity["q"] <= made.capacity["q"]
@@ -35,7 +35,7 @@ def test_what_was_routed_best_cannot_be_routed_better():
     plans = planner()
     made = plans.plan(MIXED)
 
-    assert plans.rerouted(made.models, MIXED).capacity["q"] == pytest.approx(made.capacity["q"], rel=1e-6)
+    assert plans.reroute_running(made.models, MIXED).capacity["q"] == pytest.approx(made.capacity["q"], rel=1e-6)
 
 
 def test_a_path_that_nobody_measured_serves_nothing_that_is_known():
@@ -47,7 +47,7 @@ def test_a_path_that_nobody_measured_serves_nothing_that_is_known():
     })  # fmt: skip
 
     assert plans.capacity({"q": old}) == {"q": 0.0}
-    assert plans.rerouted({"q": old}).capacity == {"q": 0.0}
+    assert plans.reroute_running({"q": old}).capacity == {"q": 0.0}
     assert plans.capacity({}) == {}
 
 
@@ -60,21 +60,21 @@ def test_executors_that_are_not_there_serve_nothing():
 
 
 def test_goals_for_the_tail_bound_what_plans_can_serve():
-    free, bound = planner(), planner(goals=Goals(done=5.0))
+    free, bound = planner(), planner(goals=TailLatencyGoals(done=5.0))
     made = free.plan()
 
     assert bound.capacity(made.models)["q"] < free.capacity(made.models)["q"]
-    assert bound.rerouted(made.models).capacity["q"] < free.rerouted(made.models).capacity["q"]
+    assert bound.reroute_running(made.models).capacity["q"] < free.reroute_running(made.models).capacity["q"]
 
 
 def test_more_replicas_than_there_are_gpus_for_may_run():
     many = planner(profile({"E": E, "L": L}), {"H100": GpuType(20)}).plan()
-    few = planner(profile({"E": E, "L": L}), {"H100": GpuType(4)}, goals=Goals(done=5.0))
+    few = planner(profile({"E": E, "L": L}), {"H100": GpuType(4)}, goals=TailLatencyGoals(done=5.0))
 
-    assert few.rerouted(many.models).capacity["q"] > few.plan().capacity["q"]
+    assert few.reroute_running(many.models).capacity["q"] > few.plan().capacity["q"]
 
 
 def test_the_seconds_until_executors_are_ready_are_told():
     slow = option("thinker", ("thinker", 0.3), gpu="H100", start_s=42.0)
 
-    assert planner(profile({"E": E, "L": slow})).starts == {("q", "E"): 1.0, ("q", "L"): 42.0}
+    assert planner(profile({"E": E, "L": slow})).start_seconds == {("q", "E"): 1.0, ("q", "L"): 42.0}

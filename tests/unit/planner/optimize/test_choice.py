@@ -2,8 +2,8 @@
 
 import pytest
 
-from omnibus.profile import Line, Point, TypeProfile
-from services.planner.declared.planned_spec import GpuType, Machine
+from omnibus.profile import CostLine, Point, TypeProfile
+from services.planner.declared.planned_spec import DeclaredNode, GpuType
 from services.planner.optimize.load import ModelLoad
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
@@ -135,7 +135,7 @@ def test_an_option_that_does_not_say_its_gpu_takes_the_only_type():
 
 def test_a_replica_does_not_span_two_nodes():
     wide = option("thinker", ("thinker", 0.05), service="llm", gpu="H100", gpus=2)
-    nodes = {name: Machine(3, "H100") for name in ("n1", "n2")}
+    nodes = {name: DeclaredNode(3, "H100") for name in ("n1", "n2")}
     measured = profile({"E": E, "L2": wide})
 
     free = planner(measured, {"H100": GpuType(6)}, options=("E", "L2"), mix={TEXT: 1.0}).plan()
@@ -146,7 +146,7 @@ def test_a_replica_does_not_span_two_nodes():
 
 
 def test_nodes_alone_say_how_many_gpus_there_are():
-    made = planner(gpus={}, nodes={"n1": Machine(4, "H100"), "n2": Machine(4, "H100")}).plan()
+    made = planner(gpus={}, nodes={"n1": DeclaredNode(4, "H100"), "n2": DeclaredNode(4, "H100")}).plan()
 
     assert gpus_of(made.models["q"]) == 8
 
@@ -182,7 +182,7 @@ def test_larger_images_need_more_encoders():
         SEEN: TypeProfile(("vision", "thinker"), 0.6, {"image_tokens": 500.0, "prompt_tokens": 600.0}),
         TEXT: TypeProfile(("thinker",), 0.4, {"prompt_tokens": 100.0}),
     }
-    lines = {"vision": Line(0.0, {"image_tokens": 4e-4}), "thinker": Line(0.25, {"prompt_tokens": 1e-4})}
+    lines = {"vision": CostLine(0.0, {"image_tokens": 4e-4}), "thinker": CostLine(0.25, {"prompt_tokens": 1e-4})}
     asked = planner(profile({"E": E, "L": L}, types=sized, lines=lines), {"H100": GpuType(24)})
 
     usual = asked.plan({"q": ModelLoad(1.0, {SEEN: 0.6, TEXT: 0.4})})

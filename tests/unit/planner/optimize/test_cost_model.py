@@ -5,22 +5,22 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.profile import KeyValues, Line, ModelProfile, OptionProfile, TypeProfile
+from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, TypeProfile
 from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.cost_model import Costs
-from services.planner.optimize.kv_memory import Memory
+from services.planner.optimize.cost_model import OptionCosts
+from services.planner.optimize.kv_memory import KvMemory
 from tests.unit.planner.optimize.testbed import EL, MIXED, SEEN, TEXT, E, L, option, profile
 
 BOTH = ("vision", "thinker")
 
 
-def costs(measured: ModelProfile, gpus: dict[str, GpuType] | None = None) -> Costs:
-    memory = Memory(measured.kv, gpus or {})
-    return Costs("q", BOTH, measured, measured.options, measured.lines, memory)
+def costs(measured: ModelProfile, gpus: dict[str, GpuType] | None = None) -> OptionCosts:
+    memory = KvMemory(measured.kv, gpus or {})
+    return OptionCosts("q", BOTH, measured, measured.options, measured.lines, memory)
 
 
 def test_rows_are_taken_as_they_were_measured():
-    spent = costs(profile()).seconds()
+    spent = costs(profile()).seconds_per_request()
 
     assert spent(SEEN, "EL", BOTH) == 0.7
     assert spent(SEEN, "EL", ("thinker",)) == spent(TEXT, "EL", ("thinker",)) == 0.35
@@ -32,7 +32,7 @@ def test_a_rate_of_the_mix_becomes_seconds_by_algorithm_3():
     measured = profile(
         {"E": OptionProfile(("vision",), rate=10.0), "L": OptionProfile(("thinker",), rate=4.0), "EL": OptionProfile(BOTH, rate=2.0)}
     )  # fmt: skip
-    spent = costs(measured).seconds()
+    spent = costs(measured).seconds_per_request()
 
     assert spent(SEEN, "E", ("vision",)) == pytest.approx(1 / 6)
     assert spent(TEXT, "L", ("thinker",)) == pytest.approx(0.25)
@@ -41,7 +41,7 @@ def test_a_rate_of_the_mix_becomes_seconds_by_algorithm_3():
 
 
 def test_a_role_that_was_not_measured_takes_the_slowdown_of_those_that_were():
-    spent = costs(profile({"E": E, "L": L, "EL": option(SEEN, (SEEN, 1.0, SEEN))})).seconds()
+    spent = costs(profile({"E": E, "L": L, "EL": option(SEEN, (SEEN, 1.0, SEEN))})).seconds_per_request()
 
     assert spent(TEXT, "EL", ("thinker",)) == pytest.approx(0.3 * 1.0 / 0.5)
 
@@ -64,7 +64,7 @@ def test_an_estimate_needs_its_components_on_the_same_hardware():
 
 
 def test_a_measured_whole_needs_nothing_alone():
-    spent = costs(profile({"EL": EL})).seconds()
+    spent = costs(profile({"EL": EL})).seconds_per_request()
 
     assert spent(SEEN, "EL", BOTH) == 0.7
     assert spent(SEEN, "EL", ("vision",)) is None
@@ -73,7 +73,7 @@ def test_a_measured_whole_needs_nothing_alone():
 def test_two_gpus_may_make_a_component_faster_or_not():
     fast = option("thinker", ("thinker", 0.2), gpu="H100", gpus=2)
 
-    spent = costs(profile({"E": E, "L": L, "L2": fast})).seconds()
+    spent = costs(profile({"E": E, "L": L, "L2": fast})).seconds_per_request()
 
     assert spent(TEXT, "L", ("thinker",)) == 0.3
     assert spent(TEXT, "L2", ("thinker",)) == 0.2
@@ -84,12 +84,14 @@ SIZED: dict[str, Any] = {
         SEEN: TypeProfile(BOTH, 0.6, {"image_tokens": 500.0, "prompt_tokens": 600.0, "completion_tokens": 100.0}),
         TEXT: TypeProfile(("thinker",), 0.4, {"prompt_tokens": 100.0, "completion_tokens": 100.0}),
     },
-    "lines": {"vision": Line(0.1, {"image_tokens": 2e-4}), "thinker": Line(0.1, {"completion_tokens": 2e-3})},
+    "lines": {"vision": CostLine(0.1, {"image_tokens": 2e-4}), "thinker": CostLine(0.1, {"completion_tokens": 2e-3})},
 }
 
 
 def test_seconds_grow_with_what_requests_ask_for():
-    spent = costs(profile(**SIZED)).seconds({SEEN: {"image_tokens": 1500.0}, TEXT: {"completion_tokens": 200.0}})
+    spent = costs(profile(**SIZED)).seconds_per_request(
+        {SEEN: {"image_tokens": 1500.0}, TEXT: {"completion_tokens": 200.0}}
+    )
 
     assert spent(SEEN, "E", ("vision",)) == pytest.approx(0.2 * 0.4 / 0.2)
     assert spent(SEEN, "L", ("thinker",)) == pytest.approx(0.3)
@@ -98,14 +100,14 @@ def test_seconds_grow_with_what_requests_ask_for():
 
 
 def test_without_lines_sizes_do_not_matter():
-    spent = costs(profile(types=SIZED["types"])).seconds({SEEN: {"image_tokens": 1500.0}})
+    spent = costs(profile(types=SIZED["types"])).seconds_per_request({SEEN: {"image_tokens": 1500.0}})
 
     assert spent(SEEN, "E", ("vision",)) == 0.2
 
 
 def test_components_without_a_line_do_not_grow():
     measured = profile(types=SIZED["types"], lines={"vision": SIZED["lines"]["vision"]})
-    spent = costs(measured).seconds({SEEN: {"image_tokens": 1500.0}})
+    spent = costs(measured).seconds_per_request({SEEN: {"image_tokens": 1500.0}})
 
     assert spent(SEEN, "EL", BOTH) == pytest.approx(0.7 * (0.4 + 0.3) / (0.2 + 0.3))
     assert spent(SEEN, "L", ("thinker",)) == 0.3
@@ -113,7 +115,7 @@ def test_components_without_a_line_do_not_grow():
 
 def test_a_request_type_that_nobody_measured_costs_what_its_components_do():
     measured = profile({"E": E, "L": option("thinker", ("thinker", 0.3, SEEN)), "EL": EL}, types={SEEN: MIXED[SEEN]})
-    spent = costs(measured).seconds()
+    spent = costs(measured).seconds_per_request()
 
     assert spent(TEXT, "L", ("thinker",)) == pytest.approx(0.3)
     assert spent(TEXT, "EL", ("thinker",)) == 0.35
@@ -124,7 +126,7 @@ def test_memory_for_keys_and_values_bounds_what_a_replica_serves():
     llm = option("thinker", ("thinker", 0.3, "", 10.0), gpu="H100", weights_gb=20.0)
     measured = profile({"E": E, "L": llm}, types=SIZED["types"], kv=KeyValues("thinker", 0.01, 80.0))
 
-    spent = costs(measured).seconds()
+    spent = costs(measured).seconds_per_request()
 
     assert spent(TEXT, "L", ("thinker",)) == pytest.approx(1 / 2.7)
     assert spent(SEEN, "E", ("vision",)) == 0.2
@@ -134,8 +136,10 @@ def test_the_memory_of_the_gpu_type_counts_when_the_profile_does_not_say_it():
     llm = option("thinker", ("thinker", 0.3, "", 10.0), gpu="H100", weights_gb=20.0)
     measured = profile({"E": E, "L": llm}, types=SIZED["types"], kv=KeyValues("thinker", 0.01, 0.0))
 
-    assert costs(measured).seconds()(TEXT, "L", ("thinker",)) == 0.3
-    assert costs(measured, {"H100": GpuType(1, 80.0)}).seconds()(TEXT, "L", ("thinker",)) == pytest.approx(1 / 2.7)
+    assert costs(measured).seconds_per_request()(TEXT, "L", ("thinker",)) == 0.3
+    assert costs(measured, {"H100": GpuType(1, 80.0)}).seconds_per_request()(TEXT, "L", ("thinker",)) == pytest.approx(
+        1 / 2.7
+    )
 
 
 def test_work_of_an_unknown_request_type_is_named():

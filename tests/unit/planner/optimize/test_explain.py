@@ -8,29 +8,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.cli.format.plan import shown
-from omnibus.plan import Plan, decode, encode
+from omnibus.cli.format.plan import plan_lines
+from omnibus.plan import Plan, decode_plan, encode_plan
 from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.explain import waiting
+from services.planner.optimize.explain import waiting_seconds
 from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.result import Planned
+from services.planner.optimize.result import PlanningResult
 from tests.unit.planner.optimize.testbed import EL, SEEN, SPLIT, TEXT, E, L, goals, planner, profile, split
 
 
-def told(made: Planned) -> tuple[dict[str, Any], dict[str, Any]]:
+def told(made: PlanningResult) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is said of the model q, and of its deployment."""
     return made.explain["planned"]["models"]["q"], made.explain["planned"]["deployments"][0]
 
 
-def text(made: Planned) -> str:
-    return "\n".join(shown(Plan(7, 0, 0.0, made.models, explain=made.explain), None))
+def text(made: PlanningResult) -> str:
+    return "\n".join(plan_lines(Plan(7, 0, 0.0, made.models, explain=made.explain), None))
 
 
 def test_it_can_be_written_and_read():
     made = planner(goal="gpus", rate=5.0).plan()
     plan = Plan(1, 0, 0.0, made.models, explain=made.explain)
 
-    assert decode(encode(plan)).explain == json.loads(json.dumps(made.explain))
+    assert decode_plan(encode_plan(plan)).explain == json.loads(json.dumps(made.explain))
 
 
 def test_options_are_as_busy_as_the_rate_makes_them():
@@ -70,14 +70,14 @@ def test_waits_are_those_of_a_simulated_queue():
         waited += max(0.0, first - now)
         free[free.index(first)] = max(first, now) + dice.expovariate(1.0)
 
-    assert waiting(1.0, 3, 0.8) == pytest.approx(waited / 200_000, rel=0.05)
+    assert waiting_seconds(1.0, 3, 0.8) == pytest.approx(waited / 200_000, rel=0.05)
 
 
 def test_more_work_waits_longer_and_more_replicas_less():
     for busy, more in itertools.pairwise((0.1, 0.5, 0.9, 0.99, 0.999)):
-        assert waiting(1.0, 4, busy) < waiting(1.0, 4, more)
-    assert waiting(1.0, 1, 0.8) == pytest.approx(4.0)  # M/M/1
-    assert waiting(1.0, 8, 0.8) < waiting(1.0, 2, 0.8)
+        assert waiting_seconds(1.0, 4, busy) < waiting_seconds(1.0, 4, more)
+    assert waiting_seconds(1.0, 1, 0.8) == pytest.approx(4.0)  # M/M/1
+    assert waiting_seconds(1.0, 8, 0.8) < waiting_seconds(1.0, 2, 0.8)
 
 
 def test_the_next_best_deployments_are_those_without_an_option():

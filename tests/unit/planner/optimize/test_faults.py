@@ -9,7 +9,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.profile import KeyValues
 from services.planner.declared import declarations_file
-from services.planner.declared.planned_spec import GpuType, Machine, check_gpus
+from services.planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
 from services.planner.optimize.planner import Planner
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
@@ -57,10 +57,10 @@ def test_a_fault_of_a_declaration_names_the_model_and_the_field(asked: dict[str,
 @pytest.mark.parametrize("field", ["options", "paths"])
 def test_a_planned_model_has_no_deployment_of_its_own(field: str):
     told = {"options": {"L": {"components": ["thinker"], "service": "llm"}}, "paths": [{"options": ["L"]}]}[field]
-    declared = msgspec.convert({**DECLARED, field: told, "planned": {}}, declarations_file.Declared)
+    declared = msgspec.convert({**DECLARED, field: told, "planned": {}}, declarations_file.DeclaredModel)
 
     with pytest.raises(BadRequest, match=f"model q: is planned, so it may not have '{field}' as well"):
-        declarations_file.plans({"q": declared})
+        declarations_file.build_static_plans({"q": declared})
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_a_planned_model_has_no_deployment_of_its_own(field: str):
     [
         ({"H100": GpuType(-1)}, {}, "gpus: there are -1 of type 'H100'"),
         ({"H100": GpuType(1, memory_gb=math.nan)}, {}, "gpus: memory_gb of 'H100' is nan"),
-        ({"H100": GpuType(1)}, {"n": Machine(-1, "H100")}, "nodes: n has -1 GPUs"),
-        ({"H100": GpuType(1)}, {"n": Machine(1, "A100")}, "nodes: n has GPUs of type 'A100'; 'gpus' names H100"),
+        ({"H100": GpuType(1)}, {"n": DeclaredNode(-1, "H100")}, "nodes: n has -1 GPUs"),
+        ({"H100": GpuType(1)}, {"n": DeclaredNode(1, "A100")}, "nodes: n has GPUs of type 'A100'; 'gpus' names H100"),
     ],
 )
-def test_a_fault_of_the_gpus_is_named(gpus: dict[str, GpuType], nodes: dict[str, Machine], fault: str):
+def test_a_fault_of_the_gpus_is_named(gpus: dict[str, GpuType], nodes: dict[str, DeclaredNode], fault: str):
     with pytest.raises(BadRequest, match=f"^{fault}"):
         check_gpus(gpus, nodes)
 

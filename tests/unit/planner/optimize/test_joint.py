@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.plan import ModelPlan, Option
+from omnibus.plan import DeploymentOption, ModelPlan
 from omnibus.profile import ModelProfile
 from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import GpuType
 from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.planner import Planner, usable
+from services.planner.optimize.planner import Planner, usable_models
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
@@ -54,7 +54,7 @@ def test_a_shared_encoder_takes_fewer_gpus_than_one_each():
 def test_the_shared_option_is_the_other_models():
     made = together().plan().models["b"]
 
-    assert made.options["a/E"] == Option(("vision",), "encoder", replicas=0, of="a/E")
+    assert made.options["a/E"] == DeploymentOption(("vision",), "encoder", replicas=0, of="a/E")
     assert made.tasks["vision"] == "encode-a-vision"
     assert rates(made)[SEEN].keys() == {"a/E>L"}
     assert made.types[SEEN][0].options == {"vision": "a/E", "thinker": "L"}
@@ -81,7 +81,7 @@ def test_an_executor_of_more_than_what_is_shared_is_used_for_that():
 
     made = Planner(models, {"a": whole, "b": profile({"L": L})}, MANY, {}).plan().models["b"]
 
-    assert made.options["a/EL"] == Option(("vision",), "llm", replicas=0, of="a/EL")
+    assert made.options["a/EL"] == DeploymentOption(("vision",), "llm", replicas=0, of="a/EL")
     assert made.types[SEEN][0].options == {"vision": "a/EL", "thinker": "L"}
 
 
@@ -166,7 +166,7 @@ def test_cells_take_all_gpus_that_are_left_and_so_are_alone():
 def test_one_that_cannot_be_planned_takes_those_that_share_with_it_along():
     models: dict[str, Model] = {"a": model("a"), "b": model("b", SHARES), "c": model("c")}
 
-    good, faults = usable(models, {"a": profile({"L": L}), "b": APART, "c": APART}, EIGHT)
+    good, faults = usable_models(models, {"a": profile({"L": L}), "b": APART, "c": APART}, EIGHT)
 
     assert list(good) == ["c"]
     assert faults["a"].startswith("model a: no option of its profile runs component vision")
@@ -176,7 +176,7 @@ def test_one_that_cannot_be_planned_takes_those_that_share_with_it_along():
 def test_who_lends_to_one_that_cannot_be_planned_stays_as_it_is():
     models = {"a": model("a"), "b": model("b", SHARES)}
 
-    good, faults = usable(models, {"a": APART, "b": profile({"E": E})}, EIGHT)
+    good, faults = usable_models(models, {"a": APART, "b": profile({"E": E})}, EIGHT)
 
     assert good == {}
     assert faults["a"] == "model a: b, with which it shares executors, cannot be planned"
@@ -188,8 +188,8 @@ def test_what_runs_of_a_model_is_not_taken_for_what_runs_of_its_next_version():
     other = {name: _moved(plan) for name, plan in made.models.items()}
 
     assert planner.plan(None, other).models == made.models
-    assert planner.rerouted(other).capacity == {"a": 0.0, "b": 0.0}
-    assert planner.rerouted(made.models).capacity["a"] == pytest.approx(2.5)
+    assert planner.reroute_running(other).capacity == {"a": 0.0, "b": 0.0}
+    assert planner.reroute_running(made.models).capacity["a"] == pytest.approx(2.5)
 
 
 def _moved(plan: ModelPlan) -> ModelPlan:

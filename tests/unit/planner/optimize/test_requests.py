@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.plan import ModelPlan, choose
+from omnibus.plan import ModelPlan, choose_path
 from omnibus.profile import ModelProfile, TypeProfile
 from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import GpuType
@@ -41,8 +41,8 @@ def omni(singles: bool = True, **shares: float) -> ModelProfile:
 
 def served(made: ModelPlan, declared: Model) -> Iterator[bool]:
     """Of each request that the model takes: whether the plan has a path with executors for all of it."""
-    for used in declared.types():
-        path = choose(made.paths(used), 0.5)
+    for used in declared.request_types():
+        path = choose_path(made.paths_for(used), 0.5)
         yield set(path.options) == used and all(
             made.options[name].replicas > 0 and part in made.options[name].components
             for part, name in path.options.items()
@@ -60,7 +60,7 @@ def test_a_type_without_rate_is_served(asked: dict[str, Any]):
     made, declared = made_of(omni(thinker=1.0), 8, **asked)
 
     assert all(served(made, declared))
-    assert sum(1 for _ in declared.types()) == 8
+    assert sum(1 for _ in declared.request_types()) == 8
 
 
 def test_what_nobody_asks_for_takes_as_few_gpus_as_it_can():
@@ -91,8 +91,8 @@ def test_too_few_gpus_serve_what_is_asked_for_and_say_what_is_not():
 
     assert replicas(found.models["q"]) == {"thinker": 3}
     assert found.explain["planned"]["models"]["q"]["unserved"] == ["vision", "audio", "talker", "vocoder"]
-    assert found.models["q"].paths(frozenset({"thinker"}))
-    assert not found.models["q"].paths(frozenset({"vision", "thinker"}))
+    assert found.models["q"].paths_for(frozenset({"thinker"}))
+    assert not found.models["q"].paths_for(frozenset({"vision", "thinker"}))
 
 
 def test_only_the_model_that_was_measured_whole_serves_its_parts():

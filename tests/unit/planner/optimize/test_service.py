@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from omnibus import profile as profiles
-from omnibus.cli.format.plan import shown
+from omnibus.cli.format.plan import plan_lines
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.plan import Plan
@@ -25,7 +25,7 @@ APART = profile({"E": E, "L": L})
 
 def declare(town: Town, static: bool = True, gpus: dict[str, Any] | None = None, **planned: dict[str, Any]) -> None:
     """The static model m, and planned ones: what is asked of each."""
-    models: dict[str, Any] = {"m": catalog.declaration("qwen2_5_vl", "/m")} if static else {}
+    models: dict[str, Any] = {"m": catalog.model_declaration("qwen2_5_vl", "/m")} if static else {}
     for name, asked in planned.items():
         models[name] = {**VL, **asked.pop("model", {}), "planned": asked}
     town.models.write_text(json.dumps({"gpus": GPUS if gpus is None else gpus, "models": models}))
@@ -33,12 +33,12 @@ def declare(town: Town, static: bool = True, gpus: dict[str, Any] | None = None,
 
 def measure(town: Town, measured: ModelProfile, file: str = "q.json") -> Path:
     path = town.models.parent / file
-    path.write_bytes(profiles.encode(measured))
+    path.write_bytes(profiles.encode_profile(measured))
     return path
 
 
 async def problems(town: Town) -> dict[str, str]:
-    return {who: problem.message for who, problem in (await town.store.problems()).items()}
+    return {who: problem.message for who, problem in (await town.store.plan_problems()).items()}
 
 
 async def said(town: Town, who: str, what: str) -> None:
@@ -128,18 +128,18 @@ async def test_while_executors_make_room_requests_go_the_best_paths_over_those_t
 FAULTS: dict[str, tuple[dict[str, Any], bytes | None, str, str]] = {
     "no file": ({"profile": "q.json"}, None, "model q", "q.json cannot be read: No such file or directory"),
     "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is no profile: "),
-    "NaN": ({"profile": "q.json"}, profiles.encode(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is no profile"),
-    "infinite": ({"profile": "q.json"}, profiles.encode(profile()).replace(b"0.2,", b"1e999,"), "model q", "q.json"),
+    "NaN": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is no profile"),
+    "infinite": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"1e999,"), "model q", "q.json"),
     "component not measured": (
-        {"profile": "q.json"}, profiles.encode(profile({"L": L})), "model q", "no option of its profile runs component vision",
+        {"profile": "q.json"}, profiles.encode_profile(profile({"L": L})), "model q", "no option of its profile runs component vision",
     ),
     "fits no GPU": (
         {"profile": "q.json"},
-        profiles.encode(profile({"EL": msgspec.structs.replace(EL, memory_gb=100.0)})),
+        profiles.encode_profile(profile({"EL": msgspec.structs.replace(EL, memory_gb=100.0)})),
         "model q",
         "fits no GPU at hand (EL: it takes 100 GB; 1 x H100 has 80 GB)",
     ),
-    "rate": ({"profile": "q.json", "goal": "gpus", "rate": 1e6}, profiles.encode(profile()), "planned models", "8 GPUs of type H100 cannot serve"),
+    "rate": ({"profile": "q.json", "goal": "gpus", "rate": 1e6}, profiles.encode_profile(profile()), "planned models", "8 GPUs of type H100 cannot serve"),
 }  # fmt: skip
 
 
@@ -262,7 +262,7 @@ async def test_a_planned_epoch_can_be_shown(town: Town):
     async with town.planner():
         plan = await town.current(1)
 
-    lines = "\n".join(shown(plan, None))
+    lines = "\n".join(plan_lines(plan, None))
 
     assert "q: most requests within the GPUs" in lines
     assert "GPUs: H100 7 of 8" in lines

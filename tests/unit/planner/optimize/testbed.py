@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnibus.plan import ModelPlan
-from omnibus.profile import ModelProfile, OptionProfile, TypeProfile, Work
-from services.planner.declared.model import Declared, Model
-from services.planner.declared.planned_spec import Goals, GpuType, Machine, PlannedModel
+from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
+from services.planner.declared.model import DeclaredModel, Model
+from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
 from services.planner.optimize.planner import Planner
 
 SEEN, TEXT = "vision+thinker", "thinker"
 EIGHT = {"H100": GpuType(8, 80.0)}
 
 
-def work(*rows: tuple[Any, ...]) -> tuple[Work, ...]:
+def work(*rows: tuple[Any, ...]) -> tuple[RoleCost, ...]:
     """Rows of components, seconds and, if need be, request type and latency."""
-    return tuple(Work(tuple(parts.split("+")), *rest) for parts, *rest in rows)
+    return tuple(RoleCost(tuple(parts.split("+")), *rest) for parts, *rest in rows)
 
 
 def option(parts: str, *rows: tuple[Any, ...], **fields: Any) -> OptionProfile:
@@ -47,17 +47,17 @@ def profile(options: Mapping[str, OptionProfile] | None = None, **fields: Any) -
 
 def model(name: str = "q", declared: Mapping[str, Any] | None = None, **asked: Any) -> Model:
     usual: dict[str, Any] = {"family": "qwen2_5_vl", "checkpoint": f"/{name}"}
-    return Model(name, Declared(**{**usual, **(declared or {})}, planned=PlannedModel(**asked)))
+    return Model(name, DeclaredModel(**{**usual, **(declared or {})}, planned=PlannedModel(**asked)))
 
 
-def goals(**seconds: float) -> Goals:
-    return Goals(**seconds)
+def goals(**seconds: float) -> TailLatencyGoals:
+    return TailLatencyGoals(**seconds)
 
 
 def planner(
     measured: ModelProfile | None = None,
     gpus: Mapping[str, GpuType] | None = None,
-    nodes: Mapping[str, Machine] | None = None,
+    nodes: Mapping[str, DeclaredNode] | None = None,
     declared: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Planner:

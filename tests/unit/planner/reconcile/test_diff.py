@@ -1,57 +1,62 @@
 """What has to be done so that what runs is what is wanted: no more than that."""
 
-from omnibus.cluster.desired import Kind, Wanted, wanted
-from omnibus.plan import ModelPlan, Option, Plan
-from services.planner.reconcile import Running, Scale, Start, Stop, steps
-from services.planner.reconcile.diff import Change
+from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
+from omnibus.plan import DeploymentOption, ModelPlan, Plan
+from services.planner.reconcile import RunningWorkload, ScaleWorkload, StartWorkload, StopWorkload, diff_workloads
+from services.planner.reconcile.diff import ReplaceWorkload
 
 
-def asked(**replicas: int) -> dict[Kind, Wanted]:
-    options = {name: Option(("thinker",), "llm", count) for name, count in replicas.items()}
-    return wanted(Plan(1, 0, 0.0, {"m": ModelPlan("f", "/m", ("thinker",), {}, options, {})}))
+def asked(**replicas: int) -> dict[ExecutorKind, DesiredExecutors]:
+    options = {name: DeploymentOption(("thinker",), "llm", count) for name, count in replicas.items()}
+    return desired_executors(Plan(1, 0, 0.0, {"m": ModelPlan("f", "/m", ("thinker",), {}, options, {})}))
 
 
-def mark(_: Wanted) -> str:
+def mark(_: DesiredExecutors) -> str:
     return "mark"
 
 
-def running(**replicas: int) -> list[Running]:
+def running(**replicas: int) -> list[RunningWorkload]:
     return [
-        Running(f"w-{kind.option}", kind, each.replicas, "mark", each.epoch) for kind, each in asked(**replicas).items()
+        RunningWorkload(f"w-{kind.option}", kind, each.replicas, "mark", each.epoch)
+        for kind, each in asked(**replicas).items()
     ]
 
 
 def test_what_is_as_wanted_is_left_alone():
-    assert steps(asked(E=1, L=2), running(E=1, L=2), mark) == []
-    assert steps({}, [], mark) == []
+    assert diff_workloads(asked(E=1, L=2), running(E=1, L=2), mark) == []
+    assert diff_workloads({}, [], mark) == []
 
 
 def test_what_is_missing_starts_and_what_nobody_wants_stops_last():
     (there,) = running(E=1)
     (coming,) = asked(L=2).values()
 
-    assert steps(asked(L=2), [there], mark) == [Start(coming), Stop(there)]
+    assert diff_workloads(asked(L=2), [there], mark) == [StartWorkload(coming), StopWorkload(there)]
 
 
 def test_other_numbers_are_scaled_more_before_fewer():
     many, few = running(A=3, B=1)
     fewer, more = asked(A=1, B=4).values()
 
-    assert steps(asked(A=1, B=4), [many, few], mark) == [Scale(few, more), Scale(many, fewer)]
+    assert diff_workloads(asked(A=1, B=4), [many, few], mark) == [ScaleWorkload(few, more), ScaleWorkload(many, fewer)]
 
 
 def test_what_another_plan_wants_as_well_is_told_so():
     (there,) = running(L=2)
     (wanted,) = asked(L=2).values()
 
-    assert steps(asked(L=2), [there._replace(epoch=0)], mark) == [Scale(there._replace(epoch=0), wanted)]
+    assert diff_workloads(asked(L=2), [there._replace(epoch=0)], mark) == [
+        ScaleWorkload(there._replace(epoch=0), wanted)
+    ]
 
 
 def test_what_is_told_otherwise_is_changed_whatever_its_number():
     (there,) = running(L=1)
     (wanted,) = asked(L=2).values()
 
-    assert steps(asked(L=2), [there._replace(mark="old")], mark) == [Change(there._replace(mark="old"), wanted)]
+    assert diff_workloads(asked(L=2), [there._replace(mark="old")], mark) == [
+        ReplaceWorkload(there._replace(mark="old"), wanted)
+    ]
 
 
 def test_a_kind_of_another_origin_is_another_one():
@@ -59,11 +64,11 @@ def test_a_kind_of_another_origin_is_another_one():
     older = there._replace(kind=there.kind._replace(origin="older"))
     (wanted,) = asked(L=1).values()
 
-    assert steps(asked(L=1), [older], mark) == [Start(wanted), Stop(older)]
+    assert diff_workloads(asked(L=1), [older], mark) == [StartWorkload(wanted), StopWorkload(older)]
 
 
 def test_one_that_is_there_twice_goes():
     (there,) = running(L=1)
     twice = there._replace(name="w-L-again")
 
-    assert steps(asked(L=1), [twice, there], mark) == [Stop(twice)]
+    assert diff_workloads(asked(L=1), [twice, there], mark) == [StopWorkload(twice)]

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.cluster.desired import Wanted, wanted
+from omnibus.cluster.desired import DesiredExecutors, desired_executors
 from omnibus.errors import BadRequest, Retryable
-from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.settings import KubernetesSettings, PlannerSettings
 from omnibus.up.ports import free_ports
 from services.planner import reconcile
-from services.planner.reconcile import Kubernetes, manifests
+from services.planner.reconcile import KubernetesBackend, manifests
 from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.kube.serve import CERTIFICATE, TOKEN, Door, serving
@@ -54,16 +54,16 @@ def settings(door: Door, tmp_path: Path) -> Iterator[KubernetesSettings]:
 
 
 @pytest.fixture
-def backend(settings: KubernetesSettings) -> Kubernetes:
-    return Kubernetes(settings)
+def backend(settings: KubernetesSettings) -> KubernetesBackend:
+    return KubernetesBackend(settings)
 
 
 def asked(
     replicas: int = 1, gpus: int = 0, model: str = "Org/Model.A", checkpoint: str = "/m", gpu: str = ""
-) -> Wanted:
-    option = Option(("thinker",), "llm", replicas, gpus, gpu=gpu)
+) -> DesiredExecutors:
+    option = DeploymentOption(("thinker",), "llm", replicas, gpus, gpu=gpu)
     plan = ModelPlan("f", checkpoint, ("thinker",), {}, {"L+x": option}, {}, tasks={"thinker": "think"})
-    (found,) = wanted(Plan(1, 0, 0.0, {model: plan})).values()
+    (found,) = desired_executors(Plan(1, 0, 0.0, {model: plan})).values()
     return found
 
 
@@ -73,13 +73,13 @@ def told(cluster: Api) -> str:
     return json.dumps(made, sort_keys=True)
 
 
-async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backend: Kubernetes, cluster: Api):
+async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backend: KubernetesBackend, cluster: Api):
     one = asked(2, gpus=1)
 
     await backend.start(one)
-    (found,) = await backend.running()
+    (found,) = await backend.list_workloads()
 
-    assert (found.kind, found.replicas, found.mark) == (one.kind, 2, backend.mark(one))
+    assert (found.kind, found.replicas, found.mark) == (one.kind, 2, backend.workload_hash(one))
     ((name, made),) = cluster.of("Deployment").items()
     assert name == found.name
     assert found.name.startswith("omnibus-org-model-a-l-x-")
@@ -91,7 +91,7 @@ async def test_what_is_started_is_a_workload_of_its_own_and_is_found_again(backe
     assert labels["team"] == "a"
 
 
-async def test_an_executor_is_told_who_it_is(backend: Kubernetes, cluster: Api):
+async def test_an_executor_is_told_who_it_is(backend: KubernetesBackend, cluster: Api):
     await backend.start(asked(gpus=2, checkpoint="$(HOME)$"))
 
     (made,) = cluster.objects.values()
@@ -113,7 +113,7 @@ async def test_a_node_selector_names_the_type_of_the_gpus_where_the_template_ask
     asks = template()
     asks["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd", "accelerator": "nvidia-{gpu}"}
     Path(settings.template).write_text(json.dumps({"default": asks}))
-    backend = Kubernetes(settings)
+    backend = KubernetesBackend(settings)
     one, two, none = asked(gpus=1, gpu="h100"), asked(gpus=1, gpu="a100"), asked(gpu="cpu")
 
     for each in (one, none):
@@ -121,31 +121,31 @@ async def test_a_node_selector_names_the_type_of_the_gpus_where_the_template_ask
 
     chosen = [made["spec"]["template"]["spec"]["nodeSelector"] for made in cluster.objects.values()]
     assert chosen == [{"disk": "ssd", "accelerator": "nvidia-h100"}, {"disk": "ssd"}]
-    assert backend.mark(one) != backend.mark(two)
+    assert backend.workload_hash(one) != backend.workload_hash(two)
 
 
-def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: Kubernetes):
+def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: KubernetesBackend):
     known, named = asked(), asked(gpu="cpu")
 
-    assert backend.mark(known) == backend.mark(named)
+    assert backend.workload_hash(known) == backend.workload_hash(named)
 
 
-async def test_replicas_are_patched_alone(backend: Kubernetes, cluster: Api):
+async def test_replicas_are_patched_alone(backend: KubernetesBackend, cluster: Api):
     await backend.start(asked(1))
-    (found,) = await backend.running()
+    (found,) = await backend.list_workloads()
     before = told(cluster)
 
     await backend.scale(found, msgspec.structs.replace(asked(4), epoch=7))
 
-    assert [(each.replicas, each.epoch) for each in await backend.running()] == [(4, 7)]
+    assert [(each.replicas, each.epoch) for each in await backend.list_workloads()] == [(4, 7)]
     assert cluster.changes[-1] == ("PATCH", "deployments")
     after = before.replace('"replicas": 1', '"replicas": 4').replace('"omnibus/epoch": "1"', '"omnibus/epoch": "7"')
     assert told(cluster) == after
 
 
-async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernetes, cluster: Api):
+async def test_a_workload_that_is_gone_already_may_be_stopped(backend: KubernetesBackend, cluster: Api):
     await backend.start(asked())
-    (found,) = await backend.running()
+    (found,) = await backend.list_workloads()
 
     await backend.stop(found)
     await backend.stop(found)
@@ -154,53 +154,55 @@ async def test_a_workload_that_is_gone_already_may_be_stopped(backend: Kubernete
 
 
 async def test_another_template_makes_another_mark_and_is_put_in_place(
-    settings: KubernetesSettings, backend: Kubernetes, cluster: Api
+    settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api
 ):
     await backend.start(asked())
     Path(settings.template).write_text(json.dumps({"llm": template(image="omnibus-llm:2")}))
-    newer = Kubernetes(settings)
-    (found,) = await newer.running()
+    newer = KubernetesBackend(settings)
+    (found,) = await newer.list_workloads()
 
-    await newer.change(found, asked(3))
+    await newer.replace_executors(found, asked(3))
 
-    assert backend.mark(asked()) == backend.mark(asked(3)) == found.mark != newer.mark(asked())
+    assert (
+        backend.workload_hash(asked()) == backend.workload_hash(asked(3)) == found.mark != newer.workload_hash(asked())
+    )
     ((name, made),) = cluster.of("Deployment").items()
     assert name == found.name
     assert made["spec"]["template"]["spec"]["containers"][0]["image"] == "omnibus-llm:2"
-    assert [each.mark for each in await newer.running()] == [newer.mark(asked())]
+    assert [each.mark for each in await newer.list_workloads()] == [newer.workload_hash(asked())]
 
 
 async def test_a_workload_may_become_one_of_the_other_kind(
-    settings: KubernetesSettings, backend: Kubernetes, cluster: Api
+    settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api
 ):
     await backend.start(asked())
     Path(settings.template).write_text(json.dumps({"default": template("StatefulSet")}))
-    newer = Kubernetes(settings)
-    (found,) = await newer.running()
+    newer = KubernetesBackend(settings)
+    (found,) = await newer.list_workloads()
 
-    await newer.change(found, asked())
+    await newer.replace_executors(found, asked())
 
     assert list(cluster.of("StatefulSet")) == [found.name]
     assert cluster.of("Deployment") == {}
 
 
-async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backend: Kubernetes, cluster: Api):
+async def test_what_is_not_ours_is_not_seen(settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api):
     await backend.start(asked())
     ((path, made),) = cluster.objects.items()
     for name, labels in {"strange": made["metadata"]["labels"], "other": {}}.items():
         there: Object = {"kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": {}}
         cluster.objects[f"{path.rpartition('/')[0]}/{name}"] = there
 
-    assert [each.name for each in await backend.running()] == [made["metadata"]["name"]]
+    assert [each.name for each in await backend.list_workloads()] == [made["metadata"]["name"]]
     other = KubernetesSettings(
         **{**{name: getattr(settings, name) for name in settings.__struct_fields__}, "release": "b"}
     )
-    assert await Kubernetes(other).running() == []
+    assert await KubernetesBackend(other).list_workloads() == []
 
 
 def test_names_differ_where_kinds_do():
     names = {
-        manifests.name("omnibus", asked(model=model, checkpoint=checkpoint).kind)
+        manifests.workload_name("omnibus", asked(model=model, checkpoint=checkpoint).kind)
         for model, checkpoint in (("a.b", "/m"), ("a-b", "/m"), ("a.b", "/n"), ("a" * 200, "/m"), ("ä", "/m"))
     }
 
@@ -211,22 +213,22 @@ def test_names_differ_where_kinds_do():
 # What goes wrong
 
 
-async def test_the_certificate_is_checked(settings: KubernetesSettings, backend: Kubernetes):
+async def test_the_certificate_is_checked(settings: KubernetesSettings, backend: KubernetesBackend):
     (Path(settings.account) / "ca.crt").unlink()
 
     with pytest.raises(ClusterUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        await backend.running()
+        await backend.list_workloads()
 
 
-async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, backend: Kubernetes):
+async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, backend: KubernetesBackend):
     token = Path(settings.account) / "token"
     token.write_text("an old one")
     with pytest.raises(ClusterRefused, match="answers 401 to GET .*: Unauthorized"):
-        await backend.running()
+        await backend.list_workloads()
 
     token.write_text(TOKEN)
 
-    assert await backend.running() == []
+    assert await backend.list_workloads() == []
 
 
 @pytest.mark.parametrize(
@@ -243,12 +245,12 @@ async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, ba
     ],
 )
 async def test_a_refusal_is_typed_and_says_what_was_asked(
-    backend: Kubernetes, door: Door, status: int, body: bytes, kind: type, said: str
+    backend: KubernetesBackend, door: Door, status: int, body: bytes, kind: type, said: str
 ):
     door.refusals.append((status, body))
 
     with pytest.raises(kind, match=said) as caught:
-        await backend.running()
+        await backend.list_workloads()
 
     assert isinstance(caught.value, Retryable) == (kind is ClusterUnavailable)
     assert door.tokens == {f"Bearer {TOKEN}"}
@@ -257,13 +259,13 @@ async def test_a_refusal_is_typed_and_says_what_was_asked(
 async def test_a_cluster_that_is_not_there_is_said(settings: KubernetesSettings):
     [port] = free_ports(1)
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    backend = Kubernetes(KubernetesSettings(**{**values, "url": f"https://127.0.0.1:{port}"}))
+    backend = KubernetesBackend(KubernetesSettings(**{**values, "url": f"https://127.0.0.1:{port}"}))
 
     with pytest.raises(ClusterUnavailable, match=f"no API server at https://127.0.0.1:{port}"):
-        await backend.running()
+        await backend.list_workloads()
 
 
-async def test_a_name_that_is_taken_is_tried_again(backend: Kubernetes):
+async def test_a_name_that_is_taken_is_tried_again(backend: KubernetesBackend):
     await backend.start(asked())
 
     with pytest.raises(ClusterUnavailable, match="already exists"):
@@ -284,28 +286,28 @@ def test_templates_that_are_no_good_are_refused_at_the_start(settings: Kubernete
     Path(settings.template).write_text(text)
 
     with pytest.raises(BadRequest, match=said):
-        Kubernetes(settings)
+        KubernetesBackend(settings)
 
 
 def test_a_service_without_template_is_said(settings: KubernetesSettings):
     Path(settings.template).write_text(json.dumps({"encoder": template()}))
 
     with pytest.raises(BadRequest, match="no template for 'llm'"):
-        Kubernetes(settings).mark(asked())
+        KubernetesBackend(settings).workload_hash(asked())
 
 
 def test_without_a_namespace_nothing_is_guessed(settings: KubernetesSettings):
     (Path(settings.account) / "namespace").unlink()
 
     with pytest.raises(BadRequest, match="OMNIBUS_KUBERNETES_NAMESPACE"):
-        Kubernetes(settings)
+        KubernetesBackend(settings)
 
 
 def test_only_known_backends_are_taken(settings: KubernetesSettings, monkeypatch: pytest.MonkeyPatch):
     for name in ("url", "account", "template"):
         monkeypatch.setenv(f"OMNIBUS_KUBERNETES_{name.upper()}", getattr(settings, name))
 
-    assert reconcile.backend(PlannerSettings()) is None
-    assert isinstance(reconcile.backend(PlannerSettings(reconcile="kubernetes")), Kubernetes)
+    assert reconcile.create_backend(PlannerSettings()) is None
+    assert isinstance(reconcile.create_backend(PlannerSettings(reconcile="kubernetes")), KubernetesBackend)
     with pytest.raises(BadRequest, match="OMNIBUS_PLANNER_RECONCILE='nomad'"):
-        reconcile.backend(PlannerSettings(reconcile="nomad"))
+        reconcile.create_backend(PlannerSettings(reconcile="nomad"))

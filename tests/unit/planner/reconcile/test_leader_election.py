@@ -6,8 +6,8 @@ import pytest
 
 from omnibus.settings import KubernetesSettings
 from services.planner.reconcile import leader_election as leases
-from services.planner.reconcile.kube_client import Cluster, ClusterUnavailable
-from services.planner.reconcile.leader_election import Lease
+from services.planner.reconcile.kube_client import ClusterUnavailable, KubernetesClient
+from services.planner.reconcile.leader_election import LeaderLease
 from tests.kube.api import Api
 from tests.unit.planner.reconcile.test_kube_backend import cluster, door, settings
 
@@ -30,75 +30,83 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def both(settings: KubernetesSettings, clock: Clock) -> tuple[Lease, Lease]:
+def both(settings: KubernetesSettings, clock: Clock) -> tuple[LeaderLease, LeaderLease]:
     async def nobody() -> None: ...
 
-    return Lease(Cluster(settings), "omnibus", nobody, "one"), Lease(Cluster(settings), "omnibus", nobody, "other")
+    return LeaderLease(KubernetesClient(settings), "omnibus", nobody, "one"), LeaderLease(
+        KubernetesClient(settings), "omnibus", nobody, "other"
+    )
 
 
 def holder(cluster: Api) -> str:
     return cluster.of("Lease")["omnibus"]["spec"]["holderIdentity"]
 
 
-async def test_whoever_comes_first_leads_and_goes_on_leading(both: tuple[Lease, Lease], cluster: Api, clock: Clock):
+async def test_whoever_comes_first_leads_and_goes_on_leading(
+    both: tuple[LeaderLease, LeaderLease], cluster: Api, clock: Clock
+):
     one, other = both
 
-    assert await one.take()
+    assert await one.acquire_or_renew()
     for _ in range(5):
         clock.now += leases.BELIEVED - 1
-        assert not await other.take()
-        assert await one.take()
+        assert not await other.acquire_or_renew()
+        assert await one.acquire_or_renew()
 
-    assert (one.leads, other.leads) == (True, False)
+    assert (one.is_leader, other.is_leader) == (True, False)
     assert holder(cluster) == "one"
 
 
 async def test_one_that_falls_silent_leads_no_more_before_the_next_one_does(
-    both: tuple[Lease, Lease], cluster: Api, clock: Clock
+    both: tuple[LeaderLease, LeaderLease], cluster: Api, clock: Clock
 ):
     one, other = both
-    await one.take()
-    await other.take()
+    await one.acquire_or_renew()
+    await other.acquire_or_renew()
 
     clock.now += leases.BELIEVED
-    between = (one.leads, await other.take())
+    between = (one.is_leader, await other.acquire_or_renew())
     clock.now += leases.HELD - leases.BELIEVED + 0.1
-    taken = await other.take()
+    taken = await other.acquire_or_renew()
 
     assert between == (False, False)
-    assert (taken, await one.take(), holder(cluster)) == (True, False, "other")
+    assert (taken, await one.acquire_or_renew(), holder(cluster)) == (True, False, "other")
     assert cluster.of("Lease")["omnibus"]["spec"]["leaseTransitions"] == 1
 
 
-async def test_the_clock_of_another_machine_says_nothing(both: tuple[Lease, Lease], cluster: Api, clock: Clock):
+async def test_the_clock_of_another_machine_says_nothing(
+    both: tuple[LeaderLease, LeaderLease], cluster: Api, clock: Clock
+):
     one, other = both
-    await one.take()
+    await one.acquire_or_renew()
     cluster.of("Lease")["omnibus"]["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
 
-    assert not await other.take()
+    assert not await other.acquire_or_renew()
 
 
-async def test_of_two_that_take_it_at_once_one_is_refused(both: tuple[Lease, Lease], cluster: Api, clock: Clock):
+async def test_of_two_that_take_it_at_once_one_is_refused(
+    both: tuple[LeaderLease, LeaderLease], cluster: Api, clock: Clock
+):
     one, other = both
-    await one.take()
-    await other.take()
+    await one.acquire_or_renew()
+    await other.acquire_or_renew()
     clock.now += leases.HELD + 1
 
     with pytest.raises(ClusterUnavailable, match="has been modified"):
         await overtaken(one, other)
-    assert not one.leads
+    assert not one.is_leader
     assert holder(cluster) == "other"
 
 
-async def overtaken(one: Lease, other: Lease) -> None:
+async def overtaken(one: LeaderLease, other: LeaderLease) -> None:
     """``one`` has looked, and before it takes the lease ``other`` does."""
     find = one._find
 
     async def slow() -> dict[str, Any] | None:
         seen = await find()
-        await other.take()
+        await other.acquire_or_renew()
         return seen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one, "_find", slow)
-        await one.take()
+        await one.acquire_or_renew()

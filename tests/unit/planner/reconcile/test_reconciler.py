@@ -11,13 +11,13 @@ import redis.asyncio as redis
 from omnibus.bus import subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import GatewayStatus
-from omnibus.cluster.desired import wanted
-from omnibus.cluster.presence import Gateways
-from omnibus.plan import ModelPlan, Option, Plan
+from omnibus.cluster.desired import desired_executors
+from omnibus.cluster.presence import GatewayPlans
+from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, KubernetesSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.reconcile import Kubernetes, Reconciler, leader_election, manifests
+from services.planner.reconcile import KubernetesBackend, Reconciler, leader_election, manifests
 from tests.kube.api import Object
 from tests.kube.serve import Door
 from tests.unit.planner.reconcile.test_kube_backend import cluster, door, settings
@@ -29,7 +29,7 @@ WORKLOADS = "/apis/apps/v1/namespaces/ns"
 
 
 def plan(epoch: int, **replicas: int) -> Plan:
-    options = {name: Option(("thinker",), "llm", count) for name, count in replicas.items()}
+    options = {name: DeploymentOption(("thinker",), "llm", count) for name, count in replicas.items()}
     return Plan(epoch, 0, float(epoch), {"m": ModelPlan("f", "/m", ("thinker",), {}, options, {})})
 
 
@@ -50,14 +50,14 @@ class Site:
 
     async def reconciler(self) -> "asyncio.Future[None]":
         """Another planner's, at work."""
-        gateways = Gateways()
+        gateways = GatewayPlans()
         await gateways.listen(self.bus)
-        return asyncio.ensure_future(Reconciler(self.store, Kubernetes(self.settings), gateways).run())
+        return asyncio.ensure_future(Reconciler(self.store, KubernetesBackend(self.settings), gateways).run())
 
     def gateway(self, created: float) -> None:
         """A gateway says which plan it goes by."""
         status = GatewayStatus("g", int(created), created)
-        self.bus.publish(subjects.event(subjects.GATEWAY), msgspec.json.encode(status))
+        self.bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
 
     @property
     def there(self) -> dict[str, int]:
@@ -204,10 +204,10 @@ async def test_a_refusal_is_said_and_tried_again(site: Site):
     await site.store.swap_plan(plan(1, L=1))
 
     async def said() -> bool:
-        return "may not list" in str(await site.store.problems())
+        return "may not list" in str(await site.store.plan_problems())
 
     async def quiet() -> bool:
-        return not await site.store.problems()
+        return not await site.store.plan_problems()
 
     await until(said)
     await site.until(L=1)
@@ -224,10 +224,10 @@ async def test_a_planner_that_cannot_find_out_who_leads_says_so_and_changes_noth
     await site.store.swap_plan(plan(1, L=1))
 
     async def said() -> bool:
-        return "leases/omnibus is forbidden" in str(await site.store.problems())
+        return "leases/omnibus is forbidden" in str(await site.store.plan_problems())
 
     async def quiet() -> bool:
-        return not await site.store.problems()
+        return not await site.store.plan_problems()
 
     await until(said)
     there = site.there
@@ -241,7 +241,7 @@ async def test_a_planner_that_cannot_find_out_who_leads_says_so_and_changes_noth
 async def test_one_workload_that_is_refused_stops_no_other(site: Site):
     await site.store.swap_plan(plan(1, A=1))
     await site.until(A=1)
-    name = manifests.name("omnibus", next(kind for kind in wanted(plan(2, B=1))))
+    name = manifests.workload_name("omnibus", next(kind for kind in desired_executors(plan(2, B=1))))
     taken: Object = {"kind": "Deployment", "metadata": {"name": name, "labels": {}}, "spec": {}}
     site.cluster.objects[f"{WORKLOADS}/deployments/{name}"] = taken  # not ours: B cannot be started
 

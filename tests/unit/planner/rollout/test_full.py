@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.cluster.desired import wanted
+from omnibus.cluster.desired import desired_executors
 from omnibus.families import catalog
 from omnibus.plan import Plan
 from tests.unit.planner.apps import app, task
@@ -41,7 +41,7 @@ def deployed(replicas: dict[str, int]) -> dict[str, Any]:
         for name, count in replicas.items()
     }
     paths = [{"options": path} for path in (["EL"], ["E", "L"]) if set(path) <= replicas.keys()]
-    return {**catalog.declaration("qwen2_5_vl", "/m"), "options": options, "paths": paths}
+    return {**catalog.model_declaration("qwen2_5_vl", "/m"), "options": options, "paths": paths}
 
 
 def replicas(plan: Plan, model: str = "m") -> dict[str, int]:
@@ -54,9 +54,9 @@ def there(**wants: int) -> Callable[[Plan], bool]:
 
 async def past(town: Town) -> list[Plan]:
     """All plans so far, the first one first. No two in a row need more GPUs than there are, and each serves all."""
-    plans = [each.plan for each in reversed(await town.store.history()) if each.plan is not None]
+    plans = [each.plan for each in reversed(await town.store.plan_history()) if each.plan is not None]
     for plan, then in pairwise(plans):
-        assert sum(each.replicas for each in wanted(plan, then).values() if each.gpus) <= GPUS
+        assert sum(each.replicas for each in desired_executors(plan, then).values() if each.gpus) <= GPUS
     assert all(plan.models["m"].types.keys() == {"thinker", "vision+thinker"} for plan in plans)
     return plans
 
@@ -117,7 +117,7 @@ async def test_when_new_executors_do_not_start_the_old_ones_come_back_and_it_is_
         declare(town, E=2, L=2)
         await town.until(there(EL=2))
         back = await town.until(there(EL=4))
-        problem = (await town.store.problems())["planner"]
+        problem = (await town.store.plan_problems())["planner"]
         await town.until(there(EL=2))
         town.crowd.mend("m/L")
         await town.until(there(E=2, L=2))
@@ -144,7 +144,7 @@ async def test_a_model_whose_executors_do_not_start_holds_up_no_other(town: Town
 
 
 async def quiet(town: Town) -> bool:
-    return not await town.store.problems()
+    return not await town.store.plan_problems()
 
 
 async def test_a_planner_that_starts_in_the_middle_goes_on_from_there(town: Town):
@@ -181,7 +181,7 @@ async def test_where_no_way_fits_all_stays_and_what_lacks_is_said_and_others_cha
 
 
 async def told(town: Town) -> bool:
-    problem = (await town.store.problems()).get("planner")
+    problem = (await town.store.plan_problems()).get("planner")
     return problem is not None and "it takes 1 more of type H100 for m/E, m/L" in problem.message
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.settings import KubernetesSettings
-from services.planner.reconcile import Kubernetes
+from services.planner.reconcile import KubernetesBackend
 from services.planner.reconcile.kube_client import ClusterRefused, ClusterUnavailable
 from tests.kube.api import Api, Object
 from tests.unit.planner.reconcile.test_kube_backend import asked, backend, cluster, door, settings, template
@@ -28,10 +28,10 @@ def group(size: int = 2) -> Object:
     }
 
 
-def backends(settings: KubernetesSettings, templates: dict[str, Any], **more: Any) -> Kubernetes:
+def backends(settings: KubernetesSettings, templates: dict[str, Any], **more: Any) -> KubernetesBackend:
     Path(settings.template).write_text(json.dumps(templates))
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    return Kubernetes(KubernetesSettings(**{**values, **more}))
+    return KubernetesBackend(KubernetesSettings(**{**values, **more}))
 
 
 async def test_an_option_may_have_a_template_of_its_own(settings: KubernetesSettings, cluster: Api):
@@ -47,7 +47,7 @@ async def test_an_option_may_have_a_template_of_its_own(settings: KubernetesSett
     assert images == {"Org-Model.A": "special:1", "other": "omnibus-llm:1"}
 
 
-async def test_workloads_and_pods_are_found_by_model_option_and_epoch(backend: Kubernetes, cluster: Api):
+async def test_workloads_and_pods_are_found_by_model_option_and_epoch(backend: KubernetesBackend, cluster: Api):
     await backend.start(msgspec.structs.replace(asked(model=f"-{'x' * 80}/ä"), epoch=4))
 
     (made,) = cluster.of("Deployment").values()
@@ -83,14 +83,14 @@ async def test_pods_of_a_group_share_the_gpus_and_the_leader_is_the_executor(
     groups = backends(settings, {"default": group()})
 
     await groups.start(asked(3, gpus=16, gpu="h100"))
-    (found,) = await groups.running()
+    (found,) = await groups.list_workloads()
 
     (made,) = cluster.of("LeaderWorkerSet").values()
     inside = made["spec"]["leaderWorkerTemplate"]
     leader, worker = inside["leaderTemplate"], inside["workerTemplate"]
     limits = [pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in (leader, worker)]
     names = {each["name"] for each in leader["spec"]["containers"][0]["env"]}
-    assert (found.replicas, found.mark) == (3, groups.mark(asked(gpus=16, gpu="h100")))
+    assert (found.replicas, found.mark) == (3, groups.workload_hash(asked(gpus=16, gpu="h100")))
     assert "selector" not in made["spec"]
     assert limits == ["8", "8"]
     assert {"OMNIBUS_EXECUTOR_ID", "OMNIBUS_VLLM_TENSOR_PARALLEL"} <= names
@@ -101,16 +101,16 @@ async def test_pods_of_a_group_share_the_gpus_and_the_leader_is_the_executor(
 async def test_a_group_is_scaled_changed_and_stopped(settings: KubernetesSettings, cluster: Api):
     groups = backends(settings, {"default": group()})
     await groups.start(asked(gpus=4))
-    (found,) = await groups.running()
+    (found,) = await groups.list_workloads()
 
     await groups.scale(found, asked(2, gpus=4))
     newer = backends(settings, {"default": group(4)})
-    (found,) = await newer.running()
-    await newer.change(found, asked(2, gpus=4))
+    (found,) = await newer.list_workloads()
+    await newer.replace_executors(found, asked(2, gpus=4))
     (after,) = cluster.of("LeaderWorkerSet").values()
     stale = found  # the cluster has changed it since
     with pytest.raises(ClusterUnavailable, match="has been modified"):
-        await newer.change(stale, asked(2, gpus=4))
+        await newer.replace_executors(stale, asked(2, gpus=4))
     await newer.stop(found)
 
     assert after["spec"]["replicas"] == 2
@@ -120,13 +120,15 @@ async def test_a_group_is_scaled_changed_and_stopped(settings: KubernetesSetting
 
 def test_gpus_that_cannot_be_shared_out_are_refused(settings: KubernetesSettings):
     with pytest.raises(BadRequest, match="3 GPUs cannot be shared out to groups of 2 pods"):
-        backends(settings, {"default": group()}).mark(asked(gpus=3))
+        backends(settings, {"default": group()}).workload_hash(asked(gpus=3))
 
 
-async def test_a_cluster_without_groups_has_none(settings: KubernetesSettings, backend: Kubernetes, cluster: Api):
+async def test_a_cluster_without_groups_has_none(
+    settings: KubernetesSettings, backend: KubernetesBackend, cluster: Api
+):
     cluster.kinds = [kind for kind in cluster.kinds if kind.name != "LeaderWorkerSet"]
 
-    assert await backend.running() == []
+    assert await backend.list_workloads() == []
     with pytest.raises(ClusterRefused, match="404"):
         await backends(settings, {"default": group()}).start(asked())
 
@@ -141,7 +143,7 @@ async def test_workloads_go_with_what_they_belong_to(settings: KubernetesSetting
     cluster.answer("POST", path, {}, mine, "application/json")
     await owned.start(asked())
     await owned.start(asked(model="other"))
-    there = len(await owned.running())
+    there = len(await owned.list_workloads())
     cluster.answer("DELETE", f"{path}/mine", {}, None, "")
 
     assert there == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.planner.rollout.reasons import why
+from services.planner.rollout.reasons import describe_app_changes
 from tests.unit.planner.apps import app, task
 
 POEM, STORY = app("poem", task("spell")), app("story")
@@ -23,4 +23,4 @@ NEWER = app("poem", task("count"), version=2)
     ],
 )
 def test_what_happened_to_apps_is_said(before: list, after: list, said: str):
-    assert why({each.name: each for each in before}, {each.name: each for each in after}) == said
+    assert describe_app_changes({each.name: each for each in before}, {each.name: each for each in after}) == said

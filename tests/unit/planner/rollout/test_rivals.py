@@ -72,14 +72,14 @@ async def test_a_change_that_another_one_leads_is_left_alone_until_that_one_is_s
     async with town.planner():
         town.declare(["EL"])
         await asyncio.sleep(1.5)  # some looks at the file, and at who leads
-        left = await town.store.staged()
+        left = await town.store.staged_plan()
         led = await town.store.lead_plan("somebody", 0.001)
         plan = await town.until(lambda plan: options(plan) == {"EL"})
 
     assert left == theirs
     assert led
     assert plan.epoch > theirs.epoch
-    assert await town.store.staged() is None
+    assert await town.store.staged_plan() is None
 
 
 async def test_two_that_stage_at_once_are_told_who_leads(town: Town, planned: Plan):
@@ -90,7 +90,7 @@ async def test_two_that_stage_at_once_are_told_who_leads(town: Town, planned: Pl
     )
 
     refused = [error for error in results if error is not None]
-    staged = await town.store.staged()
+    staged = await town.store.staged_plan()
     assert staged in theirs
     assert [type(error) for error in refused] == [PlanLed]
     assert f"planner-{staged.epoch} leads" in str(refused[0])

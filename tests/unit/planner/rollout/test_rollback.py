@@ -102,7 +102,7 @@ async def test_what_is_pinned_stays_so_when_the_store_loses_everything(changed: 
 
     assert plan.models == pinned.models
     assert await changed.store.epoch() == 4
-    assert (await changed.store.stand()).pin == 4
+    assert (await changed.store.plan_state()).pin == 4
 
 
 async def test_a_plan_that_is_not_kept_cannot_be_pinned(changed: Town):
@@ -110,7 +110,7 @@ async def test_a_plan_that_is_not_kept_cannot_be_pinned(changed: Town):
         with pytest.raises(NotFound, match=f"no plan of epoch {epoch}"):
             await changed.store.pin_plan(epoch)
 
-    assert (await changed.store.stand()).pin == 0
+    assert (await changed.store.plan_state()).pin == 0
 
 
 async def test_a_pinned_plan_of_another_build_is_said_and_changes_nothing(changed: Town):
@@ -125,8 +125,8 @@ async def test_a_pinned_plan_of_another_build_is_said_and_changes_nothing(change
 
 
 async def complaint(town: Town) -> bool:
-    return "epoch 1 cannot be served" in str(await town.store.problems())
+    return "epoch 1 cannot be served" in str(await town.store.plan_problems())
 
 
 async def silence(town: Town) -> bool:
-    return not await town.store.problems()
+    return not await town.store.plan_problems()

@@ -48,7 +48,7 @@ async def test_a_change_is_staged_until_its_executors_are_ready(town: Town):
     assert (before.epoch, options(before)) == (1, {"E", "L"})
     assert (after.epoch, options(after), after.reason) == (2, {"EL"}, "declarations changed")
     assert after.models == staged.models
-    assert await town.store.staged() is None
+    assert await town.store.staged_plan() is None
     assert town.announced == [1, 2]
 
 
@@ -92,7 +92,9 @@ async def test_other_orders_for_the_same_option_need_other_executors(town: Town)
         second = await town.current(2)
 
     assert town.crowd.spawned == ["m-E-0", "m-EL-0", "m-L-0"]
-    assert all(first.models["m"].origin(name) != second.models["m"].origin(name) for name in options(first))
+    assert all(
+        first.models["m"].option_origin(name) != second.models["m"].option_origin(name) for name in options(first)
+    )
 
 
 async def test_what_is_not_ready_in_time_is_put_off_said_and_tried_again(town: Town, hasty: None):
@@ -104,7 +106,7 @@ async def test_what_is_not_ready_in_time_is_put_off_said_and_tried_again(town: T
         town.declare(["EL"])
         first = await town.staged()
         await until(lambda: said(town))
-        problem = (await town.store.problems())["planner"]
+        problem = (await town.store.plan_problems())["planner"]
         await town.settled()
         kept = await town.store.plan()
         again = await town.staged()
@@ -120,11 +122,11 @@ async def test_what_is_not_ready_in_time_is_put_off_said_and_tried_again(town: T
 
 
 async def said(town: Town) -> bool:
-    return "planner" in await town.store.problems()
+    return "planner" in await town.store.plan_problems()
 
 
 async def quiet(town: Town) -> bool:
-    return not await town.store.problems()
+    return not await town.store.plan_problems()
 
 
 async def test_a_model_whose_executors_do_not_come_holds_up_no_other(town: Town):
@@ -172,7 +174,7 @@ async def test_declarations_that_are_no_good_change_nothing_and_are_said(town: T
 
 
 async def complaint(town: Town) -> bool:
-    return str(town.models) in await town.store.problems()
+    return str(town.models) in await town.store.plan_problems()
 
 
 # Planners that end in the middle
@@ -222,7 +224,7 @@ async def test_a_staged_plan_of_another_build_is_replaced(town: Town, body: str)
     async with town.planner():
         plan = await town.until(lambda plan: options(plan) == {"EL"})
 
-    assert await town.store.staged() is None
+    assert await town.store.staged_plan() is None
     assert await town.store.epoch() == plan.epoch
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.cluster.desired import Kind, counts
-from omnibus.plan import ModelPlan, Option, Path
-from services.planner.rollout.change_group import Size, sizes
-from services.planner.rollout.steps import NoRoom, said, steps
-from services.planner.rollout.transition_plan import lender, running
+from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.plan import DeploymentOption, ModelPlan, Path
+from services.planner.rollout.change_group import ExecutorSize, executor_sizes
+from services.planner.rollout.steps import InsufficientGpus, describe_step, rollout_steps
+from services.planner.rollout.transition_plan import owning_option, running_replicas
 
 PARTS = ("vision", "thinker")
 SEEN, TEXT = "vision+thinker", "thinker"
@@ -26,9 +26,11 @@ Models = Mapping[str, ModelPlan]
 def model(gpu: str = H, checkpoint: str = "/m", gpus: int = 1, name: str = "m", **replicas: int) -> ModelPlan:
     """A model with so many replicas of each option; ``lent``: its images are the encoder's of the model a."""
     lent = replicas.pop("lent", 0)
-    options = {name: Option(RUNS[name], "llm", count, gpus, gpu=gpu) for name, count in replicas.items() if count}
+    options = {
+        name: DeploymentOption(RUNS[name], "llm", count, gpus, gpu=gpu) for name, count in replicas.items() if count
+    }
     if lent:
-        options["a/E"] = Option(("vision",), "llm", 0, of="a/E")
+        options["a/E"] = DeploymentOption(("vision",), "llm", 0, of="a/E")
     see, think = "a/E" if lent else "E", "L"
     types = {}
     for kind in (SEEN, TEXT):
@@ -47,7 +49,7 @@ def replicas(models: Models, name: str = "m") -> dict[str, int]:
 
 
 def way(before: ModelPlan, after: ModelPlan, gpus: int) -> list[dict[str, int]]:
-    return [replicas(step) for step in steps({"m": before}, {"m": after}, {H: gpus})]
+    return [replicas(step) for step in rollout_steps({"m": before}, {"m": after}, {H: gpus})]
 
 
 # One model
@@ -58,7 +60,7 @@ def test_what_fits_beside_the_old_executors_is_one_step():
 
 
 def test_types_that_are_not_declared_are_never_short():
-    assert steps({"m": model(EL=4)}, {"m": model(E=2, L=2)}, {}) == [{"m": model(E=2, L=2)}]
+    assert rollout_steps({"m": model(EL=4)}, {"m": model(E=2, L=2)}, {}) == [{"m": model(E=2, L=2)}]
     assert way(model(EL=4, gpu=""), model(EL=8, gpu=""), 4) == [{"EL": 8}]
 
 
@@ -84,7 +86,7 @@ def test_fewer_than_half_serve_when_there_is_no_other_way():
 
 
 def test_another_checkpoint_takes_over_as_a_whole():
-    found = steps({"m": model(E=2, L=2)}, {"m": model(checkpoint="/n", E=2, L=2)}, {H: 4})
+    found = rollout_steps({"m": model(E=2, L=2)}, {"m": model(checkpoint="/n", E=2, L=2)}, {H: 4})
 
     assert [(step["m"].checkpoint, replicas(step)) for step in found] == [
         ("/m", {"E": 1, "L": 1}),
@@ -98,24 +100,29 @@ def test_one_part_after_the_other_where_there_is_room_for_one():
     before = model(E=1, L=1)
     after = msgspec.structs.replace(
         before,
-        options={"E2": Option(("vision",), "llm", 1, 2, gpu=H), "L2": Option(("thinker",), "llm", 1, 2, gpu=H)},
+        options={
+            "E2": DeploymentOption(("vision",), "llm", 1, 2, gpu=H),
+            "L2": DeploymentOption(("thinker",), "llm", 1, 2, gpu=H),
+        },
         types={SEEN: (Path("E2>L2", runs, 1.0),)},
     )
 
     assert way(before, after, 5) == [{"E2": 1, "L": 1}, {"E2": 1, "L2": 1}]
-    with pytest.raises(NoRoom, match=r"it takes 1 more of type H100 for m/E2$"):
+    with pytest.raises(InsufficientGpus, match=r"it takes 1 more of type H100 for m/E2$"):
         way(before, after, 3)
 
 
 def test_without_any_way_it_is_said_what_lacks():
-    with pytest.raises(NoRoom, match=r"^m stays as it was: .* it takes 1 more of type H100 for m/E, m/L$") as caught:
+    with pytest.raises(
+        InsufficientGpus, match=r"^m stays as it was: .* it takes 1 more of type H100 for m/E, m/L$"
+    ) as caught:
         way(model(EL=2), model(E=1, L=1), 2)
 
     assert caught.value.models == {"m"}
 
 
 def test_a_goal_that_is_larger_than_all_there_is_is_refused():
-    with pytest.raises(NoRoom, match="4 more of type H100"):
+    with pytest.raises(InsufficientGpus, match="4 more of type H100"):
         way(model(EL=4), model(EL=8), 4)
 
 
@@ -124,9 +131,9 @@ def test_a_goal_that_is_larger_than_all_there_is_is_refused():
 
 def test_each_step_says_what_it_is_for():
     before, after = {"m": model(EL=8)}, {"m": model(E=4, L=4)}
-    plans = [before, *steps(before, after, {H: 8})]
+    plans = [before, *rollout_steps(before, after, {H: 8})]
 
-    assert [said(one, other, after) for one, other in pairwise(plans)] == [
+    assert [describe_step(one, other, after) for one, other in pairwise(plans)] == [
         "makes room for 4 m/E, 4 m/L",
         "4 of 8 new executors",
         "",
@@ -135,7 +142,7 @@ def test_each_step_says_what_it_is_for():
 
 def test_requests_go_the_paths_that_are_left_as_often_as_replicas_are():
     both = model(E=2, L=2, EL=4)
-    (first, *_) = steps({"m": both}, {"m": model(E=4, L=4)}, {H: 8})
+    (first, *_) = rollout_steps({"m": both}, {"m": model(E=4, L=4)}, {H: 8})
 
     assert replicas(first) == {"E": 2, "L": 2}
     assert {kind: [path.name for path in paths] for kind, paths in first["m"].types.items()} == {
@@ -146,7 +153,7 @@ def test_requests_go_the_paths_that_are_left_as_often_as_replicas_are():
 
 def test_where_no_whole_path_is_left_requests_go_over_what_runs():
     before = model(E=1, EL=3)
-    first, *_ = steps({"m": before}, {"m": model(L=3, E=1)}, {H: 4})
+    first, *_ = rollout_steps({"m": before}, {"m": model(L=3, E=1)}, {H: 4})
 
     assert replicas(first) == {"E": 1, "EL": 1}
     names = {path.name for path in first["m"].types[SEEN]}
@@ -159,13 +166,13 @@ def test_where_no_whole_path_is_left_requests_go_over_what_runs():
 
 def test_models_that_need_no_gpu_change_at_once():
     spell = model(EL=1, gpu="", gpus=0, name="s")
-    found = steps({"m": model(E=5, L=3)}, {"m": model(E=2, L=6), "s": spell}, {H: 8})
+    found = rollout_steps({"m": model(E=5, L=3)}, {"m": model(E=2, L=6), "s": spell}, {H: 8})
 
     assert [list(step) for step in found] == [["m", "s"], ["m", "s"]]
 
 
 def test_a_model_that_goes_makes_room_for_one_that_comes():
-    found = steps({"x": model(EL=4)}, {"y": model(checkpoint="/y", name="y", E=2, L=2)}, {H: 4})
+    found = rollout_steps({"x": model(EL=4)}, {"y": model(checkpoint="/y", name="y", E=2, L=2)}, {H: 4})
 
     assert [list(step) for step in found] == [[], ["y"]]
 
@@ -174,7 +181,7 @@ def test_an_executor_stays_as_long_as_another_model_borrows_it():
     before = {"a": model(E=3, L=1), "b": model(checkpoint="/b", name="b", L=1, lent=1)}
     after = {"a": model(E=1, L=1), "b": model(checkpoint="/b", name="b", L=3, lent=1)}
 
-    found = steps(before, after, {H: 5})
+    found = rollout_steps(before, after, {H: 5})
 
     assert [replicas(step, "a")["E"] for step in found] == [1, 1]
     assert all(step["b"].types.keys() == {SEEN, TEXT} for step in found)
@@ -183,28 +190,28 @@ def test_an_executor_stays_as_long_as_another_model_borrows_it():
 # Any change
 
 
-def used(there: Mapping[Kind, int], known: Mapping[Kind, Size]) -> Counter[str]:
+def used(there: Mapping[ExecutorKind, int], known: Mapping[ExecutorKind, ExecutorSize]) -> Counter[str]:
     found: Counter[str] = Counter()
     for kind, count in there.items():
         found[known[kind].gpu] += known[kind].gpus * count
     return found
 
 
-def both(one: Models, other: Models) -> dict[Kind, int]:
-    first, second = counts(one), counts(other)
+def both(one: Models, other: Models) -> dict[ExecutorKind, int]:
+    first, second = replica_counts(one), replica_counts(other)
     return {kind: max(first.get(kind, 0), second.get(kind, 0)) for kind in first.keys() | second.keys()}
 
 
 def served(models: Models) -> set[tuple[str, str]]:
     """The request types that have paths, all over executors that run."""
-    have = running(models)
+    have = running_replicas(models)
     return {
         (name, kind)
         for name, plan in models.items()
         for kind, paths in plan.types.items()
         if sum(path.rate for path in paths) > 0
         and all(
-            part in plan.options[option].components and have.get(lender(name, option, plan.options[option]))
+            part in plan.options[option].components and have.get(owning_option(name, option, plan.options[option]))
             for path in paths
             for part, option in path.options.items()
         )
@@ -232,13 +239,13 @@ def deployments(draw: st.DrawFn) -> dict[str, ModelPlan]:
 def test_every_step_fits_and_serves_all_and_the_last_one_is_the_goal(
     before: dict[str, ModelPlan], after: dict[str, ModelPlan], spare: int
 ):
-    known = {**sizes(before), **sizes(after)}
-    old, new = used(counts(before), known), used(counts(after), known)
+    known = {**executor_sizes(before), **executor_sizes(after)}
+    old, new = used(replica_counts(before), known), used(replica_counts(after), known)
     gpus = {gpu: max(old[gpu], new[gpu]) + spare for gpu in (H, A)}
 
     try:
-        found = steps(before, after, gpus)
-    except NoRoom:
+        found = rollout_steps(before, after, gpus)
+    except InsufficientGpus:
         return
 
     assert [*found[-1:]] == ([after] if before != after else [])
@@ -246,4 +253,4 @@ def test_every_step_fits_and_serves_all_and_the_last_one_is_the_goal(
     for one, other in pairwise([before, *found]):
         assert all(used(both(one, other), known)[gpu] <= count for gpu, count in gpus.items())
         assert served(before) & served(after) <= served(other)
-        assert steps(other, after, gpus) == found[found.index(other) + 1 :]
+        assert rollout_steps(other, after, gpus) == found[found.index(other) + 1 :]

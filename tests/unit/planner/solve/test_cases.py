@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from services.planner.solve import answers, cases
-from services.planner.solve.constraints import counted
+from services.planner.solve.constraints import replica_vector
 from services.planner.solve.solver import Solver
 
 CASES = Path(__file__).parents[1] / "cases.json"
@@ -29,7 +29,7 @@ def near(value):
 
 
 def found(case):
-    return answers.answer(cases.case(case))
+    return answers.answer_case(cases.parse_case(case))
 
 
 @pytest.mark.parametrize("case", told().values(), ids=lambda case: case["id"])
@@ -44,12 +44,14 @@ def test_an_answer_is_as_it_is_known(case):
 
 @pytest.mark.parametrize("case", [case for case in told().values() if case["kind"] == "budget"], ids=lambda c: c["id"])
 def test_the_replicas_of_an_answer_serve_its_rate(case):
-    network = cases.case(case).given().network()
+    network = cases.parse_case(case).require_instance().build_network()
     frame = Solver(network).frame
 
     mine = found(case)
 
-    assert frame.served(counted(frame, mine["one_optimal_r"]), network.mix()).rate == pytest.approx(mine["R"], rel=1e-9)
+    assert frame.solve_flow(replica_vector(frame, mine["one_optimal_r"]), network.type_shares()).rate == pytest.approx(
+        mine["R"], rel=1e-9
+    )
 
 
 def test_seconds_of_the_profile_are_right_to_nine_decimals():
@@ -136,4 +138,4 @@ def test_a_file_without_cases_is_refused(tmp_path):
         path.write_text(text)
 
         with pytest.raises(BadRequest, match=fault):
-            cases.read(str(path))
+            cases.read_cases(str(path))

@@ -9,10 +9,10 @@ import pytest
 
 from omnibus.errors import BadRequest
 from services.planner.solve import utilisation
-from services.planner.solve.constraints import Terms, mixes, supply
-from services.planner.solve.flow_network import lattice
-from services.planner.solve.problem import Infeasible, Option
-from services.planner.solve.replan import replan
+from services.planner.solve.constraints import Terms, mix_shares, work_supply
+from services.planner.solve.flow_network import build_lattice
+from services.planner.solve.problem import Infeasible, SolverOption
+from services.planner.solve.replan import replan_deployment
 from services.planner.solve.solver import Solver
 from tests.unit.planner.solve.worlds import gpus, model, two
 
@@ -22,8 +22,8 @@ def brute(solver, terms, most, allowed=lambda vector: True):
     frame = solver.frame
     found = {}
     for vector in filter(allowed, itertools.product(range(most + 1), repeat=frame.count)):
-        given = supply(terms, frame, np.array(vector, float))
-        found[vector] = min(frame.served(given, mix).rate for mix in mixes(terms, frame))
+        given = work_supply(terms, frame, np.array(vector, float))
+        found[vector] = min(frame.served(given, mix).rate for mix in mix_shares(terms, frame))
     return found
 
 
@@ -72,7 +72,7 @@ def test_the_most_under_scenarios_is_the_most_under_the_worst():
 @pytest.mark.parametrize("way", utilisation.UTILISATION)
 def test_admissible_work_bounds_what_replicas_are_given(way):
     solver = two(alpha=1.3)
-    admissible = {name: utilisation.admissible(way, 8) for name in ("E", "L", "EL")}
+    admissible = {name: utilisation.admissible_work(way, 8) for name in ("E", "L", "EL")}
     rates = brute(solver, Terms(admissible=admissible), 4)
     for rate in (1.1, 2.4):
         found = solver.least(rate, Terms(admissible=admissible))
@@ -86,29 +86,31 @@ def test_admissible_work_bounds_what_replicas_are_given(way):
 
 def test_each_gpu_type_has_its_budget():
     options = {
-        "E@a": Option(("E",), 1, "a"), "L@a": Option(("L",), 1, "a"), "E@b": Option(("E",), 1, "b"),
-        "L@b": Option(("L",), 1, "b"), "EL@b": Option(("E", "L"), 1, "b"),
+        "E@a": SolverOption(("E",), 1, "a"), "L@a": SolverOption(("L",), 1, "a"), "E@b": SolverOption(("E",), 1, "b"),
+        "L@b": SolverOption(("L",), 1, "b"), "EL@b": SolverOption(("E", "L"), 1, "b"),
     }  # fmt: skip
     seconds = {"E@a": 0.5, "L@a": 0.4, "E@b": 0.2, "L@b": 0.3, "EL@b": 0.6}
     asked = model(options, {"img": ("EL", 0.7), "txt": ("L", 0.3)})
-    solver = Solver(lattice(asked, lambda kind, name, role: seconds[name] * len(role) / len(options[name].components)))
+    solver = Solver(
+        build_lattice(asked, lambda kind, name, role: seconds[name] * len(role) / len(options[name].components))
+    )
 
-    found = solver.most(Terms(gpus={"a": 3, "b": 2}))
+    found = solver.solve_most(Terms(gpus={"a": 3, "b": 2}))
 
     rates = brute(solver, Terms(), 3, lambda each: sum(each[:2]) <= 3 and sum(each[2:]) <= 2)
     assert found.rate == pytest.approx(max(rates.values()))
     assert sum(n for name, n in found.replicas.items() if name.endswith("@a")) <= 3
-    assert solver.most(Terms(gpus={"a": 9})).replicas.keys() <= {"E@a", "L@a"}
+    assert solver.solve_most(Terms(gpus={"a": 9})).replicas.keys() <= {"E@a", "L@a"}
 
 
 def test_a_price_goes_before_the_number_of_gpus():
-    options = {"fast": Option(("L",), 1, "h", price=4.0), "slow": Option(("L",), 1, "l", price=1.0)}
+    options = {"fast": SolverOption(("L",), 1, "h", price=4.0), "slow": SolverOption(("L",), 1, "l", price=1.0)}
     asked = model(options, {"txt": ("L", 1.0)}, ())
-    solver = Solver(lattice(asked, lambda kind, name, role: {"fast": 0.3, "slow": 1.0}[name]))
+    solver = Solver(build_lattice(asked, lambda kind, name, role: {"fast": 0.3, "slow": 1.0}[name]))
 
-    assert solver.least(3.0).replicas == {"slow": 3}
-    assert solver.least(3.0, Terms(gpus={"h": 1, "l": 2})).replicas == {"fast": 1}
-    assert solver.least(3.0).cost == 3.0
+    assert solver.solve_least(3.0).replicas == {"slow": 3}
+    assert solver.solve_least(3.0, Terms(gpus={"h": 1, "l": 2})).replicas == {"fast": 1}
+    assert solver.solve_least(3.0).cost == 3.0
 
 
 def test_an_option_may_be_forbidden():
@@ -146,23 +148,23 @@ def test_a_group_that_nothing_may_cover_is_infeasible():
 
 
 def test_a_group_does_without_gpus_of_its_own_when_it_serves_as_well():
-    found = replan(two(), 2.0, {"E": 1, "L": 1}, Terms(scenarios=({"txt": 1.0},), covers=(("E", "EL"),)))
+    found = replan_deployment(two(), 2.0, {"E": 1, "L": 1}, Terms(scenarios=({"txt": 1.0},), covers=(("E", "EL"),)))
 
     assert found.gpus == 1
     assert found.replicas == {"EL": 1}
 
 
 def test_what_one_replica_keeps_is_scaled_by_what_others_gain():
-    work = utilisation.scaled(0.4, "shortest-queue", 4)
+    work = utilisation.scaled_work(0.4, "shortest-queue", 4)
 
     assert work == pytest.approx(
         (0.4, 2 * 0.4 * 0.72 / 0.49, 3 * 0.4 * (0.72 + 0.87) / 2 / 0.49, 4 * 0.4 * 0.87 / 0.49)
     )
-    assert utilisation.scaled(1.0, "shortest-queue", 3) == (1.0, 2.0, 3.0)
-    assert utilisation.scaled(0.4, "random", 3) == pytest.approx((0.4, 0.8, 1.2))
+    assert utilisation.scaled_work(1.0, "shortest-queue", 3) == (1.0, 2.0, 3.0)
+    assert utilisation.scaled_work(0.4, "random", 3) == pytest.approx((0.4, 0.8, 1.2))
 
 
 @pytest.mark.parametrize(("alone", "choice"), [(0.0, "random"), (1.5, "random"), (0.5, "best")])
 def test_a_part_that_one_replica_cannot_be_busy_for_is_refused(alone, choice):
     with pytest.raises(BadRequest):
-        utilisation.scaled(alone, choice, 4)
+        utilisation.scaled_work(alone, choice, 4)

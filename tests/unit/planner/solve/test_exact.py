@@ -25,7 +25,7 @@ def test_the_best_deployments_are_those_of_all_replica_vectors(seeds):
         exact = float(world.rate(best))
         solver = Solver(worlds.arcs(world))
 
-        most = solver.most(Terms(gpus={"": gpus}))
+        most = solver.solve_most(Terms(gpus={"": gpus}))
 
         assert close(most.rate, exact), seed
         assert most.gap == 0
@@ -34,7 +34,7 @@ def test_the_best_deployments_are_those_of_all_replica_vectors(seeds):
 
         wanted = exact * (1.0, 0.999, 0.7)[seed // 3 % 3]
         if exact > 0:
-            least = solver.least(wanted)
+            least = solver.solve_least(wanted)
 
             assert least.gpus == cheapest(world, rates, wanted), seed
             assert least.capacity >= wanted * (1 - 1e-6), seed
@@ -55,10 +55,10 @@ def test_listed_paths_and_arcs_are_the_same_program(seeds):
     for seed in seeds[::4]:
         world, terms = worlds.world(seed), Terms(gpus={"": 3 + seed // 4 % 4})
 
-        listed, arcs = Solver(worlds.paths(world)).most(terms), Solver(worlds.arcs(world)).most(terms)
+        listed, arcs = Solver(worlds.paths(world)).solve_most(terms), Solver(worlds.arcs(world)).solve_most(terms)
 
         assert close(listed.rate, arcs.rate), seed
-        assert (listed.gpus, listed.executors) == (arcs.gpus, arcs.executors), seed
+        assert (listed.gpus, listed.executor_count) == (arcs.gpus, arcs.executor_count), seed
 
 
 def test_the_check_itself_solves_a_program_whose_answer_is_known():

@@ -55,7 +55,7 @@ def test_silence_over_threads_ends_with_the_last_of_them():
     ready, go = threading.Barrier(3), threading.Event()
 
     def hushed():
-        with highs.quiet():
+        with highs.silence_stdout():
             ready.wait(10)
             go.wait(10)
 
@@ -76,7 +76,7 @@ def test_silence_over_threads_ends_with_the_last_of_them():
 def test_a_program_is_solved_without_a_gap():
     program = knapsack([6, 5, 5], [3, 2, 2], 4)
 
-    found = highs.least(program, -np.array([6.0, 5.0, 5.0]), Deadline(10))
+    found = highs.solve_milp(program, -np.array([6.0, 5.0, 5.0]), Deadline(10))
 
     assert found.value == pytest.approx(-10)
     assert found.proven
@@ -85,9 +85,9 @@ def test_a_program_is_solved_without_a_gap():
 def test_what_cannot_be_is_none():
     program = knapsack([1], [1], 1).rows(sparse.csc_array(np.array([[1.0]])), 2.0, np.inf)
 
-    assert highs.least(program, np.zeros(1), Deadline(10)) is None
+    assert highs.solve_milp(program, np.zeros(1), Deadline(10)) is None
 
 
 def test_a_deadline_that_has_passed_is_said():
     with pytest.raises(DeadlineExceeded, match="within -1 s"):
-        highs.least(knapsack([1], [1], 1), np.zeros(1), Deadline(-1))
+        highs.solve_milp(knapsack([1], [1], 1), np.zeros(1), Deadline(-1))

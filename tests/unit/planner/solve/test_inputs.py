@@ -6,17 +6,17 @@ import pytest
 
 from omnibus.errors import BadRequest
 from services.planner.solve.constraints import Terms
-from services.planner.solve.cost_fit import Line, Measured, direct, fit
-from services.planner.solve.enumerate import Gpu, bounded, every, kv_rate
-from services.planner.solve.flow_network import lattice, listed_paths
-from services.planner.solve.problem import Infeasible, Option, Problem, RequestType, check
+from services.planner.solve.cost_fit import Measured, SecondsLine, fit_profile, measured_seconds
+from services.planner.solve.enumerate import Gpu, bounded_seconds, enumerate_options, kv_rate
+from services.planner.solve.flow_network import build_lattice, listed_paths
+from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption, check_problem
 from services.planner.solve.solver import Solver
 
 
 def problem(options=None, types=None, order=(("E", "L"),), components=("E", "L"), **more):
-    options = options or {"E": Option(("E",)), "L": Option(("L",)), "EL": Option(("E", "L"))}
+    options = options or {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}
     types = types or {"txt": RequestType(("L",), 0.3), "img": RequestType(("E", "L"), 0.7)}
-    return Problem(components, options, types, order, **more)
+    return PlanningProblem(components, options, types, order, **more)
 
 
 # Problems
@@ -31,14 +31,14 @@ def problem(options=None, types=None, order=(("E", "L"),), components=("E", "L")
         (problem(order=(("E", "L"), ("L", "E"))), "a cycle among E, L"),
         (problem(order=(("E", "E"),)), "a cycle among E"),
         (problem(order=(("E", "X"),)), "the order E before X names X; there is E, L"),
-        (problem({"E": Option(())}), "option E has no component"),
-        (problem({"E": Option(("E", "E"))}), "option E names a component twice"),
-        (problem({"E": Option(("X",))}), "option E names X"),
-        (problem({"E": Option(("E",), 0)}), "option E has 0 GPUs"),
-        (problem({"E": Option(("E",), 4, tp=3)}), "option E splits 4 GPUs into groups of 3"),
-        (problem({"E>L": Option(("E",))}), "option 'E>L' has no name, or one with '>'"),
-        (problem({"E": Option(("E",), price=math.nan)}), "the price of option E is nan"),
-        (problem({"E": Option(("E",), start_s=-1)}), "start_s of option E is -1"),
+        (problem({"E": SolverOption(())}), "option E has no component"),
+        (problem({"E": SolverOption(("E", "E"))}), "option E names a component twice"),
+        (problem({"E": SolverOption(("X",))}), "option E names X"),
+        (problem({"E": SolverOption(("E",), 0)}), "option E has 0 GPUs"),
+        (problem({"E": SolverOption(("E",), 4, tp=3)}), "option E splits 4 GPUs into groups of 3"),
+        (problem({"E>L": SolverOption(("E",))}), "option 'E>L' has no name, or one with '>'"),
+        (problem({"E": SolverOption(("E",), price=math.nan)}), "the price of option E is nan"),
+        (problem({"E": SolverOption(("E",), start_s=-1)}), "start_s of option E is -1"),
         (problem(types={"img": RequestType((), 1.0)}), "request type img has no component"),
         (problem(types={"img": RequestType(("L",), math.nan)}), "the share of request type img is nan"),
         (problem(types={"img": RequestType(("L",), -0.5)}), "the share of request type img is -0.5"),
@@ -46,12 +46,12 @@ def problem(options=None, types=None, order=(("E", "L"),), components=("E", "L")
 )
 def test_a_wrong_problem_is_refused_by_name(wrong, fault):
     with pytest.raises(BadRequest, match=fault):
-        check(wrong)
+        check_problem(wrong)
 
 
 def test_an_order_over_a_missing_component_holds_when_it_is_said_to():
     components, order = ("a", "b", "c"), (("a", "b"), ("b", "c"))
-    options = {"a": Option(("a",)), "c": Option(("c",))}
+    options = {"a": SolverOption(("a",)), "c": SolverOption(("c",))}
     types = {"t": RequestType(("a", "c"), 1.0)}
     free, tied = (problem(options, types, order, components, transitive=told) for told in (False, True))
 
@@ -60,73 +60,75 @@ def test_an_order_over_a_missing_component_holds_when_it_is_said_to():
     assert listed_paths(free, {"t": paths}, {}).arcs
     with pytest.raises(BadRequest, match="runs c before what it waits for"):
         listed_paths(tied, {"t": paths}, {})
-    assert len(lattice(free, lambda *_: 1.0).arcs) == 4
-    assert len(lattice(tied, lambda *_: 1.0).arcs) == 2
+    assert len(build_lattice(free, lambda *_: 1.0).arcs) == 4
+    assert len(build_lattice(tied, lambda *_: 1.0).arcs) == 2
 
 
 # Options
 
 
 def test_options_are_all_sets_that_fit():
-    found = every({"E": 2.0, "L": 30.0, "G": 4.0}, {"a": Gpu(40.0), "b": Gpu(80.0, price=2.0)}, (1, 2))
+    found = enumerate_options({"E": 2.0, "L": 30.0, "G": 4.0}, {"a": Gpu(40.0), "b": Gpu(80.0, price=2.0)}, (1, 2))
 
     assert len(found) == 7 * 2 * 2
-    assert found["L@a"] == Option(("L",), 1, "a", 1, 30.0, 1.0, 1.0)
-    assert found["E+L+G-tp2@b"] == Option(("E", "L", "G"), 2, "b", 2, 36.0, 4.0, 3.0)
+    assert found["L@a"] == SolverOption(("L",), 1, "a", 1, 30.0, 1.0, 1.0)
+    assert found["E+L+G-tp2@b"] == SolverOption(("E", "L", "G"), 2, "b", 2, 36.0, 4.0, 3.0)
 
 
 def test_a_model_that_fits_no_single_gpu_is_split_over_several():
-    found = every({"E": 2.0, "L": 90.0}, {"": Gpu(80.0)}, (1, 2, 4))
+    found = enumerate_options({"E": 2.0, "L": 90.0}, {"": Gpu(80.0)}, (1, 2, 4))
 
     assert set(found) == {"E", "E-tp2", "E-tp4", "L-tp2", "L-tp4", "E+L-tp2", "E+L-tp4"}
     with pytest.raises(Infeasible, match="L: the weights fit no GPU, not even 1"):
-        every({"E": 2.0, "L": 90.0}, {"": Gpu(80.0)})
+        enumerate_options({"E": 2.0, "L": 90.0}, {"": Gpu(80.0)})
 
 
 def test_sets_may_be_named():
-    found = every({"E": 2.0, "P": 9.0, "D": 9.0}, {"": Gpu(80.0)}, only=[("E",), ("P", "D"), ("D", "E")])
+    found = enumerate_options({"E": 2.0, "P": 9.0, "D": 9.0}, {"": Gpu(80.0)}, only=[("E",), ("P", "D"), ("D", "E")])
 
     assert [option.components for option in found.values()] == [("E",), ("P", "D"), ("E", "D")]
     with pytest.raises(BadRequest, match="an option of X; there is"):
-        every({"E": 2.0}, {"": Gpu(80.0)}, only=[("X",)])
+        enumerate_options({"E": 2.0}, {"": Gpu(80.0)}, only=[("X",)])
 
 
 def test_memory_for_keys_and_values_bounds_the_rate():
     rate = kv_rate(free_gb=40.0, kv_gb_per_token=0.0001, tokens=5000, latency_s=20.0, gamma=0.9)
 
     assert rate == pytest.approx(3.6)
-    assert bounded(0.1, rate) == pytest.approx(1 / 3.6)
-    assert bounded(0.5, rate) == 0.5
+    assert bounded_seconds(0.1, rate) == pytest.approx(1 / 3.6)
+    assert bounded_seconds(0.5, rate) == 0.5
     assert kv_rate(40.0, 0.0, 5000, 20.0) == math.inf
     with pytest.raises(BadRequest, match="no memory for keys and values"):
-        bounded(0.1, kv_rate(-1.0, 0.0001, 5000, 20.0))
+        bounded_seconds(0.1, kv_rate(-1.0, 0.0001, 5000, 20.0))
 
 
 # Profiles
 
 
 def test_the_profile_of_a_colocated_option_gives_its_factor():
-    found = fit(problem(), {"E": 4.0, "L": 2.0, "EL": 1.0})
+    found = fit_profile(problem(), {"E": 4.0, "L": 2.0, "EL": 1.0})
 
-    assert found.components() == pytest.approx({"E": 0.25 / 0.7, "L": 0.5})
+    assert found.component_seconds() == pytest.approx({"E": 0.25 / 0.7, "L": 0.5})
     assert found.alpha == pytest.approx({"E": 1.0, "L": 1.0, "EL": 4 / 3})
-    assert found.seconds("img", "EL", ("E", "L")) == pytest.approx(4 / 3 * (0.25 / 0.7 + 0.5))
-    mix = 0.3 * found.seconds("txt", "EL", ("L",)) + 0.7 * found.seconds("img", "EL", ("E", "L"))
+    assert found.option_seconds("img", "EL", ("E", "L")) == pytest.approx(4 / 3 * (0.25 / 0.7 + 0.5))
+    mix = 0.3 * found.option_seconds("txt", "EL", ("L",)) + 0.7 * found.option_seconds("img", "EL", ("E", "L"))
     assert mix == pytest.approx(1.0)
 
 
 def test_two_degrees_of_one_component_keep_their_own_rates():
-    options = {"L": Option(("L",)), "L-tp2": Option(("L",), 2)}
-    found = fit(problem(options, {"txt": RequestType(("L",), 1.0)}), {"L": 2.0, "L-tp2": 3.0})
+    options = {"L": SolverOption(("L",)), "L-tp2": SolverOption(("L",), 2)}
+    found = fit_profile(problem(options, {"txt": RequestType(("L",), 1.0)}), {"L": 2.0, "L-tp2": 3.0})
 
-    assert found.seconds("txt", "L-tp2", ("L",)) == pytest.approx(1 / 3)
+    assert found.option_seconds("txt", "L-tp2", ("L",)) == pytest.approx(1 / 3)
 
 
 def test_a_component_that_nobody_uses_needs_no_profile():
-    found = fit(problem(types={"txt": RequestType(("L",), 1.0), "img": RequestType(("E", "L"), 0.0)}), {"L": 2.0})
+    found = fit_profile(
+        problem(types={"txt": RequestType(("L",), 1.0), "img": RequestType(("E", "L"), 0.0)}), {"L": 2.0}
+    )
 
-    assert found.components() == {"L": 0.5}
-    assert found.seconds("txt", "EL", ("L",)) is None
+    assert found.component_seconds() == {"L": 0.5}
+    assert found.option_seconds("txt", "EL", ("L",)) is None
 
 
 @pytest.mark.parametrize(
@@ -140,35 +142,37 @@ def test_a_component_that_nobody_uses_needs_no_profile():
 )
 def test_a_wrong_profile_is_refused_by_name(rates, fault):
     with pytest.raises(BadRequest, match=fault):
-        fit(problem(), rates)
+        fit_profile(problem(), rates)
 
 
 def test_tokens_make_a_long_video_cost_more_than_a_picture():
     types = {"img": RequestType(("E", "L"), 0.5), "video": RequestType(("E", "L"), 0.5)}
-    lines = {"E": Line(0.01, 1e-5), "L": Line(0.05, 2e-5)}
+    lines = {"E": SecondsLine(0.01, 1e-5), "L": SecondsLine(0.05, 2e-5)}
     tokens = {"img": {"E": 600, "L": 600}, "video": {"E": 10_000, "L": 10_000}}
 
-    found = fit(problem(types=types), {"E": 10.0, "EL": 2.0}, lines, tokens)
+    found = fit_profile(problem(types=types), {"E": 10.0, "EL": 2.0}, lines, tokens)
 
     assert found.tau["video", "L"] == pytest.approx(0.25)
     assert found.alpha["E"] == pytest.approx(0.1 / (0.5 * 0.016 + 0.5 * 0.11))
-    assert found.seconds("video", "EL", ("L",)) / found.seconds("img", "EL", ("L",)) == pytest.approx(0.25 / 0.062)
+    assert found.option_seconds("video", "EL", ("L",)) / found.option_seconds("img", "EL", ("L",)) == pytest.approx(
+        0.25 / 0.062
+    )
     with pytest.raises(BadRequest, match="component L of request type img has no line"):
-        fit(problem(types=types), {"E": 10.0}, {"E": lines["E"]}, tokens)
+        fit_profile(problem(types=types), {"E": 10.0}, {"E": lines["E"]}, tokens)
 
 
 def test_what_was_measured_goes_before_what_was_derived():
-    fitted = fit(problem(), {"E": 4.0, "L": 2.0, "EL": 1.0})
+    fitted = fit_profile(problem(), {"E": 4.0, "L": 2.0, "EL": 1.0})
     rows = [Measured("EL", ("L",), 0.6), Measured("EL", ("L", "E"), 0.9, "img"), Measured("E", ("E",), 0.2)]
 
-    seconds = direct(rows, fitted.seconds)
+    seconds = measured_seconds(rows, fitted.option_seconds)
 
     assert seconds("txt", "EL", ("L",)) == 0.6
     assert seconds("img", "EL", ("E", "L")) == 0.9
     assert seconds("img", "L", ("L",)) == pytest.approx(0.5)
-    assert direct(rows)("img", "L", ("L",)) is None
+    assert measured_seconds(rows)("img", "L", ("L",)) is None
     with pytest.raises(BadRequest, match="seconds of option E is -1"):
-        direct([Measured("E", ("E",), -1.0)])
+        measured_seconds([Measured("E", ("E",), -1.0)])
 
 
 # Networks
@@ -176,24 +180,24 @@ def test_what_was_measured_goes_before_what_was_derived():
 
 def test_encode_prefill_and_decode_are_ordinary_components():
     weights = {"E": 1.0, "P": 10.0, "D": 10.0}
-    options = every(weights, {"": Gpu(80.0)}, only=["E", "P", "D", "EP", "ED", "PD", "EPD"])
+    options = enumerate_options(weights, {"": Gpu(80.0)}, only=["E", "P", "D", "EP", "ED", "PD", "EPD"])
     types = {"img": RequestType(("E", "P", "D"), 0.6), "txt": RequestType(("P", "D"), 0.4)}
-    asked = Problem(tuple(weights), options, types, (("E", "P"), ("P", "D")))
+    asked = PlanningProblem(tuple(weights), options, types, (("E", "P"), ("P", "D")))
     tau = {"E": 0.4, "P": 0.2, "D": 0.9}
 
     # An encoder beside the decoder costs nothing here; a prefill beside it doubles both.
-    found = Solver(lattice(
+    found = Solver(build_lattice(
         asked, lambda kind, name, role: sum(tau[part] for part in role) * (2.0 if "P+D" in name else 1.0)
-    )).most(Terms(gpus={"": 8}))  # fmt: skip
+    )).solve_most(Terms(gpus={"": 8}))  # fmt: skip
 
     assert not any("P+D" in name for name in found.replicas)
     assert {"E+D", "P"} & set(found.replicas)
 
 
 def test_an_encoder_and_then_what_could_encode_too_is_a_path():
-    network = lattice(problem(), lambda kind, name, role: 1.0)
+    network = build_lattice(problem(), lambda kind, name, role: 1.0)
 
-    arcs = {(network.types[a.kind], network.names[a.uses[0].option], a.uses[0].role) for a in network.arcs}
+    arcs = {(network.types[a.kind], network.option_names[a.uses[0].option], a.uses[0].role) for a in network.arcs}
 
     assert ("img", "E", ("E",)) in arcs
     assert ("img", "EL", ("L",)) in arcs
@@ -203,13 +207,13 @@ def test_an_encoder_and_then_what_could_encode_too_is_a_path():
 
 def test_seconds_that_are_no_numbers_are_refused():
     with pytest.raises(BadRequest, match="seconds of option L for request type txt is nan"):
-        lattice(problem(), lambda kind, name, role: math.nan)
+        build_lattice(problem(), lambda kind, name, role: math.nan)
 
 
 def test_too_many_arcs_are_refused_before_memory_is_full():
     components = tuple("abcdefghijklm")
-    options = every(dict.fromkeys(components, 1.0), {"": Gpu(80.0)})
-    asked = Problem(components, options, {"all": RequestType(components, 1.0)})
+    options = enumerate_options(dict.fromkeys(components, 1.0), {"": Gpu(80.0)})
+    asked = PlanningProblem(components, options, {"all": RequestType(components, 1.0)})
 
     with pytest.raises(BadRequest, match="more than 200000 arcs"):
-        lattice(asked, lambda kind, name, role: 1.0)
+        build_lattice(asked, lambda kind, name, role: 1.0)

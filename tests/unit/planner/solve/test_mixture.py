@@ -33,13 +33,13 @@ def test_mixtures_are_the_best_of_all():
         given, dice = some(seed), random.Random(seed)
         best, gpus = rates(given, 200), dice.randint(0, 120)
 
-        most = mixture.most(given, gpus)
+        most = mixture.most_requests(given, gpus)
 
         assert most.rate == pytest.approx(best[gpus]), seed
         assert most.gpus <= gpus
         if best[-1] > 0:
             wanted = dice.uniform(0, best[-1])
-            fewest = mixture.fewest(given, wanted)
+            fewest = mixture.fewest_gpus(given, wanted)
             known = {cell.gpus: cell.rate for cell in given}
             assert fewest.gpus == next(n for n, rate in enumerate(best) if rate >= wanted * (1 - 1e-9)), seed
             assert fewest.rate == pytest.approx(sum(count * known[size] for size, count in fewest.cells.items()))
@@ -52,57 +52,57 @@ def test_powers_of_two_need_no_table():
         given = some(seed, [1 << exponent for exponent in range(dice.randint(1, 5))])
         gpus, best = dice.randint(0, 90), rates(given, 90)
 
-        assert mixture.binary(given, gpus).rate == pytest.approx(best[gpus]), seed
+        assert mixture.binary_mixture(given, gpus).rate == pytest.approx(best[gpus]), seed
         if best[-1] > 0:
             wanted = dice.uniform(0, best[-1])
-            assert mixture.bisected(given, wanted).gpus == mixture.fewest(given, wanted).gpus, seed
+            assert mixture.bisected_mixture(given, wanted).gpus == mixture.fewest_gpus(given, wanted).gpus, seed
 
 
 def test_the_rule_for_powers_of_two_is_not_used_for_other_sizes():
     given = [Cell(2, 2.0), Cell(3, 3.3)]
 
-    assert mixture.binary(given, 4).cells == {2: 2}
+    assert mixture.binary_mixture(given, 4).cells == {2: 2}
 
 
 def test_a_rate_of_any_size_takes_no_longer():
-    found = mixture.fewest([Cell(size, size**1.1) for size in range(1, 17)], 1e12)
+    found = mixture.fewest_gpus([Cell(size, size**1.1) for size in range(1, 17)], 1e12)
 
     assert found.rate >= 1e12 * (1 - 2e-9)
     assert found.gpus == pytest.approx(1e12 / 16**0.1, rel=1e-6)
 
 
 def test_the_printed_algorithm_takes_more_or_does_not_end():
-    assert mixture.printed([Cell(1, 1.0), Cell(2, 2.5)], 2.4).gpus == 3
-    assert mixture.printed([Cell(1, 0.5), Cell(16, 40.0)], 39.9).gpus == 80
-    assert mixture.printed([Cell(1, 0.0), Cell(2, 1.1)], 2.0) is None
-    assert mixture.printed([Cell(1, 1e-9), Cell(2, 1.1)], 1.0) is None
-    assert mixture.fewest([Cell(1, 1e-9), Cell(2, 1.1)], 1.0).gpus == 2
+    assert mixture.printed_mixture([Cell(1, 1.0), Cell(2, 2.5)], 2.4).gpus == 3
+    assert mixture.printed_mixture([Cell(1, 0.5), Cell(16, 40.0)], 39.9).gpus == 80
+    assert mixture.printed_mixture([Cell(1, 0.0), Cell(2, 1.1)], 2.0) is None
+    assert mixture.printed_mixture([Cell(1, 1e-9), Cell(2, 1.1)], 1.0) is None
+    assert mixture.fewest_gpus([Cell(1, 1e-9), Cell(2, 1.1)], 1.0).gpus == 2
 
 
 def test_sizes_that_are_no_better_than_smaller_ones_are_dropped():
     given = [Cell(1, 0.0), Cell(2, 1.0), Cell(4, 2.0), Cell(8, 4.1)]
 
-    assert [cell.gpus for cell in mixture.efficient(given)] == [2, 8]
-    assert [cell.gpus for cell in mixture.efficient(given, printed=True)] == [1, 2, 8]
+    assert [cell.gpus for cell in mixture.efficient_cells(given)] == [2, 8]
+    assert [cell.gpus for cell in mixture.efficient_cells(given, printed=True)] == [1, 2, 8]
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(Infeasible, match="no cell serves anything"):
-        mixture.fewest([Cell(1, 0.0)], 1.0)
+        mixture.fewest_gpus([Cell(1, 0.0)], 1.0)
     with pytest.raises(BadRequest, match="the rate is nan"):
-        mixture.fewest([Cell(1, 1.0)], float("nan"))
+        mixture.fewest_gpus([Cell(1, 1.0)], float("nan"))
     with pytest.raises(BadRequest, match="a cell size is given twice"):
-        mixture.fewest([Cell(1, 1.0), Cell(1, 2.0)], 1.0)
+        mixture.fewest_gpus([Cell(1, 1.0), Cell(1, 2.0)], 1.0)
     with pytest.raises(BadRequest, match="a cell has 0 GPUs"):
-        mixture.most([Cell(0, 1.0)], 3)
-    assert mixture.fewest([Cell(1, 0.0)], 0.0).gpus == 0
-    assert mixture.most([], 4).rate == 0
+        mixture.most_requests([Cell(0, 1.0)], 3)
+    assert mixture.fewest_gpus([Cell(1, 0.0)], 0.0).gpus == 0
+    assert mixture.most_requests([], 4).rate == 0
 
 
 def test_one_deployment_over_all_gpus_serves_no_less_than_cells():
     for seed in (3, 8, 21):
         solver = Solver(worlds.arcs(worlds.world(seed)))
         for gpus in (3, 7, 11):
-            whole = solver.most(Terms(gpus={"": gpus})).rate
-            assert whole >= cells.within(solver, cells.powers(2), gpus).rate * (1 - 1e-6)
-            assert whole == pytest.approx(cells.within(solver, range(1, gpus + 1), gpus).rate)
+            whole = solver.solve_most(Terms(gpus={"": gpus})).rate
+            assert whole >= cells.best_mixture(solver, cells.powers_of_two(2), gpus).rate * (1 - 1e-6)
+            assert whole == pytest.approx(cells.best_mixture(solver, range(1, gpus + 1), gpus).rate)

@@ -9,17 +9,17 @@ from scipy.optimize import linprog
 
 from omnibus.errors import BadRequest
 from services.planner.solve import placement, topology
-from services.planner.solve.constraints import Node, Terms
-from services.planner.solve.flow_network import lattice, listed_paths
-from services.planner.solve.problem import Infeasible, Option, Problem, RequestType
+from services.planner.solve.constraints import SolverNode, Terms
+from services.planner.solve.flow_network import build_lattice, listed_paths
+from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
 from services.planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 
 
 def pictures(encode=0.9, think=0.3, both=2.4):
     """Pictures alone, through an encoder and a thinker, or both in one."""
-    options = {"E": Option(("E",)), "L": Option(("L",)), "EL": Option(("E", "L"))}
-    asked = Problem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
+    options = {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}
+    asked = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
     seconds = {("img", 0, "E"): encode, ("img", 0, "L"): think, ("img", 1, "EL"): both}
     return listed_paths(asked, {"img": [("E", "L"), ("EL",)]}, seconds)
 
@@ -49,16 +49,16 @@ def feasible(places, nodes, rate, times, size, moved):
 
 
 def test_the_fewest_gpus_on_nodes_are_those_of_the_best_placement():
-    nodes = {"h0": Node(2), "h1": Node(2)}
+    nodes = {"h0": SolverNode(2), "h1": SolverNode(2)}
     kept = 0
     for seed in range(12):
         dice = random.Random(seed)
         times, size, moved = [dice.uniform(0.3, 1.2) for _ in range(2)], dice.choice((0.0, 0.01, 0.03, 0.2)), 0.02
         times, rate = [*times, dice.uniform(1, 2) * sum(times)], dice.uniform(0.8, 2.4)
         network = pictures(*times)
-        traffic = topology.between_options(network, {("E", "L"): moved})
+        traffic = topology.traffic_between_options(network, {("E", "L"): moved})
 
-        found = topology.least(network, rate, nodes, links(nodes, size), traffic)
+        found = topology.solve_topology(network, rate, nodes, links(nodes, size), traffic)
 
         best = None
         for counts in itertools.product(range(3), repeat=6):
@@ -72,21 +72,23 @@ def test_the_fewest_gpus_on_nodes_are_those_of_the_best_placement():
 
 
 def test_bandwidth_binds_only_what_crosses_nodes():
-    network, nodes = pictures(0.5, 0.5, 9.0), {"h0": Node(2), "h1": Node(2)}
-    traffic = topology.between_options(network, {("E", "L"): 1.0})
+    network, nodes = pictures(0.5, 0.5, 9.0), {"h0": SolverNode(2), "h1": SolverNode(2)}
+    traffic = topology.traffic_between_options(network, {("E", "L"): 1.0})
 
-    inside = topology.least(network, 4.0, nodes, links(nodes, 0.0), traffic)
+    inside = topology.solve_topology(network, 4.0, nodes, links(nodes, 0.0), traffic)
 
     assert inside.gpus == 4
     assert inside.replicas == {"E": {"h0": 1, "h1": 1}, "L": {"h0": 1, "h1": 1}}
 
 
 def test_traffic_goes_straight_from_a_component_to_those_that_use_it():
-    options = {name: Option((name,)) for name in "IAL"}
-    asked = Problem(("I", "A", "L"), options, {"t": RequestType(("I", "A", "L"), 1.0)}, (("I", "L"), ("A", "L")))
+    options = {name: SolverOption((name,)) for name in "IAL"}
+    asked = PlanningProblem(
+        ("I", "A", "L"), options, {"t": RequestType(("I", "A", "L"), 1.0)}, (("I", "L"), ("A", "L"))
+    )
     arc = listed_paths(asked, {"t": [("I", "A", "L")]}, {}).arcs[0]
 
-    assert topology.between_components({("I", "L"): 0.07, ("A", "L"): 0.01, ("I", "A"): 0.0})(arc) == [
+    assert topology.traffic_between_components({("I", "L"): 0.07, ("A", "L"): 0.01, ("I", "A"): 0.0})(arc) == [
         (0, 2, 0.07),
         (1, 2, 0.01),
     ]
@@ -95,34 +97,36 @@ def test_traffic_goes_straight_from_a_component_to_those_that_use_it():
 def test_without_traffic_nodes_are_bins():
     network = worlds.arcs(worlds.world(5))
     solver = Solver(network)
-    rate = solver.most(Terms(gpus={"": 4})).rate
+    rate = solver.solve_most(Terms(gpus={"": 4})).rate
 
-    found = topology.least(network, rate, {"h0": Node(2), "h1": Node(2), "h2": Node(1)}, {}, None)
+    found = topology.solve_topology(
+        network, rate, {"h0": SolverNode(2), "h1": SolverNode(2), "h2": SolverNode(1)}, {}, None
+    )
 
-    assert found.gpus == solver.least(rate).gpus
-    assert topology.least(network, rate, {"h0": Node(1)}, {}, None) is None
+    assert found.gpus == solver.solve_least(rate).gpus
+    assert topology.solve_topology(network, rate, {"h0": SolverNode(1)}, {}, None) is None
 
 
 def test_wrong_nodes_are_refused():
-    network, nodes = pictures(), {"h0": Node(2)}
+    network, nodes = pictures(), {"h0": SolverNode(2)}
     with pytest.raises(BadRequest, match="no nodes"):
-        topology.least(network, 1.0, nodes, {("h0", "h9"): 1.0}, None)
+        topology.solve_topology(network, 1.0, nodes, {("h0", "h9"): 1.0}, None)
     with pytest.raises(BadRequest, match="bandwidth from h0 to h0 is nan"):
-        topology.least(network, 1.0, nodes, {("h0", "h0"): float("nan")}, None)
+        topology.solve_topology(network, 1.0, nodes, {("h0", "h0"): float("nan")}, None)
     with pytest.raises(BadRequest, match="GB per request from E to L is -1"):
-        topology.between_options(network, {("E", "L"): -1})
+        topology.traffic_between_options(network, {("E", "L"): -1})
     with pytest.raises(BadRequest, match="are too many"):
-        topology.least(network, 1.0, {f"h{at}": Node(1) for at in range(400)}, {}, None)
+        topology.solve_topology(network, 1.0, {f"h{at}": SolverNode(1) for at in range(400)}, {}, None)
 
 
 # Placement without bandwidth
 
 
 OPTIONS = {
-    "one": Option(("a",), 1),
-    "two": Option(("a",), 2),
-    "three": Option(("a",), 3),
-    "other": Option(("a",), 1, "b"),
+    "one": SolverOption(("a",), 1),
+    "two": SolverOption(("a",), 2),
+    "three": SolverOption(("a",), 3),
+    "other": SolverOption(("a",), 1, "b"),
 }
 
 
@@ -135,56 +139,61 @@ def check(places, replicas, nodes):
 
 
 def test_replicas_are_placed_whole():
-    nodes, replicas = {"h0": Node(4), "h1": Node(4), "h2": Node(2, "b")}, {"two": 3, "one": 2, "other": 2}
+    nodes, replicas = (
+        {"h0": SolverNode(4), "h1": SolverNode(4), "h2": SolverNode(2, "b")},
+        {"two": 3, "one": 2, "other": 2},
+    )
 
-    check(placement.place(replicas, OPTIONS, nodes), replicas, nodes)
-    assert placement.place({"three": 2, "two": 1}, OPTIONS, nodes) is None
-    assert placement.place({"other": 3}, OPTIONS, nodes) is None
-    assert placement.place({}, OPTIONS, nodes) == {}
+    check(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
+    assert placement.place_replicas({"three": 2, "two": 1}, OPTIONS, nodes) is None
+    assert placement.place_replicas({"other": 3}, OPTIONS, nodes) is None
+    assert placement.place_replicas({}, OPTIONS, nodes) == {}
 
 
 def test_where_first_fit_fails_the_program_finds_a_way():
     # Largest first: 3+2+1 and 3 leave no room for the second 2; 3+3 and 2+2+1 do.
-    nodes, replicas = {"h0": Node(6), "h1": Node(5)}, {"three": 2, "two": 2, "one": 1}
+    nodes, replicas = {"h0": SolverNode(6), "h1": SolverNode(5)}, {"three": 2, "two": 2, "one": 1}
 
-    check(placement.place(replicas, OPTIONS, nodes), replicas, nodes)
+    check(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
 
-    nodes, replicas = {"h0": Node(4), "h1": Node(6)}, {"three": 2, "two": 2}
-    check(placement.place(replicas, OPTIONS, nodes), replicas, nodes)
+    nodes, replicas = {"h0": SolverNode(4), "h1": SolverNode(6)}, {"three": 2, "two": 2}
+    check(placement.place_replicas(replicas, OPTIONS, nodes), replicas, nodes)
 
 
 def test_running_replicas_stay_where_they_are():
-    nodes = {"h0": Node(4), "h1": Node(4)}
+    nodes = {"h0": SolverNode(4), "h1": SolverNode(4)}
 
-    places = placement.place({"two": 2, "one": 3}, OPTIONS, nodes, {"one": {"h1": 2, "gone": 1}, "two": {"h1": 1}})
+    places = placement.place_replicas(
+        {"two": 2, "one": 3}, OPTIONS, nodes, {"one": {"h1": 2, "gone": 1}, "two": {"h1": 1}}
+    )
 
     assert places["one"]["h1"] == 2
     assert places["two"]["h1"] == 1
 
 
 def test_a_running_replica_moves_only_when_it_must():
-    nodes = {"h0": Node(4), "h1": Node(4)}
+    nodes = {"h0": SolverNode(4), "h1": SolverNode(4)}
 
-    places = placement.place({"three": 2, "one": 2}, OPTIONS, nodes, {"one": {"h0": 1, "h1": 1}})
+    places = placement.place_replicas({"three": 2, "one": 2}, OPTIONS, nodes, {"one": {"h0": 1, "h1": 1}})
     assert places == {"one": {"h0": 1, "h1": 1}, "three": {"h0": 1, "h1": 1}}
 
-    places = placement.place({"three": 1, "one": 4}, OPTIONS, nodes, {"one": {"h0": 2, "h1": 2}})
+    places = placement.place_replicas({"three": 1, "one": 4}, OPTIONS, nodes, {"one": {"h0": 2, "h1": 2}})
     check(places, {"three": 1, "one": 4}, nodes)
     assert min(2, places["one"].get("h0", 0)) + min(2, places["one"].get("h1", 0)) == 3
 
 
 def big():
     """Only an option of 3 GPUs runs everything; two nodes of 4 hold two of them, not the three that 9 GPUs would."""
-    options = {"E": Option(("E",)), "L3": Option(("L",), 3)}
-    asked = Problem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
-    return Solver(lattice(asked, lambda kind, name, role: {"E": 0.1, "L3": 1.0}[name]))
+    options = {"E": SolverOption(("E",)), "L3": SolverOption(("L",), 3)}
+    asked = PlanningProblem(("E", "L"), options, {"img": RequestType(("E", "L"), 1.0)}, (("E", "L"),))
+    return Solver(build_lattice(asked, lambda kind, name, role: {"E": 0.1, "L3": 1.0}[name]))
 
 
 def test_a_deployment_that_does_not_fit_into_the_nodes_is_found_anew():
-    terms = Terms(nodes={"h0": Node(5), "h1": Node(5)})
+    terms = Terms(nodes={"h0": SolverNode(5), "h1": SolverNode(5)})
     solver = big()
 
-    found, places = placement.most(solver, terms)
+    found, places = placement.most_within_nodes(solver, terms)
 
     assert solver.most(terms).replicas == {"E": 1, "L3": 3}
     assert found.replicas == {"E": 1, "L3": 2}
@@ -193,21 +202,21 @@ def test_a_deployment_that_does_not_fit_into_the_nodes_is_found_anew():
 
 
 def test_a_rate_that_only_loose_gpus_could_serve_is_refused():
-    terms = Terms(nodes={"h0": Node(5), "h1": Node(5)})
+    terms = Terms(nodes={"h0": SolverNode(5), "h1": SolverNode(5)})
 
-    assert placement.least(big(), 2.0, terms)[0].gpus == 7
+    assert placement.least_within_nodes(big(), 2.0, terms)[0].gpus == 7
     with pytest.raises(Infeasible, match="10 GPUs cannot serve 3 req/s"):
-        placement.least(big(), 3.0, terms)
+        placement.least_within_nodes(big(), 3.0, terms)
 
 
 def test_an_option_larger_than_every_node_is_not_used():
-    options = {"L8": Option(("L",), 8), "L2": Option(("L",), 2)}
-    asked = Problem(("L",), options, {"txt": RequestType(("L",), 1.0)})
-    solver = Solver(lattice(asked, lambda kind, name, role: {"L8": 0.1, "L2": 1.0}[name]))
+    options = {"L8": SolverOption(("L",), 8), "L2": SolverOption(("L",), 2)}
+    asked = PlanningProblem(("L",), options, {"txt": RequestType(("L",), 1.0)})
+    solver = Solver(build_lattice(asked, lambda kind, name, role: {"L8": 0.1, "L2": 1.0}[name]))
 
-    found, places = placement.most(solver, Terms(nodes={"h0": Node(4), "h1": Node(4)}))
+    found, places = placement.most_within_nodes(solver, Terms(nodes={"h0": SolverNode(4), "h1": SolverNode(4)}))
 
     assert found.replicas == {"L2": 4}
     assert places == {"L2": {"h0": 2, "h1": 2}}
     with pytest.raises(BadRequest, match="name the nodes"):
-        placement.most(solver, Terms(gpus={"": 8}))
+        placement.most_within_nodes(solver, Terms(gpus={"": 8}))

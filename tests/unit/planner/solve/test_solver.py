@@ -7,9 +7,9 @@ import pytest
 
 from omnibus.errors import BadRequest, DeadlineExceeded
 from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import lattice, listed_paths
-from services.planner.solve.problem import Infeasible, Option, RequestType
-from services.planner.solve.replan import replan
+from services.planner.solve.flow_network import build_lattice, listed_paths
+from services.planner.solve.problem import Infeasible, RequestType, SolverOption
+from services.planner.solve.replan import replan_deployment
 from services.planner.solve.solver import Solver
 from tests.unit.planner.solve import worlds
 from tests.unit.planner.solve.worlds import gpus, model, omni_network, two
@@ -27,7 +27,7 @@ def test_without_any_loss_of_running_together_a_monolith_is_best():
 def test_paths_add_up_to_the_demand_of_each_type_and_no_replica_does_too_much():
     solver = Solver(omni_network(3))
 
-    found = solver.most(gpus(12))
+    found = solver.solve_most(gpus(12))
 
     work = dict.fromkeys(found.replicas, 0.0)
     for flow in found.flows:
@@ -37,22 +37,22 @@ def test_paths_add_up_to_the_demand_of_each_type_and_no_replica_does_too_much():
     for kind, share in zip(solver.frame.network.types, solver.frame.network.shares, strict=True):
         rates = [flow.rate for flow in found.flows if flow.type == kind]
         assert sum(rates) == pytest.approx(share * found.rate)
-    assert all(sum(paths.values()) == pytest.approx(1) for paths in found.probabilities().values())
+    assert all(sum(paths.values()) == pytest.approx(1) for paths in found.path_probabilities().values())
 
 
 def test_each_path_runs_each_component_of_its_type_once():
     network = omni_network(4)
 
-    found = Solver(network).most(gpus(9))
+    found = Solver(network).solve_most(gpus(9))
 
-    for kind, paths in found.paths().items():
+    for kind, paths in found.plan_paths().items():
         for path in paths:
             assert sorted(path.options) == sorted(kind)
             assert set(path.options.values()) <= set(found.replicas)
 
 
 def test_the_same_question_has_the_same_answer():
-    first, second = Solver(omni_network(5)).most(gpus(10)), Solver(omni_network(5)).most(gpus(10))
+    first, second = Solver(omni_network(5)).solve_most(gpus(10)), Solver(omni_network(5)).solve_most(gpus(10))
 
     assert first == second
 
@@ -60,34 +60,34 @@ def test_the_same_question_has_the_same_answer():
 def test_most_and_least_are_each_others_inverse():
     for seed in range(20):
         solver = Solver(worlds.arcs(worlds.world(seed)))
-        rates = {count: solver.most(gpus(count)).rate for count in (7, 8)}
+        rates = {count: solver.solve_most(gpus(count)).rate for count in (7, 8)}
 
-        assert solver.least(rates[8]).gpus <= 8
-        assert solver.least(rates[7]).gpus <= 7
+        assert solver.solve_least(rates[8]).gpus <= 8
+        assert solver.solve_least(rates[7]).gpus <= 7
         if rates[8] > rates[7] * (1 + 1e-5):
-            assert solver.least((rates[7] + rates[8]) / 2).gpus == 8
+            assert solver.solve_least((rates[7] + rates[8]) / 2).gpus == 8
 
 
 def test_what_many_options_serve_they_need_again():
     solver = Solver(omni_network(1))
-    most = solver.most(gpus(9))
+    most = solver.solve_most(gpus(9))
 
-    assert solver.least(most.rate).gpus == most.gpus == 9
+    assert solver.solve_least(most.rate).gpus == most.gpus == 9
 
 
 def test_among_equals_fewer_executors_are_better():
-    asked = model({"L1": Option(("L",), 1), "L2": Option(("L",), 2)}, {"txt": ("L", 1.0)}, ())
-    solver = Solver(lattice(asked, lambda kind, name, role: {"L1": 1.0, "L2": 0.5}[name]))
+    asked = model({"L1": SolverOption(("L",), 1), "L2": SolverOption(("L",), 2)}, {"txt": ("L", 1.0)}, ())
+    solver = Solver(build_lattice(asked, lambda kind, name, role: {"L1": 1.0, "L2": 0.5}[name]))
 
-    assert solver.least(4.0).replicas == {"L2": 2}
-    assert solver.most(gpus(4)).replicas == {"L2": 2}
+    assert solver.solve_least(4.0).replicas == {"L2": 2}
+    assert solver.solve_most(gpus(4)).replicas == {"L2": 2}
 
 
 def test_gpus_that_would_be_idle_are_not_used():
     found = two({"E": 1.0, "L": 1.0}, alpha=9).most(gpus(2))
 
     assert found.gpus == 2
-    assert two(EL=Option(("E", "L"), 3)).most(gpus(5)).gpus <= 5
+    assert two(EL=SolverOption(("E", "L"), 3)).most(gpus(5)).gpus <= 5
 
 
 # Replanning
@@ -95,11 +95,11 @@ def test_gpus_that_would_be_idle_are_not_used():
 
 def test_a_new_rate_costs_what_a_plan_from_nothing_costs():
     solver = Solver(omni_network(6, (1, 2)))
-    running = solver.least(10 / solver.frame.unit / 5000).replicas
+    running = solver.solve_least(10 / solver.frame.unit / 5000).replicas
     for rate in (solver.frame.unit * 100 * count for count in (3.3, 9.9, 10.4, 17.2, 30.0)):
-        again = replan(solver, rate, running)
+        again = replan_deployment(solver, rate, running)
 
-        assert again.gpus == solver.least(rate).gpus
+        assert again.gpus == solver.solve_least(rate).gpus
         assert again.capacity >= rate * (1 - 1e-6)
         assert again.spawned <= sum(again.replicas.values())
         running = again.replicas
@@ -107,9 +107,9 @@ def test_a_new_rate_costs_what_a_plan_from_nothing_costs():
 
 def test_a_plan_that_still_does_starts_nothing():
     solver = Solver(omni_network(7))
-    plan = solver.least(solver.frame.unit * 100 * 11.5)
+    plan = solver.solve_least(solver.frame.unit * 100 * 11.5)
 
-    again = replan(solver, plan.rate * 0.99999, plan.replicas)
+    again = replan_deployment(solver, plan.rate * 0.99999, plan.replicas)
 
     assert again.spawned == 0
     assert again.replicas == plan.replicas
@@ -117,12 +117,12 @@ def test_a_plan_that_still_does_starts_nothing():
 
 def test_a_new_mix_is_a_matter_of_its_shares_alone():
     solver, mix = two(alpha=1.4), {"img": 0.2, "txt": 0.8}
-    other = Solver(lattice(
-        model({"E": Option(("E",)), "L": Option(("L",)), "EL": Option(("E", "L"))}, {"img": ("EL", 0.2), "txt": ("L", 0.8)}),
+    other = Solver(build_lattice(
+        model({"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}, {"img": ("EL", 0.2), "txt": ("L", 0.8)}),
         lambda kind, name, role: (1.4 if name == "EL" else 1) * sum({"E": 0.5, "L": 0.3}[p] for p in role),
     ))  # fmt: skip
 
-    assert replan(solver, 5.0, {}, Terms(scenarios=(mix,))).gpus == other.least(5.0).gpus
+    assert replan_deployment(solver, 5.0, {}, Terms(scenarios=(mix,))).gpus == other.solve_least(5.0).gpus
 
 
 # What has no answer, or a special one
@@ -132,49 +132,51 @@ def test_a_rate_of_zero_takes_nothing():
     found = two().least(0.0)
 
     assert (found.gpus, found.replicas, found.flows) == (0, {}, ())
-    assert replan(two(), 0.0, {"E": 2}).replicas == {}
+    assert replan_deployment(two(), 0.0, {"E": 2}).replicas == {}
 
 
 def test_what_does_not_fit_is_served_at_rate_zero():
-    found = two(EL=Option(("E", "L"), 8)).most(gpus(1))
+    found = two(EL=SolverOption(("E", "L"), 8)).most(gpus(1))
 
     assert (found.rate, found.replicas) == (0.0, {})
 
 
 def test_a_type_that_nobody_asks_for_needs_no_path():
-    asked = model({"L": Option(("L",))}, {"txt": ("L", 1.0)}, ())
+    asked = model({"L": SolverOption(("L",))}, {"txt": ("L", 1.0)}, ())
     asked = msgspec.structs.replace(
         asked, components=("L", "G"), types={**asked.types, "loud": RequestType(("L", "G"), 0.0)}
     )
 
-    found = Solver(lattice(asked, lambda kind, name, role: 0.5)).most(gpus(2))
+    found = Solver(build_lattice(asked, lambda kind, name, role: 0.5)).solve_most(gpus(2))
 
     assert found.rate == pytest.approx(4.0)
 
 
 def test_a_share_of_almost_nothing_still_has_its_replica():
-    options = {"L": Option(("L",)), "G": Option(("G",))}
+    options = {"L": SolverOption(("L",)), "G": SolverOption(("G",))}
     asked = model(options, {"txt": ("L", 1.0), "loud": ("LG", 1e-9)}, (("L", "G"),))
 
-    found = Solver(lattice(asked, lambda kind, name, role: 0.5)).most(gpus(4))
+    found = Solver(build_lattice(asked, lambda kind, name, role: 0.5)).solve_most(gpus(4))
 
     assert found.replicas == {"L": 3, "G": 1}
 
 
 def test_an_option_that_was_not_profiled_is_not_used():
-    asked = model({"E": Option(("E",)), "L": Option(("L",)), "EL": Option(("E", "L"))}, {"img": ("EL", 1.0)})
-    solver = Solver(lattice(asked, lambda kind, name, role: None if name == "EL" else 0.5))
+    asked = model(
+        {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"))}, {"img": ("EL", 1.0)}
+    )
+    solver = Solver(build_lattice(asked, lambda kind, name, role: None if name == "EL" else 0.5))
 
-    assert solver.most(gpus(4)).replicas == {"E": 2, "L": 2}
+    assert solver.solve_most(gpus(4)).replicas == {"E": 2, "L": 2}
     with pytest.raises(Infeasible, match="no path serves requests of type img"):
-        Solver(lattice(asked, lambda kind, name, role: None if name != "E" else 0.5)).most(gpus(4))
+        Solver(build_lattice(asked, lambda kind, name, role: None if name != "E" else 0.5)).solve_most(gpus(4))
 
 
 def test_requests_that_take_no_time_are_refused():
-    asked = model({"L": Option(("L",))}, {"txt": ("L", 1.0)}, ())
+    asked = model({"L": SolverOption(("L",))}, {"txt": ("L", 1.0)}, ())
 
     with pytest.raises(BadRequest, match="take no time"):
-        Solver(lattice(asked, lambda kind, name, role: 0.0)).most(gpus(4))
+        Solver(build_lattice(asked, lambda kind, name, role: 0.0)).solve_most(gpus(4))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_a_rate_that_is_no_number_is_refused():
         with pytest.raises(BadRequest, match="the rate is"):
             two().least(rate)
         with pytest.raises(BadRequest, match="the rate is"):
-            replan(two(), rate, {})
+            replan_deployment(two(), rate, {})
 
 
 def test_a_rate_beyond_the_gpus_says_what_it_takes():
@@ -215,7 +217,7 @@ def test_a_question_ends_at_its_deadline_with_what_was_found(within):
     solver = Solver(omni_network(8, (1, 2, 4)))
 
     with suppress(DeadlineExceeded):
-        found = solver.most(gpus(64, within=within))
+        found = solver.solve_most(gpus(64, within=within))
 
         assert 0 < found.rate <= found.bound
         assert found.proven == (found.gap == 0)
@@ -228,10 +230,10 @@ def test_a_deadline_says_how_long_it_was():
 
 
 def test_paths_that_cost_nothing_need_no_replica():
-    asked = model({"E": Option(("E",)), "L": Option(("L",))}, {"img": ("EL", 1.0)})
+    asked = model({"E": SolverOption(("E",)), "L": SolverOption(("L",))}, {"img": ("EL", 1.0)})
     network = listed_paths(asked, {"img": [("E", "L")]}, {("img", 0, "L"): 0.5})
 
-    assert Solver(network).least(4.0).replicas == {"L": 2}
+    assert Solver(network).solve_least(4.0).replicas == {"L": 2}
 
 
 def test_worlds_are_what_they_are_said_to_be():

@@ -6,8 +6,8 @@ from itertools import combinations, pairwise
 import msgspec
 
 from services.planner.solve.constraints import Terms
-from services.planner.solve.flow_network import Network, lattice, listed_paths
-from services.planner.solve.problem import Option, Problem, RequestType
+from services.planner.solve.flow_network import Network, build_lattice, listed_paths
+from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
 from services.planner.solve.solver import Solver
 from tests.unit.planner.solve.exact import World
 
@@ -34,10 +34,10 @@ def world(seed: int) -> World:
     return World(components, order, options, types, tau, alpha)
 
 
-def problem(world: World) -> Problem:
-    return Problem(
+def problem(world: World) -> PlanningProblem:
+    return PlanningProblem(
         world.components,
-        {name: Option(parts, gpus) for name, (parts, gpus) in world.options.items()},
+        {name: SolverOption(parts, gpus) for name, (parts, gpus) in world.options.items()},
         {name: RequestType(parts, float(share)) for name, (parts, share) in world.types.items()},
         world.order,
     )
@@ -45,7 +45,7 @@ def problem(world: World) -> Problem:
 
 def arcs(world: World) -> Network:
     """All paths, not listed."""
-    return lattice(problem(world), lambda kind, option, role: float(world.seconds(option, role)))
+    return build_lattice(problem(world), lambda kind, option, role: float(world.seconds(option, role)))
 
 
 def paths(world: World) -> Network:
@@ -63,15 +63,17 @@ def paths(world: World) -> Network:
 def model(options, types, order=(("E", "L"),), **changes):
     components = tuple(dict.fromkeys(part for option in options.values() for part in option.components))
     kinds = {name: RequestType(tuple(parts), share) for name, (parts, share) in types.items()}
-    return msgspec.structs.replace(Problem(components, options, kinds, order), **changes)
+    return msgspec.structs.replace(PlanningProblem(components, options, kinds, order), **changes)
 
 
 def two(tau=None, alpha=1.0, gpus=1, **options):
     """An encoder and a thinker, alone and together; a picture in 70 % of requests."""
     tau = tau or {"E": 0.5, "L": 0.3}
-    known = {"E": Option(("E",)), "L": Option(("L",)), "EL": Option(("E", "L"), gpus), **options}
+    known = {"E": SolverOption(("E",)), "L": SolverOption(("L",)), "EL": SolverOption(("E", "L"), gpus), **options}
     asked = model(known, {"img": ("EL", 0.7), "txt": ("L", 0.3)})
-    return Solver(lattice(asked, lambda kind, name, role: (alpha if name == "EL" else 1) * sum(tau[p] for p in role)))
+    return Solver(
+        build_lattice(asked, lambda kind, name, role: (alpha if name == "EL" else 1) * sum(tau[p] for p in role))
+    )
 
 
 def gpus(count, **terms):
@@ -82,7 +84,7 @@ COMPONENTS = ("I", "V", "A", "T", "K", "G")
 ORDER = (("I", "T"), ("V", "T"), ("A", "T"), ("T", "K"), ("K", "G"))
 
 
-def omni(seed: int, degrees: tuple[int, ...] = (1,)) -> tuple[Problem, dict[str, float]]:
+def omni(seed: int, degrees: tuple[int, ...] = (1,)) -> tuple[PlanningProblem, dict[str, float]]:
     """Six components, all 63 options, eight request types; and what multiplies the seconds of each option.
 
     An image always, a video and a sound each in half of the requests, an answer to be heard in a fifth.
@@ -97,9 +99,9 @@ def omni(seed: int, degrees: tuple[int, ...] = (1,)) -> tuple[Problem, dict[str,
     for size in range(1, 7):
         for parts in combinations(COMPONENTS, size):
             gpus = dice.choice(degrees)
-            options["".join(parts)] = Option(parts, gpus)
+            options["".join(parts)] = SolverOption(parts, gpus)
             alpha["".join(parts)] = (1 + 0.3 * dice.random() * dice.random() * (size - 1)) / gpus**0.9
-    return Problem(COMPONENTS, options, types, ORDER), alpha
+    return PlanningProblem(COMPONENTS, options, types, ORDER), alpha
 
 
 def omni_network(seed: int, degrees: tuple[int, ...] = (1,)) -> Network:
@@ -107,4 +109,4 @@ def omni_network(seed: int, degrees: tuple[int, ...] = (1,)) -> Network:
     asked, alpha = omni(seed, degrees)
     dice = random.Random(-seed - 1)
     tau = {part: 0.05 * 40 ** dice.random() for part in COMPONENTS}
-    return lattice(asked, lambda kind, option, role: alpha[option] * sum(tau[part] for part in role))
+    return build_lattice(asked, lambda kind, option, role: alpha[option] * sum(tau[part] for part in role))
