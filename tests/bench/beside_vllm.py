@@ -170,7 +170,9 @@ async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
         "OMNIBUS_VLLM_STEP_TOKENS": str(_STEP),
     }
     lines = io.StringIO()
-    made = Stack(json.dumps({"models": {_MODEL: model}}), env={**_ENVIRONMENT, **limits}, log=Log(lines), nursery=False)
+    made = Stack(
+        json.dumps({"models": {_MODEL: model}}), env={**_ENVIRONMENT, **limits}, log=Log(lines), fork_server=False
+    )
     try:
         async with made as stack:
             yield stack.port

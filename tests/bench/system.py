@@ -128,7 +128,7 @@ async def running(model: str) -> AsyncIterator[System]:
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
     declared = json.dumps({"models": {} if app else {model: _MODELS[model]}})
-    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, nursery=not app)
+    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_server=not app)
     try:
         async with made as stack, _echo() as (echo, port):
             if app:

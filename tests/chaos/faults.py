@@ -24,7 +24,7 @@ WEIGHTS: dict[tuple[str, str], int] = {
     ("executor", KILL): 4,
     ("executor", STOP): 3,
     ("executor", TERM): 2,
-    ("sprout", KILL): 2,
+    ("proxy", KILL): 2,
     ("gateway", KILL): 2,
     ("gateway", STOP): 1,
     ("gateway", TERM): 2,
@@ -43,7 +43,7 @@ WEIGHTS: dict[tuple[str, str], int] = {
     ("app worker", KILL): 2,
     ("app worker", STOP): 1,
     ("app worker", TERM): 1,
-    ("nursery", KILL): 1,
+    ("fork-server", KILL): 1,
     ("disk", FILL): 1,
     ("shared memory", FILL): 1,
     ("store", FILL): 1,
@@ -137,7 +137,7 @@ class Injector:
 
 
 def _cases(role: str, name: str) -> tuple[str, ...]:
-    if role in ("executor", "sprout"):
+    if role in ("executor", "proxy"):
         return cases_of(name)
     return ("app",) if role == "app worker" else ()
 

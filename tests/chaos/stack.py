@@ -197,7 +197,7 @@ class Stack:
 _MARKS = {
     "sidecar": ("services.sidecar",),
     "planner": ("services.planner",),
-    "nursery": ("omnibus.up.fork_server",),
+    "fork-server": ("omnibus.up.fork_server",),
     "app worker": ("omnibus.app.worker",),
 }
 _SERVERS = {"nats": ("nats-server",), "valkey": ("valkey-server", "redis-server")}
@@ -207,8 +207,8 @@ def plays(command: list[str], role: str) -> bool:
     """True for the command line of a process that plays ``role``."""
     if role in _SERVERS:
         return any(name in " ".join(command[:1]) for name in _SERVERS[role])
-    if role == "sprout":
-        return any(part.endswith("up/sprout.py") for part in command)
+    if role == "proxy":
+        return any(part.endswith("up/fork_client.py") for part in command)
     return any(mark in command for mark in _MARKS.get(role, ()))
 
 

@@ -8,7 +8,7 @@ import psutil
 from tests.chaos.outcome import Sample
 from tests.chaos.stack import Stack
 
-#: Names by module; those of the nursery's children, and of executors that it does not bear, are the same.
+#: Names by module; those of the fork server's children, and of executors that it does not bear, are the same.
 _MODULES = {
     "services.gateway": "gateway",
     "services.sidecar": "sidecar",
@@ -16,7 +16,7 @@ _MODULES = {
     "services.encoder": "executor",
     "services.llm": "executor",
     "services.generator": "executor",
-    "omnibus.up.fork_server": "nursery",
+    "omnibus.up.fork_server": "fork-server",
     "omnibus.app.worker": "app worker",
 }
 
@@ -40,12 +40,12 @@ def own_bytes(pid: int) -> int:
 def _label(process: psutil.Process) -> str:
     """Name of what a process is; empty for the small ones that only stand for others."""
     command = process.cmdline()
-    if any(part.endswith("up/sprout.py") for part in command):
+    if any(part.endswith("up/fork_client.py") for part in command):
         return ""
     for module, name in _MODULES.items():
         if module in command:
             parent = process.parent()
-            born = name == "nursery" and parent is not None and module in parent.cmdline()
+            born = name == "fork-server" and parent is not None and module in parent.cmdline()
             return "executor" if born else name
     program = Path(command[0]).name if command else ""
     return program if program in ("nats-server", "valkey-server", "redis-server") else ""

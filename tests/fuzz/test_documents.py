@@ -205,7 +205,7 @@ def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], da
     typed(lambda _: array_codec.unpack_items([array_codec.PackedItem({}, array)]), data)
 
 
-# Outputs on the disk, and what the nursery is asked for
+# Outputs on the disk, and what the fork server is asked for
 
 _ROWS = capture.RecordedChunk({"tokens": 2}, np.ones((2, 3), "float32"))
 OUTPUTS = [
@@ -249,6 +249,6 @@ def test_a_recorded_output_of_any_shape_is_read_or_refused(entries: list[Any], r
         [fork_client.pack_request(["a.b", "-c"], {b"A": b"1"}, "/tmp"), fork_client.pack_request(["a"], {}, "")]
     )
 )
-def test_a_request_to_the_nursery_is_read_or_refused(data: bytes):
+def test_a_request_to_the_fork_server_is_read_or_refused(data: bytes):
     with corpus.recorded("births", data):
         typed(fork_client.unpack_request, data, (ValueError,))

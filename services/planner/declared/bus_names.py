@@ -39,8 +39,8 @@ def _claim_name(
     if other != owner:
         kind, called = name
         raise BadRequest(
-            f"{_describe_owner(other)} and {_describe_owner(owner)} have the same name on the bus: the {kind} of both is "
-            f"called {called!r}; rename one"
+            f"{_describe_owner(other)} and {_describe_owner(owner)} cannot be told apart on the bus: the {kind} of "
+            f"both is called {called!r}; rename one"
         )
     if keep:
         taken[name] = owner

@@ -32,7 +32,7 @@ async def run_app(options: argparse.Namespace) -> int:
         port=_choose_port(options.port, once),
         apps_dir=root,
         log=Log(quiet) if once else None,
-        nursery=models != NONE,
+        fork_server=models != NONE,
         passing=once,
     )
     try:

@@ -24,7 +24,7 @@ async def run_up(options: argparse.Namespace) -> int:
         port=options.port,
         gateways=options.gateways,
         apps_dir=Path(options.apps_dir) if options.apps_dir else None,
-        nursery=not options.no_models,  # it would only cost time and memory
+        fork_server=not options.no_models,  # it would only cost time and memory
     )
     async with stack:
         apps = [await stack.supervisor.unless_over(_register_everywhere(stack, target)) for target in options.app]

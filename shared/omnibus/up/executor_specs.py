@@ -17,15 +17,15 @@ CLOSES_WITHIN = 10.0  # seconds that a process may take to end after it has drai
 _ENGINE = "OMNIBUS_EXECUTOR_ENGINE"
 
 
-def process_specs(*plans: Plan, env: Mapping[str, str], nursery: str = "") -> dict[str, ProcessSpec]:
+def process_specs(*plans: Plan, env: Mapping[str, str], fork_server: str = "") -> dict[str, ProcessSpec]:
     """The processes that ``plans`` ask for together, by name.
 
-    ``env`` is the environment of all of them. ``nursery`` is the socket of one, which bears those that it can.
+    ``env`` is the environment of all of them. ``fork_server`` is the socket of one, which bears those that it can.
     """
     found: dict[str, ProcessSpec] = {}
     for each in desired_executors(*plans).values():
         for replica in range(each.replicas):
-            spec = _executor_spec(each, replica, env, nursery)
+            spec = _executor_spec(each, replica, env, fork_server)
             spec = _with_origin_name(spec) if spec.name in found else spec
             found[spec.name] = spec
     return found
@@ -71,19 +71,19 @@ def grace_seconds(env: Mapping[str, str], service: str) -> float:
     return read_settings(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + CLOSES_WITHIN
 
 
-def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], nursery: str) -> ProcessSpec:
+def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], fork_server: str) -> ProcessSpec:
     kind = each.kind
     own = {_ENGINE: each.env[_ENGINE]} if _ENGINE in each.env else {}
     told = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
     module = f"services.{each.service}"
-    forked = bool(nursery) and can_fork({**os.environ, **told})
+    forked = bool(fork_server) and can_fork({**os.environ, **told})
     named = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
         f"{named}/{replica}" if replica else named,  # the same however many there are
-        fork_client.nursery_command(nursery, module) if forked else python_command(module),
+        fork_client.fork_server_command(fork_server, module) if forked else python_command(module),
         env=told,
         cwd=ROOT,
-        after=("nats", "sidecar", "nursery") if forked else ("nats", "sidecar"),
+        after=("nats", "sidecar", "fork-server") if forked else ("nats", "sidecar"),
         vital=not each.apps,  # an app that cannot run must not end what others use
         grace=grace_seconds(told, each.service),
     )

@@ -1,8 +1,8 @@
-"""Stands for a process that the nursery bears: has its standard streams, passes signals on, ends as it ends.
+"""Stands for a process that the fork server bears: has its standard streams, passes signals on, ends as it ends.
 
 Run as a file by a bare interpreter, see ``command``: with the standard library alone it costs a few
-milliseconds and megabytes. Whoever starts it owns the process: killing the sprout kills the process, for it
-holds the other end of the process's lifeline. The nursery is needed for the birth, and for the exit code.
+milliseconds and megabytes. Whoever starts it owns the process: killing the proxy kills the process, for it
+holds the other end of the process's lifeline. The fork server is needed for the birth, and for the exit code.
 """
 
 import os
@@ -14,21 +14,21 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-_BORN_WITHIN = 60.0  # seconds for the nursery to answer; it may be importing again after it was killed
+_BORN_WITHIN = 60.0  # seconds for the fork server to answer; it may be importing again after it was killed
 _PAUSE = 0.05  # seconds between two attempts to reach it
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HEAD = 4  # bytes of the length before a request
 STATUS = 4  # bytes of an answer: the process id at the birth, at the end the wait status as waitpid gives it
-PING = bytes(_HEAD)  # an empty request: the nursery closes the connection
+PING = bytes(_HEAD)  # an empty request: the fork server closes the connection
 _LONGEST = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
 
 
-def nursery_command(nursery: str, module: str, *arguments: str) -> tuple[str, ...]:
-    """The command line of ``python -m module`` born by the nursery that listens at the socket ``nursery``.
+def fork_server_command(fork_server: str, module: str, *arguments: str) -> tuple[str, ...]:
+    """The command line of ``python -m module`` born by the fork server that listens at the socket ``fork_server``.
 
-    Interpreter options and ``PYTHONPATH`` are the nursery's.
+    Interpreter options and ``PYTHONPATH`` are the fork server's.
     """
-    return (sys.executable, "-I", "-S", __file__, nursery, module, *arguments)
+    return (sys.executable, "-I", "-S", __file__, fork_server, module, *arguments)
 
 
 def pack_request(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes:
@@ -56,33 +56,33 @@ def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Have ``arguments[1:]`` born by the nursery at ``arguments[0]`` and stay until it ends; its exit code."""
-    with socket.socket(socket.AF_UNIX) as nursery:
+    """Have ``arguments[1:]`` born by the fork server at ``arguments[0]`` and stay until it ends; its exit code."""
+    with socket.socket(socket.AF_UNIX) as fork_server:
         try:
-            _connect_nursery(nursery, arguments[0])
-            child, pid = _request_process(nursery, arguments[1:])
+            _connect_fork_server(fork_server, arguments[0])
+            child, pid = _request_process(fork_server, arguments[1:])
         except OSError as error:
-            return _report_failure(f"the nursery at {arguments[0]} does not answer: {error}")
+            return _report_failure(f"the fork server at {arguments[0]} does not answer: {error}")
         if child < 0:
-            return _report_failure("the nursery did not start this process; its own log lines say why")
-        answer = _read_status(nursery)
+            return _report_failure("the fork server did not start this process; its own log lines say why")
+        answer = _read_status(fork_server)
     if len(answer) < STATUS:
-        return _wait_without_nursery(child, pid)
+        return _wait_without_fork_server(child, pid)
     return _exit_with_status(int.from_bytes(answer, "big"))
 
 
-def _connect_nursery(nursery: socket.socket, path: str) -> None:
+def _connect_fork_server(fork_server: socket.socket, path: str) -> None:
     give_up = time.monotonic() + _BORN_WITHIN
     while True:
         try:
-            return nursery.connect(path)
+            return fork_server.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > give_up:
                 raise
         time.sleep(_PAUSE)
 
 
-def _request_process(nursery: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
+def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
     """A descriptor of the new process, see ``os.pidfd_open``, and its id; -1 when there is none. Raises ``OSError``."""
     child = -1
     early: list[int] = []
@@ -95,26 +95,26 @@ def _request_process(nursery: socket.socket, argv: Sequence[str]) -> tuple[int, 
 
     # Before the request is sent a signal ends this process; from then on it is for the other one.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    _send_request(nursery, argv)
+    _send_request(fork_server, argv)
     for number in _FORWARDED:
         signal.signal(number, forward_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    nursery.settimeout(_BORN_WITHIN)
-    answer, descriptors, _, _ = socket.recv_fds(nursery, STATUS, 1)
-    nursery.settimeout(None)
+    fork_server.settimeout(_BORN_WITHIN)
+    answer, descriptors, _, _ = socket.recv_fds(fork_server, STATUS, 1)
+    fork_server.settimeout(None)
     child = descriptors[0] if descriptors else -1
     for each in early:
         _send_signal(child, each)
     return child, int.from_bytes(answer, "big")
 
 
-def _send_request(nursery: socket.socket, argv: Sequence[str]) -> None:
+def _send_request(fork_server: socket.socket, argv: Sequence[str]) -> None:
     # The other end of the lifeline is never closed here: the kernel does that, however this process ends.
     line, _ = os.pipe()
     request = pack_request(argv, os.environb, os.getcwd())
-    sent = socket.send_fds(nursery, [request], [0, 1, 2, line])
+    sent = socket.send_fds(fork_server, [request], [0, 1, 2, line])
     os.close(line)
-    nursery.sendall(request[sent:])
+    fork_server.sendall(request[sent:])
 
 
 def _send_signal(child: int, number: int) -> None:
@@ -122,21 +122,21 @@ def _send_signal(child: int, number: int) -> None:
         signal.pidfd_send_signal(child, number)
 
 
-def _read_status(nursery: socket.socket) -> bytes:
-    """The wait status; less than ``STATUS`` bytes when the nursery ends before the process."""
+def _read_status(fork_server: socket.socket) -> bytes:
+    """The wait status; less than ``STATUS`` bytes when the fork server ends before the process."""
     try:
-        return nursery.recv(STATUS, socket.MSG_WAITALL)
+        return fork_server.recv(STATUS, socket.MSG_WAITALL)
     except OSError:
         return b""
 
 
-def _wait_without_nursery(child: int, pid: int) -> int:
+def _wait_without_fork_server(child: int, pid: int) -> int:
     """Stay until the process ends; nobody knows its exit code."""
-    sys.stderr.write("the nursery has gone; this process goes on without it\n")
+    sys.stderr.write("the fork server has gone; this process goes on without it\n")
     select.select([child], [], [])
-    with suppress(OSError):  # what is left of its group, as the nursery would
+    with suppress(OSError):  # what is left of its group, as the fork server would
         os.killpg(pid, signal.SIGKILL)
-    return _report_failure("ended; with its nursery gone nobody knows its exit code")
+    return _report_failure("ended; with its fork server gone nobody knows its exit code")
 
 
 def _exit_with_status(status: int) -> int:

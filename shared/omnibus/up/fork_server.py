@@ -5,7 +5,7 @@ them, an executor starts within milliseconds and shares their memory until it wr
 connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a descriptor
 of it, and its wait status. A closed connection kills the process and its group. Linux only.
 
-Processes outlive the nursery. Each holds a *lifeline*, a pipe whose other end its sprout has: when that is
+Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy has: when that is
 closed, the kernel kills the process and its group.
 
 Only a process with a single thread can be forked safely, so the modules must start none, and none of
@@ -41,7 +41,7 @@ class UpSettings(Settings, frozen=True):
     area: ClassVar[str] = "UP"
 
     #: Fork executors from one process that has imported their libraries: a fast start, less memory.
-    nursery: bool = True
+    fork_server: bool = True
     #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
     silent: float = 8.0
 
@@ -50,21 +50,21 @@ def can_fork(environ: Mapping[str, str]) -> bool:
     """Return whether executors with this environment are forked here: default engine, CPU, Linux, not turned off."""
     executor, usual = read_settings(ExecutorSettings, environ), ExecutorSettings()
     same = (executor.engine, executor.device) == (usual.engine, usual.device)
-    return sys.platform == "linux" and same and read_settings(UpSettings, environ).nursery
+    return sys.platform == "linux" and same and read_settings(UpSettings, environ).fork_server
 
 
 class ForkedProcess:
     """One connection and the process that is born for it."""
 
-    def __init__(self, nursery: "Nursery", connection: socket.socket) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: "ForkServer", connection: socket.socket) -> None:
+        self._fork_server = fork_server
         self._connection = connection
         self._received = b""
         self._streams: list[int] = []
         self._pid = 0  # until it is born
         self._end = -1  # a descriptor that becomes readable when the process ends
         self._closed = False
-        nursery.watch_descriptor(connection.fileno(), self._on_readable)
+        fork_server.watch_descriptor(connection.fileno(), self._on_readable)
 
     def close(self) -> None:
         """Give back every descriptor. Closing twice is harmless."""
@@ -92,7 +92,7 @@ class ForkedProcess:
     def _on_request(self, data: bytes) -> None:
         self._received += data
         if self._received == fork_client.PING:
-            self._leave_nursery()
+            self._leave_fork_server()
             return
         try:
             request = fork_client.unpack_request(self._received)
@@ -113,8 +113,8 @@ class ForkedProcess:
             os.setpgid(pid, pid)
         self._close_streams()
         self._end = os.pidfd_open(pid)
-        self._nursery.watch_descriptor(self._end, self._on_process_end)
-        with suppress(OSError):  # the sprout has gone: its end of the connection says so too
+        self._fork_server.watch_descriptor(self._end, self._on_process_end)
+        with suppress(OSError):  # the proxy has gone: its end of the connection says so too
             socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS, "big")], [self._end])
 
     def _set_up_child(self, environ: dict[str, str], cwd: str) -> None:
@@ -124,7 +124,7 @@ class ForkedProcess:
         die_with_lifeline(os.dup(lifeline))
         for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
-        self._nursery.close()
+        self._fork_server.close()
         os.environ.clear()
         os.environ.update(environ)
         os.chdir(cwd)
@@ -134,32 +134,32 @@ class ForkedProcess:
         if self._pid:  # born, but there was no descriptor left to watch it
             self._on_process_end()
         else:
-            self._leave_nursery()
+            self._leave_fork_server()
 
     def _on_disconnect(self) -> None:
-        """The sprout has gone: so must the process, and its end closes this."""
+        """The proxy has gone: so must the process, and its end closes this."""
         if self._pid:
-            self._nursery.forget_descriptor(self._connection.fileno())
+            self._fork_server.forget_descriptor(self._connection.fileno())
             self._kill_group()
         else:
-            self._leave_nursery()
+            self._leave_fork_server()
 
     def _on_process_end(self) -> None:
         self._kill_group()  # what is left of its group
         _, status = os.waitpid(self._pid, 0)
         with suppress(OSError):
             self._connection.send(status.to_bytes(fork_client.STATUS, "big"))
-        self._leave_nursery()
+        self._leave_fork_server()
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
 
-    def _leave_nursery(self) -> None:
+    def _leave_fork_server(self) -> None:
         self._closed = True
         for descriptor in (self._connection.fileno(), self._end):
-            self._nursery.forget_descriptor(descriptor)
-        self._nursery.cradles.discard(self)
+            self._fork_server.forget_descriptor(descriptor)
+        self._fork_server.processes.discard(self)
         self.close()
 
     def _close_streams(self) -> None:
@@ -168,19 +168,21 @@ class ForkedProcess:
         self._streams = []
 
 
-class Nursery:
+class ForkServer:
     """Serves ``listener`` for ever. Nothing here waits for one process, and nothing here is a thread."""
 
     def __init__(self, listener: socket.socket) -> None:
         if sys.platform != "linux":
-            raise Fatal("the nursery needs Linux; start executors as processes of their own (OMNIBUS_UP_NURSERY=0)")
-        self.cradles: set[ForkedProcess] = set()
+            raise Fatal(
+                "the fork server needs Linux; start executors as processes of their own (OMNIBUS_UP_FORK_SERVER=0)"
+            )
+        self.processes: set[ForkedProcess] = set()
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self.watch_descriptor(listener.fileno(), self._accept_connection)
 
     def serve(self) -> NoReturn:
-        """Bear a process per connection until a signal ends the nursery, and it alone."""
+        """Bear a process per connection until a signal ends the fork server, and it alone."""
         while True:
             for key, _ in self._selector.select():
                 key.data()
@@ -195,11 +197,11 @@ class Nursery:
             self._selector.unregister(descriptor)
 
     def close(self) -> None:
-        """In a child: give back what only the nursery needs. Processes born earlier are not touched."""
+        """In a child: give back what only the fork server needs. Processes born earlier are not touched."""
         self._selector.close()
         self._listener.close()
-        for cradle in self.cradles:
-            cradle.close()
+        for process in self.processes:
+            process.close()
 
     def _accept_connection(self) -> None:
         try:
@@ -208,11 +210,11 @@ class Nursery:
             _print_line(f"a connection was not accepted: {error}")
             return
         connection.setblocking(False)
-        self.cradles.add(ForkedProcess(self, connection))
+        self.processes.add(ForkedProcess(self, connection))
 
 
 def _run_child(settle: Callable[[], None], argv: list[str]) -> NoReturn:
-    """The whole life of a child: it must never return into the nursery's loop."""
+    """The whole life of a child: it must never return into the fork server's loop."""
     code = 1
     try:
         settle()
@@ -263,12 +265,12 @@ def require_one_thread() -> None:
     if len(names) > 1:
         raise Fatal(
             f"the imports started threads ({', '.join(names)}), so nothing can be forked; set OMP_NUM_THREADS=1, "
-            "or OMNIBUS_UP_NURSERY=0 to start executors as processes of their own"
+            "or OMNIBUS_UP_FORK_SERVER=0 to start executors as processes of their own"
         )
 
 
 def _open_listener(path: str) -> socket.socket:
-    Path(path).unlink(missing_ok=True)  # of a nursery that was killed
+    Path(path).unlink(missing_ok=True)  # of a fork server that was killed
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
@@ -288,7 +290,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     require_one_thread()
     gc.collect()
     gc.freeze()
-    Nursery(_open_listener(arguments[0])).serve()
+    ForkServer(_open_listener(arguments[0])).serve()
 
 
 if __name__ == "__main__":

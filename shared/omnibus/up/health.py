@@ -37,8 +37,8 @@ async def _http_get(host: str, port: int, path: str) -> bytes:
         return b""
 
 
-async def nursery_answers(path: str, _: int) -> bool:
-    """The nursery that listens at the socket ``path`` serves its connections."""
+async def fork_server_answers(path: str, _: int) -> bool:
+    """The fork server that listens at the socket ``path`` serves its connections."""
     try:
         reader, writer = await asyncio.open_unix_connection(path)
         try:

@@ -26,9 +26,8 @@ from omnibus.store import Store
 from omnibus.up import executor_specs, infra
 from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
-from omnibus.up.fork_server import UpSettings
-from omnibus.up.fork_server import can_fork as nursery_suits
-from omnibus.up.health import Endpoints, nursery_answers
+from omnibus.up.fork_server import UpSettings, can_fork
+from omnibus.up.health import Endpoints, fork_server_answers
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
 from omnibus.up.run_dir import RunDirectory, RunState
@@ -45,8 +44,8 @@ CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
 STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
 #: Where services say at which port Prometheus finds them; by default a directory of the run.
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
-#: What the nursery imports once for all executors.
-NURSERY_MODULES = (
+#: What the fork server imports once for all executors.
+FORK_SERVER_MODULES = (
     "omnibus_models.preimport",
     "omnibus.executor.service",
     "omnibus.service",
@@ -64,8 +63,8 @@ class Stack:
     ``models`` is the text of a declarations file. ``env`` is added to every service's environment. The
     first of ``gateways`` listens on ``port``, 0 being a free one, the others on free ones; apps that are
     directories may be registered from below ``apps_dir``, by default the current one.
-    Executors are forked from a nursery on Linux, for the default engine on CPUs, unless ``nursery`` or
-    ``OMNIBUS_UP_NURSERY`` says no; then, and elsewhere, they are processes of their own. ``passing``: see
+    Executors are forked from a fork server on Linux, for the default engine on CPUs, unless ``fork_server`` or
+    ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they are processes of their own. ``passing``: see
     ``RunDirectory``.
     """
 
@@ -78,7 +77,7 @@ class Stack:
         apps_dir: Path | None = None,
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
-        nursery: bool = True,
+        fork_server: bool = True,
         passing: bool = False,
     ) -> None:
         if gateways < 1:
@@ -90,7 +89,7 @@ class Stack:
         self._store_secret = given.get(STORE_SECRET) or secrets.token_urlsafe(32)
         self.certificate = given.get(CERTIFICATE, "")
         self._believed = trusted_context(self.certificate)
-        self._nursery = nursery and nursery_suits(given)
+        self._fork_server = fork_server and can_fork(given)
         self._models = models
         self._log = log or Log()
         self._extra = dict(env or {})
@@ -117,7 +116,7 @@ class Stack:
         run = self._stack.enter_context(RunDirectory(passing=self._passing))
         self.directory = run.path
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
-        self._nursery_socket = str(run.path / "nursery.sock")
+        self._fork_server_socket = str(run.path / "fork-server.sock")
         (run.path / "models.json").write_text(self._models)
         self._choose_ports()
         self._env = self._service_environment()
@@ -178,7 +177,7 @@ class Stack:
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """The executors that ``plans`` ask for, by the names of their processes."""
         found = executor_specs.process_specs(
-            *plans, env=self._env, nursery=self._nursery_socket if self._nursery else ""
+            *plans, env=self._env, fork_server=self._fork_server_socket if self._fork_server else ""
         )
         alive = self._endpoints.executor_answers
         return {name: replace(spec, alive=partial(alive, spec.env[ID])) for name, spec in found.items()}
@@ -235,7 +234,7 @@ class Stack:
             self._service_spec("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
             self._service_spec("sidecar", ready=lambda: wait_for_socket(str(self.directory / "sidecar.sock"))),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
-            *([self._nursery_spec()] if self._nursery else []),
+            *([self._fork_server_spec()] if self._fork_server else []),
         ]
 
     def _gateway_spec(self, index: int, port: int) -> ProcessSpec:
@@ -252,16 +251,16 @@ class Stack:
             },
         )
 
-    def _nursery_spec(self) -> ProcessSpec:
+    def _fork_server_spec(self) -> ProcessSpec:
         return ProcessSpec(
-            "nursery",
-            python_command("omnibus.up.fork_server", self._nursery_socket, *NURSERY_MODULES),
+            "fork-server",
+            python_command("omnibus.up.fork_server", self._fork_server_socket, *FORK_SERVER_MODULES),
             # numpy's and scipy's libraries would start threads when they are imported.
             env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
             cwd=ROOT,
-            ready=lambda: wait_for_socket(self._nursery_socket),
+            ready=lambda: wait_for_socket(self._fork_server_socket),
             ready_within=120.0,
-            alive=partial(nursery_answers, self._nursery_socket),
+            alive=partial(fork_server_answers, self._fork_server_socket),
         )
 
     def _service_spec(

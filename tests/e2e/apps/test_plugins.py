@@ -130,7 +130,7 @@ def aviary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
         (place / f"{module}.py").write_text(dedent(text))
     paths = os.pathsep.join([str(ROOT), str(ROOT / "shared"), str(place)])
     models = {MODEL: {"family": "parrot", "checkpoint": "squawk!"}}
-    with running(directory, models, PYTHONPATH=paths, OMNIBUS_UP_NURSERY="0") as system:
+    with running(directory, models, PYTHONPATH=paths, OMNIBUS_UP_FORK_SERVER="0") as system:
         yield Estate(system, directory)
 
 

@@ -1,4 +1,4 @@
-"""A nursery of small modules, and sprouts of it."""
+"""A fork server of small modules, and proxies of it."""
 
 import asyncio
 import contextlib
@@ -76,14 +76,14 @@ MODULES = {
 }
 
 
-class Nursery:
-    """A running nursery that knows ``MODULES``, and sprouts of it."""
+class ForkServer:
+    """A running fork_server that knows ``MODULES``, and proxies of it."""
 
     def __init__(self, directory: Path, *imports: str) -> None:
         self.directory = directory
         for name, text in MODULES.items():
             (directory / f"{name}.py").write_text(text)
-        self.socket = str(directory / "nursery.sock")
+        self.socket = str(directory / "fork-server.sock")
         self._command = (
             sys.executable,
             "-u",
@@ -108,7 +108,7 @@ class Nursery:
             await asyncio.sleep(0.01)
 
     def fails(self) -> str:
-        """What a nursery says that cannot start."""
+        """What a fork server says that cannot start."""
         end = subprocess.run(
             self._command,
             cwd=self.directory,
@@ -121,11 +121,11 @@ class Nursery:
         assert end.returncode == 1
         return end.stderr
 
-    def sprout(
+    def proxy(
         self, module: str, *arguments: str, **options: Any
     ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
-        """A sprout that runs ``module`` until the block ends."""
-        return started(fork_client.nursery_command(self.socket, module, *arguments), **options)
+        """A proxy that runs ``module`` until the block ends."""
+        return started(fork_client.fork_server_command(self.socket, module, *arguments), **options)
 
     def run(
         self,
@@ -135,7 +135,7 @@ class Nursery:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> "subprocess.CompletedProcess[str]":
-        command = fork_client.nursery_command(self.socket, module, *arguments)
+        command = fork_client.fork_server_command(self.socket, module, *arguments)
         return subprocess.run(
             command, input=stdin, env=env, cwd=cwd, text=True, capture_output=True, check=False, timeout=WITHIN
         )

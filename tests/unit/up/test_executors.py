@@ -81,18 +81,18 @@ def test_a_shared_option_starts_nothing_for_the_model_that_borrows_it():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nurseries need Linux")
-def test_the_nursery_bears_what_has_the_usual_engine_and_nothing_else():
+def test_the_fork_server_bears_what_has_the_usual_engine_and_nothing_else():
     options = {
         "own": DeploymentOption(("spell",), "generator", engine="a:b"),
         "usual": DeploymentOption(("thinker",), "llm"),
     }
 
-    found = process_specs(Plan(1, 0, 0.0, {"m": model(options)}), env={}, nursery="/run/nursery.sock")
+    found = process_specs(Plan(1, 0, 0.0, {"m": model(options)}), env={}, fork_server="/run/fork-server.sock")
 
-    assert "/run/nursery.sock" in found["m/usual"].argv
-    assert "nursery" in found["m/usual"].after
+    assert "/run/fork-server.sock" in found["m/usual"].argv
+    assert "fork-server" in found["m/usual"].after
     assert found["m/own"].argv[-2:] == ("-m", "services.generator")
-    assert "nursery" not in found["m/own"].after
+    assert "fork-server" not in found["m/own"].after
 
 
 def test_only_what_the_operator_declared_is_vital():

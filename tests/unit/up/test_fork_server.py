@@ -20,32 +20,32 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus.up import fork_client, fork_server, health
-from omnibus.up.stack import NURSERY_MODULES, ROOT, Stack
+from omnibus.up.stack import FORK_SERVER_MODULES, ROOT, Stack
 from omnibus.up.tiny_models import tiny_models
-from tests.unit.up.births import Nursery, numbers
+from tests.unit.up.births import ForkServer, numbers
 from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Nursery:
-    return Nursery(tmp_path_factory.mktemp("nursery"))
+def home(tmp_path_factory) -> ForkServer:
+    return ForkServer(tmp_path_factory.mktemp("fork-server"))
 
 
 @pytest.fixture(scope="module")
 def process(home) -> Iterator["subprocess.Popen[str]"]:
-    """One nursery for the tests that leave it as it was."""
+    """One fork_server for the tests that leave it as it was."""
     with home.running() as process:
         yield process
 
 
 @pytest.fixture
-def nursery_(home, process) -> Nursery:
+def fork_server_(home, process) -> ForkServer:
     return home
 
 
-def test_a_process_has_the_streams_arguments_environment_and_directory_of_its_sprout(nursery_, tmp_path):
+def test_a_process_has_the_streams_arguments_environment_and_directory_of_its_sprout(fork_server_, tmp_path):
     environ = {"WHO": "me", "ODD": "=\n", "LC_ALL": "C.UTF-8"}
-    end = nursery_.run("tells", "a", "b c", stdin="hello", env=environ, cwd=tmp_path)
+    end = fork_server_.run("tells", "a", "b c", stdin="hello", env=environ, cwd=tmp_path)
 
     told = json.loads(end.stdout)
     assert told["argv"] == ["a", "b c"]
@@ -57,19 +57,19 @@ def test_a_process_has_the_streams_arguments_environment_and_directory_of_its_sp
     assert end.returncode == 0
 
 
-def test_what_the_nursery_has_imported_is_shared_and_chance_is_not(nursery_, process):
-    one, other = (json.loads(nursery_.run("tells").stdout) for _ in range(2))
+def test_what_the_fork_server_has_imported_is_shared_and_chance_is_not(fork_server_, process):
+    one, other = (json.loads(fork_server_.run("tells").stdout) for _ in range(2))
 
     assert one["imported_by"] == other["imported_by"] == process.pid
     assert one["pid"] != other["pid"]
     assert not set(one["dice"]) & set(other["dice"])
 
 
-def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(nursery_):
-    with nursery_.sprout("sleeps") as neighbour:
+def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(fork_server_):
+    with fork_server_.proxy("sleeps") as neighbour:
         numbers(neighbour)
 
-        told = json.loads(nursery_.run("tells").stdout)
+        told = json.loads(fork_server_.run("tells").stdout)
 
     assert told["group"] == told["pid"]
     # Beside the standard streams its lifeline, and the directory that it lists.
@@ -89,16 +89,16 @@ def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(nu
         (["kills_itself", "6"], -signal.SIGABRT, ""),
     ],
 )
-def test_a_sprout_ends_as_its_process_ends(nursery_, call, code, says):
-    end = nursery_.run(*call)
+def test_a_sprout_ends_as_its_process_ends(fork_server_, call, code, says):
+    end = fork_server_.run(*call)
 
     assert end.returncode == code
     assert re.fullmatch(says, end.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_sprout_reaches_the_process(nursery_, number):
-    with nursery_.sprout("handles") as process:
+def test_a_signal_to_the_sprout_reaches_the_process(fork_server_, number):
+    with fork_server_.proxy("handles") as process:
         assert process.stdout.readline() == "up\n"
 
         process.send_signal(number)
@@ -106,8 +106,8 @@ def test_a_signal_to_the_sprout_reaches_the_process(nursery_, number):
         assert process.wait(WITHIN) == 10 + number
 
 
-def test_a_process_that_handles_no_signal_dies_of_it(nursery_):
-    with nursery_.sprout("sleeps") as process:
+def test_a_process_that_handles_no_signal_dies_of_it(fork_server_):
+    with fork_server_.proxy("sleeps") as process:
         pids = numbers(process)
 
         process.terminate()
@@ -116,8 +116,8 @@ def test_a_process_that_handles_no_signal_dies_of_it(nursery_):
         assert all_gone(pids)
 
 
-def test_a_killed_process_ends_its_sprout_the_same_way(nursery_):
-    with nursery_.sprout("sleeps") as process:
+def test_a_killed_process_ends_its_sprout_the_same_way(fork_server_):
+    with fork_server_.proxy("sleeps") as process:
         (pid,) = numbers(process)
 
         os.kill(pid, signal.SIGKILL)
@@ -125,8 +125,8 @@ def test_a_killed_process_ends_its_sprout_the_same_way(nursery_):
         assert process.wait(WITHIN) == -signal.SIGKILL
 
 
-def test_a_killed_sprout_takes_the_process_and_its_children_along(nursery_):
-    with nursery_.sprout("family", "stays") as process:
+def test_a_killed_sprout_takes_the_process_and_its_children_along(fork_server_):
+    with fork_server_.proxy("family", "stays") as process:
         pids = numbers(process)
 
         process.kill()
@@ -134,36 +134,36 @@ def test_a_killed_sprout_takes_the_process_and_its_children_along(nursery_):
         assert all_gone(pids)
 
 
-def test_a_process_that_ends_leaves_no_child_behind(nursery_):
-    with nursery_.sprout("family", "ends") as process:
+def test_a_process_that_ends_leaves_no_child_behind(fork_server_):
+    with fork_server_.proxy("family", "ends") as process:
         pids = numbers(process)
 
         assert process.wait(WITHIN) == 0
         assert all_gone(pids)
 
 
-async def test_a_nursery_answers_who_asks_whether_it_serves(nursery_, tmp_path):
-    assert await health.nursery_answers(nursery_.socket, 0)
-    assert not await health.nursery_answers(str(tmp_path / "none"), 0)
-    assert nursery_.run("exits", "3").returncode == 3
+async def test_a_fork_server_answers_who_asks_whether_it_serves(fork_server_, tmp_path):
+    assert await health.fork_server_answers(fork_server_.socket, 0)
+    assert not await health.fork_server_answers(str(tmp_path / "none"), 0)
+    assert fork_server_.run("exits", "3").returncode == 3
 
 
-def test_a_sprout_waits_for_a_nursery_that_starts_again(tmp_path):
-    home = Nursery(tmp_path)
+def test_a_sprout_waits_for_a_fork_server_that_starts_again(tmp_path):
+    home = ForkServer(tmp_path)
     with home.running() as killed:
         killed.kill()
         killed.wait(WITHIN)
-    with home.sprout("exits", "5") as process, home.running():
+    with home.proxy("exits", "5") as process, home.running():
         assert process.wait(WITHIN) == 5
 
 
-def test_a_hundred_births_leave_no_descriptor_and_no_zombie(nursery_, process):
+def test_a_hundred_births_leave_no_descriptor_and_no_zombie(fork_server_, process):
     template = psutil.Process(process.pid)
-    nursery_.run("returns")
+    fork_server_.run("returns")
     before = template.num_fds()
 
     with ThreadPoolExecutor(8) as pool:
-        codes = list(pool.map(lambda n: nursery_.run("exits", str(n)).returncode, range(100)))
+        codes = list(pool.map(lambda n: fork_server_.run("exits", str(n)).returncode, range(100)))
 
     assert codes == list(range(100))
     assert template.num_fds() == before
@@ -173,16 +173,16 @@ def test_a_hundred_births_leave_no_descriptor_and_no_zombie(nursery_, process):
 @pytest.mark.parametrize(
     "garbage", [b"\xff" * 100, b"\0\0\0\0", b"\0\0\0\4hey!", fork_client.pack_request(["returns"], {}, "/")]
 )
-def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(nursery_, garbage):
+def test_a_connection_that_makes_no_sense_is_closed_and_harms_nobody(fork_server_, garbage):
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as stranger:
         for each in (silent, stranger):
             each.settimeout(WITHIN)
-            each.connect(nursery_.socket)
+            each.connect(fork_server_.socket)
         stranger.sendall(garbage)
 
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
-        assert nursery_.run("exits", "3").returncode == 3
+        assert fork_server_.run("exits", "3").returncode == 3
 
 
 def test_a_request_may_come_in_pieces():
@@ -192,27 +192,27 @@ def test_a_request_may_come_in_pieces():
     assert fork_client.unpack_request(request) == (["a", "b"], {"X": "\udcff", "EMPTY": ""}, "/tmp")
 
 
-def test_only_its_owner_may_connect(nursery_):
-    assert stat.S_IMODE(Path(nursery_.socket).stat().st_mode) == 0o600
+def test_only_its_owner_may_connect(fork_server_):
+    assert stat.S_IMODE(Path(fork_server_.socket).stat().st_mode) == 0o600
 
 
-def test_a_nursery_does_not_fork_when_an_import_has_started_threads(tmp_path):
-    assert "started threads" in Nursery(tmp_path, "threads").fails()
+def test_a_fork_server_does_not_fork_when_an_import_has_started_threads(tmp_path):
+    assert "started threads" in ForkServer(tmp_path, "threads").fails()
 
 
 def test_an_import_that_fails_is_named(tmp_path):
-    assert "LookupError: lost" in Nursery(tmp_path, "raises").fails()
+    assert "LookupError: lost" in ForkServer(tmp_path, "raises").fails()
 
 
 @pytest.mark.parametrize(
     "setting",
     [
-        {"OMNIBUS_UP_NURSERY": "0"},
+        {"OMNIBUS_UP_FORK_SERVER": "0"},
         {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"},
         {"OMNIBUS_EXECUTOR_DEVICE": "cuda"},
     ],
 )
-def test_other_engines_and_devices_have_no_nursery(setting):
+def test_other_engines_and_devices_have_no_fork_server(setting):
     assert fork_server.can_fork({})
     assert not fork_server.can_fork(setting)
 
@@ -242,11 +242,11 @@ def checkpoints(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", catalog.TINY)
-async def test_a_loading_executor_imports_nothing_that_the_nursery_could_have(checkpoints, model):
+async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_have(checkpoints, model):
     await tiny_models([model], checkpoints)
     family = catalog.TINY[model]
 
-    loads = [sys.executable, "-c", LOADS, family, str(checkpoints / family), *NURSERY_MODULES]
+    loads = [sys.executable, "-c", LOADS, family, str(checkpoints / family), *FORK_SERVER_MODULES]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=120)
     threads, imported = output.splitlines()
@@ -256,7 +256,7 @@ async def test_a_loading_executor_imports_nothing_that_the_nursery_could_have(ch
 
 
 @pytest.mark.slow
-async def test_executors_are_born_and_come_back_after_they_or_the_nursery_are_killed(checkpoints):
+async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_are_killed(checkpoints):
     lines, model = Lines(), "qwen2.5-vl-tiny"
     models = await tiny_models([model], checkpoints)
     two = {"OMP_NUM_THREADS": "2", "OMNIBUS_EXECUTOR_THREADS": "2"}
@@ -269,10 +269,10 @@ async def test_executors_are_born_and_come_back_after_they_or_the_nursery_are_ki
         second = await born(stack, 3, but=first[:1])
         assert set(first[1:]) < set(second)
 
-        gone = stack.supervisor.pids["nursery"]
+        gone = stack.supervisor.pids["fork-server"]
         os.kill(gone, signal.SIGKILL)
         async with asyncio.timeout(90):
-            while stack.supervisor.pids.get("nursery", gone) == gone:
+            while stack.supervisor.pids.get("fork-server", gone) == gone:
                 await asyncio.sleep(0.05)
         assert all(one.is_running() for one in second)
         answers.append(await answer(stack, model))
@@ -288,11 +288,11 @@ async def test_executors_are_born_and_come_back_after_they_or_the_nursery_are_ki
 
 
 async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
-    """Wait until the stack's nursery has ``count`` children that live, none of them in ``but``."""
+    """Wait until the stack's fork_server has ``count`` children that live, none of them in ``but``."""
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two lives
-                children = psutil.Process(stack.supervisor.pids["nursery"]).children()
+                children = psutil.Process(stack.supervisor.pids["fork-server"]).children()
                 if len(children) == count and not set(children) & set(but):
                     return children
             await asyncio.sleep(0.05)

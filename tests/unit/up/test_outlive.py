@@ -1,4 +1,4 @@
-"""Processes outlive the nursery that bore them, and end with their sprout as before."""
+"""Processes outlive the fork server that bore them, and end with their proxy as before."""
 
 import os
 import signal
@@ -6,23 +6,23 @@ import subprocess
 
 import pytest
 
-from tests.unit.up.births import Nursery, numbers
+from tests.unit.up.births import ForkServer, numbers
 from tests.unit.up.programs import WITHIN, all_gone
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_processes_outlive_the_nursery_and_still_obey_their_sprout(tmp_path, number):
-    home = Nursery(tmp_path)
+def test_processes_outlive_the_fork_server_and_still_obey_their_sprout(tmp_path, number):
+    home = ForkServer(tmp_path)
     with (
-        home.running() as nursery_process,
-        home.sprout("handles", stderr=subprocess.PIPE) as process,
-        home.sprout("works") as working,
+        home.running() as fork_server_process,
+        home.proxy("handles", stderr=subprocess.PIPE) as process,
+        home.proxy("works") as working,
     ):
         assert process.stdout.readline() == "up\n"
         numbers(working)
 
-        nursery_process.send_signal(number)
-        nursery_process.wait(WITHIN)
+        fork_server_process.send_signal(number)
+        fork_server_process.wait(WITHIN)
         assert "goes on without it" in process.stderr.readline()
         assert numbers(working)  # it says another number
         process.terminate()
@@ -32,11 +32,11 @@ def test_processes_outlive_the_nursery_and_still_obey_their_sprout(tmp_path, num
 
 
 @pytest.mark.parametrize("module", ["family", "hangs"])
-def test_a_killed_sprout_takes_the_process_and_its_children_along_when_the_nursery_is_gone(tmp_path, module):
-    home = Nursery(tmp_path)
-    with home.running() as nursery_process, home.sprout(module, "stays", stderr=subprocess.PIPE) as process:
+def test_a_killed_sprout_takes_the_process_and_its_children_along_when_the_fork_server_is_gone(tmp_path, module):
+    home = ForkServer(tmp_path)
+    with home.running() as fork_server_process, home.proxy(module, "stays", stderr=subprocess.PIPE) as process:
         pids = numbers(process)
-        nursery_process.kill()
+        fork_server_process.kill()
         assert "goes on without it" in process.stderr.readline()
 
         process.kill()
@@ -44,11 +44,11 @@ def test_a_killed_sprout_takes_the_process_and_its_children_along_when_the_nurse
         assert all_gone(pids)
 
 
-def test_a_process_that_ends_when_the_nursery_is_gone_ends_its_sprout_and_its_children(tmp_path):
-    home = Nursery(tmp_path)
-    with home.running() as nursery_process, home.sprout("family", "stays", stderr=subprocess.PIPE) as process:
+def test_a_process_that_ends_when_the_fork_server_is_gone_ends_its_sprout_and_its_children(tmp_path):
+    home = ForkServer(tmp_path)
+    with home.running() as fork_server_process, home.proxy("family", "stays", stderr=subprocess.PIPE) as process:
         pids = numbers(process)
-        nursery_process.kill()
+        fork_server_process.kill()
         assert "goes on without it" in process.stderr.readline()
 
         os.kill(pids[0], signal.SIGKILL)
@@ -57,9 +57,9 @@ def test_a_process_that_ends_when_the_nursery_is_gone_ends_its_sprout_and_its_ch
         assert all_gone(pids)
 
 
-def test_a_nursery_that_starts_again_bears_beside_those_that_outlived_the_first(tmp_path):
-    home = Nursery(tmp_path)
-    with home.running() as first, home.sprout("works") as process:
+def test_a_fork_server_that_starts_again_bears_beside_those_that_outlived_the_first(tmp_path):
+    home = ForkServer(tmp_path)
+    with home.running() as first, home.proxy("works") as process:
         numbers(process)
         first.kill()
         first.wait(WITHIN)
