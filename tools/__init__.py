@@ -1,1 +1,1 @@
-"""Programs that make what the project ships. They are not part of the package."""
+"""Programs for those who work on the project: training of the small models, figures. No part of the package."""

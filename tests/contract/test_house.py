@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import omnibus
+from tools.naming import read_names
 
 ROOT = Path(__file__).parents[2]
 LONGEST, LONG = 400, 300  # lines
@@ -26,8 +27,6 @@ OPEN_TO_ALL: dict[str, str] = {}
 EVERYWHERE = "0.0.0" + ".0"
 # Written in parts, so that this file does not hold them itself.
 _HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb.deb" + "ian.org")
-#: Openings of docstrings that begin with neither a noun nor a verb.
-CLAUSE = re.compile(r"(What|Whether|Who|Whom|Whose|Which|Where|When|How|Why|That|As|If|Those|Once|While)\b")
 REGISTRIES = re.compile("|".join(map(re.escape, _HOSTS)).encode())
 
 
@@ -37,13 +36,6 @@ def named(path: Path) -> str:
 
 def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text(), str(path)))
-
-
-def docstrings(path: Path) -> Iterator[str]:
-    for node in nodes(path):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and (text := ast.get_docstring(node)):
-            yield text
 
 
 def text_files() -> list[Path]:
@@ -75,11 +67,15 @@ def test_nothing_listens_on_all_interfaces_by_default():
     assert found - OPEN_TO_ALL.keys() == set()
 
 
-def test_docstrings_of_services_and_libraries_begin_with_a_noun_or_a_verb():
-    found = [f"{named(path)}: {text.splitlines()[0]}" for path in SOURCE for text in docstrings(path)]
+def test_names_and_docstrings_speak_to_readers_who_are_new_here():
+    names = read_names()
 
-    assert len(found) > 4000
-    assert [each for each in found if CLAUSE.match(each.partition(": ")[2])] == []
+    assert len(names.functions) > 4000
+    assert len(names.docstrings) > 4000
+    assert names.clauses == [], "docstrings begin with a noun or a verb"
+    assert names.private_names == [], "use the field's term instead (PRIVATE_WORDS in tools/naming.py)"
+    assert names.shared_classes == [], "a class needs a name of its own"
+    assert names.one_word_share <= 0.2
 
 
 def test_no_file_names_a_package_registry():

@@ -1,0 +1,94 @@
+"""``python -m tools.naming``: figures of the names in ``services`` and ``shared``, and those that break a rule."""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+#: Words that say nothing to a reader who does not know this project, as parts of names.
+PRIVATE_WORDS = {
+    "told", "tell", "tells", "heard", "asked", "said", "says", "came", "come", "comes", "stay", "stays", "ways",
+    "tape", "tapes", "reel", "reels", "film", "films", "wish", "wanted", "born", "look", "looks", "looking",
+    "nobody", "somebody", "company", "theirs", "ours", "sprout", "nursery", "cradle", "filmer", "painter",
+}  # fmt: skip
+#: Openings of docstrings that begin with neither a noun nor a verb.
+CLAUSE = re.compile(r"(What|Whether|Who|Whom|Whose|Which|Where|When|How|Why|That|As|If|Those|Once|While)\b")
+
+
+class Names(NamedTuple):
+    """Definitions of a source tree: ``functions`` without dunders, ``classes`` and modules by file, and docstrings."""
+
+    functions: list[tuple[str, str]]
+    classes: list[tuple[str, str]]
+    modules: list[tuple[str, str]]
+    docstrings: list[tuple[str, str]]
+
+    @property
+    def one_word_share(self) -> float:
+        """Share of functions whose name is a single word."""
+        return sum("_" not in name.strip("_") for _, name in self.functions) / len(self.functions)
+
+    @property
+    def shared_classes(self) -> list[tuple[str, str]]:
+        """Classes that have their name in common with another one."""
+        counts = Counter(name for _, name in self.classes)
+        return [each for each in self.classes if counts[each[1]] > 1]
+
+    @property
+    def private_names(self) -> list[tuple[str, str]]:
+        """Names of modules, classes and functions with a private word."""
+        return [each for each in self.modules + self.classes + self.functions if PRIVATE_WORDS & set(_words(each[1]))]
+
+    @property
+    def clauses(self) -> list[tuple[str, str]]:
+        """Docstrings that open with a relative clause."""
+        return [each for each in self.docstrings if CLAUSE.match(each[1])]
+
+
+def read_names(root: Path = ROOT) -> Names:
+    """Collect the definitions of all sources below ``services`` and ``shared`` of ``root``."""
+    names = Names([], [], [], [])
+    for path in sorted(path for tree in ("services", "shared") for path in (root / tree).rglob("*.py")):
+        file = str(path.relative_to(root))
+        names.modules.append((file, path.stem))
+        for node in ast.walk(ast.parse(path.read_text(), file)):
+            if isinstance(node, ast.ClassDef):
+                names.classes.append((file, node.name))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+                names.functions.append((file, node.name))
+            names.docstrings.extend((file, line) for line in _first_lines(node))
+    return names
+
+
+def _first_lines(node: ast.AST) -> Iterator[str]:
+    documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    if documented and (text := ast.get_docstring(node)):
+        yield text.splitlines()[0]
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
+
+
+def main() -> int:
+    """Print the figures, then what breaks a rule; the exit code says whether anything does."""
+    names = read_names()
+    count, classes = len(names.functions), len(names.classes)
+    print(f"functions with a one-word name    {names.one_word_share:6.1%} of {count}")
+    print(
+        f"classes that share their name     {len(names.shared_classes) / len(names.classes):6.1%} of {len(names.classes)}"
+    )
+    print(f"docstrings that open with a clause {len(names.clauses):4} of {len(names.docstrings)}")
+    print(f"names with a private word         {len(names.private_names):4}")
+    broken = names.private_names + names.clauses
+    for file, text in broken:
+        print(f"{file}: {text}")
+    return bool(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
