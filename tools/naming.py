@@ -79,9 +79,7 @@ def main() -> int:
     names = read_names()
     count, classes = len(names.functions), len(names.classes)
     print(f"functions with a one-word name    {names.one_word_share:6.1%} of {count}")
-    print(
-        f"classes that share their name     {len(names.shared_classes) / len(names.classes):6.1%} of {len(names.classes)}"
-    )
+    print(f"classes that share their name     {len(names.shared_classes) / classes:6.1%} of {classes}")
     print(f"docstrings that open with a clause {len(names.clauses):4} of {len(names.docstrings)}")
     print(f"names with a private word         {len(names.private_names):4}")
     broken = names.private_names + names.clauses
