@@ -65,9 +65,8 @@ def read_names(root: Path = ROOT) -> Names:
 
 
 def _first_lines(node: ast.AST) -> Iterator[str]:
-    documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    if documented and (text := ast.get_docstring(node)):
-        yield text.splitlines()[0]
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from (ast.get_docstring(node) or "").splitlines()[:1]
 
 
 def _words(name: str) -> list[str]:
