@@ -12,6 +12,7 @@ from math import ceil
 
 from msgspec import Struct
 
+from omnibus.concurrency import gather_calls
 from omnibus.errors import BadMedia, TooLarge
 from services.gateway.media import data_url
 from services.gateway.media.fetcher import Fetcher
@@ -116,12 +117,7 @@ async def load_media(refs: Sequence[MediaRef], fetcher: Fetcher, limits: MediaLi
     budget = _Budget(limits.request_bytes)
     if all(ref.data or ref.url[:5].lower() == "data:" for ref in refs):
         return [await _load_item(ref, fetcher, limits, budget) for ref in refs]
-    try:
-        async with asyncio.TaskGroup() as side_by_side:
-            tasks = [side_by_side.create_task(_load_item(ref, fetcher, limits, budget)) for ref in refs]
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await gather_calls(*(_load_item(ref, fetcher, limits, budget) for ref in refs))
 
 
 class _Budget:

@@ -11,6 +11,7 @@ from omnibus.app import protocol, responses
 from omnibus.app.array_codec import pack_items, unpack_items
 from omnibus.app.introspect import LoadedApp
 from omnibus.app.transport import WorkerLink
+from omnibus.concurrency import gather_calls
 from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, TooLarge, from_problem
 from omnibus.plan import choice_point
 from omnibus.task import Segment, use
@@ -156,12 +157,7 @@ class ServeRequest:
             _encode_frame(protocol.ServeAnswer(self.id, await responses.encode_answer(None, list(outputs)), refs))
         )
         made = {name: value for name, value in outputs.items() if name not in refs}
-        try:
-            async with asyncio.TaskGroup() as side_by_side:
-                for name, value in made.items():
-                    side_by_side.create_task(self._send_output(name, value))
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+        await gather_calls(*(self._send_output(name, value) for name, value in made.items()))
 
     async def _send_output(self, name: str, value: Any) -> None:
         async with aclosing(_iterate_closing(responses.iterate_items(name, value))) as items:

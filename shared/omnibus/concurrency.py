@@ -1,0 +1,44 @@
+"""Concurrent calls whose first error is raised as it is, and keeps nothing in memory."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def gather_calls(*calls: Coroutine[Any, Any, T]) -> list[T]:
+    """What ``calls`` return, in their order. The first error cancels the others, and is raised as it is.
+
+    Not by an ``asyncio.TaskGroup``: there the group of errors, the error and its task refer to each other. Such a
+    circle stays until the garbage collector comes by, which is seldom, and with it all that was under way when the
+    error was raised, as the 32 MiB of a file that is too large.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    error: BaseException | None = None
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        error = _first_error(tasks)
+        if error is not None:
+            raise error
+        return [task.result() for task in tasks]
+    finally:
+        await _cancel_all(tasks)
+        # The error's traceback refers to this frame, which must not refer to the error.
+        tasks.clear()
+        error = None
+
+
+def _first_error(tasks: Sequence[asyncio.Task[T]]) -> BaseException | None:
+    errors = (task.exception() for task in tasks if task.done() and not task.cancelled())
+    return next((error for error in errors if error is not None), None)
+
+
+async def _cancel_all(tasks: Sequence[asyncio.Task[T]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if not all(task.done() for task in tasks):
+        await asyncio.wait(tasks)
+    for task in tasks:
+        task.cancelled() or task.exception()  # now it is known, and not reported as never retrieved

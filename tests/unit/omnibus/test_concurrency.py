@@ -1,0 +1,79 @@
+"""Calls side by side: all results in order, or the first error alone, which keeps nothing that it does not need."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from omnibus.concurrency import gather_calls
+from omnibus.errors import BadMedia
+
+
+class Body:
+    """Something large that an error's frames hold."""
+
+
+async def after(turns: int, value: Any) -> Any:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+async def for_ever(ended: list[str], name: str) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        ended.append(name)
+
+
+async def test_results_come_in_the_order_of_the_calls():
+    assert await gather_calls(after(3, "a"), after(1, "b"), after(2, "c")) == ["a", "b", "c"]
+    assert await gather_calls() == []
+
+
+async def test_the_first_error_is_raised_as_it_is_once_the_others_have_ended():
+    ended: list[str] = []
+    first = BadMedia("first")
+
+    with pytest.raises(BadMedia) as caught:
+        await gather_calls(for_ever(ended, "a"), after(9, BadMedia("later")), after(1, first), for_ever(ended, "b"))
+
+    assert caught.value is first
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_a_caller_that_is_cancelled_takes_the_calls_along():
+    ended: list[str] = []
+    caller = asyncio.ensure_future(gather_calls(for_ever(ended, "a"), for_ever(ended, "b")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_what_an_error_held_is_gone_with_it_without_the_garbage_collector():
+    async def fail(body: Body) -> None:
+        await asyncio.sleep(0)
+        raise BadMedia("no")
+
+    body = Body()
+    seen = weakref.ref(body)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(BadMedia):
+            await gather_calls(fail(body), after(5, None))
+        del body
+        assert seen() is None
+    finally:
+        gc.enable()
