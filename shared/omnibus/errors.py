@@ -261,6 +261,18 @@ def from_problem(problem: ProblemDetails) -> OmnibusError:
     return kind(problem.message, **where)
 
 
+def clear_tracebacks(error: BaseException) -> None:
+    """Drop the tracebacks of ``error`` and of those that led to it, once it has been answered.
+
+    A request keeps the error that it failed with, and is known to the frames of the traceback: in such a circle all
+    that they hold, as a body, would stay until the garbage collector comes by, which is seldom in a gateway.
+    """
+    before: BaseException | None = error
+    while before is not None and before.__traceback__ is not None:
+        before.__traceback__ = None
+        before = before.__context__
+
+
 def out_of_space(error: OSError) -> bool:
     """Return True if a write failed because the disk, or the share of it that this user has, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import Fatal, OmnibusError
+from omnibus.errors import Fatal, OmnibusError, clear_tracebacks
 from omnibus.metrics import GATEWAY
 from omnibus.task import ChatOutput
 from services.gateway.http.server import ON_LEFT
@@ -177,6 +177,9 @@ async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, A
             watch.cancel()
         elif scope[ON_LEFT] == task.cancel:
             scope[ON_LEFT] = None
+        # The traceback of an error refers to this frame. If that referred to the error's task, they would stay until
+        # the garbage collector comes by, which is seldom, and the body of the request with them.
+        del task, watch
 
 
 async def _cancel_on_leave(receive: Receive, task: "asyncio.Task[Any]") -> None:
@@ -202,8 +205,9 @@ async def send_response(send: Send, status: int, kind: bytes, body: bytes, extra
 
 
 async def send_error(send: Send, error: OmnibusError, id: str = "") -> None:
-    """An error in OpenAI's shape."""
+    """An error in OpenAI's shape. It ends here."""
     extra = [(key.lower().encode(), value.encode()) for key, value in error_headers(error).items()]
     if id:
         extra.append((b"x-request-id", id.encode()))
     await send_response(send, status_of(error), JSON, error_body(error, id), extra)
+    clear_tracebacks(error)

@@ -4,7 +4,7 @@ from secrets import token_hex
 
 from starlette.types import Send
 
-from omnibus.errors import OmnibusError
+from omnibus.errors import OmnibusError, clear_tracebacks
 from services.gateway.http.exchange import EVENTS, send_error, send_response
 from services.gateway.openai.errors import error_body
 
@@ -44,3 +44,4 @@ class ResponseWriter:
             await send_error(self.send, error, self.id)
         elif self._kind == EVENTS:
             await self.end_stream(b"data: %b\n\n" % error_body(error, self.id))
+        clear_tracebacks(error)

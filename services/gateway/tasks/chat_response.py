@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from omnibus.encoding.audio import SoundFormat, to_pcm16
-from omnibus.errors import OmnibusError
+from omnibus.errors import OmnibusError, clear_tracebacks
 from omnibus.task import ChatOutput
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream, merge_streams
@@ -129,6 +129,7 @@ async def stream_events(
         if not begun:
             raise
         yield plain.error(error, run.id)
+        clear_tracebacks(error)
         return
     done("done")
     yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
