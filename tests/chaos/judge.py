@@ -4,11 +4,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Attack, Event, Job, Outcome, Record, Sample
 
 #: Answers from which on a p99 is more than the slowest of a few.
 ENOUGH = 50
+#: Parts of a process's life that are compared; a burst within one is no growth.
+_PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,17 @@ class Bounds:
     gateway_seconds: float = 20.0
     #: Seconds that a gateway which is asked to end answers what it has, before it ends and starts again.
     drain_seconds: float = 30.0
-    #: Growth in the second half of a run, per process, and the least length of a run that is judged by memory.
+    #: Growth of a process that goes on once it is warm, and the least length of a run that is judged by memory.
     growth_bytes: int = 64 << 20
     growth_descriptors: int = 32
     memory_after_seconds: float = 600.0
+    #: Growth at once that is none: caches fill up to what OMNIBUS_EXECUTOR_CACHE_MIB and OMNIBUS_GATEWAY_RETAIN_BYTES
+    #: allow, and the allocator keeps what the largest file so far took.
+    held_bytes: int = 256 << 20
+    #: A process that has just begun grows until it has done everything once; after that it is judged if it went on for
+    #: so long. In short runs these are a fifth and a quarter of the run.
+    warm_seconds: float = 120.0
+    judged_seconds: float = 240.0
     #: A client that drips is cut off.
     drip_seconds: float = 45.0
 
@@ -154,22 +164,36 @@ def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
         yield Violation("nothing leaked", f"{record.blocks_left} blocks of the arena are still leased")
     for leftover in record.leftovers:
         yield Violation("nothing leaked", f"left after the end: {leftover}")
-    for (process, pid), samples in _by_process(record.samples).items():
-        half = [sample for sample in samples if sample.at >= record.seconds / 2]
-        if len(half) < 4 or half[-1].at - half[0].at < record.seconds / 4:
+    for (process, pid), all_samples in _by_process(record.samples).items():
+        if not (samples := _warm(all_samples, record.seconds, bounds)):
             continue
-        memory = _growth([sample.memory_bytes for sample in half])
-        if record.seconds >= bounds.memory_after_seconds and memory > bounds.growth_bytes:
-            yield Violation("memory flat", f"{process} ({pid}) grew by {memory / 2**20:.0f} MiB in the second half")
-        descriptors = _growth([sample.descriptors for sample in half])
-        if descriptors > bounds.growth_descriptors:
-            yield Violation("descriptors flat", f"{process} ({pid}) opened {descriptors:.0f} more in the second half")
+        since = f"in the {samples[-1].at - samples[0].at:.0f} s after it was warm"
+        memory, steady = _growth([sample.memory_bytes for sample in samples])
+        grew = steady > bounds.growth_bytes or memory > bounds.held_bytes
+        if record.seconds >= bounds.memory_after_seconds and grew:
+            yield Violation("memory flat", f"{process} ({pid}) grew by {memory / 2**20:.0f} MiB {since}")
+        descriptors, steady = _growth([sample.descriptors for sample in samples])
+        if steady > bounds.growth_descriptors:
+            yield Violation("descriptors flat", f"{process} ({pid}) opened {descriptors:.0f} more {since}")
 
 
-def _growth(values: Sequence[float]) -> float:
-    """Median of the last quarter less that of the first: one burst is no growth."""
-    quarter = max(1, len(values) // 4)
-    return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sample]:
+    """Samples of one process after it was warm; none when it did not go on for long enough to be judged."""
+    begin = samples[0].at + min(bounds.warm_seconds, seconds / 5)
+    warm = [sample for sample in samples if sample.at >= begin]
+    enough = len(warm) >= _PARTS and warm[-1].at - warm[0].at >= min(bounds.judged_seconds, seconds / 4)
+    return warm if enough else []
+
+
+def _growth(values: Sequence[float]) -> tuple[float, float]:
+    """Growth from the first part of ``values`` to the last one, and how much of it goes on from part to part.
+
+    A leak grows in most parts; whoever takes more for a larger file than any before, and keeps it, grows in a few.
+    """
+    edges = [len(values) * part // _PARTS for part in range(_PARTS + 1)]
+    levels = [statistics.median(values[begin:end]) for begin, end in pairwise(edges)]
+    steps = [after - before for before, after in pairwise(levels)]
+    return sum(steps), min(sum(steps), len(steps) * statistics.median(steps))
 
 
 def _by_process(samples: Sequence[Sample]) -> dict[tuple[str, int], list[Sample]]:

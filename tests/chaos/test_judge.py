@@ -1,5 +1,6 @@
 """The judge of chaos runs reports each broken promise, and only those: made-up outcomes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -127,26 +128,72 @@ def test_a_lease_and_a_process_that_stay_are_reported():
     assert promises(record(blocks_left=1, leftovers=["process 12"])) == ["nothing leaked", "nothing leaked"]
 
 
-def grown(memory_bytes: int, descriptors: int, seconds: float) -> Record:
-    times = [seconds * share / 20 for share in range(21)]
-    samples = [
-        Sample(at, "gateway", 12, int(1e8 + memory_bytes * at / seconds), int(50 + descriptors * at / seconds))
+MIB = 1 << 20
+
+
+def lived(begin: float, end: float, grown: Callable[[float], float], descriptors: float = 0.0) -> list[Sample]:
+    """Looks at a gateway: it has ``grown`` by so many MiB after so many seconds, and opened ``descriptors`` until the
+    end."""
+    times = [begin + 2.0 * look for look in range(int((end - begin) / 2.0) + 1)]
+    return [
+        Sample(at, "gateway", 12, int((100 + grown(at - begin)) * MIB), int(50 + descriptors * (at - begin) / end))
         for at in times
     ]
-    return Record(7, seconds, samples=samples)
+
+
+def warming(age: float) -> float:
+    """120 MiB in the first two minutes."""
+    return min(120.0, age)
+
+
+def stepping(age: float) -> float:
+    """The largest files so far came twice."""
+    return 100.0 * (age > 400) + 40.0 * (age > 450)
+
+
+def dripping(mib: float, every: float) -> Callable[[float], float]:
+    """A leak of each of some rare requests."""
+    return lambda age: mib * (age // every)
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("samples", "seconds"),
     [
-        (grown(1 << 20, 4, 1200.0), []),
-        (grown(1 << 30, 4, 1200.0), ["memory flat"]),
-        (grown(1 << 30, 4, 120.0), []),  # too short to tell growth from warming up
-        (grown(1 << 20, 400, 120.0), ["descriptors flat"]),
+        (lived(0, 1200, lambda age: age / 1200), 1200.0),
+        (lived(0, 600, warming), 600.0),
+        (lived(300, 600, warming), 600.0),  # it began in the middle of the run
+        (lived(0, 600, stepping), 600.0),
+        (lived(400, 600, lambda age: 200 * age / 200), 600.0),  # it was not there for long enough to tell
+        (lived(0, 600, lambda age: 40.0 * (age % 60 < 10)), 600.0),
+        (lived(0, 120, lambda age: 1000 * age / 120), 120.0),  # too short to tell growth from warming up
     ],
+    ids=["flat", "warming", "warming later", "steps", "young", "bursts", "short"],
 )
-def test_growth_is_reported(made: Record, expected: list[str]):
-    assert promises(made) == expected
+def test_what_settles_is_no_growth(samples: list[Sample], seconds: float):
+    assert promises(Record(7, seconds, samples=samples)) == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "seconds"),
+    [
+        (lived(0, 1200, lambda age: 1000 * age / 1200), 1200.0),
+        (lived(0, 600, lambda age: 100 * age / 600), 600.0),
+        (lived(200, 600, lambda age: 120 * age / 400), 600.0),  # after it was started again
+        (lived(0, 3600, dripping(15, 120)), 3600.0),
+        (lived(0, 600, dripping(12, 50)), 600.0),
+        (lived(0, 600, lambda age: 300.0 * (age > 300)), 600.0),  # more than anything may hold
+        (lived(1000, 1500, lambda age: warming(age) + age / 4), 3600.0),
+    ],
+    ids=["long", "all the time", "restarted", "rare", "often", "at once", "warm by then"],
+)
+def test_growth_is_reported(samples: list[Sample], seconds: float):
+    assert promises(Record(7, seconds, samples=samples)) == ["memory flat"]
+
+
+def test_descriptors_that_are_never_closed_are_reported():
+    made = lived(0, 120, lambda age: 0.0, descriptors=400)
+
+    assert promises(Record(7, 120.0, samples=made)) == ["descriptors flat"]
 
 
 def test_recovery_is_from_the_fault_to_the_first_good_answer_that_began_after_it():
