@@ -128,7 +128,7 @@ class CodePieces:
             async for item in self._stream:
                 self._codes += _read_codes(item, self._groups)
                 self._news.set()
-        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``piece``
+        except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``wait_piece``
             self._error = error
         self._ended = True
         self._news.set()

@@ -37,7 +37,7 @@
         │   └── StreamConsumed      a stream was read twice
         └── ProtocolError     500  a message that this version cannot read
 
-Each error says what happened and what to do, and carries data, not only text. ``Problem`` is the
+Each error says what happened and what to do, and carries data, not only text. ``ProblemDetails`` is the
 same error as it travels on the bus and in HTTP bodies.
 """
 

@@ -1,6 +1,6 @@
 """Plans as data: models, deployment options, paths with rates, epochs. No I/O, no choice made here.
 
-A ``Plan`` is what the planner writes and gateways read. ``choose`` is the one decision that both must
+A ``Plan`` is what the planner writes and gateways read. ``choose_path`` is the one decision that both must
 take alike: which path a request goes, from its number and the plan's rates alone.
 """
 

@@ -1,7 +1,7 @@
 """Typed settings per area, and the only place that reads the environment.
 
 Each field is read from ``OMNIBUS_<AREA>_<FIELD>``, for example ``OMNIBUS_BUS_URL``. Units are in the
-field's name or its comment. ``load(BusSettings)`` reads one area.
+field's name or its comment. ``read_settings(BusSettings)`` reads one area.
 """
 
 import os

@@ -29,7 +29,7 @@ class StandIn(Protocol):
     """Loader that replaces the libraries, for classes that are pruned already."""
 
     def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
-        """Load as ``load`` does."""
+        """Load as ``load_model`` does."""
 
     def load_diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
         """Load as ``diffusion.load`` does."""

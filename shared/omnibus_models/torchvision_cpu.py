@@ -2,7 +2,7 @@
 
 The wheel's extension needs ``libtorch_cuda``; torchvision tolerates its absence, but then its Python
 side registers fake kernels for operators that nobody declared, and the import fails. Declaring the
-schemas first, never the kernels, lets the pure Python part (``transforms.v2``) work. Image and video
+schemas first, never the kernels, lets the pure Python part (``transform_count.v2``) work. Image and video
 processors need nothing more. Schemas: torchvision 0.28 ``csrc/ops``.
 """
 
@@ -49,7 +49,7 @@ def is_needed() -> bool:
 
 
 def install_operators() -> bool:
-    """Declare the operators when ``needed``; call before the first import of torchvision.
+    """Declare the operators when ``is_needed``; call before the first import of torchvision.
 
     Returns whether declarations were made. Calling again changes nothing.
     """

@@ -1,4 +1,4 @@
-"""One request in a worker: its graphs run as segments of a ``Run``, its answer goes to the client."""
+"""One request in a worker: its graphs run as segments of a ``ClientRequest``, its answer goes to the client."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from services.gateway.dispatch.streams import ItemStream
 
 
 class Call:
-    """Request ``run`` in the worker ``process``. Its answer is read once: ``answer``, ``parts`` or ``outputs``.
+    """Request ``run`` in the worker ``process``. Read its answer once: ``read_answer``, ``read_parts`` or ``outputs``.
 
     The run ends with the answer: done, failed, expired, or cancelled. A chat's run ends with its streams:
     whoever got ``outputs`` ends it, and calls ``close``.
@@ -78,7 +78,7 @@ class Call:
             return self._answer
 
     async def read_parts(self) -> AsyncGenerator[bytes, None]:
-        """The parts of an answer that streams, each as JSON. Raises as ``answer`` does, after what came before.
+        """The parts of an answer that streams, each as JSON. Raises as ``read_answer`` does, after what came before.
 
         Close it when it is not read to its end: see ``contextlib.aclosing``.
         """
@@ -93,7 +93,7 @@ class Call:
             self._raise_failure()
 
     async def wait_for_outputs(self) -> dict[str, ItemStream]:
-        """A chat's streams by name, once the app has said where they come from. Raises as ``answer`` does."""
+        """A chat's streams by name, once the app has said where they come from. Raises as ``read_answer`` does."""
         try:
             while self._outputs is None and self._open_ended:
                 await self._wait_for_change()

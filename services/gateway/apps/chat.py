@@ -79,7 +79,7 @@ class AppChats:
 
     async def start_prepared(self, name: str, run: ClientRequest, asked: PreparedChat) -> tuple[ChatOutput, Call]:
         """Hand what was ``asked`` to app ``name`` as part of ``run``; returns the text of its answer. Raises as
-        ``start``, and ``BadRequest`` for an app that writes none."""
+        ``start_chat``, and ``BadRequest`` for an app that writes none."""
         wanted = (
             await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MANY, run.salt)
             if asked.needs_arena

@@ -11,7 +11,7 @@ _IDLE_SECONDS = 0.001
 
 
 class FreezeDetector:
-    """Asks process ``pid`` by ``ping``; ``answered`` is called with each answer.
+    """Asks process ``pid`` by ``ping``; ``record_pong`` is called with each answer.
 
     A worker that computes in its event loop answers nothing either, and goes on: its requests end by their deadlines.
     """

@@ -89,7 +89,7 @@ class WorkerProcess:
         return self._process.pid
 
     def begin_watch(self, ping_seconds: float, answer_within: float) -> None:
-        """From now on kill it as soon as it is frozen: see ``Pulse``."""
+        """From now on kill it as soon as it is frozen: see ``FreezeDetector``."""
         watch = self._kill_frozen(ping_seconds, answer_within)
         self._tasks.append(asyncio.get_running_loop().create_task(watch, name=f"pulse of app {self.name}"))
 

@@ -58,7 +58,7 @@ class WorkerSupervisor:
 
     @property
     def is_ready(self) -> bool:
-        """True if ``invoke`` and ``chat`` may be called."""
+        """True if ``invoke`` and ``invoke_chat`` may be called."""
         return self._process is not None and not self._draining
 
     @property

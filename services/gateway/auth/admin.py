@@ -41,7 +41,7 @@ class AdminAuth:
             raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
 
     def check_control_access(self, headers: Mapping[str, str]) -> None:
-        """For all other control routes. Raises as ``require``, but not on a machine's own gateway without a token."""
+        """For all other control routes. Raises as ``require_token``, but not at a machine's own gateway without one."""
         if self._token:
             self.require_token(headers)
         elif not is_loopback(self._host):

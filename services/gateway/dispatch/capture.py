@@ -141,7 +141,7 @@ def pack_chunks(pieces: list[RecordedChunk]) -> bytes:
 
 
 def unpack_chunks(body: bytes) -> list[RecordedChunk]:
-    """The pieces of ``pack``. Raises ``ProtocolError`` for anything else."""
+    """The pieces of ``pack_chunks``. Raises ``ProtocolError`` for anything else."""
     start = _LENGTH + int.from_bytes(body[:_LENGTH], "big")
     try:
         entries = msgspec.json.decode(body[_LENGTH:start], type=list[_Entry])

@@ -70,7 +70,7 @@ class InflightInvocation:
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
-        #: Called once, as soon as no executor can refuse any more: see ``taken``.
+        #: Called once, as soon as no executor can refuse any more: see ``is_accepted``.
         self.on_taken: Callable[[], None] | None = None
         self.sent = 0.0  # when this attempt was sent, monotonic seconds
         self._work = work

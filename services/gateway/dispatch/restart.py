@@ -71,7 +71,7 @@ class StageRestarts:
         return affected_nodes(running.invocation, lost, running.hops, usable)
 
     def end_messages(self, running: InflightInvocation, again: frozenset[int]) -> Iterable[tuple[str, InvocationEnd]]:
-        """Yield each executor of the nodes that begin ``again``, with the ``End`` message for it."""
+        """Yield each executor of the nodes that begin ``again``, with the ``InvocationEnd`` message for it."""
         invocation = running.invocation
         for executor in dict.fromkeys(running.executors[node] for node in sorted(again)):
             own = frozenset(node for node, by in enumerate(running.executors) if by == executor)

@@ -113,7 +113,7 @@ class _TrackedResponse:
         return self._send(message)
 
     def cancel(self) -> None:
-        """Stop what makes it; ``fail`` then ends it."""
+        """Stop what makes it; ``end_with_error`` then ends it."""
         if self._task is not None:
             self._task.cancel()
 

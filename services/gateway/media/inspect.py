@@ -148,7 +148,7 @@ async def inspect_files(
 ) -> list[InspectedMedia]:
     """Inspect files of ``modality`` that came with the request: bytes, and the MIME type that was declared or "".
 
-    Raises as ``inspect``, and ``TooLarge`` for too many bytes together.
+    Raises as ``inspect_media``, and ``TooLarge`` for too many bytes together.
     """
     budget = _Budget(limits.request_bytes)
     found = []

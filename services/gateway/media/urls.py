@@ -1,6 +1,6 @@
 """Media URLs, parsed exactly once.
 
-The parsed ``Target`` is both what is checked and what is connected to, so no second parser can read
+The parsed ``UrlTarget`` is both what is checked and what is connected to, so no second parser can read
 the same text differently. Anything unusual is refused instead of repaired.
 """
 

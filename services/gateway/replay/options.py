@@ -88,7 +88,7 @@ def missing_inputs(recorded: Invocation, start: int) -> dict[tuple[int, str], li
 
 
 def kept_outputs(recorded: Invocation, ended: EndRecord | None, start: int) -> Iterator[KeptOutput]:
-    """Yield the kept outputs of ``missing``.
+    """Yield the kept outputs of ``missing_inputs``.
 
     Raises ``BadRequest`` that names one which was not kept, and the setting that keeps it.
     """

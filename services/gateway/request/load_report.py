@@ -77,7 +77,7 @@ class LoadReporter:
     # The hot path
 
     def count_arrival(self, assignment: Assignment) -> CountedInvocation:
-        """One more invocation; give what is returned to ``ended``, or to ``lost``."""
+        """One more invocation; give what is returned to ``ended``, or to ``count_failure``."""
         counted = self._find_counters(assignment)
         for slot in counted.slots:
             slot.came += 1

@@ -125,7 +125,7 @@ class Chat:
         return run, await self.begin_answer(run, await self.prepare_chat(request, model, task))
 
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model`` that is a chat in the end. Raises as ``start``."""
+        """A new request to ``model`` that is a chat in the end. Raises as ``start_request``."""
         self._router.get_model(model)
         return self._runs.open_request(APP, model, seed=seed, pinned=pinned)
 

@@ -45,7 +45,7 @@ class ImageTasks:
         return self._tasks.get_task(name)
 
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model``. Raises as ``Runs.open``."""
+        """A new request to ``model``. Raises as ``RequestFactory.open_request``."""
         return self._runs.open_request(APP, model, seed=seed, pinned=pinned)
 
     async def generate_images(

@@ -19,7 +19,7 @@ PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 
 
 def open_output_streams(output: ChatOutput) -> dict[str, ItemStream]:
-    """The answer's streams by name, for ``merge``."""
+    """The answer's streams by name, for ``merge_streams``."""
     named = {"text": output.text, "audio": output.audio}
     return {name: as_item_stream(name, value) for name, value in named.items() if value is not None}
 

@@ -105,7 +105,7 @@ class FairQueue:
     ) -> QueueEntry:
         """A request of ``cost`` GPU-seconds, to be begun while fewer than ``slots`` are at work.
 
-        Raises ``Overloaded`` when as many wait as may, unless it is ``patient``. Call ``next`` afterwards.
+        Raises ``Overloaded`` when as many wait as may, unless it is ``patient``. Call ``start_next`` afterwards.
         """
         line = self._lines.get(tenant)
         if line is None:
@@ -156,7 +156,7 @@ class FairQueue:
             self._decrement_waiting(turn.line)
 
     def finish_entry(self, turn: QueueEntry, used: float) -> None:
-        """A request is over that ``used`` so many GPU-seconds. Call ``next`` afterwards."""
+        """A request is over that ``used`` so many GPU-seconds. Call ``start_next`` afterwards."""
         if turn.state != WORKING:
             return
         turn.state = OVER

@@ -17,7 +17,7 @@ BEAT, SILENT = 2.0, 7.0
 
 
 class GatewayPeers:
-    """The gateways, this one included; give events of ``subjects.GATEWAY`` to ``heard``."""
+    """The gateways, this one included; give events of ``subjects.GATEWAY`` to ``handle_status``."""
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me

@@ -2,7 +2,7 @@
 
 
 class TokenBucket:
-    """Fills by ``rate`` a second up to ``most``. It may be overdrawn by one ``take`` and must then fill up first."""
+    """Fills by ``rate`` a second up to ``most``. One ``take_tokens`` may overdraw it; then it must fill up first."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
 

@@ -18,7 +18,7 @@ _QUALITY = 85
 
 
 class VideoFileWriter:
-    """Writes a film to ``path``; see ``Film``. It is left with ``leave``, whatever became of it."""
+    """Writes a film to ``path``; see ``VideoWriter``. It is left with ``discard_unfinished``, whatever became of it."""
 
     def __init__(self, path: Path, fps: float, sound: bool) -> None:
         self._about = (path, fps, sound)

@@ -122,7 +122,7 @@ class BatchingEngine(Generic[S]):
 
     @contextmanager
     def admit_prefilled(self, sequence: S) -> Iterator[S]:
-        """Queue a sequence that was prefilled elsewhere, otherwise as ``admit``: ``room`` and ``insert`` come next."""
+        """Queue a sequence that was prefilled elsewhere: ``wait_for_slot`` and ``insert_cache`` come next."""
         self.raise_if_failed()
         self.schedule.add_prefilled(sequence, time.monotonic())
         with self._hold_ownership(sequence):

@@ -54,7 +54,7 @@ def pack_cache(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarr
 
 
 def unpack_cache(about: Mapping[str, Any], packed: np.ndarray | None, length: int, layout: CacheLayout) -> Layers:
-    """The sequence of ``length`` positions that ``pack`` made ``packed`` of, without a copy.
+    """The sequence of ``length`` positions that ``pack_cache`` made ``packed`` of, without a copy.
 
     ``layout`` is that of the model that is to go on with it. Raises ``ProtocolError`` for keys and values of
     another model or another length.

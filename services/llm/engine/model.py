@@ -132,7 +132,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         return script
 
     async def assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
-        """Return the ``Prefill`` of a prompt, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
+        """Return a prompt's ``PrefillInputs``, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
         return await self._compute(self._assemble_prefill, prompt, items)
 
     def _assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:

@@ -43,7 +43,7 @@ class Inbox:
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """Raise ``error`` in ``take`` as soon as the steps before it were taken."""
+        """Raise ``error`` in ``take_steps`` as soon as the steps before it were taken."""
         self._error = self._error or error
         self._news.set()
 
@@ -159,5 +159,5 @@ def relay_errors(inbox: Inbox) -> Iterator[None]:
     """Hand an error of a helper task over to the coroutine that answers the request."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take``
+    except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take_steps``
         inbox.fail(error)

@@ -46,7 +46,7 @@ class PrefillRunner(_HalfRunner):
     """A ``Runner`` for the first half.
 
     Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start``
-    (``Start``); for a talker ``prompt`` and ``layout``.
+    (``DecodeStart``); for a talker ``prompt`` and ``layout``.
     """
 
     @property
@@ -80,7 +80,7 @@ class PrefillRunner(_HalfRunner):
 class DecodeRunner(_HalfRunner):
     """A ``Runner`` for the second half.
 
-    Inputs: ``cache``, ``start`` and ``params`` (``ThinkParams``). Outputs: streamed ``text``; for a talker
+    Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: streamed ``text``; for a talker
     streamed ``rows``.
     """
 

@@ -126,7 +126,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
     """A ``Runner`` for talkers.
 
     Inputs: ``prompt`` (rows [S + 3, H]) and ``layout`` ([k, S]) as ``Item``s, ``rows`` (stream of [k, H]), ``voice``,
-    ``params`` (``TalkParams``). Output: streamed ``codes``, numbers or a list for each frame.
+    ``params`` (``CodecGenerationParams``). Output: streamed ``codes``, numbers or a list for each frame.
     """
 
     def __init__(

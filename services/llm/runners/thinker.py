@@ -21,7 +21,7 @@ class ThinkRunner:
     """A ``Runner`` for LLMs.
 
     Inputs: ``messages`` (JSON list, or an ``Item`` of its UTF-8 bytes), ``items`` (``Item`` list of
-    embeddings [n, H] with their meta, in order of appearance), ``params`` (``ThinkParams``), ``voice``.
+    embeddings [n, H] with their meta, in order of appearance), ``params`` (``TextGenerationParams``), ``voice``.
     Outputs: streamed ``text``; for a talker ``prompt``, ``layout`` and streamed ``rows``.
     """
 

@@ -108,7 +108,7 @@ class DecodeState(NamedTuple):
 class VllmDecodeRunner(VllmPart):
     """A ``Runner`` for the second half.
 
-    Inputs: ``cache``, ``start`` and ``params`` (``ThinkParams``). Outputs: streamed ``text``; for a talker
+    Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: streamed ``text``; for a talker
     streamed ``rows``.
     """
 

@@ -61,7 +61,7 @@ def map_memory(place: Place, dtype: torch.dtype, shared: bool = False) -> torch.
     """All numbers that were written when ``place`` was made, of one dimension and without a copy.
 
     ``shared``: what is written into the tensor is there for all. The tensor keeps no descriptor. Raises as
-    ``opened``, and ``RuntimeError``.
+    ``open_memory``, and ``RuntimeError``.
     """
     fd = open_memory(place, os.O_RDWR if shared else os.O_RDONLY)
     try:

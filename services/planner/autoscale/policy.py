@@ -139,7 +139,7 @@ class ScalingPolicy:
         }
 
     def decide(self, scene: ScalingSnapshot) -> Verdict:
-        """Decide what to do now; ``changed`` is to be called once it is under way."""
+        """Decide what to do now; ``note_plan_change`` is to be called once it is under way."""
         margin, hold = self._rules.margin, self._rules.hold
         gain = self._relative_gain(scene, scene.best, scene.rerouted)
         # A mix that still changes is on its way somewhere, unless it never arrives.

@@ -11,7 +11,7 @@
     "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
 
 All but ``family`` and ``checkpoint`` may be left out: the family says it. Instead of options and paths a model
-may say ``"planned": {...}`` (``asked.py``), to be planned from its profile within the file's ``gpus`` and ``nodes``:
+may say ``"planned": {...}`` (``planned_spec.py``), to be planned from its profile in the file's ``gpus`` and ``nodes``:
 {"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8}}, "models": {...}}. A model may
 share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
 ``"options": ["a/E", "L"]``.
@@ -40,7 +40,7 @@ class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_models(path: str) -> dict[str, DeclaredModel]:
-    """The models of a declarations file. Raises as ``declarations`` does."""
+    """The models of a declarations file. Raises as ``read_declarations`` does."""
     return read_declarations(path).models
 
 

@@ -1,13 +1,14 @@
-"""Planned models: what was measured and what is asked of them to the best deployment, by the exact solver.
+"""Planned models: profiles and goals to the best deployment, by the exact solver.
 
-    ready.py       one model made ready: its options, request types and seconds
-    options.py     measured and estimated options that fit the GPUs at hand
-    seconds.py     what a request of a type costs on an option, at given sizes of requests
-    demand.py      rates and mixes: declared, or measured
-    tails.py       goals for tail latency to admissible work
-    group.py       models that are planned together; cells.py: a model in cells
-    deploy.py      what the solver found to plans; explain.py: why
-    planner.py     all of it: ``Planner``
+    model_inputs.py    one model for the solver: its options, request types and seconds
+    candidates.py      measured and estimated options that fit the GPUs at hand
+    cost_model.py      cost of a request of a type on an option, at given sizes of requests
+    demand.py          rates and mixes: declared, or measured
+    latency_goals.py   goals for tail latency to admissible work
+    kv_memory.py       the replicas that memory for KV caches takes
+    joint.py           models that are planned together; cells.py: a model in cells
+    plan_builder.py    the solver's answer to plans; explain.py: why
+    planner.py         all of it: ``Planner``; job.py runs it in a thread
 
 Pure computation: no bus, no store, no file. ``Planner`` is not named here, because the solver takes a second to
 load that planners of static models need not wait for: ``services.planner.optimize.planner``.

@@ -66,7 +66,7 @@ class Planner:
     ) -> PlanningResult:
         """The best deployment for ``load``, or for what was declared, with few new replicas beside ``running``.
 
-        Without ``explain`` no alternatives are looked for until ``Planned.why`` is called.
+        Without ``explain`` no alternatives are looked for until ``PlanningResult.why`` is called.
         Raises ``Infeasible`` when nothing serves what was declared, ``DeadlineExceeded`` when nothing was found in
         time. A load that is more than the GPUs can serve gets as much as they can.
         """

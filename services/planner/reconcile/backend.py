@@ -33,10 +33,10 @@ class Backend(Protocol):
         """Error that prevents finding out which planner leads; None when there is none."""
 
     async def run_leader_election(self, tell: Callable[[], None]) -> None:
-        """See to it until cancelled; ``tell`` is called when ``leads`` changes, and trouble comes or goes."""
+        """See to it until cancelled; ``tell`` is called when ``is_leader`` changes, and trouble comes or goes."""
 
     def workload_hash(self, wanted: DesiredExecutors) -> str:
-        """Return the value of ``Running.mark`` for these executors."""
+        """Return the value of ``RunningWorkload.mark`` for these executors."""
 
     async def list_workloads(self) -> list[RunningWorkload]:
         """All workloads of this Omnibus."""

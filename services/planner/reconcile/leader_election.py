@@ -26,7 +26,7 @@ _GONE = 404
 
 
 class LeaderLease:
-    """One planner's view of the Lease: it ``leads`` until ``BELIEVED`` seconds after it last took or renewed the Lease.
+    """One planner's view of the Lease: ``is_leader`` until ``BELIEVED`` seconds after it last took or renewed it.
 
     Clocks of other machines do not matter.
     """
@@ -66,7 +66,7 @@ class LeaderLease:
             await self._release_lease()
 
     async def acquire_or_renew(self) -> bool:
-        """Take it if it is free, keep it if it is ours. Whether it is ours now. Raises as ``Cluster.call`` does."""
+        """Take it if it is free, renew it if it is ours; True if it is ours now. Raises as ``KubernetesClient``."""
         asked = time.monotonic()
         found = await self._find()
         if found is None:

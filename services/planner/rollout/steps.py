@@ -37,7 +37,7 @@ def rollout_steps(before: Models, after: Models, gpus: Mapping[str, int]) -> lis
 
     ``gpus`` is how many there are by type; a type that it does not name is never short. Executors of two plans in
     a row fit into it together. What ``before`` and ``after`` both serve, each plan between them does. Each plan leads
-    to the same ones as this. Raises ``NoRoom``.
+    to the same ones as this. Raises ``InsufficientGpus``.
     """
     found: list[dict[str, ModelPlan]] = []
     state = dict(before)
@@ -91,7 +91,7 @@ class _StepFinder:
         self._goal = {kind: count for unit in self._units for kind, count in unit.goal.items()}
 
     def next_step(self) -> dict[str, ModelPlan]:
-        """The next plan. Raises ``NoRoom``."""
+        """The next plan. Raises ``InsufficientGpus``."""
         if not self._missing_gpus(self._there, self._goal):
             return dict(self._after)
         less = self._remove_executors(self._there, SERVES)

@@ -37,7 +37,7 @@ def running_replicas(models: Models) -> dict[tuple[str, str], int]:
 
 
 def transition_plan(before: Models, after: Models, there: Mapping[ExecutorKind, int]) -> dict[str, ModelPlan]:
-    """The models of ``after``, which are ``alike`` those of ``before``, with the replicas ``there``.
+    """The models of ``after``, which are ``is_compatible`` those of ``before``, with the replicas ``there``.
 
     Requests go the paths of both that are left, as often as replicas of these are; where none is left, they go
     over what runs. A request type that nothing runs is left out.

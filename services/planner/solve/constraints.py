@@ -22,7 +22,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``running``: replicas that run already; among equals the fewest new ones are started, weighed by
     start_s * gpus. None: does not matter. ``without``: options that must not be used. ``admissible``: of an
-    option, the work per second that 1, 2, ... replicas may be given (``slo.py``), instead of 1, 2, ...
+    option, the work per second that 1, 2, ... replicas may be given (``utilisation.py``), instead of 1, 2, ...
     ``scenarios``: mixes that the same replicas must serve, each with routing of its own; the first is the
     usual one. None of them: the declared shares. ``nodes``: machines that replicas must fit into.
     ``covers``: groups of options, of each of which there must be a replica, whether requests use it or not.

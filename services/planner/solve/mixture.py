@@ -92,7 +92,7 @@ def binary_mixture(cells: Sequence[Cell], gpus: int) -> Mixture:
 
 
 def bisected_mixture(cells: Sequence[Cell], rate: float) -> Mixture:
-    """Fewest GPUs for ``rate`` by ``binary`` and bisection on the number of GPUs: for power-of-two sizes."""
+    """Fewest GPUs for ``rate`` by ``binary_mixture`` and bisection on the number of GPUs: for power-of-two sizes."""
     require(any(cell.rate > 0 for cell in _check_cells(cells)), "no cell serves anything")
     check_amount(rate, "the rate")
     low, high = 0, 1

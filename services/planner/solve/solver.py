@@ -70,7 +70,7 @@ class Solver:
     def solve_least(self, rate: float, terms: Terms | None = None, *, packed: bool = False) -> Solution:
         """Least cost (``Option.price``, else GPUs) that serves ``rate`` req/s, within ``terms.gpus`` when given.
 
-        Raises as ``most`` does, and ``Infeasible`` when no deployment within the terms serves the rate.
+        Raises as ``solve_most`` does, and ``Infeasible`` when no deployment within the terms serves the rate.
         """
         run = self.create_run(terms or Terms())
         run.packed = packed

@@ -38,7 +38,7 @@ def admissible_work(utilisation: Mapping[int, float] | str, most: int) -> tuple[
 
 
 def scaled_work(alone: float, choice: str, most: int) -> tuple[float, ...]:
-    """Return the ``admissible`` work from a measurement: one replica may be busy for the part ``alone`` of its time.
+    """Return the admissible work from a measurement: one replica may be busy for the part ``alone`` of its time.
 
     More replicas gain by pooling what those of ``choice`` (a name of ``UTILISATION``) do, up to all of their time.
     """

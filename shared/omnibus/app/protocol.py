@@ -1,9 +1,9 @@
 """Messages between a gateway and an app's worker process: pure encoding, no sockets.
 
 A frame is a little-endian u32, the length of what follows, and one message as MessagePack. The gateway
-starts with ``Load``; the worker answers ``Ready`` or ``Broken``. From then on every ``Serve`` ends with
-exactly one ``End`` or ``Failed``. Nobody is flooded: outputs travel when they are asked for (``Read``,
-answered by one ``Items``), and what the worker makes itself (``Part``, ``Give``) counts frame by frame against a
+starts with ``LoadApp``; the worker answers ``AppReady`` or ``Broken``. From then on every ``Serve`` ends with
+exactly one ``RequestEnd`` or ``RequestFailed``. Nobody is flooded: outputs travel when they are asked for (``Read``,
+answered by one ``Items``), and what the worker makes itself (``AnswerPart``, ``Give``) counts frame by frame against a
 window of ``WINDOW`` bytes per request that ``More`` opens again.
 """
 

@@ -85,7 +85,7 @@ class ServeRequest:
     # Serving
 
     async def run(self) -> None:
-        """Serve it; one ``End`` or ``Failed`` is the last that the gateway hears of it."""
+        """Serve it; one ``RequestEnd`` or ``RequestFailed`` is the last that the gateway hears of it."""
         self._link.send(protocol.encode_message(await self._final_message()))
         self._over = True
         for step in self._segments:

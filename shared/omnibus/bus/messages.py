@@ -209,7 +209,7 @@ def check_message_size(message: bytes, limit: int) -> None:
 
 
 def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
-    """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check`` does."""
+    """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check_message_size`` does."""
     if messages and _FRAME + sum(map(len, messages)) + len(messages) <= limit:
         yield _HEAD + b",".join(messages) + _TAIL
         return

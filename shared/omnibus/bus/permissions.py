@@ -157,9 +157,9 @@ def server_config(
 ) -> str:
     """A configuration for ``nats-server -c``.
 
-    ``passwords`` by user, plain or bcrypt; where one is not named, the server reads it from ``variable(user)``. With
+    ``passwords`` by user, plain or bcrypt; where one lacks, the server reads it from ``password_variable(user)``. With
     ``port`` and ``store`` (a directory) it is a whole configuration, else one to be given beside ``-js``. ``tls`` is a
-    directory with ``tls.crt`` and ``tls.key``; ``models`` as for ``permissions``.
+    directory with ``tls.crt`` and ``tls.key``; ``models`` as for ``permissions_by_user``.
     """
     return (
         "\n".join([*_server_lines(port, store, tls), *_user_lines(passwords or {}, permissions_by_user(models))]) + "\n"

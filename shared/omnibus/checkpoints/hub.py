@@ -1,6 +1,6 @@
 """Ids of the Hugging Face hub: their directories in its cache, and how they get there.
 
-Nothing here goes to the hub but ``download``. The cache is where the hub's own client has it (``HF_HOME``).
+Nothing here goes to the hub but ``download_checkpoint``. The cache is where the hub's own client has it (``HF_HOME``).
 """
 
 import json
@@ -25,7 +25,7 @@ def is_id(checkpoint: str) -> bool:
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
-    """The directory of an id, and anything else as the path that it is. Raises ``NotFound`` as ``find`` does."""
+    """The directory of an id, and anything else as the path that it is. Raises as ``find_checkpoint``."""
     return find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
 
 

@@ -1,5 +1,5 @@
 """From samples and pixels to files: what gateways send, and apps may want to send as well.
 
-``film`` and ``sound`` go through PyAV, ``picture`` through Pillow; both are imported when they are first used. Reading
+``video`` and ``audio`` go through PyAV, ``image`` through Pillow; both are imported when they are first used. Reading
 files is nothing that is done here.
 """

@@ -91,7 +91,7 @@ class ScrapeServer:
 
 
 def remove_stale_files(directory: str) -> None:
-    """Remove what processes that were killed have left of ``Scrape.tell``."""
+    """Remove what processes that were killed have left of ``ScrapeServer.write_discovery_file``."""
     for file in Path(directory).glob("*-*.json"):
         try:
             os.kill(int(file.stem.rpartition("-")[2]), 0)

@@ -1,7 +1,7 @@
 """Timeline of one invocation, from its own record: who worked when, what waited for what, what went wrong.
 
 ``of(invocation, ended)`` gives a ``Waterfall``. As JSON it is what ``omnibus show ID --json`` prints and what
-``GET /v1/invocations/{id}`` answers; ``GET /v1/invocations`` answers a ``Page`` of ``Summary``. Fields may be added;
+``GET /v1/invocations/{id}`` answers; ``GET /v1/invocations`` answers a ``SummaryPage``. Fields may be added;
 none changes its meaning. Sizes and digests are in it, never what users wrote or got.
 
 All times but ``created`` are seconds since ``created``, and null (``None``) when they are not known. Clocks of
@@ -244,7 +244,7 @@ def _build_rows(invocation: Invocation, ended: EndRecord | None, moves: Sequence
 
 
 def _node_state(node: int, executor: str, ended: EndRecord | None) -> str:
-    """Of a node that has not told its times; see ``_timed`` for one that has."""
+    """Of a node that has not told its times; see ``_add_times`` for one that has."""
     if ended is None:
         return "open"
     if ended.node >= 0:

@@ -38,7 +38,7 @@ class FunctionRefused(Exception):
 
 
 class StoreConnection:
-    """Commands, functions and announcements; what they mean is said by ``Plans`` and ``Apps``."""
+    """Commands, functions and announcements; what they mean is said by ``PlanStore`` and ``AppStore``."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
@@ -70,7 +70,7 @@ class StoreConnection:
         return f"{self._settings.prefix}:{name}"
 
     async def _run_function(self, function: str, keys: Sequence[str], *arguments: str) -> Any:
-        """Run a function of ours on the server. Raises ``Refused`` and ``StoreUnavailable``."""
+        """Run a function of ours on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
         await self.open()  # a restarted server has forgotten its functions
         return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
 

@@ -205,7 +205,7 @@ class PlanStore(StoreConnection):
 
 
 def plan_mark(plan: Plan) -> int:
-    """``Stand.mark`` while ``plan`` is the staged one."""
+    """``PlanState.mark`` while ``plan`` is the staged one."""
     return _document_mark(plans.encode_plan(plan))
 
 

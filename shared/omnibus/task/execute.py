@@ -27,7 +27,7 @@ from omnibus.tensors.item import Item
 
 
 class TaskJob(Protocol):
-    """Part of ``omnibus.executor.runner.Job`` that ``execute`` needs."""
+    """Part of ``omnibus.executor.runner.Job`` that ``execute_task`` needs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...

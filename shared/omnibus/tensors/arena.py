@@ -1,6 +1,6 @@
 """The shared memory of a node: one file, mapped by the sidecar and by every client.
 
-The file is sparse at first. ``back`` gives a range its pages before anybody writes there: to write a page for
+The file is sparse at first. ``allocate_pages`` gives a range its pages before anybody writes there: to write a page for
 which a full tmpfs has no room would kill the writer with SIGBUS.
 
 Own ``mmap`` over a tmpfs file: ``multiprocessing.shared_memory`` of Python 3.11 unlinks segments that

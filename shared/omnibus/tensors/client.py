@@ -177,7 +177,7 @@ class TensorClient:
         return block.seal()
 
     def view(self, handle: Handle) -> np.ndarray:
-        """The tensor of ``handle``, read-only and without a copy; valid until ``release`` or ``end``.
+        """The tensor of ``handle``, read-only and without a copy; valid until ``release`` or ``end_invocation``.
 
         Each call counts as one read and asks for one ``release``. Raises ``StaleHandle`` when the memory
         was freed, ``ProtocolError`` when the handle is malformed, ``Retryable`` without sidecar or when

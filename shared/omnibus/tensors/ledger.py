@@ -7,13 +7,13 @@ The rule. A block is granted with one writer's lease and a number of expected re
   hold declines the read. A holder that dies has released.
 - The block is free when it is sealed, no expected read remains and nobody holds it.
 - ``retain`` lets it live on from there, for readers that may begin again, until its invocation ends or
-  ``reclaim`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
+  ``reclaim_oldest`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
 
-Early ends condemn a block: ``discard`` by its producer, ``end`` of its invocation, its deadline, or the
+Early ends condemn a block: ``discard`` by its producer, ``end_invocation`` of its invocation, its deadline, or the
 death of a producer that had not sealed. Its header is wiped at once, so it has no new readers. Its
 memory is free as soon as no living client has it open, for a producer or reader that still works on a
 cancelled request must not meet the bytes of the next one. Those clients let go with ``release``,
-``discard`` or their own ``end``; after a grace period the block is taken from them by ``force``.
+``discard`` or their own ``end_invocation``; after a grace period the block is taken from them by ``force_free``.
 """
 
 from collections import Counter

@@ -17,7 +17,7 @@ ANSWER = 5.0
 
 
 class SidecarLink(asyncio.Protocol):
-    """The client's end of the socket. Build it with ``Link.open``.
+    """The client's end of the socket. Build it with ``SidecarLink.open``.
 
     ``lost`` is called once, when an opened link is gone and every pending request has failed.
     """

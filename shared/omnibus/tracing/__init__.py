@@ -109,7 +109,7 @@ def current_context() -> Carrier:
 
 
 def trace_http(application: Application) -> Application:
-    """``application`` with a span around each request to the API, and ``here`` set inside of it. Itself while off."""
+    """``application`` with a span around each request to the API, whose ``current_context`` it is. Itself while off."""
     if tracer is None:
         return application
 

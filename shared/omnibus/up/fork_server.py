@@ -192,7 +192,7 @@ class ForkServer:
         self._selector.register(descriptor, selectors.EVENT_READ, call)
 
     def forget_descriptor(self, descriptor: int) -> None:
-        """Undo ``watch``. Harmless when nothing is watched."""
+        """Undo ``watch_descriptor``. Harmless when nothing is watched."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
 

@@ -21,7 +21,7 @@ async def fetch_status(host: str, port: int, path: str) -> str:
 
 
 async def fetch_body(host: str, port: int, path: str) -> bytes:
-    """The body that ``path`` answers; empty as ``status``."""
+    """The body that ``path`` answers; empty as ``fetch_status``."""
     return (await _http_get(host, port, path)).partition(b"\r\n\r\n")[2]
 
 

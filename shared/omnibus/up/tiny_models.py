@@ -67,7 +67,7 @@ async def build_checkpoint(family: str, directory: Path, *arguments: str) -> Non
 
 
 async def write_checkpoint(family: str, directory: Path) -> None:
-    """Make the checkpoint in anybody's directory, unless it is there. Raises as ``build``, and removes nothing."""
+    """Make the checkpoint in anybody's directory, unless it is there. Raises as ``build_checkpoint``."""
     output = await _run_builder(family, directory)
     if output:
         raise BadRequest(output.strip().splitlines()[-1])

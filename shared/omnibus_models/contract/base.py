@@ -73,7 +73,7 @@ class TokenSamplingParams:
 class LoadedComponent:
     """Mixin: every loaded component can say how many parameters it really holds."""
 
-    closer: ClassVar[frozenset[str]] = frozenset()  # see ``Encoder``
+    closer: ClassVar[frozenset[str]] = frozenset()  # see ``MediaEncoder``
     edits: ClassVar[bool] = False  # see ``Denoiser``
     films: ClassVar[bool] = False  # see ``TextEncoder``
     follows: ClassVar[bool] = False  # see ``Denoiser``

@@ -26,5 +26,5 @@ class ModelFamily(Protocol):
 
 
 def no_component(family: str, components: Sequence[str], wanted: str) -> errors.NotFound:
-    """Return the error that ``Family.load`` raises for a component that the family does not have."""
+    """Return the error that ``ModelFamily.load`` raises for a component that the family does not have."""
     return errors.NotFound(f"{family} has no component {wanted!r}; it has {', '.join(components)}")

@@ -68,7 +68,7 @@ class DryLoader:
             loading.stand_in.reset(token)
 
     def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
-        """A model of the library ``transformers``."""
+        """A model of the library ``load_transformers``."""
         config = options.pop("config", None) or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
         module, report = _unloaded_class(cls).from_pretrained(
             None,
@@ -85,7 +85,7 @@ class DryLoader:
         return module.eval()
 
     def load_diffusers(self, cls: Any, checkpoint: Path, part: str, dtype: str) -> Any:
-        """A model of the library ``diffusers``."""
+        """A model of the library ``load_diffusers``."""
         config = cls.load_config(checkpoint, subfolder=part, local_files_only=True)
         with _META:
             module = cls.from_config(config).to(loading.torch_dtype(dtype))

@@ -4,7 +4,7 @@ It looks back only. Its transformer sees a window of earlier frames in each laye
 it keeps keys and values of what it has seen, and never sees a frame twice. What it says goes through convolutions.
 Their reach follows from the configuration, so each piece begins that much earlier and what is not true of it yet
 is cut off. The last samples that frames become are made of the next frame as well: ``n`` frames are ``n`` times
-``per_frame`` samples, less ``lost``.
+``per_frame`` samples, less ``trailing_samples``.
 """
 
 import math

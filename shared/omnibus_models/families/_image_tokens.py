@@ -206,7 +206,7 @@ class TokenDenoiser(LoadedComponent, ABC):
     def _start_denoising(self, inputs: Tensor, positions: Tensor, **about: Any) -> TokenDenoising:
         """Begin a picture: ``inputs`` [rows, T, H] of its prompt, at positions 0 to T - 1.
 
-        ``positions`` and ``about`` are fields of ``Drawing``.
+        ``positions`` and ``about`` are fields of ``TokenDenoising``.
         """
         rows, length, _ = inputs.shape
         cache = DynamicCache()

@@ -160,7 +160,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         return self.width
 
     def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
-        """Return the places of a talker's rows; None where it needs only their positions, see ``Prefill``."""
+        """Return the places of a talker's rows; None where it needs only their positions, see ``PrefillInputs``."""
         return None
 
     def _widen_inputs(self, inputs: Tensor) -> Tensor:

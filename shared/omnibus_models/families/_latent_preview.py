@@ -32,7 +32,7 @@ def fit_palette(latents: Tensor, painted: Tensor) -> Tensor:
 
 
 def fit_surface_colours(channels: int, paint: Callable[[Tensor], Tensor]) -> Tensor:
-    """Fit the colours of plain surfaces, as ``fitted`` does.
+    """Fit the colours of plain surfaces, as ``fit_palette`` does.
 
     ``paint`` makes colours [B, 3, H, W] of latents [B, channels, 1, rows, columns].
     """

@@ -50,7 +50,7 @@ class QwenThinker(_language.LanguageThinker, QwenDecoder):
         return (height // merge) * (width // merge) * time
 
     def _check_time(self, meta: Mapping[str, Any]) -> None:
-        """Raises as ``_rows`` for a video whose time cannot be used."""
+        """Raises as ``_row_count`` for a video whose time cannot be used."""
         if not 0 < float(meta["second_per_grid"]) < math.inf:
             raise ValueError("no such time")
 

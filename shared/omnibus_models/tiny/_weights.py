@@ -49,7 +49,7 @@ def speak_words(head: Tensor, tokenizer: PreTrainedTokenizerFast, stop_gain: flo
 
 @torch.no_grad()
 def sharpen_attention(module: nn.Module) -> None:
-    """Sharper attention where ``spread`` gives none: in models that bring queries to one length by a norm."""
+    """Sharper attention where ``redraw_weights`` gives none: in models that bring queries to one length by a norm."""
     for name, parameter in module.named_parameters():
         if name.endswith("q_norm.weight"):
             parameter.mul_(_ATTENTION_GAIN)

@@ -1,4 +1,4 @@
-"""The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run``."""
+"""The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run_core_process``."""
 
 import ctypes
 import os

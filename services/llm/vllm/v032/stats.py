@@ -53,7 +53,7 @@ class EngineCounts:
 
 
 class VllmStatLogger(StatLoggerBase):
-    """vLLM's interface to ``Counts``."""
+    """vLLM's interface to ``EngineCounts``."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0, counts: EngineCounts | None = None) -> None:
         self._counts = counts or EngineCounts()

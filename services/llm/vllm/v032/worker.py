@@ -33,7 +33,7 @@ class Worker:
         return sum(parameter.numel() for parameter in model.parameters())
 
     def omnibus_cache(self) -> dict[str, Any]:
-        """The fields of ``Layout``."""
+        """The fields of ``CacheBlockLayout``."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector = cast(CacheConnector, get_kv_transfer_group())

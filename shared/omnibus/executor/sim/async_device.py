@@ -32,7 +32,7 @@ REAL = Clock()
 
 
 class WorkTicket:
-    """Handle of a caller that waits for a work: ``news`` returns each time that something has happened to the work."""
+    """Handle of a caller that waits for a work: ``wait_for_update`` returns at each event of the work."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
@@ -42,7 +42,7 @@ class WorkTicket:
         self._event.set()
 
     def fail(self, error: Exception) -> None:
-        """Raise ``error`` in ``news``."""
+        """Raise ``error`` in ``wait_for_update``."""
         self._error = self._error or error
         self._event.set()
 

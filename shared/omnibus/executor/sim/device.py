@@ -120,7 +120,7 @@ class DeviceTurn(NamedTuple):
 
 
 class CombinedTurn(NamedTuple):
-    """Turns of several lanes in one step, one after the other; see ``Turn``."""
+    """Turns of several lanes in one step, one after the other; see ``DeviceTurn``."""
 
     turns: list[DeviceTurn]
     ends: list[float]

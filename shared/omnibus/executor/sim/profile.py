@@ -172,7 +172,7 @@ def read_profile(path: str) -> Profile:
 
 
 def decode_profile(body: bytes, name: str = "the profile") -> Profile:
-    """A profile from its JSON. Raises ``BadRequest`` as ``read`` does."""
+    """A profile from its JSON. Raises ``BadRequest`` as ``read_profile`` does."""
     try:
         file = msgspec.json.decode(body, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

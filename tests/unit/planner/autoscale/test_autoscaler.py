@@ -50,7 +50,7 @@ def measured() -> ModelProfile:
 
 
 class House:
-    """A planner's ``Follow``, gateways that tell it of their load, and a clock that the test turns."""
+    """A planner's ``Autoscaler``, gateways that tell it of their load, and a clock that the test turns."""
 
     def __init__(self, directory: Path, store: Store) -> None:
         self.now = 0.0
