@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, T]) -> list[T]:
-    """What ``calls`` return, in their order. The first error cancels the others, and is raised as it is.
+    """Results of ``calls``, in their order. The first error cancels the others, and is raised as it is.
 
     Not by an ``asyncio.TaskGroup``: there the group of errors, the error and its task refer to each other. Such a
     circle stays until the garbage collector comes by, which is seldom, and with it all that was under way when the

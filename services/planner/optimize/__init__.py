@@ -5,7 +5,7 @@
     cost_model.py      cost of a request of a type on an option, at given sizes of requests
     demand.py          rates and mixes: declared, or measured
     latency_goals.py   goals for tail latency to admissible work
-    kv_memory.py       the replicas that memory for KV caches takes
+    kv_memory.py       memory for KV caches as a limit of one replica
     joint.py           models that are planned together; cells.py: a model in cells
     plan_builder.py    the solver's answer to plans; explain.py: why
     planner.py         all of it: ``Planner``; job.py runs it in a thread

@@ -1,7 +1,7 @@
 """Time at which an engine begins with a job: recorded inside of the engine, without the runner knowing of it.
 
-A job waits in the queue of its engine's batches. What queues it gets its moment from ``current_moment``, and calls ``set_now``
-when the first batch that it is in begins.
+A job waits in the queue of its engine's batches. What queues it gets its moment from ``current_moment``, and
+calls ``set_now`` when the first batch that it is in begins.
 """
 
 import time

@@ -12,7 +12,7 @@ from omnibus_models.contract.base import Encoded, ModelComponent, Prepared
 class TextEncoder(ModelComponent, Protocol):
     """Prompts in, what guides a denoiser out. Prompts are ``Prepared`` of the modality ``text``.
 
-    What guides away from something is another prompt; with ``twins`` ``prepare_negative`` makes it of the prompt itself.
+    A negative prompt guides away from something; with ``twins`` ``prepare_negative`` makes it of the prompt itself.
     With ``films`` prompts are for videos: each is a batch of its own, so that a video does not depend on others.
     """
 
