@@ -183,7 +183,7 @@ class ClientRequest:
         return self.tenant.salt(settings.salt, settings.isolate)
 
     async def wait_admission(self, segment: Segment, step: int = 0) -> None:
-        """Wait for this request's turn, once. If nothing is sent then, call ``release_admission``. Raises ``Overloaded``."""
+        """Wait once for the tenant's turn. Raises ``Overloaded``. ``release_admission`` if nothing is sent."""
         if self._stay is None:
             return
         assignment = self._runs.router.assign(segment.nodes, self.model)
