@@ -2,9 +2,9 @@
 
 Labels are looked up once and kept, so that the hot path only adds. What is counted anyway is a ``CallbackMetric``: it
 is read when Prometheus asks, and costs nothing until then; so is every gauge without labels, else each process would
-say that it is 0. Labels have few values: models, request types, paths and options are a plan's, apps are registered, components
-a model's, codes those of ``omnibus.errors``, tenants those that the operator gave keys (``omnibus keys``). Nothing that
-a client makes up, and no id, is one.
+say that it is 0. Labels have few values: models, request types, paths and options are a plan's, apps are registered,
+components a model's, codes those of ``omnibus.errors``, tenants those that the operator gave keys (``omnibus keys``).
+Nothing that a client makes up, and no id, is one.
 """
 
 from prometheus_client.exposition import generate_latest
