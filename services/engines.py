@@ -24,16 +24,16 @@ _cores: "WeakValueDictionary[ExecutorSettings, ThinkerCore]" = WeakValueDictiona
 _engines: "WeakValueDictionary[tuple[ExecutorSettings, bool], VllmCore]" = WeakValueDictionary()
 
 #: What vLLM runs.
-_VLLM = ("thinker", "prefill", "decode")
+_VLLM_COMPONENTS = ("thinker", "prefill", "decode")
 
 
 def transformers(component: str, settings: ExecutorSettings) -> Runner:
     """The transformers engine: everything, on CPU or GPU. Raises ``BadRequest`` for an unknown component."""
-    if component not in _TRANSFORMERS:
+    if component not in _TRANSFORMERS_RUNNERS:
         raise BadRequest(
-            f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS)}"
+            f"no transformers engine for component {component!r}; there is one for {sorted(_TRANSFORMERS_RUNNERS)}"
         )
-    return _TRANSFORMERS[component](component, settings)
+    return _TRANSFORMERS_RUNNERS[component](component, settings)
 
 
 def vllm(component: str, settings: ExecutorSettings) -> Runner:
@@ -41,9 +41,9 @@ def vllm(component: str, settings: ExecutorSettings) -> Runner:
 
     Raises ``BadRequest`` for an unknown component.
     """
-    if component not in _VLLM:
+    if component not in _VLLM_COMPONENTS:
         # Nothing of theirs may wait for, or load, the language model that is not there.
-        others = ",".join(each for each in settings.components.split(",") if each not in _VLLM)
+        others = ",".join(each for each in settings.components.split(",") if each not in _VLLM_COMPONENTS)
         return transformers(component, structs.replace(settings, components=others))
     from services.llm.vllm.prefill_decode import VllmDecodeRunner, VllmPrefillRunner
     from services.llm.vllm.runner import VllmRunner
@@ -157,7 +157,7 @@ def _shares_loop(settings: ExecutorSettings) -> bool:
 
 def _hosted_makers(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSettings], Runner] | None]:
     """Return the functions that make the runners of this executor."""
-    return {_TRANSFORMERS.get(component) for component in settings.components.split(",")}
+    return {_TRANSFORMERS_RUNNERS.get(component) for component in settings.components.split(",")}
 
 
 def _make_talker(component: str, settings: ExecutorSettings) -> Runner:
@@ -226,7 +226,7 @@ def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]
     return settings.family, checkpoints.resolve_checkpoint(settings.checkpoint), settings.device, settings.dtype
 
 
-_TRANSFORMERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
+_TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vision": _make_encoder,
     "audio": _make_encoder,
     "thinker": _make_thinker,

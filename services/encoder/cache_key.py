@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 #: Files of a checkpoint up to this size count by their content: configurations, of the preprocessor too.
-_SMALL = 1 << 20
+_MAX_HASHED_FILE_BYTES = 1 << 20
 
 
 class EncoderIdentity:
@@ -36,5 +36,7 @@ def _checkpoint_revision(checkpoint: Path) -> Iterable[str]:
     """Tells versions of a checkpoint apart without reading its weights."""
     for path in sorted(file for file in checkpoint.rglob("*") if file.is_file()):
         about = path.stat()
-        content = sha256(path.read_bytes()).hexdigest() if about.st_size <= _SMALL else str(about.st_mtime_ns)
+        content = (
+            sha256(path.read_bytes()).hexdigest() if about.st_size <= _MAX_HASHED_FILE_BYTES else str(about.st_mtime_ns)
+        )
         yield f"{path.relative_to(checkpoint)}\n{about.st_size}\n{content}"

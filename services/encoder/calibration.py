@@ -7,8 +7,8 @@ from PIL import Image
 
 from omnibus_models.contract import MediaEncoder, Prepared
 
-_SIDE = 448  # pixels: about what pictures on web pages have
-_RATE = 16_000
+_IMAGE_SIDE_PIXELS = 448  # pixels: about what pictures on web pages have
+_SAMPLE_RATE_HERTZ = 16_000
 
 
 def sample_item(encoder: MediaEncoder) -> Prepared:
@@ -20,7 +20,7 @@ def sample_item(encoder: MediaEncoder) -> Prepared:
 
 def _grey_image() -> bytes:
     out = io.BytesIO()
-    Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)).save(out, "PNG")
+    Image.new("RGB", (_IMAGE_SIDE_PIXELS, _IMAGE_SIDE_PIXELS), (128, 128, 128)).save(out, "PNG")
     return out.getvalue()
 
 
@@ -29,6 +29,6 @@ def _silent_audio() -> bytes:
     with wave.open(out, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(_RATE)
-        file.writeframes(bytes(2 * _RATE))
+        file.setframerate(_SAMPLE_RATE_HERTZ)
+        file.writeframes(bytes(2 * _SAMPLE_RATE_HERTZ))
     return out.getvalue()

@@ -17,7 +17,7 @@ from omnibus.metrics import ENCODER
 P = TypeVar("P")
 
 #: Bytes that an entry counts for besides its array.
-OVERHEAD = 1024
+ENTRY_OVERHEAD_BYTES = 1024
 
 
 class EncoderResult(NamedTuple):
@@ -138,7 +138,7 @@ class EmbeddingCache(Generic[P]):
 
 
 def _result_bytes(result: EncoderResult) -> int:
-    return int(result.embeds.nbytes) + OVERHEAD
+    return int(result.embeds.nbytes) + ENTRY_OVERHEAD_BYTES
 
 
 async def _wait_uncancelled(event: asyncio.Event) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
-from omnibus.executor.step_budget import NONE, BudgetSizes, StepGoals, find_budget
+from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepGoals, find_budget
 from omnibus_models.contract import MediaEncoder, Prepared
 from omnibus_models.limits import CANCELLED
 from services.component import ComponentSource, Hosted, by_size
@@ -38,12 +38,12 @@ class EncodeSettings:
     tokens: int = 16384
     decoders: int = 2
     threads: int = 1
-    goals: StepGoals = NONE
+    goals: StepGoals = NO_GOALS
     cache: int = 0
 
 
 #: Bytes that are hashed in the event loop; more take a thread.
-_INLINE = 1 << 16
+_MAX_INLINE_HASH_BYTES = 1 << 16
 
 
 class _Media(NamedTuple):
@@ -156,7 +156,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
 
     async def _encode_cached(self, results: EmbeddingCache[Prepared], media: _Media) -> EncoderResult:
         key = partial(self._identity.item_key, *media)
-        found = key() if media.data.nbytes <= _INLINE else await asyncio.to_thread(key)
+        found = key() if media.data.nbytes <= _MAX_INLINE_HASH_BYTES else await asyncio.to_thread(key)
         return await results.get(found, partial(self._prepare_media, media))
 
     async def _prepare_media(self, media: _Media) -> Prepared:

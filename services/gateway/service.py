@@ -31,7 +31,7 @@ from services.gateway.auth.tenancy import Tenancy
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import ConnectionLimits
-from services.gateway.http.open_requests import LAST_ANSWERS_SECONDS, OpenRequests
+from services.gateway.http.open_requests import FINAL_RESPONSES_SECONDS, OpenRequests
 from services.gateway.http.server import GatewayServer, create_server
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
@@ -52,13 +52,13 @@ from services.gateway.videos.service import Videos
 log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt to read a plan when the store was at fault.
-AGAIN = 0.5
+RETRY_PAUSE_SECONDS = 0.5
 #: Seconds in which a stopping gateway refuses requests that were on their way, before it closes their connections.
 LINGER_SECONDS = 1.0
 #: Seconds that a stopping gateway may take to send the last traces.
-LAST_TRACES = 2.0
+TRACE_FLUSH_SECONDS = 2.0
 #: Thresholds of the garbage collector: containers made until it looks at the young ones, and looks until at older ones.
-COLLECT = (20_000, 20, 50)
+GC_THRESHOLDS = (20_000, 20, 50)
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -89,7 +89,7 @@ class GatewayService:
             raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={settings.record!r}: it is one of {', '.join(MODES)}")
         check_token(settings)
         tracing.start_tracing("gateway")
-        self._closing.push_async_callback(asyncio.to_thread, tracing.stop_tracing, LAST_TRACES)
+        self._closing.push_async_callback(asyncio.to_thread, tracing.stop_tracing, TRACE_FLUSH_SECONDS)
         self._closing.push_async_callback(self._store.close)
         self._closing.callback(self._files.close)
         self._closing.callback(self._keep.close)
@@ -185,7 +185,7 @@ class GatewayService:
                 return await self._store.plan(epoch)
             except StoreUnavailable as error:  # an epoch is announced once, so stay with it
                 log.warning("plan epoch %d: %s", epoch, error)
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
             except OmnibusError as error:
                 log.error("plan epoch %d: %s", epoch, error)
                 return None
@@ -240,7 +240,7 @@ class GatewayService:
         """Close the port, and each connection once its last bytes have left."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-            await asyncio.wait({self._serving}, timeout=LAST_ANSWERS_SECONDS)
+            await asyncio.wait({self._serving}, timeout=FINAL_RESPONSES_SECONDS)
 
     async def shutdown(self) -> None:
         if self._server is not None:
@@ -258,7 +258,7 @@ def _tune_garbage_collector() -> None:
     """Spare the garbage collector what lives as long as the process, and most walks through what one request has."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _reuse_large_buffers() -> None:

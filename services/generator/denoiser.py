@@ -19,7 +19,7 @@ from services.component import ComponentSource, Compute, Hosted, by_size
 from services.generator.step_loop import ImageJob, StepLoop
 
 #: Checkpoints of one picture or film, at most: a lost denoiser costs a tenth of its steps.
-CHECKPOINTS = 10
+MAX_CHECKPOINTS = 10
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DenoiseRunner(Hosted[Denoiser]):
         await self._resume_checkpoint(job, denoising)
         palette = await self._find_palette() if wish.every and job.has_consumer("preview") else None
         show = None if palette is None else partial(self.model.preview, palette=palette)
-        every = -(-denoising.steps // CHECKPOINTS) if job.has_consumer("checkpoint") else 0
+        every = -(-denoising.steps // MAX_CHECKPOINTS) if job.has_consumer("checkpoint") else 0
         # A film fills a device by itself: to share its steps would save nothing, and change its last bits.
         await self._send_steps(job, ImageJob(denoising, wish.every, show, every, alone=wish.frames > 1))
         await job.put("latents", {}, await self._compute(self._export_latents, denoising))

@@ -16,7 +16,7 @@ from services.component import ComponentSource, Hosted
 M = TypeVar("M", ImageDecoder, VideoDecoder, AudioDecoder)
 
 #: Bytes of frames that are sent together, but for a single larger one.
-_PIECE = 4 << 20
+_MAX_BATCH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class DecodeVideoRunner(_LatentDecodeRunner[VideoDecoder]):
     """
 
     async def _send_output(self, job: Job, made: np.ndarray) -> None:
-        count = max(1, _PIECE // made[0].nbytes)
+        count = max(1, _MAX_BATCH_BYTES // made[0].nbytes)
         for begin in range(0, len(made), count):
             await job.send("frames", {}, made[begin : begin + count])
         job.close("frames")

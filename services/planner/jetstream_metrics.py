@@ -10,7 +10,7 @@ from omnibus.metrics import STREAMS
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks.
-LOOK = 5.0
+POLL_SECONDS = 5.0
 
 
 class StreamMetrics:
@@ -33,7 +33,7 @@ class StreamMetrics:
         """Look again and again, until cancelled."""
         while True:
             await self.refresh_streams()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def refresh_streams(self) -> None:
         try:

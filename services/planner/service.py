@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 #: Why a plan is as it is when no app has changed.
 DECLARED, REDECLARED, MEASURED = "declared", "declarations changed", "profiles changed"
 #: Seconds between two looks at the declarations file, and between two attempts to read profiles.
-LOOK = 1.0
+POLL_SECONDS = 1.0
 
 
 class PlannerService:
@@ -104,7 +104,7 @@ class PlannerService:
                 break
             except StoreUnavailable as error:
                 log.warning("%s", error)
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
         self._set_target(reason)
 
     async def _running_models(self) -> dict[str, ModelPlan]:
@@ -147,7 +147,7 @@ class PlannerService:
     async def _follow_files(self, read: object, measured: list[object]) -> None:
         """Read the declarations again whenever their file is another one, and profiles whenever theirs are."""
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
             stamp = await asyncio.to_thread(_file_stamp, self._settings.models)
             if stamp != read:
                 read = stamp

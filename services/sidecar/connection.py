@@ -23,7 +23,7 @@ from services.sidecar.request_handler import Desk
 log = logging.getLogger(__name__)
 
 #: Unread answers, in bytes, at which a client is cut off: a live one reads its answers.
-BACKLOG = 4 << 20
+MAX_UNREAD_BYTES = 4 << 20
 
 
 class ClientConnection(asyncio.Protocol):
@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=BACKLOG)
+        self._transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
         self._joined(self)
 
     def data_received(self, data: bytes) -> None:
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush_replies()
 
     def pause_writing(self) -> None:
-        log.warning("client %r is cut off: it left %d bytes of answers unread", self.owner.name, BACKLOG)
+        log.warning("client %r is cut off: it left %d bytes of answers unread", self.owner.name, MAX_UNREAD_BYTES)
         self._dropped()
         self.abort()
 

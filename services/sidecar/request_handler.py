@@ -19,7 +19,7 @@ from services.sidecar.settings import SidecarConfig
 from services.sidecar.timer_queue import Agenda
 
 #: Most leases that one LEDGER answer lists.
-LISTED = 1000
+MAX_LISTED = 1000
 
 
 class Caller(Protocol):
@@ -70,7 +70,7 @@ class Desk:
             Verb.END: self._handle_end,
             Verb.CANCEL: self._handle_cancel,
             Verb.STATS: lambda caller, frame: self._reply_json(caller, frame, self.counters()),
-            Verb.LEDGER: lambda caller, frame: self._reply_json(caller, frame, self.ledger.list_leases(LISTED)),
+            Verb.LEDGER: lambda caller, frame: self._reply_json(caller, frame, self.ledger.list_leases(MAX_LISTED)),
         }
 
     def serve_frame(self, caller: Caller, frame: SidecarFrame) -> None:

@@ -9,12 +9,12 @@ from omnibus.graph import UNREADABLE, WIRE_VERSION
 
 #: Between an app's name and a version that is not current, but whose own unit tasks run: not yet, or not any more.
 #: No app's name has it.
-ASIDE = "@"
+VERSION_SEPARATOR = "@"
 
 
 def base_app_name(name: str) -> str:
     """The app's name of a record, without the version of one that is kept aside."""
-    return name.partition(ASIDE)[0]
+    return name.partition(VERSION_SEPARATOR)[0]
 
 
 class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -190,11 +190,11 @@ def _check_invocation(invocation: Invocation) -> None:
 
 
 #: Characters of a refusal. What it quotes may be as long as the document, and it travels as a message itself.
-_SAID = 400
+_MAX_REFUSAL_CHARS = 400
 
 
 def _protocol_error(text: str) -> ProtocolError:
-    return ProtocolError(text if len(text) <= _SAID else f"{text[:_SAID]}…")
+    return ProtocolError(text if len(text) <= _MAX_REFUSAL_CHARS else f"{text[:_MAX_REFUSAL_CHARS]}…")
 
 
 def verify_uses(nodes: Sequence[GraphNode]) -> None:

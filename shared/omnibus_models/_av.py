@@ -23,10 +23,10 @@ _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none", "code
 # Formats whose header states the exact length: less than that means that the end is missing.
 _EXACT = ("mov", "flac", "aiff")
 # A WAV that was written to a pipe states no true size but one of these or more.
-_UNKNOWN_SIZE = 0x7FFF_0000
+_UNKNOWN_SIZE_BYTES = 0x7FFF_0000
 _TRUNCATED = "the file is truncated: it ends before the length that its header states"
 _SLACK_SECONDS = 0.25
-_SLACK = 0.05
+_SLACK_FRACTION = 0.05
 
 
 def decode_audio(data: memoryview, limits: bounds.MediaDecodeLimits, rate: int) -> "NDArray[np.float32]":
@@ -79,14 +79,14 @@ def _declared_seconds(stream: Any) -> float:
 
 def _require_complete(container: Any, stream: Any, seconds: float) -> None:
     exact = container.format.name.split(",")[0] in _EXACT
-    if exact and seconds + _SLACK_SECONDS < _declared_seconds(stream) * (1 - _SLACK):
+    if exact and seconds + _SLACK_SECONDS < _declared_seconds(stream) * (1 - _SLACK_FRACTION):
         raise errors.BadMedia(_TRUNCATED)
 
 
 def _require_complete_wav(data: memoryview) -> None:
     # FFmpeg takes the size of the file for the length of a WAV, so the header is read here.
     size = int.from_bytes(data[4:8], "little") + 8
-    if bytes(data[:4]) == b"RIFF" and len(data) < size < _UNKNOWN_SIZE:
+    if bytes(data[:4]) == b"RIFF" and len(data) < size < _UNKNOWN_SIZE_BYTES:
         raise errors.BadMedia(_TRUNCATED)
 
 

@@ -27,7 +27,7 @@ def load_model(
     try:
         if other is not None:
             return other.load_diffusers(pruned_class(cls, drop), checkpoint, part, dtype)
-        with loading.TURN:
+        with loading.LOAD_LOCK:
             module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
                 subfolder=part,

@@ -22,10 +22,10 @@ from torch import Tensor
 BLOCKS_BACK = 3
 BLOCKS_AHEAD = 2
 # Blocks that one DiT pass may finish: attention is quadratic in the window.
-_BLOCKS_AT_ONCE = 8
+_MAX_BATCH_BLOCKS = 8
 
 # The library's defaults for ``generate``; time runs slowly at first ("sway").
-_POINTS = 10
+_TIME_POINT_COUNT = 10
 _GUIDANCE = 0.5
 _SWAY = -1.0
 # An anti-aliased activation: 12 taps at twice the rate up and down again.
@@ -53,7 +53,7 @@ def sample_mel(dit: Any, cond: Tensor, ref_mel: Tensor, codes: Tensor, noise: Te
         guided, plain = out.chunk(2, dim=0)
         return guided + (guided - plain) * _GUIDANCE
 
-    time = torch.linspace(0, 1, _POINTS, device=codes.device, dtype=cond.dtype)
+    time = torch.linspace(0, 1, _TIME_POINT_COUNT, device=codes.device, dtype=cond.dtype)
     time += _SWAY * (torch.cos(torch.pi / 2 * time) - 1 + time)
     states: Tensor = RungeKutta4ODESolver(function=predict_velocity, initial_value=noise).integrate(time)
     return states[-1][0]
@@ -118,8 +118,8 @@ class DitVocoding:
         done = self._mel.shape[0] // (self._block * self._repeats)
         known = len(self._codes) / self._block
         ready = math.ceil(known) if last else int(known) - BLOCKS_AHEAD
-        for first in range(done, ready, _BLOCKS_AT_ONCE):
-            self._denoise_blocks(first, min(ready, first + _BLOCKS_AT_ONCE))
+        for first in range(done, ready, _MAX_BATCH_BLOCKS):
+            self._denoise_blocks(first, min(ready, first + _MAX_BATCH_BLOCKS))
 
     def _denoise_blocks(self, first: int, end: int) -> None:
         low = max(0, first - BLOCKS_BACK) * self._block

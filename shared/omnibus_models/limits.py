@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Qwen's resizing refuses anything longer; so does this module, before decoding.
-MAX_ASPECT = 200
+MAX_ASPECT_RATIO = 200
 
 #: Samples per second of any recording, and its channels. Outside of these a header is damaged or hostile.
 MIN_RATE_HERTZ, MAX_RATE_HERTZ = 1_000, 768_000
@@ -104,5 +104,5 @@ def check_seconds(seconds: float, limits: MediaDecodeLimits) -> None:
 
 def check_aspect(width: int, height: int) -> None:
     """Raise ``BadMedia`` for a picture that is a line."""
-    if max(width, height) > MAX_ASPECT * max(1, min(width, height)):
-        raise errors.BadMedia(f"one side of the picture is more than {MAX_ASPECT} times the other")
+    if max(width, height) > MAX_ASPECT_RATIO * max(1, min(width, height)):
+        raise errors.BadMedia(f"one side of the picture is more than {MAX_ASPECT_RATIO} times the other")

@@ -19,10 +19,10 @@ from omnibus import errors
 
 M = TypeVar("M", bound=PreTrainedModel)
 
-_NAMED = 5
+_MAX_NAMED = 5
 #: Who loads. While it does the library replaces functions of its classes (``tie_weights``), for the whole process: two
 #: loads in threads at once could leave the replacement there for good.
-TURN = threading.Lock()
+LOAD_LOCK = threading.Lock()
 
 
 class StandIn(Protocol):
@@ -62,7 +62,7 @@ def load_model(
         if other is not None:
             looked: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
             return looked
-        with TURN:
+        with LOAD_LOCK:
             module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
                 dtype=torch_dtype(dtype),
@@ -132,5 +132,7 @@ def require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> 
     unset = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     names = sorted({*missing, *unset})
     if names:
-        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        listed = ", ".join(names[:_MAX_NAMED]) + (
+            f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        )
         raise errors.Fatal(f"{checkpoint} lacks weights of {type(module).__name__}: {listed}")

@@ -124,7 +124,7 @@ async def test_each_swap_is_announced_well_before_anybody_would_look(store: Stor
             coming = asyncio.ensure_future(anext(swaps))
             await asyncio.sleep(0.05)
             await store.swap_plan(plan(epoch))
-            assert await asyncio.wait_for(coming, stores.REREAD / 2) == epoch
+            assert await asyncio.wait_for(coming, stores.REREAD_SECONDS / 2) == epoch
 
 
 async def test_a_refused_swap_is_not_announced(store: Store):
@@ -148,7 +148,7 @@ async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
         following = asyncio.ensure_future(follow())
         await asyncio.sleep(moment * 5e-5)
         following.cancel()
-        done, _ = await asyncio.wait({following}, timeout=stores.REREAD / 2)
+        done, _ = await asyncio.wait({following}, timeout=stores.REREAD_SECONDS / 2)
         assert done, f"still following, cancelled after {moment * 0.05:.2f} ms"
 
 

@@ -257,7 +257,7 @@ async def test_all_apps_come_first_and_then_each_change_well_before_anybody_woul
             coming = asyncio.ensure_future(anext(changes))
             await asyncio.sleep(0.05)
             await change
-            assert await asyncio.wait_for(coming, stores.REREAD / 2) == wanted
+            assert await asyncio.wait_for(coming, stores.REREAD_SECONDS / 2) == wanted
 
 
 async def test_whoever_follows_apps_can_be_stopped_at_any_moment(store: Store):
@@ -269,7 +269,7 @@ async def test_whoever_follows_apps_can_be_stopped_at_any_moment(store: Store):
         following = asyncio.ensure_future(follow())
         await asyncio.sleep(moment * 1e-4)
         following.cancel()
-        done, _ = await asyncio.wait({following}, timeout=stores.REREAD / 2)
+        done, _ = await asyncio.wait({following}, timeout=stores.REREAD_SECONDS / 2)
         assert done, f"still following, cancelled after {moment * 0.1:.1f} ms"
 
 

@@ -164,7 +164,7 @@ async def test_every_change_of_the_stand_is_announced(store: Store):
             coming = asyncio.ensure_future(anext(followed))
             await asyncio.sleep(0.02)
             await change()
-            stands.append((await asyncio.wait_for(coming, stores.REREAD / 2))[:3])
+            stands.append((await asyncio.wait_for(coming, stores.REREAD_SECONDS / 2))[:3])
 
     assert stands == [(1, 0, 0), (1, 2, 0), (1, 3, 0), (1, 0, 0), (1, 2, 0), (2, 3, 0), (2, 3, 1), (2, 3, 0)]
 

@@ -14,7 +14,7 @@ from services import engines
 from services.component import Compute
 
 FAMILY = {**dict.fromkeys(("text_encoder", "vae_encoder", "dit", "vae"), "qwen_image_edit"), "audio_vae": "ltx2"}
-COMPONENTS = sorted(engines._TRANSFORMERS)
+COMPONENTS = sorted(engines._TRANSFORMERS_RUNNERS)
 
 
 @pytest.fixture(autouse=True)

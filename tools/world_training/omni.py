@@ -20,8 +20,10 @@ _CONTEXT = 1024
 _LISTENED = 10  # seconds of sound at most
 MEL = 16  # bands; as many numbers of noise as one code takes are drawn at once
 REFERENCE = 20  # frames of the voice that a speaker is known by
-CODES = 1 + tone_synth.SYLLABLE * len(tone_synth.PITCHES)  # code 0 is none; pad, begin, end and mask of speech follow
-_MAX_CODES = 24 * tone_synth.WORD
+CODES = 1 + tone_synth.SYLLABLE_CODES * len(
+    tone_synth.PITCHES
+)  # code 0 is none; pad, begin, end and mask of speech follow
+_MAX_CODES = 24 * tone_synth.WORD_CODES
 TEMPLATE = tokens.build_chat_template(
     image="<|vision_bos|><|IMAGE|><|vision_eos|>",
     video="<|vision_bos|><|VIDEO|><|vision_eos|>",
@@ -80,7 +82,7 @@ def _processor(made: Any) -> Any:
     size = {"shortest_edge": pixels, "longest_edge": pixels}
     geometry = {"size": size, "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     ears = WhisperFeatureExtractor(
-        feature_size=128, sampling_rate=tone_synth.HEARD_RATE, hop_length=160, n_fft=400, chunk_length=_LISTENED,
+        feature_size=128, sampling_rate=tone_synth.INPUT_RATE_HERTZ, hop_length=160, n_fft=400, chunk_length=_LISTENED,
         return_attention_mask=True,
     )  # fmt: skip
     images, videos = Qwen2VLImageProcessor(**geometry), Qwen2VLVideoProcessor(**geometry, cap_pixels_per_frame=False)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
+from omnibus_models.families.qwen_image import SKIPPED_TOKENS, TEMPLATE
 from omnibus_models.world import dialogues, scenes
 from tools.world_training import loop, pools, vae
 from tools.world_training import painter_model as painter
@@ -34,7 +34,7 @@ class Reader:
             use_cache=False,
         ).last_hidden_state
         lengths = torch.tensor([len(one) for one in ids])
-        return hidden[:, SKIPPED:], torch.arange(SKIPPED, padded.shape[1]) < lengths[:, None]
+        return hidden[:, SKIPPED_TOKENS:], torch.arange(SKIPPED_TOKENS, padded.shape[1]) < lengths[:, None]
 
 
 def learn(components: dict[str, Any], seed: int) -> None:

@@ -48,7 +48,7 @@ def tones(hearing: Any, count: int, seed: int) -> Sounds:
 
 def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
-    prepared = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.HEARD_RATE)), "audio")
+    prepared = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.INPUT_RATE_HERTZ)), "audio")
     features: Tensor = prepared.features["features"]
     return features.clone()  # a view would hold all of the silence behind it
 

@@ -15,7 +15,7 @@ _CROP = 18  # frames
 FRAMES = 2  # of a code
 _WORDS = 8  # of a line that is learnt
 _UNGUIDED = 0.15  # lines that say neither codes nor voice
-_FRAME = tone_synth.CODE // FRAMES
+_FRAME = tone_synth.CODE_SAMPLES // FRAMES
 
 
 def bands(codes: list[int], voice: str) -> Tensor:
@@ -94,7 +94,7 @@ def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
 
 def _table() -> Tensor:
     """The samples of one frame in which a band sounds, [bands, samples]."""
-    time = torch.arange(_FRAME) / tone_synth.SPOKEN_RATE
+    time = torch.arange(_FRAME) / tone_synth.OUTPUT_RATE_HERTZ
     loud = max(loudness for _, loudness in tone_synth.VOICES.values())
     under = max(pitch for pitch, _ in tone_synth.VOICES.values())
     table = torch.zeros(omni.MEL, _FRAME)

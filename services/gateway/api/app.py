@@ -23,7 +23,7 @@ from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import AppService
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.http.connection import WHOLE
+from services.gateway.http.connection import BODY_COMPLETE
 from services.gateway.http.exchange import send_error
 from services.gateway.http.open_requests import OpenRequests
 from services.gateway.openai import openapi
@@ -34,7 +34,7 @@ from services.gateway.tenancy import body_budget
 
 log = logging.getLogger(__name__)
 
-_LATER: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
+_NOT_READY_RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
 
 
 class Frontend:
@@ -89,7 +89,7 @@ class Frontend:
         budget = body_budget.BodyBudget(self._settings)
 
         async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
-            upload = body_budget.begin_upload(budget, WHOLE in scope)
+            upload = body_budget.begin_upload(budget, BODY_COMPLETE in scope)
             try:
                 await application(scope, receive, send)
             finally:
@@ -101,7 +101,11 @@ class Frontend:
         app = FastAPI(title="Omnibus", version=__version__, docs_url=None, redoc_url=None)
         app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
         app.add_api_route(
-            "/readyz", self.readyz, methods=["GET"], summary="Every stage can make progress", responses=_LATER
+            "/readyz",
+            self.readyz,
+            methods=["GET"],
+            summary="Every stage can make progress",
+            responses=_NOT_READY_RESPONSES,
         )
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)

@@ -18,7 +18,7 @@ from services.gateway.http.route import pinned_path, public_base_url, run_to_end
 from services.gateway.media.files import FileStore, file_url
 from services.gateway.openai import chat_response, images, vllm_omni
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, ImageConfig, UserMessage
-from services.gateway.openai.chat_response import Picture, PictureUrl
+from services.gateway.openai.chat_response import ChatCompletionImage, ChatCompletionImageUrl
 from services.gateway.openai.chat_stream import DONE
 from services.gateway.openai.images import ImageRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
@@ -26,7 +26,12 @@ from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import GeneratedImages, ImageTasks, check_image_count, collect_images, rename_param
 
-_CALLED = {"size": "image_config.size", "steps": "image_config.steps", "prompt": "messages", "image": "messages"}
+_CLIENT_PARAM_NAMES = {
+    "size": "image_config.size",
+    "steps": "image_config.steps",
+    "prompt": "messages",
+    "image": "messages",
+}
 
 
 class ImageChatRoute:
@@ -60,19 +65,25 @@ class ImageChatRoute:
                 shown = [await self._to_image_part(index, file, wanted, base) for index, file in enumerate(made.files)]
         except OmnibusError as error:
             called = rename_param(error)
-            called.param = _CALLED.get(called.param, called.param)
+            called.param = _CLIENT_PARAM_NAMES.get(called.param, called.param)
             raise called from None
         await _send_answer(sending, run, request, made, shown)
 
-    async def _to_image_part(self, index: int, file: bytes, wanted: ImageRequest, base: str) -> Picture:
+    async def _to_image_part(self, index: int, file: bytes, wanted: ImageRequest, base: str) -> ChatCompletionImage:
         kind = MIME[wanted.format]
         if wanted.url:
-            return Picture(PictureUrl(file_url(base, await self._files.put(file, kind))), index)
-        return Picture(PictureUrl(f"data:{kind};base64,{base64.b64encode(file).decode()}"), index)
+            return ChatCompletionImage(ChatCompletionImageUrl(file_url(base, await self._files.put(file, kind))), index)
+        return ChatCompletionImage(
+            ChatCompletionImageUrl(f"data:{kind};base64,{base64.b64encode(file).decode()}"), index
+        )
 
 
 async def _send_answer(
-    sending: ResponseWriter, run: ClientRequest, request: ChatRequest, made: GeneratedImages, shown: list[Picture]
+    sending: ResponseWriter,
+    run: ClientRequest,
+    request: ChatRequest,
+    made: GeneratedImages,
+    shown: list[ChatCompletionImage],
 ) -> None:
     used = chat_response.build_usage(prompt_text=made.text, image=made.pixels // 256)
     shapes = vllm_omni.answer_encoders(request)

@@ -17,15 +17,15 @@ from services.gateway.http.route import PostRequest, PostRoute, run_to_end
 from services.gateway.media.inspect import MediaLimits
 from services.gateway.openai import embeddings
 from services.gateway.openai.embeddings import EmbeddingRequest
-from services.gateway.request.arena_inputs import MANY, place_input
+from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.request import ClientRequest, RequestFactory
-from services.gateway.tasks.chat import INLINE
+from services.gateway.tasks.chat import MAX_INLINE_BYTES
 from services.gateway.tasks.resolve import TaskCache, create_embedding_task
 
 APP = "embeddings"
 
 #: What clients call the inputs of the task.
-_CALLED = {"text": "input", "messages": "input"}
+_CLIENT_PARAM_NAMES = {"text": "input", "messages": "input"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,7 +52,7 @@ class EmbeddingRoute(PostRoute):
                 body = await asyncio.to_thread(embeddings.encode_embeddings, wanted, vectors, tokens)
         except OmnibusError as error:
             if isinstance(error, Rejected):
-                error.param = _CALLED.get(error.param, error.param)
+                error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
             raise
         await sending.send_body(200, JSON, body, response_headers(run))
 
@@ -61,10 +61,10 @@ class EmbeddingRoute(PostRoute):
         text: Any = msgspec.Raw(body)
         if len(body) > self._limits.item_bytes:
             raise TooLarge(f"the texts have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="input")
-        if len(body) > INLINE:
+        if len(body) > MAX_INLINE_BYTES:
             runs, found = self._runs, ("text", "application/json", sha256(body).hexdigest())
             text = await place_input(
-                runs.tensors, runs.kept, body, found, run.inputs_name, run.deadline, MANY, run.salt
+                runs.tensors, runs.kept, body, found, run.inputs_name, run.deadline, MAX_READERS, run.salt
             )
         return TextInput(text=text, pooling=wanted.pooling or "mean", work=max(1, len(body) // 4))
 

@@ -10,9 +10,9 @@ from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
 from services.gateway.http.handlers import by_method, json_response
-from services.gateway.replay.history import MOST, History, Query
+from services.gateway.replay.history import MAX_LISTED, History, Query
 
-LIST, ONE = "/v1/invocations", "/v1/invocations/{id}"
+LIST_PATH, INVOCATION_PATH = "/v1/invocations", "/v1/invocations/{id}"
 _STATUSES = ("", "running", "done", "failed", "cancelled", "expired")
 
 
@@ -24,7 +24,10 @@ class InvocationRoutes:
         self._history = history
 
     def add_routes(self, app: FastAPI) -> None:
-        routes: dict[str, dict[str, Any]] = {LIST: {"GET": self._list_invocations}, ONE: {"GET": self._get_invocation}}
+        routes: dict[str, dict[str, Any]] = {
+            LIST_PATH: {"GET": self._list_invocations},
+            INVOCATION_PATH: {"GET": self._get_invocation},
+        }
         for path, handlers in routes.items():
             app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
 
@@ -50,7 +53,7 @@ def _parse_query(request: Request) -> Query:
         model=given.get("model", ""),
         app=given.get("app", ""),
         status=status,
-        limit=_parse_number(given, "limit", 50, 1, MOST),
+        limit=_parse_number(given, "limit", 50, 1, MAX_LISTED),
         before=_parse_number(given, "before", 0, 0, 1 << 62),
     )
 

@@ -10,7 +10,7 @@ from services.gateway.http.handlers import Handler, by_method, json_response
 from services.gateway.openai.models import PATH, ModelList, ModelObject
 from services.gateway.routing.router import Router
 
-_OWN = "omnibus"
+_OWNED_BY = "omnibus"
 
 
 class ModelRoutes:
@@ -52,7 +52,7 @@ class ModelRoutes:
         plan = self._router.plan
         at = int(plan.created) if plan is not None else 0
         models = plan.models.items() if plan is not None else ()
-        known = {name: ModelObject(id=name, created=at, owned_by=_OWN) for name, each in models if not each.apps}
+        known = {name: ModelObject(id=name, created=at, owned_by=_OWNED_BY) for name, each in models if not each.apps}
         for app in self._registry.model_records() if self._registry is not None else ():
             brought = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
             known.setdefault(app.model, brought)

@@ -30,9 +30,9 @@ SYSTEM = "You read texts aloud, exactly as they are written."
 USER = "Read this text aloud:\n\n{text}"
 
 #: Codec codes that a text may take: some, and so many for each character. Speech has about four for one.
-_CODES, _CODES_EACH = 256, 12
+_BASE_CODE_COUNT, _CODES_PER_CHARACTER = 256, 12
 #: What clients call what a chat calls otherwise.
-_CALLED = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
+_CLIENT_PARAM_NAMES = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
 
 
 class SpeechRoute(PostRoute):
@@ -50,7 +50,7 @@ class SpeechRoute(PostRoute):
             await self._send_speech(wanted, asked.pinned, sending)
         except OmnibusError as error:
             if isinstance(error, Rejected):
-                error.param = _CALLED.get(error.param, error.param)
+                error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
             raise
 
     async def _send_speech(self, wanted: SpeechRequest, pinned: str, sending: ResponseWriter) -> None:
@@ -98,7 +98,7 @@ async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) ->
 
 def _prepare_chat(wanted: SpeechRequest, voice: str) -> AskedOfModel:
     system = f"{SYSTEM} {wanted.instructions}" if wanted.instructions else SYSTEM
-    codes = wanted.max_tokens or _CODES + _CODES_EACH * len(wanted.input)
+    codes = wanted.max_tokens or _BASE_CODE_COUNT + _CODES_PER_CHARACTER * len(wanted.input)
     request = ChatRequest(
         model=wanted.model,
         messages=[UserMessage(content=wanted.input)],

@@ -16,7 +16,7 @@ from services.gateway.openai import videos
 from services.gateway.openai.parse import read_body
 from services.gateway.openai.videos import CONTENT, PATH, VIDEO, VideoDeleted
 from services.gateway.videos.service import Videos
-from services.gateway.videos.storage import ENDING, MIME
+from services.gateway.videos.storage import FILE_EXTENSIONS, MIME
 
 
 class VideoRoutes:
@@ -59,5 +59,5 @@ class VideoRoutes:
             "cache-control": f"private, max-age={max(0, int(job.expires - time.time()))}",
             "x-content-type-options": "nosniff",
         }
-        name = f"{job.id}{ENDING[variant]}"
+        name = f"{job.id}{FILE_EXTENSIONS[variant]}"
         return FileResponse(path, 200, headers, MIME[variant], filename=name, content_disposition_type="inline")

@@ -247,7 +247,7 @@ class Call:
         self._fail(from_problem(message.problem))
 
     def _count_bytes(self, nbytes: int) -> None:
-        if self._ahead and self._ahead + nbytes > protocol.WINDOW:
+        if self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
             raise ProtocolError("parts are sent faster than they are taken")
         self._ahead += nbytes
 

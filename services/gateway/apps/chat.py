@@ -11,7 +11,7 @@ from services.gateway.apps.call import Call
 from services.gateway.apps.served_apps import Registry
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
-from services.gateway.request.arena_inputs import MANY
+from services.gateway.request.arena_inputs import MAX_READERS
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.chat import Chat, PreparedChat
 
@@ -81,7 +81,7 @@ class AppChats:
         """Hand what was ``asked`` to app ``name`` as part of ``run``; returns the text of its answer. Raises as
         ``start_chat``, and ``BadRequest`` for an app that writes none."""
         wanted = (
-            await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MANY, run.salt)
+            await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
             if asked.needs_arena
             else asked.input
         )
@@ -96,7 +96,7 @@ class AppChats:
     async def _prepare_input(self, run: ClientRequest, request: ChatRequest) -> ChatInput:
         asked = await self._chat.prepare_chat(request, None)
         return (
-            await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MANY, run.salt)
+            await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
             if asked.needs_arena
             else asked.input
         )

@@ -19,11 +19,11 @@ from services.gateway.dispatch.streams import ItemStream
 log = logging.getLogger(__name__)
 
 #: Tokens that one call may be expected to cost, and equal calls before it.
-WORK, SALT = 10_000_000, 1_000_000
+MAX_WORK_TOKENS, MAX_SALT = 10_000_000, 1_000_000
 #: Segments that are looked at; a run takes fewer.
-STEPS = 4096
+MAX_SEGMENTS = 4096
 #: Outputs, and choices, of one segment; characters of a pin.
-OUTPUTS, CHOICES, PIN = 4096, 4096, 256
+MAX_OUTPUTS, MAX_CHOICES, MAX_PIN_CHARS = 4096, 4096, 256
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -54,8 +54,8 @@ class SegmentSubmissions:
 
     def submit(self, message: protocol.Submit) -> None:
         """Run a segment; the worker is told. Raises ``ProtocolError`` when it was there before."""
-        if message.step in self._steps or not 0 <= message.step < STEPS:
-            raise ProtocolError(f"segment {message.step} comes twice, or after {STEPS} others")
+        if message.step in self._steps or not 0 <= message.step < MAX_SEGMENTS:
+            raise ProtocolError(f"segment {message.step} comes twice, or after {MAX_SEGMENTS} others")
         self._steps.add(message.step)
         self._start_task(self._run_segment(message))
 
@@ -138,20 +138,22 @@ def check_segment(segment: Segment, issued: frozenset[bytes]) -> None:
         raise ProtocolError(f"a segment of {count} calls with {len(segment.work)} loads and {len(segment.pins)} pins")
     for node in segment.nodes:
         _check_node(node, issued)
-    if not all(0 <= node < count for node, _ in segment.outputs) or len(segment.outputs) > OUTPUTS:
+    if not all(0 <= node < count for node, _ in segment.outputs) or len(segment.outputs) > MAX_OUTPUTS:
         raise ProtocolError(f"a segment of {count} calls asks for {len(segment.outputs)} outputs of calls it has not")
     if (
-        not _all_within(segment.work, WORK)
-        or len(segment.choices) > CHOICES
-        or any(len(pin) > PIN for pin in segment.pins)
+        not _all_within(segment.work, MAX_WORK_TOKENS)
+        or len(segment.choices) > MAX_CHOICES
+        or any(len(pin) > MAX_PIN_CHARS for pin in segment.pins)
     ):
-        raise ProtocolError(f"a segment's loads, pins or choices are out of bounds (a load is at most {WORK})")
+        raise ProtocolError(
+            f"a segment's loads, pins or choices are out of bounds (a load is at most {MAX_WORK_TOKENS})"
+        )
 
 
 def _check_node(node: GraphNode, issued: frozenset[bytes]) -> None:
     if not issued.issuperset(handle_literals(node.inputs)):
         raise ProtocolError(f"a call of {node.task} names media that this request was not given")
-    if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), SALT):
+    if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), MAX_SALT):
         raise ProtocolError(f"a call of {node.task} is not what its digest says")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import ceil
 
 #: Seconds of processor time that no frozen process takes.
-_IDLE_SECONDS = 0.001
+_IDLE_CPU_SECONDS = 0.001
 
 
 class FreezeDetector:
@@ -35,7 +35,7 @@ class FreezeDetector:
             if self._answered:
                 missed, used = 0, cpu_seconds(self._pid)
             elif (missed := missed + 1) >= most:
-                if cpu_seconds(self._pid) - used < _IDLE_SECONDS:
+                if cpu_seconds(self._pid) - used < _IDLE_CPU_SECONDS:
                     return True
                 missed, used = 0, cpu_seconds(self._pid)
             self._answered = False

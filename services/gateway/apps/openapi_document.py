@@ -20,9 +20,9 @@ _SHAPES = (
     response_schemas.TaskList,
 )
 #: Characters that a schema's name may have.
-_STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
+_INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]+")
 #: How deep a schema may be nested: it is a stranger's, and written for every reader of the document.
-_DEEPEST = 64
+_MAX_SCHEMA_DEPTH = 64
 
 _FAILURES = {
     "400": "The request cannot be used.",
@@ -96,7 +96,7 @@ def _invoke_path(app: AppRecord, request: dict[str, Any], response: dict[str, An
     parts = " One server-sent event for each part, then `[DONE]`." if app.streams else ""
     return {
         "post": {
-            "operationId": f"invoke_{_STRANGE.sub('_', app.name)}",
+            "operationId": f"invoke_{_INVALID_NAME_CHARS.sub('_', app.name)}",
             "summary": (app.doc.strip().splitlines() or [f"Call the app {app.name}."])[0],
             "description": app.doc,
             "tags": ["Apps"],
@@ -127,7 +127,9 @@ def _move_definitions(schema: dict[str, Any], prefix: str, schemas: dict[str, An
     """``schema`` as part of the document: its ``$defs`` move to ``schemas`` under names with ``prefix``."""
     definitions = schema.get("$defs")
     names = (
-        {name: _STRANGE.sub("_", f"{prefix}.{name}") for name in definitions} if isinstance(definitions, dict) else {}
+        {name: _INVALID_NAME_CHARS.sub("_", f"{prefix}.{name}") for name in definitions}
+        if isinstance(definitions, dict)
+        else {}
     )
     for name, moved in names.items():
         schemas[moved] = _rewrite_references(schema["$defs"][name], names, 0)
@@ -136,7 +138,7 @@ def _move_definitions(schema: dict[str, Any], prefix: str, schemas: dict[str, An
 
 def _rewrite_references(value: Any, names: dict[str, str], depth: int) -> Any:
     """``value`` with references to what was moved. One that leads elsewhere is left out."""
-    if depth > _DEEPEST:
+    if depth > _MAX_SCHEMA_DEPTH:
         return {}
     if isinstance(value, list):
         return [_rewrite_references(entry, names, depth + 1) for entry in value]

@@ -14,7 +14,7 @@ from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream
 
 #: Bytes of arrays that one message brings to a worker; a larger array travels alone.
-BATCH = 16 << 20
+MAX_BATCH_BYTES = 16 << 20
 
 
 class WorkerOutputReader:
@@ -32,7 +32,7 @@ class WorkerOutputReader:
         nbytes = 0
         for index, item in enumerate(items):
             nbytes += item.array.nbytes if item.array is not None else 0
-            if nbytes > BATCH and index:
+            if nbytes > MAX_BATCH_BYTES and index:
                 self._rest = items[index:]
                 return items[:index]
         return items

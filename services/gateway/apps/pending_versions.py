@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from omnibus.app_record import ASIDE, AppRecord
+from omnibus.app_record import VERSION_SEPARATOR, AppRecord
 from omnibus.errors import OmnibusError, Retryable
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 STARTING, DRAINING = "starting", "draining"
 #: Seconds that a record outlives its purpose.
-SPARE = 5.0
+RECORD_GRACE_SECONDS = 5.0
 #: Seconds until the next attempt when the store was at fault.
-AGAIN = 1.0
+RETRY_PAUSE_SECONDS = 1.0
 
 
 class PendingVersions:
@@ -39,7 +39,7 @@ class PendingVersions:
 
     async def put_record(self, record: AppRecord, state: str) -> AppRecord:
         """Keep ``record`` aside, under a name that nobody else has."""
-        name = f"{record.name}{ASIDE}{record.version}-{secrets.token_hex(4)}"
+        name = f"{record.name}{VERSION_SEPARATOR}{record.version}-{secrets.token_hex(4)}"
         kept = msgspec.structs.replace(record, name=name, route="", model="", state=state, updated=time.time())
         await self._store.put_app(kept, 0)
         return kept
@@ -66,7 +66,7 @@ class PendingVersions:
             task.cancel()
 
     async def _drop_after_expiry(self, record: AppRecord) -> None:
-        lasts = self._settings.app_drain + SPARE
+        lasts = self._settings.app_drain + RECORD_GRACE_SECONDS
         if record.state == STARTING:
             lasts += self._settings.app_ready
         await asyncio.sleep(max(0.0, record.updated + lasts - time.time()))
@@ -74,7 +74,7 @@ class PendingVersions:
             try:
                 await self._store.drop_app(record.name, record.version)
             except Retryable:
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
                 continue
             except OmnibusError as error:  # another gateway was faster
                 log.info("%s: %s", record.name, error)

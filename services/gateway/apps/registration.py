@@ -37,11 +37,11 @@ from services.gateway.routing.router import Router
 log = logging.getLogger(__name__)
 
 #: Seconds until this gateway must have seen what it wrote.
-SEEN_WITHIN = 10.0
+SYNC_TIMEOUT_SECONDS = 10.0
 #: Bytes that a record may have.
-LARGEST = 256 << 10
+MAX_RECORD_BYTES = 256 << 10
 #: Seconds between two looks at whether executors have come.
-LOOK = 0.05
+POLL_SECONDS = 0.05
 
 
 class AppControl:
@@ -134,7 +134,7 @@ class AppControl:
         if known is not None and task_bindings.own_tasks(known):
             await self._aside.put_record(known, DRAINING)
         await self._store.drop_app(name, known.version if known is not None else None)
-        await self.registry.wait_until(lambda apps: name not in apps, SEEN_WITHIN)
+        await self.registry.wait_until(lambda apps: name not in apps, SYNC_TIMEOUT_SECONDS)
         return AppDeleted(name=name, version=known.version if known is not None else None)
 
     @asynccontextmanager
@@ -173,7 +173,7 @@ class AppControl:
             self.registry.expect_record(record, worker)
             try:
                 await self._store.put_app(record, before.version if before is not None else 0)
-                await self.registry.wait_until(lambda seen: _has_version(seen, record), SEEN_WITHIN)
+                await self.registry.wait_until(lambda seen: _has_version(seen, record), SYNC_TIMEOUT_SECONDS)
             finally:
                 self.registry.withdraw_record(record)
         finally:
@@ -186,7 +186,7 @@ class AppControl:
         try:
             async with asyncio.timeout(self._settings.app_ready):
                 while task_bindings.missing_executor_reason(record, self._router):  # noqa: ASYNC110 plan and members change on their own
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             why = task_bindings.missing_executor_reason(record, self._router)
             raise DeadlineExceeded(
@@ -248,9 +248,9 @@ def _next_record(description: Description, source: AppSource, known: AppRecord |
         updated=now,
     )
     body = records.encode_app_record(made)
-    if len(body) > LARGEST:
+    if len(body) > MAX_RECORD_BYTES:
         raise TooLarge(
-            f"what the app says of itself takes {len(body)} bytes, {LARGEST} are allowed: simplify its types"
+            f"what the app says of itself takes {len(body)} bytes, {MAX_RECORD_BYTES} are allowed: simplify its types"
         )
     return records.decode_app_record(body)
 

@@ -121,7 +121,7 @@ class TaskList(Struct, frozen=True, kw_only=True):
     data: tuple[TaskView, ...]
 
 
-class Source(Struct, frozen=True, forbid_unknown_fields=True):
+class AppSourceRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """An installed module; a module in a directory below the gateway's apps; or a text and its name."""
 
     module: str | None = None
@@ -133,4 +133,4 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
 class AppRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """``source`` may be left out of an update: the app's own is loaded again."""
 
-    source: Source | None = None
+    source: AppSourceRequest | None = None

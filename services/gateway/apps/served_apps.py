@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from omnibus.app_record import ASIDE, AppRecord, AppSource
+from omnibus.app_record import VERSION_SEPARATOR, AppRecord, AppSource
 from omnibus.errors import Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -22,9 +22,9 @@ from services.gateway.apps.worker_supervisor import WorkerSupervisor
 log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt when the store or the machine was at fault.
-AGAIN = 1.0
+RETRY_PAUSE_SECONDS = 1.0
 #: Seconds until the next attempt to load an app that was found broken: the first pause, and the longest.
-PAUSE, LONGEST = 30.0, 600.0
+INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 30.0, 600.0
 
 
 #: Makes the worker of a source; the text is that of an uploaded one.
@@ -181,14 +181,14 @@ class Registry:
         await asyncio.gather(*self._tasks, *stopping, return_exceptions=True)
 
     def _apply_records(self, apps: Mapping[str, AppRecord]) -> None:
-        current = {name: record for name, record in apps.items() if ASIDE not in name}
+        current = {name: record for name, record in apps.items() if VERSION_SEPARATOR not in name}
         for name in self._apps.keys() - current.keys():
             self._remove_app(name)
         for name, record in current.items():
             served = self._apps.get(name)
             if served is None or served.record != record:
                 self._change_app(served or ServedApp(record), record)
-        self._aside.update_records({name: record for name, record in apps.items() if ASIDE in name})
+        self._aside.update_records({name: record for name, record in apps.items() if VERSION_SEPARATOR in name})
         self._read = True
         self._update_routes()
 
@@ -231,7 +231,7 @@ class Registry:
 
     async def _start_with_retries(self, served: ServedApp, record: AppRecord) -> None:
         """Start the worker of ``record``; whatever is wrong with it is tried again later."""
-        pause = PAUSE
+        pause = INITIAL_BACKOFF_SECONDS
         while True:
             try:
                 worker = await self._start_worker(record)
@@ -243,8 +243,8 @@ class Registry:
                 served.problem = typed.to_problem()
                 log.error("app %s version %d does not start here: %s", record.name, record.version, typed)
                 self._update_routes()
-                await asyncio.sleep(AGAIN if isinstance(error, Retryable) else pause)
-                pause = pause if isinstance(error, Retryable) else min(2 * pause, LONGEST)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS if isinstance(error, Retryable) else pause)
+                pause = pause if isinstance(error, Retryable) else min(2 * pause, MAX_BACKOFF_SECONDS)
         self._switch_worker(served, worker)
 
     async def _start_worker(self, record: AppRecord) -> WorkerSupervisor:

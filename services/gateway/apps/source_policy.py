@@ -17,12 +17,12 @@ from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest, Forbidden
 from omnibus.settings import GatewaySettings
-from services.gateway.apps.response_schemas import AppRequest, Source
+from services.gateway.apps.response_schemas import AppRequest, AppSourceRequest
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 #: A module, or an app of a plugin.
 _INSTALLED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_LONGEST = 200  # characters of a module's name
+_MAX_MODULE_NAME_CHARS = 200  # characters of a module's name
 
 
 class SubmittedSource(NamedTuple):
@@ -70,7 +70,7 @@ def relative_directory(source: AppSource, settings: GatewaySettings) -> str:
     return str(Path(source.root).relative_to(root)) if root is not None and inside else ""
 
 
-def _parse_upload(source: Source, settings: GatewaySettings) -> SubmittedSource:
+def _parse_upload(source: AppSourceRequest, settings: GatewaySettings) -> SubmittedSource:
     if not settings.app_uploads:
         raise Forbidden("uploads are switched off here: set OMNIBUS_GATEWAY_APP_UPLOADS=1, or register a module")
     if source.module is not None or source.directory is not None:
@@ -83,7 +83,7 @@ def _parse_upload(source: Source, settings: GatewaySettings) -> SubmittedSource:
 def _check_name(name: str | None, field: str, pattern: re.Pattern[str]) -> str:
     if not name:
         raise BadRequest(f"Missing required parameter: 'source.{field}'.", param=f"source.{field}")
-    if len(name) > _LONGEST or not pattern.fullmatch(name):
+    if len(name) > _MAX_MODULE_NAME_CHARS or not pattern.fullmatch(name):
         raise BadRequest(f"{name[:80]!r} is no name of a Python module", param=f"source.{field}")
     return name
 

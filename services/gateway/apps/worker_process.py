@@ -25,12 +25,12 @@ from services.gateway.apps.subprocess import SpawnedProcess
 log = logging.getLogger(__name__)
 
 #: Bytes of a line of its output that are logged.
-_LINE = 2000
-_BLOCK = 16 << 10
+_MAX_LOGGED_LINE_BYTES = 2000
+_READ_BYTES = 16 << 10
 #: Seconds that its pipe may stay open after its end: something that it started may hold it.
-_PIPE_CLOSES_WITHIN = 1.0
+_PIPE_CLOSE_SECONDS = 1.0
 #: Libraries of numbers start threads when they are loaded; a worker needs none, and uploads may have none.
-_NO_THREADS = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_SINGLE_THREAD_ENV = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class WorkerRequest(Protocol):
@@ -157,7 +157,7 @@ class WorkerProcess:
         self.gone.set()
         self._fail_requests(self._ended_error())
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PIPE_CLOSES_WITHIN):
+            async with asyncio.timeout(_PIPE_CLOSE_SECONDS):
                 await asyncio.shield(self._tasks[0])
         self._tasks[0].cancel()
 
@@ -170,9 +170,9 @@ class WorkerProcess:
         )
         rest = b""
         try:
-            while block := await reader.read(_BLOCK):
+            while block := await reader.read(_READ_BYTES):
                 *lines, rest = (rest + block).split(b"\n")
-                if len(rest) > _LINE:
+                if len(rest) > _MAX_LOGGED_LINE_BYTES:
                     lines, rest = [*lines, rest], b""
                 for line in lines:
                     self._log_line(line)
@@ -182,7 +182,7 @@ class WorkerProcess:
 
     def _log_line(self, line: bytes) -> None:
         if line:
-            text = line[:_LINE].decode(errors="replace").rstrip()
+            text = line[:_MAX_LOGGED_LINE_BYTES].decode(errors="replace").rstrip()
             log.info("app %s: %s", self.name, "".join(each if each.isprintable() else "\ufffd" for each in text))
 
     def _ended_error(self) -> AppFailed:
@@ -225,7 +225,7 @@ class WorkerProcess:
             self.kill(f"it sent what no app sends ({error})"[:300])
         elif not self.gone.is_set():
             # Nothing can be said to it any more; it is on its way out, and must not stay there.
-            asyncio.get_running_loop().call_later(_PIPE_CLOSES_WITHIN, self._kill_if_running)
+            asyncio.get_running_loop().call_later(_PIPE_CLOSE_SECONDS, self._kill_if_running)
 
     def _kill_if_running(self) -> None:
         if not self.gone.is_set():
@@ -253,7 +253,7 @@ def worker_environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
     upload only the path where Python finds this SDK, and the thread limits that every worker gets."""
     path = str(Path(omnibus.__file__).resolve().parents[1])
     if kind == UPLOAD:
-        return {**_NO_THREADS, "PYTHONPATH": path}
+        return {**_SINGLE_THREAD_ENV, "PYTHONPATH": path}
     kept = {name: value for name, value in mine.items() if not name.startswith("OMNIBUS_")}
     more = [kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else []
-    return {**_NO_THREADS, **kept, "PYTHONPATH": os.pathsep.join([path, *more])}
+    return {**_SINGLE_THREAD_ENV, **kept, "PYTHONPATH": os.pathsep.join([path, *more])}

@@ -18,8 +18,8 @@ from omnibus.errors import BadRequest, Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
 
 #: Characters of an admin token at least.
-MIN_TOKEN_LENGTH = 16
-_SET = "set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway"
+MIN_TOKEN_CHARS = 16
+_SETUP_HINT = "set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway"
 
 
 class AdminAuth:
@@ -36,7 +36,7 @@ class AdminAuth:
     def require_token(self, headers: Mapping[str, str]) -> None:
         """For what brings code. Raises ``Forbidden`` while there is no token, and ``Unauthorized`` without it."""
         if not self._token:
-            raise Forbidden(f"apps cannot be changed here: {_SET}")
+            raise Forbidden(f"apps cannot be changed here: {_SETUP_HINT}")
         if not self.is_operator(headers.get("authorization", "")):
             raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
 
@@ -45,16 +45,18 @@ class AdminAuth:
         if self._token:
             self.require_token(headers)
         elif not is_loopback(self._host):
-            raise Forbidden(f"this gateway listens on {self._host}, so control routes are closed: {_SET}")
+            raise Forbidden(f"this gateway listens on {self._host}, so control routes are closed: {_SETUP_HINT}")
         elif not _is_local_client(headers):
-            raise Forbidden(f"control routes are for clients of this machine: {_SET} to use them from elsewhere")
+            raise Forbidden(
+                f"control routes are for clients of this machine: {_SETUP_HINT} to use them from elsewhere"
+            )
 
 
 def check_token(settings: GatewaySettings) -> None:
     """Refuse to start with a token that can be guessed. Raises ``BadRequest``."""
-    if 0 < len(settings.admin_token) < MIN_TOKEN_LENGTH:
+    if 0 < len(settings.admin_token) < MIN_TOKEN_CHARS:
         raise BadRequest(
-            f"OMNIBUS_GATEWAY_ADMIN_TOKEN has {len(settings.admin_token)} characters: set at least {MIN_TOKEN_LENGTH}, "
+            f"OMNIBUS_GATEWAY_ADMIN_TOKEN has {len(settings.admin_token)} characters: set at least {MIN_TOKEN_CHARS}, "
             "for example what `openssl rand -base64 32` prints"
         )
 

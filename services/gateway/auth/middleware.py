@@ -13,11 +13,11 @@ from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
 
 #: What is behind the gate, besides everything below ``/v1/``.
-_GUARDED = ("/openapi.json", "/metrics")
+_KEY_PROTECTED_PREFIXES = ("/openapi.json", "/metrics")
 #: What no key opens, only the admin token.
 _OPERATORS = "/metrics"
 #: What has a guard of its own: files by ids that nobody can guess, and the console by the admin token.
-_OWN_GUARD = ("/v1/files/", "/v1/console/")
+_SELF_GUARDED_PREFIXES = ("/v1/files/", "/v1/console/")
 
 
 class ApiKeyMiddleware:
@@ -72,5 +72,5 @@ class ApiKeyMiddleware:
 def requires_key(path: str) -> bool:
     """Return whether a key is asked for. Health, readiness and the version are for probes, which hold none."""
     if path.startswith("/v1/"):
-        return not path.startswith(_OWN_GUARD)
-    return path.startswith(_GUARDED)
+        return not path.startswith(_SELF_GUARDED_PREFIXES)
+    return path.startswith(_KEY_PROTECTED_PREFIXES)

@@ -20,10 +20,10 @@ from services.gateway.auth.admin import AdminAuth
 from services.gateway.http.exchange import send_error
 
 #: For probes, which hold no keys either, and files by ids that nobody can guess.
-_OPEN = ("/health", "/readyz", "/version")
-_FILES = "/v1/files/"
+_PUBLIC_PATHS = ("/health", "/readyz", "/version")
+_FILES_PREFIX = "/v1/files/"
 #: Endings of names that stand for this machine, or for what is inside a network; strangers cannot register them.
-_INSIDE = (".localhost", ".internal", ".svc", ".cluster.local")
+_INTERNAL_SUFFIXES = (".localhost", ".internal", ".svc", ".cluster.local")
 _SAFE_SITES = ("", "same-origin", "none")
 
 
@@ -53,8 +53,8 @@ class SameOriginMiddleware:
         host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
         site = headers.get(b"sec-fetch-site", b"").decode("latin-1")
         if (
-            path in _OPEN
-            or path.startswith(_FILES)
+            path in _PUBLIC_PATHS
+            or path.startswith(_FILES_PREFIX)
             or self._admin.is_operator(_decode_header(headers.get(b"authorization", b"")))
         ):
             return None
@@ -72,7 +72,9 @@ class SameOriginMiddleware:
     def _is_allowed_host(self, host: bytes) -> bool:
         """Return whether a request may call this gateway ``host``."""
         name = _parse_hostname(f"//{_decode_header(host)}") if b"@" not in host else ""
-        return bool(name) and (name in self._names or "." not in name or name.endswith(_INSIDE) or _is_ip_address(name))
+        return bool(name) and (
+            name in self._names or "." not in name or name.endswith(_INTERNAL_SUFFIXES) or _is_ip_address(name)
+        )
 
     def _is_own_origin(self, origin: bytes, host: bytes) -> bool:
         """Return whether a page of ``origin`` is this gateway's own; a proxy's names are in settings."""

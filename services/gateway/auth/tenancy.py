@@ -17,7 +17,7 @@ from services.gateway.routing.router import Router
 from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
 from services.gateway.tenancy.cost_model import RequestCostModel
-from services.gateway.tenancy.gateway_count import BEAT, GatewayPeers
+from services.gateway.tenancy.gateway_count import HEARTBEAT_SECONDS, GatewayPeers
 from services.gateway.tenancy.key_store import KeyStore
 from services.gateway.tenancy.rate_limits import RateLimits
 
@@ -53,7 +53,7 @@ class Tenancy:
         self._book.load_file()
         await bus.subscribe(subjects.event_subject(subjects.GATEWAY), self._peers.handle_status)
         loop = asyncio.get_running_loop()
-        work = (self._book.follow_sources(), self._follow_profiles(), _repeat_every(BEAT, beat))
+        work = (self._book.follow_sources(), self._follow_profiles(), _repeat_every(HEARTBEAT_SECONDS, beat))
         self._tasks = [loop.create_task(each) for each in work]
 
     def guard_application(self, application: ASGIApp) -> ASGIApp:

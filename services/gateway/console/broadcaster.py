@@ -17,15 +17,15 @@ from omnibus.store import Store
 log = logging.getLogger(__name__)
 
 #: Seconds between two states at least, and at most while rates grow old without news.
-LEAST, MOST = 0.5, 1.0
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 1.0
 #: Seconds that the first state waits for the plan, and then for the answers of those who are asked who is there.
-FIRST, ANSWERS = 2.0, 0.1
+PLAN_WAIT_SECONDS, CENSUS_WAIT_SECONDS = 2.0, 0.1
 #: Seconds of silence after which something is said all the same, so that who has left is noticed.
-QUIET = 15.0
+KEEPALIVE_SECONDS = 15.0
 #: Who may look at the same time.
-VIEWERS = 32
+MAX_VIEWERS = 32
 #: What changes all the time and says nothing by itself.
-_CLOCKS = ("at", "seconds")
+_TIME_FIELDS = ("at", "seconds")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,8 +49,8 @@ class LiveStates:
 
         Raises ``Overloaded`` when too many look, and ``BusUnavailable`` when it cannot begin or is over.
         """
-        if len(self._viewers) >= VIEWERS:
-            raise Overloaded(f"{VIEWERS} already look at this gateway's console: close one, or ask another gateway")
+        if len(self._viewers) >= MAX_VIEWERS:
+            raise Overloaded(f"{MAX_VIEWERS} already look at this gateway's console: close one, or ask another gateway")
         # A viewer that is slow skips states: only the newest is worth anything.
         queue: asyncio.Queue[bytes | OmnibusError] = asyncio.Queue(1)
         self._viewers.add(queue)
@@ -82,17 +82,17 @@ class LiveStates:
             async with Watch(self._store, self._bus, news.set).following() as watch:
                 before: dict[str, Any] = {}
                 watch.poll_presence()
-                await _wait_for_event(watch.begun, FIRST)
-                await asyncio.sleep(ANSWERS)
+                await _wait_for_event(watch.begun, PLAN_WAIT_SECONDS)
+                await asyncio.sleep(CENSUS_WAIT_SECONDS)
                 while True:
                     state = state_values(watch.seen, watch.poll_presence())
-                    same = {name: value for name, value in state.items() if name not in _CLOCKS}
+                    same = {name: value for name, value in state.items() if name not in _TIME_FIELDS}
                     if same != before:
                         before, self._latest = same, _encode(state)
                         self._send_to_viewers(self._latest)
                     news.clear()
-                    await asyncio.sleep(LEAST)
-                    await _wait_for_event(news, MOST - LEAST)
+                    await asyncio.sleep(MIN_INTERVAL_SECONDS)
+                    await _wait_for_event(news, MAX_INTERVAL_SECONDS - MIN_INTERVAL_SECONDS)
         except OmnibusError as error:
             self._fail_viewers(error)
         except Exception:  # a defect of ours
@@ -112,7 +112,7 @@ class LiveStates:
 
 async def _next_state(queue: "asyncio.Queue[bytes | OmnibusError]") -> bytes:
     try:
-        async with asyncio.timeout(QUIET):
+        async with asyncio.timeout(KEEPALIVE_SECONDS):
             state = await queue.get()
     except TimeoutError:
         return b""

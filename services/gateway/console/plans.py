@@ -14,7 +14,7 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.store import PlanHistoryEntry, Store
 
 #: Epochs of the past that are shown.
-PAST = 30
+MAX_PAST_EPOCHS = 30
 
 
 async def describe_plans(store: Store) -> dict[str, Any]:
@@ -22,7 +22,9 @@ async def describe_plans(store: Store) -> dict[str, Any]:
 
     ``changes`` are rows of what, before and after: to the staged plan, or to the current one from the one before.
     """
-    stand, problems, past = await asyncio.gather(store.plan_state(), store.plan_problems(), store.plan_history(PAST))
+    stand, problems, past = await asyncio.gather(
+        store.plan_state(), store.plan_problems(), store.plan_history(MAX_PAST_EPOCHS)
+    )
     plan = await store.plan(stand.epoch) if stand.epoch else None
     staged = await store.staged_plan() if stand.staged else None
     return {

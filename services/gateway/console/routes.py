@@ -24,9 +24,9 @@ from services.gateway.http.response import ResponseWriter
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
 #: What of the query of a replay goes along with it.
-WISHES = ("from", "path", "route")
+REPLAY_PARAMS = ("from", "path", "route")
 #: Seconds that a replay may keep silent.
-PATIENCE = 120.0
+REPLAY_IDLE_SECONDS = 120.0
 
 
 class Console:
@@ -62,7 +62,7 @@ class Console:
         wishes = _replay_headers(request)
         record = await records.find_record(self._bus, request.path_params["id"])
         body = graph.encode_invocation(record.invocation)
-        async for part in self._bus.request_stream(subjects.REPLAY, body, PATIENCE, wishes or None):
+        async for part in self._bus.request_stream(subjects.REPLAY, body, REPLAY_IDLE_SECONDS, wishes or None):
             yield part
 
 
@@ -70,8 +70,8 @@ def _replay_headers(request: Request) -> dict[str, str]:
     """Raises ``BadRequest`` for what no replay knows, or what cannot be a header."""
     given = {name: value for name, value in request.query_params.items() if value}
     for name, value in given.items():
-        if name not in WISHES or not (value.isascii() and value.isprintable()):
-            raise BadRequest(f"a replay takes {', '.join(WISHES)} in printable letters", param=name[:80])
+        if name not in REPLAY_PARAMS or not (value.isascii() and value.isprintable()):
+            raise BadRequest(f"a replay takes {', '.join(REPLAY_PARAMS)} in printable letters", param=name[:80])
     return {f"Omnibus-{name}": value for name, value in given.items()}
 
 

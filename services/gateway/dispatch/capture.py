@@ -21,12 +21,12 @@ from omnibus.tensors.item import Item
 from services.gateway.dispatch.digest import Fingerprint
 
 #: Bytes of one output above which it is not kept.
-LARGEST = 256 << 20
+MAX_OUTPUT_BYTES = 256 << 20
 
 #: Outputs that are not kept: of the size of a model's memory, and made for one reader who asks when it has room.
-NEVER = frozenset({"cache"})
+UNCAPTURED_OUTPUTS = frozenset({"cache"})
 
-_LENGTH = 8  # bytes of the head's length
+_LENGTH_BYTES = 8  # bytes of the head's length
 
 
 class RecordedChunk(NamedTuple):
@@ -69,7 +69,7 @@ class OutputCapture:
             self.last = array
             self._nbytes += array.nbytes
         known = array is None or array.dtype.name in ITEMSIZE
-        self._fit = self._fit and known and self._nbytes <= LARGEST and chunk.seq == len(self._pieces)
+        self._fit = self._fit and known and self._nbytes <= MAX_OUTPUT_BYTES and chunk.seq == len(self._pieces)
         if self._fit:
             self._pieces.append(RecordedChunk(chunk.data, array, chunk.last, chunk.empty))
         else:
@@ -117,7 +117,7 @@ class OutputCapture:
 def consumed_outputs(invocation: Invocation) -> Iterator[tuple[int, str]]:
     """The outputs that nodes read of each other, but for those that are never kept."""
     found = dict.fromkeys(use for node in invocation.nodes for use in node.uses)
-    return (use for use in found if use[1] not in NEVER)
+    return (use for use in found if use[1] not in UNCAPTURED_OUTPUTS)
 
 
 def pack_chunks(pieces: list[RecordedChunk]) -> bytes:
@@ -137,14 +137,14 @@ def pack_chunks(pieces: list[RecordedChunk]) -> bytes:
         if array is not None:
             arrays.append(array.tobytes())
     head = msgspec.json.encode(entries)
-    return b"".join([len(head).to_bytes(_LENGTH, "big"), head, *arrays])
+    return b"".join([len(head).to_bytes(_LENGTH_BYTES, "big"), head, *arrays])
 
 
 def unpack_chunks(body: bytes) -> list[RecordedChunk]:
     """The pieces of ``pack_chunks``. Raises ``ProtocolError`` for anything else."""
-    start = _LENGTH + int.from_bytes(body[:_LENGTH], "big")
+    start = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
     try:
-        entries = msgspec.json.decode(body[_LENGTH:start], type=list[_Entry])
+        entries = msgspec.json.decode(body[_LENGTH_BYTES:start], type=list[_Entry])
         pieces = []
         for entry in entries:
             array = None

@@ -44,10 +44,10 @@ from services.gateway.routing.executors import ExecutorTable
 
 log = logging.getLogger(__name__)
 
-SETTLE = 0.25  # seconds that the last nodes have to report their times
-ATTEMPTS = 4  # routes that an invocation may take
+SETTLE_SECONDS = 0.25  # seconds that the last nodes have to report their times
+MAX_ATTEMPTS = 4  # routes that an invocation may take
 #: Why an executor's nodes move. For other reasons nobody knows what was lost, and all begins again.
-_LOST_STAGE = frozenset({"gone", "busy", "silent", "unavailable"})
+_EXECUTOR_LOSS_REASONS = frozenset({"gone", "busy", "silent", "unavailable"})
 
 
 class Dispatcher:
@@ -194,7 +194,7 @@ class Dispatcher:
 
     def stop_invocation(self, invocation: str, executors: Iterable[str]) -> None:
         """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
-        end = InvocationEnd(invocation, "cancelled", ATTEMPTS)
+        end = InvocationEnd(invocation, "cancelled", MAX_ATTEMPTS)
         self._publish_end(end, ((executor, end) for executor in executors))
 
     def _notify_end(self, running: InflightInvocation, status: str) -> None:
@@ -228,7 +228,7 @@ class Dispatcher:
             finish_done()
         else:
             running.on_settled = finish_done
-            timer = asyncio.get_running_loop().call_later(SETTLE, finish_done)
+            timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, finish_done)
 
     # In
 
@@ -278,7 +278,10 @@ class Dispatcher:
         running.failed = failed.node
         if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
             self._reroute(running, error.executor, error, "unavailable")
-        elif isinstance(error, StaleHandle | ProtocolError | SequenceGap) and running.invocation.attempt + 1 < ATTEMPTS:
+        elif (
+            isinstance(error, StaleHandle | ProtocolError | SequenceGap)
+            and running.invocation.attempt + 1 < MAX_ATTEMPTS
+        ):
             self._retry(running, error, "retry")
         else:
             running.fail(error)
@@ -327,7 +330,7 @@ class Dispatcher:
         if running.over or running.failure is not None or running.on_settled is not None:
             return  # nothing is missing any more
         refused = self._quarantine.refusal_error(running)
-        if refused is not None or running.invocation.attempt + 1 >= ATTEMPTS:
+        if refused is not None or running.invocation.attempt + 1 >= MAX_ATTEMPTS:
             running.record_failed_attempt(reason, error)
             running.fail(refused or error)
             return
@@ -336,7 +339,7 @@ class Dispatcher:
     def _retry(self, running: InflightInvocation, error: OmnibusError, reason: str) -> None:
         running.record_failed_attempt(reason, error)
         lost = frozenset[int]()
-        if reason in _LOST_STAGE:  # of all that died since the last attempt: a move may have waited
+        if reason in _EXECUTOR_LOSS_REASONS:  # of all that died since the last attempt: a move may have waited
             lost = lost.union(*map(running.unfinished_nodes, running.lost))
         again = self._restarts.nodes_to_restart(running, lost)
         try:

@@ -17,12 +17,18 @@ from services.gateway.routing.executors import ExecutorTable
 
 log = logging.getLogger(__name__)
 
-WATCH = 0.25  # seconds between two looks for silent executors
-RETURN = 1.5  # seconds after a reconnect that executors have to show up again
-ACCEPT = 3.0  # seconds within which every executor of a route must have answered
-LOST = 5.0  # seconds without a word from one that has answered: a machine without power closes no connection
-PATIENCE = 15.0  # both while there is nobody else: on a busy machine a first request can hold an executor up
-HELD_UP = 1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
+POLL_SECONDS = 0.25  # seconds between two looks for silent executors
+RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that executors have to show up again
+ACCEPT_TIMEOUT_SECONDS = 3.0  # seconds within which every executor of a route must have answered
+LOST_AFTER_SECONDS = (
+    5.0  # seconds without a word from one that has answered: a machine without power closes no connection
+)
+NO_ALTERNATIVE_TIMEOUT_SECONDS = (
+    15.0  # both while there is nobody else: on a busy machine a first request can hold an executor up
+)
+MAX_POLL_DELAY_SECONDS = (
+    1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
+)
 
 #: Moves an invocation to another route: away from the executor named, if any, and why.
 Move = Callable[[InflightInvocation, str, OmnibusError, str], None]
@@ -45,7 +51,7 @@ class FailureDetector:
     @property
     def is_returning(self) -> bool:
         """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
-        return self._comeback.reconnected_within(RETURN)
+        return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)
 
     def start(self) -> None:
         """Look from now on, and ask all executors to show up."""
@@ -60,8 +66,8 @@ class FailureDetector:
         reconnects, back = self._bus.reconnects, False
         while True:
             slept = time.monotonic()
-            await asyncio.sleep(WATCH)
-            if not self._bus.connected or time.monotonic() - slept > WATCH + HELD_UP:
+            await asyncio.sleep(POLL_SECONDS)
+            if not self._bus.connected or time.monotonic() - slept > POLL_SECONDS + MAX_POLL_DELAY_SECONDS:
                 continue
             if reconnects != self._bus.reconnects:
                 reconnects, back = self._bus.reconnects, True
@@ -92,7 +98,10 @@ class FailureDetector:
 
     def _replace_silent(self) -> None:
         """Let others take the work of executors that answered to it, and then fell silent."""
-        lost, hopeless = set(self._members.silent_executors(LOST)), set(self._members.silent_executors(PATIENCE))
+        lost, hopeless = (
+            set(self._members.silent_executors(LOST_AFTER_SECONDS)),
+            set(self._members.silent_executors(NO_ALTERNATIVE_TIMEOUT_SECONDS)),
+        )
         for running in list(self._inflight.values()) if lost else ():
             holders = (executor for executor in lost & running.accepted if running.waits_for(executor))
             silent = next((each for each in holders if each in hopeless or running.has_alternative(each)), None)
@@ -104,8 +113,10 @@ class FailureDetector:
         now = time.monotonic()
         for running in list(self._inflight.values()):
             route = set(running.invocation.route)
-            if running.sent > now - ACCEPT or len(running.accepted) >= len(route):
+            if running.sent > now - ACCEPT_TIMEOUT_SECONDS or len(running.accepted) >= len(route):
                 continue
             silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
-            if silent is not None and (running.sent <= now - PATIENCE or running.has_alternative(silent)):
+            if silent is not None and (
+                running.sent <= now - NO_ALTERNATIVE_TIMEOUT_SECONDS or running.has_alternative(silent)
+            ):
                 self._move(running, silent, running.gone_error(silent), "silent")

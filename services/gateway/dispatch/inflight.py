@@ -13,7 +13,7 @@ from omnibus.graph import HANDLE, GraphNode, Invocation
 from omnibus.recording.records import Moved
 from omnibus.tracing import Span
 from services.gateway.dispatch.capture import OutputCapture
-from services.gateway.dispatch.retention import CHECKPOINT, NEVER, Key, OutputRecord
+from services.gateway.dispatch.retention import CHECKPOINT, UNRETAINED_OUTPUTS, Key, OutputRecord
 from services.gateway.dispatch.streams import Fetch, ResultStream
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.router import ExecutorRoute
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 #: Output of a language model that its client reads.
 TEXT = "text"
 #: Characters of why an attempt was given up.
-SAID = 200
+MAX_REASON_CHARS = 200
 _HANDLE = f'"{HANDLE}"'.encode()
 
 
@@ -180,7 +180,7 @@ class InflightInvocation:
     def record_failed_attempt(self, reason: str, error: OmnibusError) -> None:
         """This attempt is lost, and why."""
         where = self.invocation.attempt
-        self.moves.append(Moved(where, time.time(), reason, error.executor, error.message[:SAID]))
+        self.moves.append(Moved(where, time.time(), reason, error.executor, error.message[:MAX_REASON_CHARS]))
 
     def is_current(self, node: int, attempt: int) -> bool:
         """Return whether what ``attempt`` says of ``node`` is of the one that counts."""
@@ -259,7 +259,7 @@ def token_resume_states(
 
 def _with_cache_source(nodes: Sequence[GraphNode], node: int) -> tuple[int, ...]:
     """``node``, and the half of a language model that fills its cache: both begin behind the same tokens."""
-    return (node, *(source for source, name in nodes[node].uses if name in NEVER))
+    return (node, *(source for source, name in nodes[node].uses if name in UNRETAINED_OUTPUTS))
 
 
 def _merge_at(old: Sequence[_T], new: Sequence[_T], at: frozenset[int]) -> tuple[_T, ...]:

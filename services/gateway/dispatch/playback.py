@@ -15,7 +15,7 @@ from services.gateway.dispatch.inflight import InflightInvocation
 log = logging.getLogger(__name__)
 
 #: Seconds that what is played outlives the deadline.
-GRACE = 10.0
+DEADLINE_GRACE_SECONDS = 10.0
 
 #: By node and output.
 Tapes = Mapping[tuple[int, str], list[RecordedChunk]]
@@ -73,7 +73,7 @@ class OutputPlayer:
             handle = await self._tensors.put(
                 piece.array,
                 invocation=invocation.id,
-                deadline=invocation.deadline + GRACE,
+                deadline=invocation.deadline + DEADLINE_GRACE_SECONDS,
                 readers=len(readers),
             )
         chunk = Chunk(

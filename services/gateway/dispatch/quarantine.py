@@ -23,7 +23,7 @@ from services.gateway.routing.router import ExecutorRoute
 MAX_DEATHS = 2
 #: Suspects, and refused inputs, that are remembered; those of longest ago are forgotten first.
 MAX_SUSPECTS = 4096
-MAX_REFUSED = 256
+MAX_REFUSED_INPUTS = 256
 
 #: Digests of nodes that together end executors.
 Culprit = frozenset[str]
@@ -69,7 +69,7 @@ class Quarantine:
         refused = frozenset(culprit)
         if refused and self._seconds:
             self._refused[refused] = now + self._seconds
-            while len(self._refused) > MAX_REFUSED:
+            while len(self._refused) > MAX_REFUSED_INPUTS:
                 self._refused.popitem(last=False)
 
     # Suspecting

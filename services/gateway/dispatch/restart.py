@@ -20,7 +20,7 @@ from services.gateway.dispatch.retention import CHECKPOINT, Key, OutputRetention
 log = logging.getLogger(__name__)
 
 #: Bytes of a message that are left for its frame.
-_SPARE = 512
+_FRAME_OVERHEAD_BYTES = 512
 
 
 class StageRestarts:
@@ -42,7 +42,7 @@ class StageRestarts:
 
     def _fit_message(self, invocation: Invocation) -> Invocation:
         """Return ``invocation``, without what nodes can begin with if its message has no room for that."""
-        if invocation.resumes and len(graph.encode_invocation(invocation)) + _SPARE > self._limit:
+        if invocation.resumes and len(graph.encode_invocation(invocation)) + _FRAME_OVERHEAD_BYTES > self._limit:
             log.info("%s begins again from less: its message is full", invocation.id)
             return msgspec.structs.replace(invocation, resumes=())
         return invocation

@@ -20,9 +20,9 @@ Key = tuple[int, str]
 #: What a denoiser leaves every few steps: latents to go on from. Nobody else reads it.
 CHECKPOINT = "checkpoint"
 #: Unit tasks that leave checkpoints begin with this.
-_STEPPING = "denoise-"
+_CHECKPOINTED_TASK_PREFIX = "denoise-"
 #: Never retained: of the size of a model's memory, and made for one reader who asks when it has room.
-NEVER = frozenset({"cache"})
+UNRETAINED_OUTPUTS = frozenset({"cache"})
 #: What a chunk without a tensor counts for.
 RECORD_BYTES = 1024
 #: Policies: nothing; what is read on another executor; all that nodes read of each other.
@@ -66,7 +66,7 @@ class OutputRetention:
                 yield reader, CHECKPOINT
             for use in node.uses:
                 near = self.policy != ALL and route[use[0]] == route[reader]
-                if not (near or use in chosen or use[1] in NEVER or use in invocation.outputs):
+                if not (near or use in chosen or use[1] in UNRETAINED_OUTPUTS or use in invocation.outputs):
                     chosen.add(use)
                     if invocation.starts_node(use[0]):
                         yield use
@@ -151,7 +151,7 @@ class OutputRetention:
 
 
 def _leaves_checkpoints(invocation: Invocation, node: int) -> bool:
-    return invocation.nodes[node].task.startswith(_STEPPING)
+    return invocation.nodes[node].task.startswith(_CHECKPOINTED_TASK_PREFIX)
 
 
 def affected_nodes(

@@ -20,7 +20,7 @@ from omnibus.tensors.item import RESUMED_AT, Item
 from services.gateway.dispatch.digest import Fingerprint
 
 #: Most numbers of a list that a node can begin with: they travel in its message.
-MAX_RESUMED = 4096
+MAX_RESUMED_VALUES = 4096
 
 #: Reads a handle's tensor and gives the memory back.
 Fetch = Callable[[Handle], np.ndarray]
@@ -44,7 +44,9 @@ class _RepeatableOutput:
     def number_lists(self) -> dict[str, list[int]]:
         """Of each list of whole numbers what was told first, up to ``MAX_RESUMED``."""
         found = {key: _join_values(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
-        return {key: all_[:MAX_RESUMED] for key, all_ in found.items() if all(type(each) is int for each in all_)}
+        return {
+            key: all_[:MAX_RESUMED_VALUES] for key, all_ in found.items() if all(type(each) is int for each in all_)
+        }
 
     @property
     def is_missing(self) -> bool:
@@ -55,7 +57,7 @@ class _RepeatableOutput:
         """Return the part of ``data`` that is new. Raises ``StageFailed`` when it differs from what came before."""
         if type(data.get(KEY)) is list and len(data) == 1:
             return self._skip_repeated_chunk(data)  # a list that is a part by itself
-        grows = [key for key, value in data.items() if type(value) in _GROW]
+        grows = [key for key, value in data.items() if type(value) in _GROWING_TYPES]
         told = [key for key in grows if data[key]]
         if not told and data and (not grows or any(data.values())):
             return self._skip_repeated_chunk(data)
@@ -74,22 +76,22 @@ class _RepeatableOutput:
             self._whole.append(data)
             return data
         if self._whole[self._repeated - 1] != data:
-            raise StageFailed(_OTHERWISE)
+            raise StageFailed(_DIVERGED_MESSAGE)
         return {}
 
     def _skip_repeated_value(self, key: str, value: Any) -> Any:
         told = self.again.get((key, type(value)))
-        if not told or type(value) not in _GROW:
+        if not told or type(value) not in _GROWING_TYPES:
             return value
         if told[: len(value)] != value[: len(told)]:
-            raise StageFailed(_OTHERWISE)
+            raise StageFailed(_DIVERGED_MESSAGE)
         self.again[key, type(value)] = told[len(value) :]
         return value[len(told) :]
 
 
 _Key = tuple[str, type]
-_GROW = (str, list)
-_OTHERWISE = "another executor continued differently, so the answer cannot be resumed: ask again"
+_GROWING_TYPES = (str, list)
+_DIVERGED_MESSAGE = "another executor continued differently, so the answer cannot be resumed: ask again"
 
 
 def _join_values(pieces: list[Any]) -> Any:

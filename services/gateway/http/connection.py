@@ -20,14 +20,14 @@ from services.gateway.openai.errors import error_body
 #: Key of the scope under which a handler puts what is to be called when its client leaves.
 ON_LEFT = "omnibus.on_left"
 #: Key of the scope that is there once all of the request's body is: nobody has to wait for it.
-WHOLE = "omnibus.whole"
+BODY_COMPLETE = "omnibus.whole"
 
 #: Headers that decide who asks and whom: a second one would make two readers see two requests.
-_ONCE = frozenset({b"host", b"authorization"})
+_SINGLE_HEADERS = frozenset({b"host", b"authorization"})
 #: Requests that may wait behind the one that is answered, on one connection.
-_PIPELINED = 32
+_MAX_PIPELINED = 32
 #: Seconds that a refused client has to read why before its connection is closed, and bytes that it may send meanwhile.
-_LAST_WORDS_SECONDS, _LAST_WORDS_BYTES = 1.0, 2 << 20
+_LINGER_SECONDS, _LINGER_BYTES = 1.0, 2 << 20
 
 
 class ConnectionLimits(NamedTuple):
@@ -75,7 +75,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             self._overhead += len(data)
-            if self._overhead > _LAST_WORDS_BYTES:
+            if self._overhead > _LINGER_BYTES:
                 self.transport.abort()
             return
         if len(data) <= self._limits.head_bytes - self._overhead:
@@ -115,9 +115,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _head_error(self) -> OmnibusError | None:
         if len(self.headers) > self._limits.head_lines:
             return HeadTooLarge(f"The request has more than {self._limits.head_lines} headers.")
-        if len(self.pipeline) >= _PIPELINED:
-            return BadRequest(f"More than {_PIPELINED} requests wait on this connection: read their answers first.")
-        names = [name for name, _ in self.headers if name in _ONCE]
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            return BadRequest(f"More than {_MAX_PIPELINED} requests wait on this connection: read their answers first.")
+        names = [name for name, _ in self.headers if name in _SINGLE_HEADERS]
         if len(names) > len(set(names)):
             return BadRequest("The request has more than one Host or Authorization header.")
         return None
@@ -131,7 +131,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         if self._timer is not None:
             self._stop_timer()
-        self.cycle.scope[WHOLE] = True
+        self.cycle.scope[BODY_COMPLETE] = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -160,7 +160,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         about = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write((head + about).encode() + body)
         # Closed with bytes unread the kernel would take the answer back.
-        self._timer = self.loop.call_later(_LAST_WORDS_SECONDS, self.transport.close)
+        self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     # Time
 

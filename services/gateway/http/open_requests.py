@@ -22,7 +22,7 @@ from services.gateway.openai.errors import error_body, error_headers, status_of
 log = logging.getLogger(__name__)
 
 #: Seconds that the last answers may take to leave.
-LAST_ANSWERS_SECONDS = 1.0
+FINAL_RESPONSES_SECONDS = 1.0
 #: Paths for probes, which are answered to the end; ``/readyz`` says that the gateway stops.
 PROBES = frozenset({"/health", "/readyz", "/metrics", "/version"})
 
@@ -88,11 +88,11 @@ class OpenRequests:
             return
         log.warning("%d requests did not finish in time: they end with an error", len(self._open))
         fail_runs(stopping_error())
-        await self.wait_finished(LAST_ANSWERS_SECONDS)
+        await self.wait_finished(FINAL_RESPONSES_SECONDS)
         self._cancelled = True
         for response in self._open:
             response.cancel()
-        await self.wait_finished(LAST_ANSWERS_SECONDS)
+        await self.wait_finished(FINAL_RESPONSES_SECONDS)
 
 
 class _TrackedResponse:

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from omnibus.encoding import audio
 from omnibus.encoding.audio import SoundFormat, StreamingAudioEncoder
 
-_PLAIN = ("wav", "pcm16")
+_UNCOMPRESSED_FORMATS = ("wav", "pcm16")
 
 
 async def encode_audio_file(samples: NDArray[np.float32], rate: int, format: SoundFormat) -> bytes:
     """A whole file of mono samples [n]."""
-    if format in _PLAIN:
+    if format in _UNCOMPRESSED_FORMATS:
         return audio.encode_audio(samples, rate, format)
     return await asyncio.to_thread(audio.encode_audio, samples, rate, format)
 
@@ -24,7 +24,7 @@ class AudioFileStream:
     def __init__(self, format: SoundFormat, speed: float = 1.0) -> None:
         self._format = format
         self._speed = speed
-        self._quick = format in _PLAIN and speed == 1.0
+        self._quick = format in _UNCOMPRESSED_FORMATS and speed == 1.0
         self._encoder: StreamingAudioEncoder | None = None
 
     async def push(self, samples: NDArray[np.float32], rate: int) -> bytes:

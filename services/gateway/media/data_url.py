@@ -7,7 +7,7 @@ import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
 
-_MAX_HEADER = 256  # characters between "data:" and the comma
+_MAX_HEADER_CHARS = 256  # characters between "data:" and the comma
 _HEADER = re.compile(r"(?P<mime>[\w.+-]+/[\w.+-]+)?(?:;[\w-]+=[^;,]*)*?(?P<base64>;base64)?", re.ASCII | re.IGNORECASE)
 _PERCENT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
 
@@ -36,7 +36,7 @@ def decode_base64(text: str, limit: int, param: str = "") -> bytes:
 
 def decode_data_url(url: str, limit: int, param: str = "") -> Inline:
     """Decode ``data:[<type>][;name=value]*[;base64],<data>``. Raises as ``decode_base64``."""
-    comma = url.find(",", 0, _MAX_HEADER)
+    comma = url.find(",", 0, _MAX_HEADER_CHARS)
     header = _HEADER.fullmatch(url, 5, comma) if comma > 0 else None
     if header is None:
         raise BadRequest("The data URL is malformed: expected data:<type>;base64,<data>.", param=param)

@@ -26,16 +26,19 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int, ssl.SSLContext | None, str | None], Awaitable[Streams]]
 
-_BUFFER = 256 * 1024  # bytes of the stream's buffer
-_READ = 16 * 1024  # bytes that are parsed at a time, before everybody else has a turn
-_EVENTS = 64  # parts of an answer until then, for they may be as small as a byte
-_INFORMATIONAL = 5  # informational responses before the answer
-_CHUNKS, _CHUNK_BYTES = 1000, 256  # after so many chunks, the bytes that one has on average at least
-_FRAMING, _FRAMING_BYTES = 0.1, 64 * 1024  # what may be around a body: a part of it, and bytes besides
-_HEADERS = 32 * 1024  # bytes of response headers at most
-_TRIES = 3  # addresses of one name that are tried in turn
+_BUFFER_BYTES = 256 * 1024  # bytes of the stream's buffer
+_READ_BYTES = 16 * 1024  # bytes that are parsed at a time, before everybody else has a turn
+_MAX_EVENTS_PER_TURN = 64  # parts of an answer until then, for they may be as small as a byte
+_MAX_INFORMATIONAL = 5  # informational responses before the answer
+_UNCHECKED_CHUNK_COUNT, _MIN_MEAN_CHUNK_BYTES = (
+    1000,
+    256,
+)  # after so many chunks, the bytes that one has on average at least
+_FRAMING_FRACTION, _FRAMING_BYTES = 0.1, 64 * 1024  # what may be around a body: a part of it, and bytes besides
+_MAX_HEADER_BYTES = 32 * 1024  # bytes of response headers at most
+_MAX_ADDRESSES = 3  # addresses of one name that are tried in turn
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_UNREACHABLE = "The media URL could not be fetched: check that it is public and reachable, or send a data URL."
+_UNREACHABLE_MESSAGE = "The media URL could not be fetched: check that it is public and reachable, or send a data URL."
 
 
 class FetchRules(urls.UrlRules, frozen=True):
@@ -55,7 +58,7 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 async def connect_address(address: str, port: int, tls: ssl.SSLContext | None, name: str | None) -> Streams:
     """Open a connection to ``address``; with ``tls`` the certificate must be for ``name``."""
-    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER)
+    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name, limit=_BUFFER_BYTES)
 
 
 class Fetcher:
@@ -92,7 +95,7 @@ class Fetcher:
             raise BadMedia("The media URL did not deliver in time.", param=param) from None
         except (OSError, h11.ProtocolError) as error:
             log.info("media fetch failed: %.200s", error, extra={"param": param})
-            raise BadMedia(_UNREACHABLE, param=param) from None
+            raise BadMedia(_UNREACHABLE_MESSAGE, param=param) from None
 
     async def _follow_redirects(self, url: str, limit: int, param: str) -> bytes:
         for _ in range(self._rules.redirects + 1):
@@ -122,7 +125,7 @@ class Fetcher:
         if not found or not all(ssrf.is_allowed(ip_address(entry), allow_private=private) for entry in found):
             log.warning("media host refused: %.100s resolves to %.200s", target.host, found)
             raise BadRequest("The media URL's host is not reachable from here.", param=param)
-        return found[:_TRIES]
+        return found[:_MAX_ADDRESSES]
 
     async def _open_connection(self, target: urls.UrlTarget, pinned: Sequence[str]) -> Streams:
         tls = self._tls if target.scheme == "https" else None
@@ -145,7 +148,7 @@ class _HttpExchange:
         self._writer = writer
         self._limit = limit
         self._param = param
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS)
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEADER_BYTES)
         self._raw = 0  # bytes that came
         self._events = 0
 
@@ -172,7 +175,7 @@ class _HttpExchange:
         self._writer.write((request or b"") + (self._http.send(h11.EndOfMessage()) or b""))
 
     async def _read_response(self) -> h11.Response:
-        for _ in range(_INFORMATIONAL + 1):
+        for _ in range(_MAX_INFORMATIONAL + 1):
             event = await self._next_event()
             if isinstance(event, h11.Response):
                 return event
@@ -194,10 +197,10 @@ class _HttpExchange:
 
     async def _next_event(self) -> object:
         self._events += 1
-        if self._events % _EVENTS == 0:
+        if self._events % _MAX_EVENTS_PER_TURN == 0:
             await asyncio.sleep(0)
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            data = await self._reader.read(_READ)
+            data = await self._reader.read(_READ_BYTES)
             self._raw += len(data)
             self._http.receive_data(data)
             await asyncio.sleep(0)  # what is in the buffer already is read without a turn for others
@@ -205,8 +208,8 @@ class _HttpExchange:
 
     def _check_framing(self, chunks: int, received: int) -> None:
         """Raises ``BadMedia`` for a body whose pieces cost far more than its bytes."""
-        small = chunks > _CHUNKS and received < chunks * _CHUNK_BYTES
-        if small or self._raw > received * (1 + _FRAMING) + _FRAMING_BYTES + _HEADERS:
+        small = chunks > _UNCHECKED_CHUNK_COUNT and received < chunks * _MIN_MEAN_CHUNK_BYTES
+        if small or self._raw > received * (1 + _FRAMING_FRACTION) + _FRAMING_BYTES + _MAX_HEADER_BYTES:
             raise BadMedia("The media URL's server sends its file in too small pieces.", param=self._param)
 
     def _redirect_location(self, headers: dict[bytes, str]) -> str:

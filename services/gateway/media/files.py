@@ -24,7 +24,7 @@ from services.gateway.tenancy.tenant import current_tenant
 #: What an id looks like: nothing else may become a path. 48 hex digits cannot be guessed.
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
 #: Seconds between two looks for what has expired.
-_SWEEP = 60.0
+_SWEEP_SECONDS = 60.0
 
 
 class FileTicket(Struct, frozen=True):
@@ -120,7 +120,7 @@ class FileStore:
             file.write(msgspec.json.encode(ticket))
         os.utime(draft, (ticket.expires, ticket.expires))
         draft.rename(path)
-        if ticket.created >= self._swept + _SWEEP:
+        if ticket.created >= self._swept + _SWEEP_SECONDS:
             self._swept = ticket.created
             self._remove_expired(ticket.created)
 
@@ -129,7 +129,7 @@ class FileStore:
         for path in self._tickets.iterdir():
             _remove_older(path, now)  # a ticket is as old as its end
         for path in self._content.glob("??/*"):
-            _remove_older(path, now - self._seconds - _SWEEP)
+            _remove_older(path, now - self._seconds - _SWEEP_SECONDS)
 
 
 def new_secret_id(kind: str) -> str:

@@ -20,7 +20,7 @@ from services.gateway.media.headers.base import Extent
 from services.gateway.media.headers.sniff import READERS, sniff_mime
 from services.gateway.openai.messages import MediaRef
 
-_SHORT = {  # what ``input_audio.format`` may call a sniffed type
+_FORMAT_ALIASES = {  # what ``input_audio.format`` may call a sniffed type
     "audio/wav": {"wav"},
     "audio/mpeg": {"mp3"},
     "audio/flac": {"flac"},
@@ -29,8 +29,8 @@ _SHORT = {  # what ``input_audio.format`` may call a sniffed type
     "audio/mp4": {"m4a", "aac"},
     "video/mp4": {"m4a", "aac"},  # many encoders write a video brand into M4A files
 }
-_SOUND_OR_VIDEO = frozenset({"video/mp4", "video/webm", "video/x-matroska"})
-_THREAD_FROM = 4 << 20  # bytes; hashing more than this would hold up the event loop
+_AUDIO_OR_VIDEO_TYPES = frozenset({"video/mp4", "video/webm", "video/x-matroska"})
+_MAX_INLINE_HASH_BYTES = 4 << 20  # bytes; hashing more than this would hold up the event loop
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ async def inspect_files(
 
 
 async def _inspect_item(data: bytes, modality: str, declared: str, limits: MediaLimits, param: str) -> InspectedMedia:
-    if len(data) < _THREAD_FROM:
+    if len(data) < _MAX_INLINE_HASH_BYTES:
         return InspectedMedia(data, inspect_media(data, modality, declared, limits=limits, param=param))
     info = await asyncio.to_thread(inspect_media, data, modality, declared, limits=limits, param=param)
     return InspectedMedia(data, info)
@@ -167,7 +167,7 @@ async def _inspect_item(data: bytes, modality: str, declared: str, limits: Media
 
 def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
     sniffed = mime.partition("/")[0]
-    fits = sniffed == modality or (modality == "audio" and mime in _SOUND_OR_VIDEO)
+    fits = sniffed == modality or (modality == "audio" and mime in _AUDIO_OR_VIDEO_TYPES)
     if not fits:
         raise BadMedia(f"The {modality} item is empty or not in a format that is accepted here.", param=param)
     family, slash, _ = declared.partition("/")
@@ -175,7 +175,7 @@ def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
         # A JPEG that calls itself PNG is common and harmless; a sound that calls itself an image is not.
         agrees = family in (modality, sniffed, "application", "binary")
     else:
-        agrees = not declared or declared in _SHORT.get(mime, ())
+        agrees = not declared or declared in _FORMAT_ALIASES.get(mime, ())
     if not agrees:
         raise BadMedia(f"The {modality} item is {mime}, not what its declared type says.", param=param)
 

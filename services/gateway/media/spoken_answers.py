@@ -21,7 +21,7 @@ from services.gateway.tenancy import tenant as tenants
 log = logging.getLogger(__name__)
 
 #: Seconds that an answer waits until it is kept: a store that is gone must not hold up who listens.
-PATIENCE = 0.5
+STORE_WAIT_SECONDS = 0.5
 
 
 class SpokenAnswers:
@@ -38,7 +38,7 @@ class SpokenAnswers:
         task = asyncio.get_running_loop().create_task(self._write_answer(id, transcript, sound, format))
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
-        await asyncio.wait({task}, timeout=PATIENCE)
+        await asyncio.wait({task}, timeout=STORE_WAIT_SECONDS)
 
     async def _write_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
         try:

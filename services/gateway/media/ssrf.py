@@ -5,14 +5,14 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 Address = IPv4Address | IPv6Address
 
 # Reachable only with ``allow_private``, for development: the machine itself and private networks.
-_PRIVATE = tuple(
+_PRIVATE_NETWORKS = tuple(
     ip_network(block)
     for block in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
 )
 
 # Never reachable. Sources: the IANA special-purpose address registries for IPv4 and IPv6. The list is
 # spelled out because ``ipaddress.is_global`` changed its mind between patch releases of Python 3.11.
-_NEVER = tuple(
+_BLOCKED_NETWORKS = tuple(
     ip_network(block)
     for block in (
         "0.0.0.0/8",
@@ -44,9 +44,9 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".home.arpa")
 
 def is_allowed(address: Address, *, allow_private: bool = False) -> bool:
     """Return whether a connection to ``address`` may be opened."""
-    if any(address in block for block in _NEVER):
+    if any(address in block for block in _BLOCKED_NETWORKS):
         return False
-    if any(address in block for block in _PRIVATE):
+    if any(address in block for block in _PRIVATE_NETWORKS):
         return allow_private
     return address.version == 4 or address in _PUBLIC_V6
 

@@ -13,7 +13,7 @@ import msgspec
 from omnibus.errors import BadRequest
 from services.gateway.media import ssrf
 
-MAX_URL = 8192  # characters; data URLs do not come here
+MAX_URL_CHARS = 8192  # characters; data URLs do not come here
 
 _URL = re.compile(
     r"(?P<scheme>https?)://(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<host>[a-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
@@ -59,7 +59,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
 
 def parse_url(url: str, rules: UrlRules, param: str = "") -> UrlTarget:
     """Read ``url`` strictly. Raises ``BadRequest`` with fixed text; the URL is never echoed."""
-    match = None if len(url) > MAX_URL or _FORBIDDEN.search(url) else _URL.fullmatch(url)
+    match = None if len(url) > MAX_URL_CHARS or _FORBIDDEN.search(url) else _URL.fullmatch(url)
     if match is None:
         raise BadRequest(_url_error(url), param=param)
     scheme = match["scheme"].lower()
@@ -71,8 +71,8 @@ def parse_url(url: str, rules: UrlRules, param: str = "") -> UrlTarget:
 
 
 def _url_error(url: str) -> str:
-    if len(url) > MAX_URL:
-        return f"The media URL is longer than {MAX_URL} characters: use a shorter URL or a data URL."
+    if len(url) > MAX_URL_CHARS:
+        return f"The media URL is longer than {MAX_URL_CHARS} characters: use a shorter URL or a data URL."
     if not url[:8].lower().startswith(("http://", "https://")):
         return "Only https and data URLs are accepted for media."
     if "@" in url.split("/", 3)[2]:

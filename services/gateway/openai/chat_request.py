@@ -41,7 +41,7 @@ class InputAudio(Struct, frozen=True):
     format: InputFormat
 
 
-class File(Struct, frozen=True):
+class FileReference(Struct, frozen=True):
     """Read so that it can be refused by name."""
 
     file_id: str | None = None
@@ -76,7 +76,7 @@ class InputAudioPart(Struct, frozen=True, tag_field="type", tag="input_audio"):
 
 
 class FilePart(Struct, frozen=True, tag_field="type", tag="file"):
-    file: File
+    file: FileReference
 
 
 UserPart = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart | FilePart

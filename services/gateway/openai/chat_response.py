@@ -34,7 +34,7 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionDetails
 
 
-class Audio(Struct, frozen=True):
+class ChatCompletionAudio(Struct, frozen=True):
     """``data`` is the encoded sound; it becomes base64 in JSON. ``expires_at`` in Unix seconds."""
 
     id: str
@@ -43,28 +43,28 @@ class Audio(Struct, frozen=True):
     transcript: str
 
 
-class PictureUrl(Struct, frozen=True):
+class ChatCompletionImageUrl(Struct, frozen=True):
     url: str
 
 
-class Picture(Struct, frozen=True):
+class ChatCompletionImage(Struct, frozen=True):
     """A picture of an answer, an extra that other open servers have: ``url`` is a data URL, or that of a file."""
 
-    image_url: PictureUrl
+    image_url: ChatCompletionImageUrl
     index: int
     type: Literal["image_url"] = "image_url"
 
 
-class Message(Struct, frozen=True):
+class ChatCompletionMessage(Struct, frozen=True):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
-    audio: Audio | UnsetType = UNSET
-    images: list[Picture] | UnsetType = UNSET
+    audio: ChatCompletionAudio | UnsetType = UNSET
+    images: list[ChatCompletionImage] | UnsetType = UNSET
 
 
-class Choice(Struct, frozen=True):
-    message: Message
+class ChatCompletionChoice(Struct, frozen=True):
+    message: ChatCompletionMessage
     finish_reason: FinishReason
     index: int = 0
     logprobs: None = None
@@ -74,7 +74,7 @@ class ChatCompletion(Struct, frozen=True):
     id: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChatCompletionChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
@@ -115,16 +115,16 @@ def encode_completion(
     text: str | None,
     finish_reason: FinishReason,
     usage: Usage,
-    audio: Audio | None = None,
+    audio: ChatCompletionAudio | None = None,
     fingerprint: str = "",
 ) -> bytes:
     """A whole answer as JSON. ``text`` is None when only the transcript of ``audio`` is wanted."""
-    message = Message(content=text, audio=audio or UNSET)
+    message = ChatCompletionMessage(content=text, audio=audio or UNSET)
     answer = ChatCompletion(
         id=id,
         created=created,
         model=model,
-        choices=[Choice(message=message, finish_reason=finish_reason)],
+        choices=[ChatCompletionChoice(message=message, finish_reason=finish_reason)],
         usage=usage,
         system_fingerprint=fingerprint or None,
     )
@@ -132,8 +132,8 @@ def encode_completion(
 
 
 def encode_image_completion(
-    *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]
+    *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[ChatCompletionImage]
 ) -> bytes:
     """A whole answer of pictures as JSON. ``text`` is None when no text was asked for."""
-    choice = Choice(message=Message(content=text, images=images), finish_reason="stop")
+    choice = ChatCompletionChoice(message=ChatCompletionMessage(content=text, images=images), finish_reason="stop")
     return _ENCODER.encode(ChatCompletion(id=id, created=created, model=model, choices=[choice], usage=usage))

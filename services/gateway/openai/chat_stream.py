@@ -6,14 +6,14 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from omnibus.errors import OmnibusError, ProblemDetails
-from services.gateway.openai.chat_response import FinishReason, Picture, Usage
+from services.gateway.openai.chat_response import ChatCompletionImage, FinishReason, Usage
 from services.gateway.openai.errors import error_body
 
 DONE = b"data: [DONE]\n\n"
 
 # Audio leaves in multiples of this: whole 16-bit samples, and no base64 padding inside the stream, so
 # that joining the base64 texts gives the same sound as joining the decoded chunks.
-_GRAIN = 6
+_ALIGNMENT_BYTES = 6
 
 _json = msgspec.json.Encoder().encode
 
@@ -32,7 +32,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     audio: DeltaAudio | UnsetType = UNSET
-    images: list[Picture] | UnsetType = UNSET
+    images: list[ChatCompletionImage] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
@@ -109,7 +109,7 @@ class ChatStream:
     def audio(self, data: bytes) -> bytes:
         """The next bytes of a sound file. Up to five wait for the next call."""
         sound = self._held + data
-        ready = len(sound) - len(sound) % _GRAIN
+        ready = len(sound) - len(sound) % _ALIGNMENT_BYTES
         self._held = sound[ready:]
         return self._audio_frame(sound[:ready])
 
@@ -121,7 +121,7 @@ class ChatStream:
         rest, self._held = self._audio_frame(self._held), b""
         return b"".join((rest, self._audio, b'"expires_at":%d' % expires_at, self._end_audio))
 
-    def images(self, images: list[Picture]) -> bytes:
+    def images(self, images: list[ChatCompletionImage]) -> bytes:
         """Pictures, all at once."""
         return b"".join((self._open, b'{"images":', _json(images), self._end_text))
 

@@ -10,11 +10,11 @@ import numpy as np
 from omnibus.errors import TooLarge
 
 #: Values that the JSON of one request may have.
-VALUES = 200_000
+MAX_VALUES = 200_000
 #: Bytes that a value may take outside of strings, on average.
 _VALUE_BYTES = 16
 #: Quotes that are looked at, in the search for what is text.
-_QUOTES = 50_000
+_MAX_QUOTES = 50_000
 _PIECE_BYTES = 1 << 20
 _MARKS = b"[{,"
 _BACKSLASH = 0x5C
@@ -22,8 +22,8 @@ _BACKSLASH = 0x5C
 
 def check_values(body: bytes | bytearray | memoryview) -> None:
     """Raises ``TooLarge`` for more than ``VALUES`` values."""
-    if len(body) > VALUES and _has_marks(body) and _has_values(bytes(body)):
-        raise TooLarge(f"The request body has more than {VALUES} values, the most accepted.")
+    if len(body) > MAX_VALUES and _has_marks(body) and _has_values(bytes(body)):
+        raise TooLarge(f"The request body has more than {MAX_VALUES} values, the most accepted.")
 
 
 def _has_marks(body: bytes | bytearray | memoryview) -> bool:
@@ -32,7 +32,7 @@ def _has_marks(body: bytes | bytearray | memoryview) -> bool:
     for at in range(0, len(letters), _PIECE_BYTES):
         piece = letters[at : at + _PIECE_BYTES]
         count += sum(int(np.count_nonzero(piece == mark)) for mark in _MARKS)
-        if count > VALUES:
+        if count > MAX_VALUES:
             return True
     return False
 
@@ -40,16 +40,16 @@ def _has_marks(body: bytes | bytearray | memoryview) -> bool:
 def _has_values(body: bytes) -> bool:
     """Return whether there are more marks than values may be outside of strings; also when it is too long a search."""
     inside, count, outside, at = False, 0, 0, 0
-    for _ in range(_QUOTES):
+    for _ in range(_MAX_QUOTES):
         quote = body.find(b'"', at)
         end = quote if quote >= 0 else len(body)
         if not inside:
             outside += end - at
-            if outside > VALUES * _VALUE_BYTES:
+            if outside > MAX_VALUES * _VALUE_BYTES:
                 return True
             count += sum(body.count(mark, at, end) for mark in _MARKS)
-        if count > VALUES or quote < 0:
-            return count > VALUES
+        if count > MAX_VALUES or quote < 0:
+            return count > MAX_VALUES
         inside = not inside or _is_escaped(body, at, quote)
         at = quote + 1
     return True

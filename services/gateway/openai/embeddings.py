@@ -14,7 +14,7 @@ from services.gateway.openai.parse import decode_body
 PATH = "/v1/embeddings"
 
 #: Texts of one request.
-TEXTS = 2048
+MAX_TEXTS = 2048
 
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -23,7 +23,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Texts to be embedded; lists of tokens are not taken. None means that the client did not say."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=TEXTS)]
+    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_TEXTS)]
     #: Numbers that are left of each vector, which then has length 1 again; for models that were trained for it.
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     encoding_format: Literal["float", "base64"] | None = None

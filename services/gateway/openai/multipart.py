@@ -8,7 +8,7 @@ from msgspec import Struct
 from omnibus.errors import BadRequest, TooLarge
 
 #: Parts of one form, bytes of the headers of a part, and of a field that is no file.
-PARTS, HEADERS, TEXT = 128, 4096, 1 << 20
+MAX_PARTS, MAX_HEADER_BYTES, MAX_FIELD_BYTES = 128, 4096, 1 << 20
 
 _KIND = re.compile(r"multipart/form-data\s*;(?:.*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I | re.S)
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}(?<! )")
@@ -80,7 +80,7 @@ def _split_parts(body: bytes, mark: bytes) -> Iterator[bytes]:
     if at < 0 or body[:at] not in (b"", b"\r\n"):
         raise _malformed_error()
     at += len(mark)
-    for _ in range(PARTS + 1):
+    for _ in range(MAX_PARTS + 1):
         if body[at : at + 2] == b"--":
             return
         end = body.find(b"\r\n" + mark, at)
@@ -88,11 +88,11 @@ def _split_parts(body: bytes, mark: bytes) -> Iterator[bytes]:
             raise _malformed_error()
         yield body[at + 2 : end]
         at = end + 2 + len(mark)
-    raise TooLarge(f"The form has more than {PARTS} parts, the most accepted.")
+    raise TooLarge(f"The form has more than {MAX_PARTS} parts, the most accepted.")
 
 
 def _parse_part(data: bytes) -> FormPart:
-    end = data.find(b"\r\n\r\n", 0, HEADERS + 4)
+    end = data.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES + 4)
     if end < 0:
         raise _malformed_error()
     headers = dict(_parse_headers(data[:end]))
@@ -123,8 +123,10 @@ def _unescape_name(value: str) -> str:
 
 
 def _decode_text(part: FormPart) -> str:
-    if len(part.data) > TEXT:
-        raise TooLarge(f"The field '{part.name}' has more than {TEXT} bytes, the most accepted.", param=part.name)
+    if len(part.data) > MAX_FIELD_BYTES:
+        raise TooLarge(
+            f"The field '{part.name}' has more than {MAX_FIELD_BYTES} bytes, the most accepted.", param=part.name
+        )
     try:
         return part.data.decode()
     except UnicodeDecodeError:

@@ -21,13 +21,13 @@ from services.gateway.tenancy import body_budget
 from services.gateway.tenancy.body_budget import Upload
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
-_OF_APP: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
+_APP_DECODER: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
 _PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 Body = TypeVar("Body")
 #: Parts that the messages of a chat may have together.
 MAX_PARTS = 4096
-_SHOWN = 160  # characters of a client's own text that an error may repeat
+_MAX_QUOTED_CHARS = 160  # characters of a client's own text that an error may repeat
 
 
 def _one_of(*values: object) -> Callable[[Any], bool]:
@@ -35,7 +35,7 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 
 
 # What each field may hold without changing the answer. Everything else is refused by name.
-_HARMLESS: dict[str, Callable[[Any], bool]] = {
+_ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "n": _one_of(1),
     "logprobs": _one_of(False),
     "top_logprobs": _one_of(0),
@@ -112,7 +112,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     """
     check_values(body)
     try:
-        request = (_OF_APP if app else _DECODER).decode(body)
+        request = (_APP_DECODER if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -151,8 +151,8 @@ def invalid_request(complaint: str) -> BadRequest:
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
     field = _FIELD.fullmatch(text)
     if field is None:
-        return BadRequest(f"Invalid request: {text[:_SHOWN]}.", param=param[:_SHOWN])
-    name = field["name"][:_SHOWN]
+        return BadRequest(f"Invalid request: {text[:_MAX_QUOTED_CHARS]}.", param=param[:_MAX_QUOTED_CHARS])
+    name = field["name"][:_MAX_QUOTED_CHARS]
     full = f"{param}.{name}" if param else name
     if field["kind"] == "contains unknown":
         return BadRequest(f"Unrecognized request argument supplied: {name}", param=full)
@@ -160,7 +160,7 @@ def invalid_request(complaint: str) -> BadRequest:
 
 
 def _check_supported(request: ChatRequest) -> None:
-    for name, harmless in _HARMLESS.items():
+    for name, harmless in _ACCEPTED_VALUES.items():
         value = getattr(request, name)
         if value is not None and not harmless(value):
             raise _unsupported_value(name)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from omnibus.encoding.audio import FASTEST, SLOWEST, SoundFormat
+from omnibus.encoding.audio import MAX_SPEED, MIN_SPEED, SoundFormat
 from services.gateway.openai.chat_request import Count, VoiceId
 from services.gateway.openai.parse import decode_body
 
@@ -25,7 +25,7 @@ class SpeechRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     instructions: Annotated[str, Meta(max_length=4096)] | None = None
     #: ``pcm`` is 16-bit little-endian mono at the model's own rate; ``mp3`` unless something else is asked for.
     response_format: SpeechFormat | None = None
-    speed: Annotated[float, Meta(ge=SLOWEST, le=FASTEST)] | None = None
+    speed: Annotated[float, Meta(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
     stream_format: Literal["sse", "audio"] | None = None
 
     # Extras. ``max_tokens`` is the most codec codes to speak, which bounds the seconds of sound.

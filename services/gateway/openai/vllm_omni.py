@@ -19,7 +19,14 @@ from omnibus.encoding.audio import encode_wav
 from omnibus.errors import BadRequest
 from services.gateway.openai import chat_response
 from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.chat_response import Audio, ChatCompletion, Choice, FinishReason, Picture, Usage
+from services.gateway.openai.chat_response import (
+    ChatCompletion,
+    ChatCompletionAudio,
+    ChatCompletionChoice,
+    ChatCompletionImage,
+    FinishReason,
+    Usage,
+)
 from services.gateway.openai.chat_stream import ChatStream
 from services.gateway.openai.density import check_values
 from services.gateway.openai.parse import check_chat, invalid_request
@@ -30,7 +37,7 @@ HEADER, NAME = "x-omnibus-dialect", "vllm-omni"
 About = Callable[[str], tuple[str, list[str]]]
 
 #: What pictures are asked for by, and what that is called in ``image_config``.
-_DRAWN = {
+_IMAGE_FIELDS = {
     "size": "size",
     "num_inference_steps": "steps",
     "guidance_scale": "guidance",
@@ -39,10 +46,10 @@ _DRAWN = {
     "num_outputs_per_prompt": "n",
 }
 #: What a stage may say of its sampling, and what of that a request has in any case.
-_SAMPLED = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
-_SAID = frozenset({*_SAMPLED, "seed", "detokenize", "stop_token_ids"})
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
+_STAGE_FIELDS = frozenset({*_SAMPLING_FIELDS, "seed", "detokenize", "stop_token_ids"})
 #: Bytes of the header of a WAV file, and where in it the rate is.
-_HEADER, _RATE = 44, slice(24, 28)
+_WAV_HEADER_BYTES, _WAV_RATE_SLICE = 44, slice(24, 28)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -106,7 +113,7 @@ def _translate_images(said: dict[str, Any]) -> None:
             raise BadRequest("Say a width and a height, or a size.", param="size")
         said["size"] = f"{width}x{height}"
     wish = said["image_config"] = said.get("image_config") or {}
-    for name, called in _DRAWN.items():
+    for name, called in _IMAGE_FIELDS.items():
         value = said.pop(name, None)
         if value is not None and isinstance(wish, dict):
             if called in wish:
@@ -147,14 +154,14 @@ def _translate_sampling(said: dict[str, Any], speaks: bool) -> None:
 
 def _check_stage(stage: dict[str, Any], param: str, place: int) -> None:
     for name in stage:
-        if name not in _SAID or (name == "stop_token_ids" and not place and stage[name]):
+        if name not in _STAGE_FIELDS or (name == "stop_token_ids" and not place and stage[name]):
             raise BadRequest(f"'{name}' is not supported here: leave it out.", param=f"{param}.{name}")
     if stage.get("detokenize") is False:
         raise BadRequest("Answers are text: leave it out.", param=f"{param}.detokenize")
 
 
 def _sampling_fields(stage: dict[str, Any]) -> dict[str, Any]:
-    return {name: stage[name] for name in _SAMPLED if stage.get(name) is not None}
+    return {name: stage[name] for name in _SAMPLING_FIELDS if stage.get(name) is not None}
 
 
 def _merge_fields(said: dict[str, Any], more: dict[str, Any]) -> None:
@@ -172,10 +179,10 @@ def _check_processor_options(said: dict[str, Any]) -> None:
 # Answers
 
 
-class OmniMessage(chat_response.Message, frozen=True):
+class OmniMessage(chat_response.ChatCompletionMessage, frozen=True):
     """Variant of ``answers.Message`` in which pictures are the content."""
 
-    content: str | list[Picture] | None = None  # type: ignore[assignment]
+    content: str | list[ChatCompletionImage] | None = None  # type: ignore[assignment]
 
 
 def encode_completion(
@@ -186,21 +193,21 @@ def encode_completion(
     text: str | None,
     finish_reason: FinishReason,
     usage: Usage,
-    audio: Audio | None = None,
+    audio: ChatCompletionAudio | None = None,
     fingerprint: str = "",
 ) -> bytes:
     """Encode a whole answer, with the arguments of ``answers.completion``."""
-    choices = [] if text is None else [Choice(OmniMessage(text), finish_reason)]
+    choices = [] if text is None else [ChatCompletionChoice(OmniMessage(text), finish_reason)]
     if audio is not None:
-        choices.append(Choice(OmniMessage(audio=audio), "stop"))
+        choices.append(ChatCompletionChoice(OmniMessage(audio=audio), "stop"))
     return _encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint or None))
 
 
 def encode_image_completion(
-    *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[Picture]
+    *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[ChatCompletionImage]
 ) -> bytes:
     """Encode pictures, with the arguments of ``answers.drawn``. ``text`` is left out: pictures take its place."""
-    return _encode(ChatCompletion(id, created, model, [Choice(OmniMessage(images), "stop")], usage))
+    return _encode(ChatCompletion(id, created, model, [ChatCompletionChoice(OmniMessage(images), "stop")], usage))
 
 
 class OmniStream(ChatStream):
@@ -221,18 +228,18 @@ class OmniStream(ChatStream):
         return b""
 
     def audio(self, data: bytes) -> bytes:
-        if len(self._begun) < _HEADER:
-            missing = _HEADER - len(self._begun)
+        if len(self._begun) < _WAV_HEADER_BYTES:
+            missing = _WAV_HEADER_BYTES - len(self._begun)
             self._begun, data = self._begun + data[:missing], data[missing:]
         if not data:
             return b""
-        file = encode_wav(data, int.from_bytes(self._begun[_RATE], "little"))
+        file = encode_wav(data, int.from_bytes(self._begun[_WAV_RATE_SLICE], "little"))
         return _with_modality(super().text(base64.b64encode(file).decode()), "audio")
 
     def audio_end(self, expires_at: int) -> bytes:
         return b""
 
-    def images(self, images: list[Picture]) -> bytes:
+    def images(self, images: list[ChatCompletionImage]) -> bytes:
         return _with_modality(b"".join((self._text, _encode(images), self._end_text)), "image")
 
     def finish(self, reason: FinishReason) -> bytes:
@@ -252,7 +259,7 @@ class AnswerEncoders(NamedTuple):
     stream: type[ChatStream]
 
 
-_OWN, _OMNI = (
+_OPENAI_ENCODERS, _OMNI_ENCODERS = (
     AnswerEncoders(chat_response.encode_completion, chat_response.encode_image_completion, ChatStream),
     AnswerEncoders(encode_completion, encode_image_completion, OmniStream),
 )
@@ -260,4 +267,4 @@ _OWN, _OMNI = (
 
 def answer_encoders(request: ChatRequest) -> AnswerEncoders:
     """The shapes of the answer to ``request``."""
-    return _OMNI if isinstance(request, OmniRequest) else _OWN
+    return _OMNI_ENCODERS if isinstance(request, OmniRequest) else _OPENAI_ENCODERS

@@ -15,9 +15,9 @@ from omnibus.recording.records import EndRecord
 from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
 
 #: Records that are read at once, and those that one question may read in all.
-READ, READS = 256, 4096
+READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 4096
 #: Invocations on a page.
-MOST = 200
+MAX_LISTED = 200
 
 
 class Query(NamedTuple):
@@ -48,7 +48,7 @@ class History:
         ends: dict[str, EndRecord] = {}
         below, read = query.before, 0
         while True:
-            stored = await self._bus.read_latest(INVOCATIONS, READ, below)
+            stored = await self._bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
             for each in reversed(stored):
                 below = each.number
                 brief = await self._summarize_match(each, ends, query)
@@ -59,7 +59,7 @@ class History:
             read += len(stored)
             if not stored or below <= 1:
                 return SummaryPage(tuple(found))
-            if read >= READS:
+            if read >= MAX_READ_RECORDS:
                 return SummaryPage(tuple(found), below)
 
     async def _summarize_match(self, stored: Stored, ends: dict[str, EndRecord], query: Query) -> Summary | None:

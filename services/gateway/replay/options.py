@@ -18,7 +18,7 @@ from omnibus.recording.records import EndRecord, KeptOutput
 from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 
 #: Tokens that a node counts for: a record does not say how many it was expected to have.
-USUAL = 256
+DEFAULT_NODE_TOKENS = 256
 
 FROM, PATH, ROUTE = "omnibus-from", "omnibus-path", "omnibus-route"
 RECORDED = "recorded"
@@ -150,7 +150,7 @@ def _base_route(
     ticket: InvocationTicket,
     exclude: frozenset[str],
 ) -> ExecutorRoute:
-    work = [USUAL] * len(nodes)
+    work = [DEFAULT_NODE_TOKENS] * len(nodes)
     if wish.path:
         several = any(node.model for node in nodes)
         assignment = router.assign(nodes, "" if several else recorded.model)

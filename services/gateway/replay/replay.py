@@ -31,12 +31,12 @@ from services.gateway.replay import options
 from services.gateway.replay.options import ReplayOptions
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
-from services.gateway.request.record import SHOWN, Records, output_digests
+from services.gateway.request.record import MAX_RECORDED_CHARS, Records, output_digests
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import APP
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
-LOUDNESS = 1
+MAX_SAMPLE_DIFFERENCE = 1
 
 
 class Replayer:
@@ -80,7 +80,7 @@ class Replayer:
             player.stop()
         self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got))
         answer = got.to_answer()
-        shown = msgspec.structs.replace(answer, text=answer.text[:SHOWN])
+        shown = msgspec.structs.replace(answer, text=answer.text[:MAX_RECORDED_CHARS])
         yield {"status": "done", "id": now.id, "answer": shown, **await self._compare_answers(recorded, running, got)}
 
     async def _collect_in_time(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
@@ -204,7 +204,7 @@ class Replayer:
         except OmnibusError:
             return False
         now = np.frombuffer(pcm, "<i2").astype(np.int32)
-        return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= LOUDNESS
+        return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= MAX_SAMPLE_DIFFERENCE
 
 
 def _chat_streams(running: InflightInvocation, *, sound: bool) -> list[ResultStream]:

@@ -12,13 +12,13 @@ from omnibus.graph import HANDLE
 from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.media.blob_store import MediaStore
 
 #: Seconds that inputs outlive the deadline.
-GRACE = 10.0
+DEADLINE_GRACE_SECONDS = 10.0
 #: Reads of an input that several segments may use; its memory is free when the request ends.
-MANY = 60_000
+MAX_READERS = 60_000
 
 
 async def place_input(
@@ -28,7 +28,7 @@ async def place_input(
     about: tuple[str, str, str],
     invocation: str,
     deadline: float,
-    readers: int = ATTEMPTS + 1,
+    readers: int = MAX_ATTEMPTS + 1,
     salt: str = "",
 ) -> dict[str, Any]:
     """Put one input into the arena for every attempt of ``invocation``; returns its literal.
@@ -38,7 +38,10 @@ async def place_input(
     modality, mime, digest = about
     began = time.perf_counter()
     handle = await tensors.put(
-        np.frombuffer(data, np.uint8), invocation=invocation, deadline=deadline + GRACE, readers=readers
+        np.frombuffer(data, np.uint8),
+        invocation=invocation,
+        deadline=deadline + DEADLINE_GRACE_SECONDS,
+        readers=readers,
     )
     TRANSFER.count_transfer("gateway", "media", len(data), time.perf_counter() - began)
     if keep is not None:
@@ -62,8 +65,8 @@ class TensorPlacer:
         handle = await self._tensors.put(
             array,
             invocation=self._invocation,
-            deadline=self._deadline + GRACE,
-            readers=min(nodes * (ATTEMPTS + 1), MANY),
+            deadline=self._deadline + DEADLINE_GRACE_SECONDS,
+            readers=min(nodes * (MAX_ATTEMPTS + 1), MAX_READERS),
         )
         body = array.tobytes()
         digest = sha256(body).hexdigest()
@@ -88,5 +91,7 @@ async def restore_input(
         except (KeyError, TypeError, ValueError) as error:
             wanted = f"{str(value['dtype'])[:40]} {str(value.get('shape'))[:80]}"
             raise ProtocolError(f"a recorded tensor cannot be {wanted}: {error}") from error
-    handle = await tensors.put(array, invocation=invocation, deadline=deadline + GRACE, readers=ATTEMPTS + 1)
+    handle = await tensors.put(
+        array, invocation=invocation, deadline=deadline + DEADLINE_GRACE_SECONDS, readers=MAX_ATTEMPTS + 1
+    )
     return {**value, HANDLE: msgspec.to_builtins(handle)}

@@ -23,7 +23,7 @@ from omnibus.bus import Bus, Delivery, subjects
 from omnibus.errors import BadRequest, Conflict, DeadlineExceeded, NotFound, OmnibusError, StoreUnavailable
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store, StreamRecord
-from services.gateway.dispatch.streams import MAX_RESUMED
+from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import ChatStream
@@ -39,15 +39,15 @@ MODES = ("off", "requested", "always")
 #: Asks for a stream that can be continued; in the answer, what names it.
 HEADER = b"x-omnibus-continue"
 #: Seconds that the first event waits for the store before the stream goes on as one that cannot be continued.
-PATIENCE_SECONDS = 2.0
+STORE_WAIT_SECONDS = 2.0
 #: The largest id of a token that is kept.
-MAX_ID = 2**32 - 1
+MAX_TOKEN_ID = 2**32 - 1
 #: Seconds between two writes of the tokens of all answers; what came after the last one is generated again.
-TOKENS_SECONDS = 0.1
+TOKEN_WRITE_INTERVAL_SECONDS = 0.1
 #: Seconds that a record outlives its deadline, so that who comes late is told why.
-LATE_SECONDS = 60.0
+DEADLINE_GRACE_SECONDS = 60.0
 #: Seconds that it outlives its answer, for a client that lost the end of it.
-ENDED_SECONDS = 15.0
+FINISHED_TTL_SECONDS = 15.0
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -103,8 +103,8 @@ class ResumableStream:
             tenant=tenants.current_tenant().name,
         )
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._store.put_stream(self.token, record, self.owner, run.seconds_left + LATE_SECONDS)
+            async with asyncio.timeout(STORE_WAIT_SECONDS):
+                await self._store.put_stream(self.token, record, self.owner, run.seconds_left + DEADLINE_GRACE_SECONDS)
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("%s cannot be continued elsewhere: %s", run.id, error or "the store is silent")
             return
@@ -121,9 +121,9 @@ class ResumableStream:
 
     def add_token_ids(self, ids: Sequence[int]) -> None:
         """Keep the ids of tokens that have come. What has no such ids is made from its beginning elsewhere."""
-        if not ids or self.record is None or self._claimed or not self._numbered or len(self.ids) >= MAX_RESUMED:
+        if not ids or self.record is None or self._claimed or not self._numbered or len(self.ids) >= MAX_RESUMED_VALUES:
             return
-        if all(type(id) is int and 0 <= id <= MAX_ID for id in ids):
+        if all(type(id) is int and 0 <= id <= MAX_TOKEN_ID for id in ids):
             self.ids.extend(ids)
             self._grown(self)
         else:
@@ -197,7 +197,7 @@ class Continuations:
         continued = self._open_stream(token)
         continued.after, continued.record, continued.known = after, record, known
         try:
-            before = await self._store.claim_stream(token, continued.owner, left + LATE_SECONDS)
+            before = await self._store.claim_stream(token, continued.owner, left + DEADLINE_GRACE_SECONDS)
         except BaseException:
             continued.close()
             raise
@@ -229,7 +229,7 @@ class Continuations:
     async def _save_tokens(self) -> None:
         """Write the tokens of all answers that have grown, until none has."""
         try:
-            await asyncio.sleep(TOKENS_SECONDS)
+            await asyncio.sleep(TOKEN_WRITE_INTERVAL_SECONDS)
             while self._unsaved:
                 now, grown = time.time(), self._unsaved
                 self._unsaved = set()
@@ -238,13 +238,13 @@ class Continuations:
                     await self._store.put_stream_tokens(tokens)
                 except StoreUnavailable as error:  # the answers are made from their beginning then
                     log.warning("tokens of %d answers were not written: %s", len(tokens), error)
-                await asyncio.sleep(TOKENS_SECONDS)
+                await asyncio.sleep(TOKEN_WRITE_INTERVAL_SECONDS)
         finally:
             self._saving = False
 
     async def _forget_record(self, token: str) -> None:
         try:
-            await self._store.forget_stream(token, ENDED_SECONDS)
+            await self._store.forget_stream(token, FINISHED_TTL_SECONDS)
         except StoreUnavailable as error:  # it expires by itself, later
             log.warning("a stream that has ended is kept until its deadline: %s", error)
 

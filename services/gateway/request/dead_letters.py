@@ -8,11 +8,11 @@ import msgspec
 from omnibus.bus import Bus, subjects
 from omnibus.graph import WIRE_VERSION, Invocation
 from omnibus.recording import dead_letters
-from omnibus.recording.dead_letters import LOST, DeadLetter
+from omnibus.recording.dead_letters import EXECUTOR_LOSS_REASONS, DeadLetter
 from services.gateway.dispatch.inflight import InflightInvocation
 
 #: Models and reasons whose dead letters are told apart.
-KINDS = 512
+MAX_LABEL_PAIRS = 512
 
 
 class DeadLetters:
@@ -35,7 +35,7 @@ class DeadLetters:
         why = dead_letters.dead_letter_reason(failure, running.failed, running.moves, invocation.attempt)
         if not why or failure is None:
             return
-        lost = tuple(move.executor for move in running.moves if move.reason in LOST and move.executor)
+        lost = tuple(move.executor for move in running.moves if move.reason in EXECUTOR_LOSS_REASONS and move.executor)
         node = (
             running.failed if running.failed >= 0 else _first_node(invocation, lost[-1] if lost else failure.executor)
         )
@@ -68,7 +68,7 @@ class DeadLetters:
 
     def _count_letter(self, model: str, why: str) -> None:
         # Who replays by hand may write a record as he likes.
-        known = (model, why) in self.counts or len(self.counts) < KINDS
+        known = (model, why) in self.counts or len(self.counts) < MAX_LABEL_PAIRS
         self.counts[model if known else "other", why] += 1
 
 

@@ -65,10 +65,10 @@ class _SentCounter:
         self.count_sent(length, data)
         self.skip -= length
         if not self.skip and self.digest != self._expected:
-            raise CannotContinue(_DIFFERS)
+            raise CannotContinue(_DIVERGED_MESSAGE)
 
 
-_DIFFERS = "the answer came out differently this time, so it cannot be continued: send the request again"
+_DIVERGED_MESSAGE = "the answer came out differently this time, so it cannot be continued: send the request again"
 
 
 class NumberedStream:
@@ -122,7 +122,7 @@ class NumberedStream:
     def complete(self) -> None:
         """The answer is whole. Raises ``CannotContinue`` when the client has more of it than there is."""
         if self._text.skip or self._sound.skip:
-            raise CannotContinue(_DIFFERS)
+            raise CannotContinue(_DIVERGED_MESSAGE)
 
     def finish(self, reason: FinishReason) -> bytes:
         return self._close_event(self._stream.finish(reason))

@@ -23,12 +23,12 @@ from services.gateway.routing.router import Router
 log = logging.getLogger(__name__)
 
 #: Seconds between two events.
-PERIOD = 1.0
+REPORT_INTERVAL_SECONDS = 1.0
 #: What one request may claim of a quantity: it comes from engines, which may be an app's own code.
-MOST = 1 << 32
+MAX_QUANTITY = 1 << 32
 
-_PLACES = {name: place for place, name in enumerate(QUANTITIES)}
-_SPEECH = _PLACES["speech_seconds"]
+_QUANTITY_INDEX = {name: place for place, name in enumerate(QUANTITIES)}
+_SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
 
 
 class LoadCounters:
@@ -153,7 +153,7 @@ class LoadReporter:
             self._schedule_publish()
 
     def _schedule_publish(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PERIOD, self._on_timer)
+        self._timer = asyncio.get_running_loop().call_later(REPORT_INTERVAL_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
         # What is published while the bus is away arrives at once when it is back, as if all had come just then.
@@ -203,16 +203,16 @@ def _add_quantities(sums: list[float], streams: Iterable[ResultStream]) -> None:
         usage = stream.closing.get("usage")
         if type(usage) is dict:
             for name, value in usage.items():
-                place = _PLACES.get(name)
-                if place is not None and type(value) is int and 0 < value < MOST:
+                place = _QUANTITY_INDEX.get(name)
+                if place is not None and type(value) is int and 0 < value < MAX_QUANTITY:
                     sums[place] += value
         if stream.samples and stream.first is not None:
-            sums[_SPEECH] += _audio_seconds(stream.samples, stream.first.data)
+            sums[_SPEECH_INDEX] += _audio_seconds(stream.samples, stream.first.data)
 
 
 def _audio_seconds(samples: int, about: Mapping[str, Any]) -> float:
     rate = about.get("rate")  # what has none is no sound
-    return samples / rate if isinstance(rate, int | float) and 1 <= rate < MOST else 0.0
+    return samples / rate if isinstance(rate, int | float) and 1 <= rate < MAX_QUANTITY else 0.0
 
 
 def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 #: What ``OMNIBUS_GATEWAY_RECORD`` may be; see ``GatewaySettings.record``.
 MODES = ("full", "stages", "digest")
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
-SHOWN = 16_000
+MAX_RECORDED_CHARS = 16_000
 
 
 class Records:
@@ -55,7 +55,7 @@ class Records:
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
         if got is not None and self.full and answer.audio_sha256:
             self._keep.put_nowait(answer.audio_sha256, got.pcm)
-        shown = answer.text[:SHOWN] if self.full else ""
+        shown = answer.text[:MAX_RECORDED_CHARS] if self.full else ""
         ended = EndRecord(
             inv=invocation.id,
             status=status,

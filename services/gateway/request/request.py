@@ -39,7 +39,7 @@ from services.gateway.routing.draining import check_queue_time as check_room
 from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy import tenant as tenants
-from services.gateway.tenancy.admission import FOR_WANT_OF_ROOM, Admission
+from services.gateway.tenancy.admission import CAPACITY_REASONS, Admission
 from services.gateway.tenancy.slot import AdmissionSlot
 
 
@@ -190,7 +190,7 @@ class ClientRequest:
         try:
             await self._stay.acquire(assignment, segment.work, step, self.seconds_left)
         except Overloaded as error:
-            if error.reason in FOR_WANT_OF_ROOM:
+            if error.reason in CAPACITY_REASONS:
                 self._runs.loads.count_rejection(assignment)
             raise
         if self.over:  # while it waited

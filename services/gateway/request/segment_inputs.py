@@ -14,7 +14,7 @@ from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.request.arena_inputs import TensorPlacer
 
-_MARKS = (REF, FROM, HANDLE)
+_RESERVED_KEYS = (REF, FROM, HANDLE)
 #: A result of an earlier segment: step, node, output.
 Place = tuple[int, int, str]
 
@@ -51,13 +51,13 @@ def _to_literal(item: Item) -> Any:
     """A value as an input. What a task made of a client's JSON must not become an edge, or open memory."""
     value = unwrap_value(item.data)
     if _has_reserved_key(value):
-        raise ProtocolError(f"a result holds one of the keys {', '.join(_MARKS)}, so no task can be given it")
+        raise ProtocolError(f"a result holds one of the keys {', '.join(_RESERVED_KEYS)}, so no task can be given it")
     return value
 
 
 def _has_reserved_key(value: Any) -> bool:
     if type(value) is dict:
-        return any(mark in value for mark in _MARKS) or any(map(_has_reserved_key, value.values()))
+        return any(mark in value for mark in _RESERVED_KEYS) or any(map(_has_reserved_key, value.values()))
     return type(value) is list and any(map(_has_reserved_key, value))
 
 

@@ -5,8 +5,8 @@ from omnibus.graph import verify_uses
 from omnibus.task import Segment
 
 #: Segments that one request may have, and nodes of one segment.
-SEGMENTS, NODES = 256, 512
-_MOST = 1 << 40  # tokens that a call may be expected to take
+MAX_SEGMENTS, MAX_NODES = 256, 512
+_MAX_WORK_TOKENS = 1 << 40  # tokens that a call may be expected to take
 
 
 def validate_segment(segment: Segment, step: int = 0) -> None:
@@ -15,10 +15,14 @@ def validate_segment(segment: Segment, step: int = 0) -> None:
     Raises ``TooLarge`` over the limits, and ``ProtocolError``.
     """
     count = len(segment.nodes)
-    if not 0 <= step < SEGMENTS or count > NODES:
-        raise TooLarge(f"a request may have {SEGMENTS} segments of {NODES} calls each: loop less, or split the request")
+    if not 0 <= step < MAX_SEGMENTS or count > MAX_NODES:
+        raise TooLarge(
+            f"a request may have {MAX_SEGMENTS} segments of {MAX_NODES} calls each: loop less, or split the request"
+        )
     if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
         raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
-    if not all(0 <= work < _MOST for work in segment.work) or not all(0 <= node < count for node, _ in segment.outputs):
+    if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(
+        0 <= node < count for node, _ in segment.outputs
+    ):
         raise ProtocolError("a graph's estimates are tokens, not negative, and its outputs belong to its own calls")
     verify_uses(segment.nodes)

@@ -15,13 +15,13 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 #: Replicas whose work differs by less than this part of an item count as equal.
-NEAR = 0.5
+NEAR_WORK_FRACTION = 0.5
 #: Items by which the work of the replica that knows one may exceed the least.
-FAR = 8.0
+MAX_EXCESS_ITEMS = 8.0
 #: The part of its work that an item counts for where it is known.
-KNOWN = 1 / 16
+CACHED_WORK_FRACTION = 1 / 16
 #: Items whose replica is remembered.
-REMEMBERED = 1 << 16
+MAX_TRACKED_ITEMS = 1 << 16
 
 
 class AffinityItem(NamedTuple):
@@ -41,9 +41,9 @@ class ChosenReplica(NamedTuple):
 def pick_replica(loads: Mapping[str, float], item: AffinityItem, known: str = "") -> ChosenReplica:
     """The replica for ``item``, of those with ``loads`` in tokens (at least one); ``known`` was sent an equal one."""
     least = min(loads.values())
-    if known in loads and loads[known] <= least + FAR * item.work:
-        return ChosenReplica(known, KNOWN * item.work)
-    near = [id for id, load in loads.items() if load <= least + NEAR * item.work]
+    if known in loads and loads[known] <= least + MAX_EXCESS_ITEMS * item.work:
+        return ChosenReplica(known, CACHED_WORK_FRACTION * item.work)
+    near = [id for id, load in loads.items() if load <= least + NEAR_WORK_FRACTION * item.work]
     return ChosenReplica(
         near[0] if len(near) == 1 else max(near, key=lambda id: _rendezvous_weight(item.key, id)), item.work
     )
@@ -52,7 +52,7 @@ def pick_replica(loads: Mapping[str, float], item: AffinityItem, known: str = ""
 class EncoderAffinity:
     """Remembers what was sent where; the least recently sent is forgotten first."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
         self._remembered = remembered
         self._sent: OrderedDict[str, str] = OrderedDict()
 

@@ -8,7 +8,7 @@ from omnibus.graph import GraphNode
 from omnibus.plan import Plan, request_type
 
 #: Shapes of graphs that are remembered per plan.
-REMEMBERED = 2048
+MAX_CACHED_SHAPES = 2048
 
 
 class ModelPart(NamedTuple):
@@ -59,7 +59,7 @@ class PlanScope:
         key = (model, tuple([(node.task, node.component, node.model, node.uses) for node in nodes]))
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= REMEMBERED:
+            if len(self._known) >= MAX_CACHED_SHAPES:
                 self._known.clear()
             known = self._known[key] = self._assign_shape(nodes, model)
         shape, bound = known

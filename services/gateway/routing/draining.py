@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterable
 from omnibus.errors import Overloaded
 
 #: Completions, and times of service, that the means remember: whichever takes longer.
-_MEMORY, _MEMORY_SERVICES = 12.0, 6.0
+_WINDOW_COMPLETIONS, _WINDOW_SERVICE_TIMES = 12.0, 6.0
 #: Completions before which a throughput is an upper bound alone; as many as are served at once, if those are more.
-_ENOUGH = 4.0
+_MIN_COMPLETIONS = 4.0
 #: Times its mean that a request may take longer than predicted and still has to end by its deadline.
-_MARGIN = 1.25
+_DEADLINE_MARGIN = 1.25
 #: Part of a service that is one moment, and part of the completions in one from which on an executor batches.
-_MOMENT, _BATCHED = 0.05, 0.3
+_MOMENT_FRACTION, _BATCHED_FRACTION = 0.05, 0.3
 #: Mean residences after which an executor that finishes nothing counts as slower than it was.
-_STALLED = 2.0
+_STALLED_RESIDENCES = 2.0
 #: How many times slower than measured it may count as for that alone: a machine that stood still goes on as before, and
 #: an executor that hangs is found by its heartbeats.
-_SLOWDOWN = 4.0
+_MAX_SLOWDOWN = 4.0
 #: Seconds in which the highest throughput of late counts for half, and the part of it that is believed against a lower
 #: one: a moment in which nothing ended, on a machine that has others to serve, is no reason to refuse.
-_BEST_HALVES_SECONDS, _DOUBT = 5.0, 0.5
+_PEAK_HALF_LIFE_SECONDS, _PEAK_RATE_FRACTION = 5.0, 0.5
 
 
 class DrainRate:
@@ -83,27 +83,27 @@ class DrainRate:
         self._advance_clock()
         if self._started.pop(invocation, None) is None:
             return
-        self._lumps += ((self._pending_busy < _MOMENT * service) - self._lumps) / _MEMORY
+        self._lumps += ((self._pending_busy < _MOMENT_FRACTION * service) - self._lumps) / _WINDOW_COMPLETIONS
         # By time, so that those that end in one moment, as a batch does, count alike.
-        memory = _MEMORY_SERVICES * (self.service or self.residence)
+        memory = _WINDOW_SERVICE_TIMES * (self.service or self.residence)
         if self._done:
-            memory = max(memory, _MEMORY * self._busy / self._done)
+            memory = max(memory, _WINDOW_COMPLETIONS * self._busy / self._done)
         keep = math.exp(-self._pending_busy / memory) if memory > 0 else 1.0
         self._done = keep * self._done + 1.0
         self._busy = keep * self._busy + self._pending_busy
         self._area = keep * self._area + self._pending_area
         self._pending_busy = self._pending_area = 0.0
         if service > 0:
-            self.service += (service - self.service) / _MEMORY if self.service else service
+            self.service += (service - self.service) / _WINDOW_COMPLETIONS if self.service else service
         self.residence = self._area / self._done
-        self.measured = self._done >= max(_ENOUGH, self._mean_served())
+        self.measured = self._done >= max(_MIN_COMPLETIONS, self._mean_served())
         if self.measured and self._busy > 0 and self._done / self._busy >= self._recent_peak_rate():
             self._best = (self._done / self._busy, self._at)
 
     def _recent_peak_rate(self) -> float:
         """The highest throughput of late; it counts for less the longer it was ago."""
         best, at = self._best
-        return best * math.exp2(-(self._clock() - at) / _BEST_HALVES_SECONDS)
+        return best * math.exp2(-(self._clock() - at) / _PEAK_HALF_LIFE_SECONDS)
 
     def _advance_clock(self) -> None:
         now = self._clock()
@@ -116,12 +116,12 @@ class DrainRate:
     def rate(self) -> float:
         """Completions in a second with work; infinite before anything was to be seen."""
         self._advance_clock()
-        busy = self._busy + max(0.0, self._pending_busy - _STALLED * self.residence)
+        busy = self._busy + max(0.0, self._pending_busy - _STALLED_RESIDENCES * self.residence)
         if not self.measured:  # as if all that is served ended now
             return (self._done + self._mean_served()) / busy if busy > 0 else math.inf
         if self._busy <= 0:
             return math.inf
-        return max(self._done / min(busy, _SLOWDOWN * self._busy), _DOUBT * self._recent_peak_rate())
+        return max(self._done / min(busy, _MAX_SLOWDOWN * self._busy), _PEAK_RATE_FRACTION * self._recent_peak_rate())
 
     @property
     def total(self) -> float:
@@ -153,7 +153,7 @@ class DrainRate:
         """
         rate, present = self.rate, len(self._started)
         lacking = max(0.0, self.slots - rate * self.service) if self.slots else 1.0
-        free = lacking if self._lumps > _BATCHED else min(1.0, lacking)
+        free = lacking if self._lumps > _BATCHED_FRACTION else min(1.0, lacking)
         return max(0.0, present + 0.5 - free) / (rate * self._max_speedup(present + 1))
 
     def seconds_to_next_end(self) -> float:
@@ -178,7 +178,7 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
             slowest, total = each, seconds
     if slowest is None:
         return
-    beyond = total - left / _MARGIN if total > service else 0.0
+    beyond = total - left / _DEADLINE_MARGIN if total > service else 0.0
     if slowest.measured and served:
         beyond = max(beyond, slowest.queued_seconds - service - max(service, queue_seconds))
     if beyond <= 0:

@@ -7,22 +7,22 @@ from omnibus.bus.messages import ExecutorStatus
 from services.gateway.routing.draining import DrainRate
 
 #: Seconds without a heartbeat after which an executor gets no new work and is asked whether it lives.
-SUSPECT = 1.2
+SUSPECT_AFTER_SECONDS = 1.2
 #: While an option has nobody else, its executors get work for so many seconds: heartbeats are late on a busy machine,
 #: and for one that is dead the bus says so.
-LAST_RESORT = 15.0
+LAST_RESORT_SECONDS = 15.0
 #: Seconds that an executor may hold work without a single step before its stage counts as stuck.
-STUCK = 15.0
+STUCK_AFTER_SECONDS = 15.0
 #: How much of what a heartbeat says of other gateways' work is believed at once. All gateways hear the same
 #: heartbeat: were it believed whole, they would all leave a busy replica together, and then all come back.
-TRUST = 0.1
+FOREIGN_WORK_WEIGHT = 0.1
 #: Less than this of another gateway's invocation is nothing.
-TRACE = 0.1
+MIN_FOREIGN_WORK = 0.1
 #: Other gateways' invocations by which replicas may differ and count as equal: a heartbeat is one look at a number
 #: that changes all the time.
-NOISE = 1.0
+FOREIGN_WORK_TOLERANCE = 1.0
 #: Invocations whose work is averaged.
-SEEN = 1000
+MAX_AVERAGED_INVOCATIONS = 1000
 
 
 class ExecutorPool:
@@ -62,8 +62,8 @@ class ExecutorEntry:
     def update_status(self, status: ExecutorStatus, now: float) -> None:
         if status.steps != self.status.steps or not status.inflight:
             self.progressed = now
-        self.foreign += TRUST * (max(0, status.inflight - self.own) - self.foreign)
-        if self.foreign < TRACE:
+        self.foreign += FOREIGN_WORK_WEIGHT * (max(0, status.inflight - self.own) - self.foreign)
+        if self.foreign < MIN_FOREIGN_WORK:
             self.foreign = 0.0
         self.status = status
         self.seen = now
@@ -76,7 +76,7 @@ class ExecutorEntry:
         if first:
             self.own += 1
             pool.sent += 1
-            if pool.sent >= SEEN:
+            if pool.sent >= MAX_AVERAGED_INVOCATIONS:
                 pool.sent, pool.work = pool.sent // 2, pool.work / 2
 
     def discharge_work(self, work: float, last: bool = True) -> None:
@@ -89,12 +89,12 @@ class ExecutorEntry:
         """Invocations that it can take before it is busy, as far as is known here."""
         return self.status.credits - self.own - self.foreign
 
-    def is_fit(self, now: float, within: float = SUSPECT) -> bool:
+    def is_fit(self, now: float, within: float = SUSPECT_AFTER_SECONDS) -> bool:
         """Ready and heard of lately."""
         return self.status.state == "ready" and now - self.seen < within
 
     def is_stuck(self, now: float) -> bool:
-        return self.status.inflight > 0 and now - self.progressed > STUCK
+        return self.status.inflight > 0 and now - self.progressed > STUCK_AFTER_SECONDS
 
     def health_state(self, now: float) -> str:
         """``ok``, ``stuck`` or ``silent``."""
@@ -153,7 +153,7 @@ class ExecutorTable:
         now = time.monotonic()
         others = [member for id, member in pool.members.items() if id not in exclude]
         return [member for member in others if member.is_fit(now)] or [
-            member for member in others if member.is_fit(now, LAST_RESORT)
+            member for member in others if member.is_fit(now, LAST_RESORT_SECONDS)
         ]
 
     def serving_executors(
@@ -177,7 +177,7 @@ class ExecutorTable:
         pool = members[0].pool
         first = (turn + pool.turn) % len(members)
         pool.turn += 1
-        mean, least = pool.mean_work, min(member.foreign for member in members) + NOISE
+        mean, least = pool.mean_work, min(member.foreign for member in members) + FOREIGN_WORK_TOLERANCE
         return {
             member.status.id: member.outstanding + max(0.0, member.foreign - least) * mean
             for member in (*members[first:], *members[:first])
@@ -190,7 +190,7 @@ class ExecutorTable:
         loads = self.work_by_executor(self.serving_executors(model, option, exclude, origin), turn)
         return self._members[min(loads, key=loads.__getitem__)] if loads else None
 
-    def silent_executors(self, seconds: float = SUSPECT) -> Iterator[str]:
+    def silent_executors(self, seconds: float = SUSPECT_AFTER_SECONDS) -> Iterator[str]:
         """Executors that have missed their heartbeats for so long."""
         now = time.monotonic()
         for member in list(self._members.values()):

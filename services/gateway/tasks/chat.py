@@ -19,25 +19,25 @@ from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.runtime import run as run_task
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.media import inspect as openai_media
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.media.inspect import InspectedMedia, MediaLimits
 from services.gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
-from services.gateway.request.arena_inputs import MANY, place_input
+from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
 
 APP = "chat"
 #: Bytes of messages above which they travel by handle.
-INLINE = 16 * 1024
+MAX_INLINE_BYTES = 16 * 1024
 #: Tokens that a request counts for when it does not say how long its answer may be.
-USUAL_ANSWER = 256
+DEFAULT_ANSWER_TOKENS = 256
 #: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
-SPEECH_CODES = 1024
+DEFAULT_SPEECH_CODES = 1024
 #: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
 SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -75,13 +75,13 @@ class PreparedChat:
             voice=voice,
             speech=_encode_raw(speech) if speech is not None else None,
             tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
-            answer=len(say) // 4 + 1 if say else request.token_limit or USUAL_ANSWER,
+            answer=len(say) // 4 + 1 if say else request.token_limit or DEFAULT_ANSWER_TOKENS,
         )
 
     @property
     def needs_arena(self) -> bool:
         """True if something has to be placed in the arena."""
-        return bool(self.items) or len(self.body) > INLINE
+        return bool(self.items) or len(self.body) > MAX_INLINE_BYTES
 
 
 class Chat:
@@ -179,7 +179,7 @@ class Chat:
             ticket = run.take_ticket(segment)
             if asked.needs_arena:
                 try:
-                    wanted = await self.place_inputs(asked, run.id, run.deadline, ATTEMPTS + 1, run.salt)
+                    wanted = await self.place_inputs(asked, run.id, run.deadline, MAX_ATTEMPTS + 1, run.salt)
                     segment = record(task.invoke, wanted, run.choice_point)
                 except BaseException:
                     self._runs.tensors.end_invocation(run.id)
@@ -194,7 +194,7 @@ class Chat:
         """A graph that grows with its results."""
         try:
             async with asyncio.timeout(run.seconds_left):
-                wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MANY, run.salt)
+                wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
                 with use(run):
                     return await run_task(task.invoke, wanted)
         except TimeoutError:
@@ -218,7 +218,7 @@ class Chat:
             for item in asked.items
         ]
         messages: Any = asked.input.messages
-        if len(asked.body) > INLINE:
+        if len(asked.body) > MAX_INLINE_BYTES:
             if len(asked.body) > self._limits.item_bytes:
                 raise TooLarge(
                     f"the messages have {len(asked.body)} bytes, {self._limits.item_bytes} are allowed",
@@ -285,4 +285,4 @@ def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
     said = {name: value for name in how if (value := getattr(audio, name)) is not None}
     if "top_k" in said:
         said["top_k"] = max(0, said["top_k"])
-    return {**how, **said, "max_codes": audio.max_tokens or SPEECH_CODES}
+    return {**how, **said, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}

@@ -24,9 +24,9 @@ from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.output_streams import open_output_streams
 
 #: Name of the stream that is none of the answer's.
-_ACCEPTED = "accepted"
+_ACCEPTED_STREAM = "accepted"
 #: Seconds that an answer's audio id is said to be good for where nothing is kept.
-AUDIO_KEPT = 3600.0
+AUDIO_TTL_SECONDS = 3600.0
 
 
 async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndarray:
@@ -57,7 +57,7 @@ async def render_completion(
         data = await encode_audio_file(samples, got.rate, request.audio.format)
         id = new_secret_id("audio_")
         expires = await _store_answer(keeper, id, got.text, data, request.audio.format)
-        spoken = chat_response.Audio(id=id, data=data, expires_at=expires, transcript=got.text)
+        spoken = chat_response.ChatCompletionAudio(id=id, data=data, expires_at=expires, transcript=got.text)
     return vllm_omni.answer_encoders(request).completion(
         id=f"chatcmpl-{run.id}",
         model=run.model,
@@ -101,7 +101,7 @@ async def stream_events(
         head.append(stream.audio_start(sound.id))
     accepted, parts = _Acceptance(), open_output_streams(output)
     if run.notify_when_accepted(accepted.mark_accepted):
-        parts[_ACCEPTED] = accepted
+        parts[_ACCEPTED_STREAM] = accepted
     say = stream.text if request.wants_text else stream.transcript
     tail: list[bytes] = []
     begun = False
@@ -109,7 +109,7 @@ async def stream_events(
         async for batch in merge_streams(parts):
             if not begun:
                 accepted.end()
-                batch = [each for each in batch if each[0] != _ACCEPTED]
+                batch = [each for each in batch if each[0] != _ACCEPTED_STREAM]
             frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
             if continued is not None:
                 continued.add_token_ids(
@@ -178,7 +178,7 @@ async def _store_answer(
     keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat
 ) -> int:
     if keeper is None:
-        return int(time.time() + AUDIO_KEPT)
+        return int(time.time() + AUDIO_TTL_SECONDS)
     await keeper.store_answer(id, transcript, file, format)
     return int(time.time() + keeper.seconds)
 

@@ -16,7 +16,7 @@ from omnibus.task import CompositeTask, use
 from omnibus.task.library import ImageOutput
 from omnibus.task.runtime import run as run_task
 from services.gateway.media.inspect import InspectedMedia
-from services.gateway.request.arena_inputs import MANY, place_input
+from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.resolve import (
     IMAGE,
@@ -30,7 +30,7 @@ from services.gateway.tasks.resolve import (
 APP = "images"
 
 #: What clients call the fields of a task's request, where that differs.
-_CALLED = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
+_CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
 
 
 class ImageTasks:
@@ -71,7 +71,7 @@ class ImageTasks:
         runs, info = self._runs, image.info
         about = (info.modality, info.mime, info.sha256)
         return await place_input(
-            runs.tensors, runs.kept, image.data, about, run.inputs_name, run.deadline, MANY, run.salt
+            runs.tensors, runs.kept, image.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
         )
 
 
@@ -141,7 +141,7 @@ def rename_param(error: OmnibusError) -> OmnibusError:
     if isinstance(error, BadMedia):
         error.param = error.param or "image"
     elif isinstance(error, Rejected):
-        error.param = _CALLED.get(error.param, error.param)
+        error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
     return error
 
 
@@ -150,6 +150,6 @@ def _request_error(model: str, error: ValidationError) -> BadRequest:
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
         return BadRequest(
-            f"{model} does not support the parameter {name!r}: leave it out", param=_CALLED.get(name, name)
+            f"{model} does not support the parameter {name!r}: leave it out", param=_CLIENT_PARAM_NAMES.get(name, name)
         )
-    return BadRequest(f"{name}: {first['msg']}", param=_CALLED.get(name, name))
+    return BadRequest(f"{name}: {first['msg']}", param=_CLIENT_PARAM_NAMES.get(name, name))

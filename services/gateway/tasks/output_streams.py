@@ -13,7 +13,7 @@ from omnibus.task.result import STREAM
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream
 
-_FIT = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
+_EXPECTED_PARTS = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
 #: What the parts of an answer's streams are.
 PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 
@@ -79,5 +79,5 @@ def _to_item(name: str, part: Any) -> Item:
     if isinstance(part, Item):
         return part
     if not isinstance(part, PARTS[name]):
-        raise Fatal(f"the answer's {name} holds a {type(part).__name__}: it must be {_FIT[name]}")
+        raise Fatal(f"the answer's {name} holds a {type(part).__name__}: it must be {_EXPECTED_PARTS[name]}")
     return encode_item(part)

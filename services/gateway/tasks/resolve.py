@@ -14,11 +14,11 @@ from services.gateway.routing.router import Router
 Task = TypeVar("Task", bound=UnitTask)
 
 #: Fields of the request of a task that makes pictures, and of one that makes them of another picture, or of several.
-_DRAWS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image", "images"
+_IMAGE_FIELDS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image", "images"
 #: What the request of a task that makes films has besides.
-_LASTS = frozenset({"seconds", "fps", "seed"})
+_VIDEO_FIELDS = frozenset({"seconds", "fps", "seed"})
 #: Pictures that one may go by.
-MOST_IMAGES = 16
+MAX_IMAGES = 16
 
 
 class TaskCache:
@@ -134,18 +134,18 @@ def request_class(task: CompositeTask) -> Any:
 
 def makes_images(task: CompositeTask) -> bool:
     """Return whether ``task`` makes pictures."""
-    return request_class(task).model_fields.keys() >= _DRAWS and not makes_videos(task)
+    return request_class(task).model_fields.keys() >= _IMAGE_FIELDS and not makes_videos(task)
 
 
 def makes_videos(task: CompositeTask) -> bool:
     """Return whether ``task`` makes films."""
-    return request_class(task).model_fields.keys() >= _DRAWS | _LASTS
+    return request_class(task).model_fields.keys() >= _IMAGE_FIELDS | _VIDEO_FIELDS
 
 
 def max_reference_images(task: CompositeTask) -> int:
     """Return the maximum number of reference pictures that a task which makes pictures takes."""
     fields = request_class(task).model_fields
-    return MOST_IMAGES if IMAGES in fields else int(IMAGE in fields)
+    return MAX_IMAGES if IMAGES in fields else int(IMAGE in fields)
 
 
 def _family_task(name: str, model: ModelPlan) -> CompositeTask | None:

@@ -21,11 +21,11 @@ from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import Tenant
 
 #: Reasons of refusals that more executors would have made needless; others are limits of a key.
-FOR_WANT_OF_ROOM = frozenset({"queue", "turn"})
+CAPACITY_REASONS = frozenset({"queue", "turn"})
 #: Seconds that the count of places is good for.
-COUNTED = 0.25
+CAPACITY_TTL_SECONDS = 0.25
 #: Queues that are kept before those in which nobody is are forgotten: apps, and sets of models with them, come and go.
-_KEPT = 1024
+_MAX_QUEUES = 1024
 
 
 class AdmissionGrant:
@@ -100,7 +100,7 @@ class Admission:
     def _model_queue(self, assignment: Assignment) -> ModelQueue:
         found = self._queues.get(assignment.model)
         if found is None:
-            if len(self._queues) >= _KEPT:
+            if len(self._queues) >= _MAX_QUEUES:
                 self._queues = {
                     name: each for name, each in self._queues.items() if each.fair.working or each.fair.waiting
                 }
@@ -172,7 +172,7 @@ class Admission:
         key, now = (model, used), self._clock()
         known = self._places.get(key)
         if known is None or now >= known[0]:
-            known = self._places[key] = (now + COUNTED, self._count_capacity(model, used))
+            known = self._places[key] = (now + CAPACITY_TTL_SECONDS, self._count_capacity(model, used))
             if len(self._places) > 4096:
                 self._places.clear()
         return known[1]

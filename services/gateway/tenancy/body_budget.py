@@ -14,9 +14,9 @@ from services.gateway.tenancy import tenant as tenants
 from services.gateway.tenancy.tenant import Tenant
 
 #: Bytes of a body that are not counted.
-FREE_BYTES = 64 << 10
+UNCOUNTED_BYTES = 64 << 10
 #: Seconds after which a client whose body had no room may try again.
-_RETRY_SECONDS = 1.0
+_RETRY_AFTER_SECONDS = 1.0
 
 
 class BodyBudget:
@@ -36,7 +36,7 @@ class BodyBudget:
             raise Overloaded(
                 f"Request bodies of {self.used} bytes are here already, of {limit} (OMNIBUS_GATEWAY_BODIES): "
                 "try again later.",
-                retry_after=_RETRY_SECONDS,
+                retry_after=_RETRY_AFTER_SECONDS,
                 reason="bodies",
             )
 
@@ -61,7 +61,7 @@ class Upload:
 
     def count_bytes(self, before: int, now: int) -> None:
         """Count a body that has ``now`` bytes, and had ``before``. Raises ``Overloaded``."""
-        more = max(0, now - FREE_BYTES) - max(0, before - FREE_BYTES)
+        more = max(0, now - UNCOUNTED_BYTES) - max(0, before - UNCOUNTED_BYTES)
         if more:
             self._budget.check_capacity(self._tenant, more)
             self._budget.add_bytes(self._tenant, more)
@@ -69,8 +69,8 @@ class Upload:
 
     def check_declared_size(self, nbytes: int) -> None:
         """Refuse a body that will not fit before it is read. Raises ``Overloaded``."""
-        if nbytes > FREE_BYTES:
-            self._budget.check_capacity(self._tenant, nbytes - FREE_BYTES)
+        if nbytes > UNCOUNTED_BYTES:
+            self._budget.check_capacity(self._tenant, nbytes - UNCOUNTED_BYTES)
 
     def release(self) -> None:
         """Give everything back: the request is over."""

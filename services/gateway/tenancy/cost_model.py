@@ -21,14 +21,14 @@ from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import Router
 
 #: Seconds of a token of which nothing is known.
-UNKNOWN = 1e-3
+DEFAULT_TOKEN_SECONDS = 1e-3
 #: Seconds between two looks at what executors say.
-LOOK = 1.0
+POLL_SECONDS = 1.0
 #: Part of the newest in means of what was seen.
-_NEWEST = 0.1
+_NEWEST_WEIGHT = 0.1
 #: Codes of a second of speech, by which estimates of talkers and vocoders count.
-_CODES = 50.0
-_SPEAKS = ("talker", "vocoder")
+_CODES_PER_SECOND = 50.0
+_SPEECH_COMPONENTS = ("talker", "vocoder")
 _SPLIT = ("prefill", "decode")
 
 
@@ -46,7 +46,7 @@ class RequestCostModel:
     def __init__(self, router: Router, clock: Callable[[], float] = time.monotonic) -> None:
         self._router = router
         self._clock = clock
-        self._looked = -LOOK
+        self._looked = -POLL_SECONDS
         self._heard: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
         self._jobs: dict[str, float] = {}  # GPU-seconds of a job, by unit task
         self._tokens: dict[str, float] = {}  # tokens of a job, by unit task
@@ -55,7 +55,7 @@ class RequestCostModel:
 
     def expected_cost(self, assignment: Assignment, work: Sequence[float]) -> RequestCost:
         """Return the expected cost of a graph; ``work`` is in tokens per node, as in ``Segment``."""
-        if self._clock() >= self._looked + LOOK:
+        if self._clock() >= self._looked + POLL_SECONDS:
             self._read_heartbeats()
         tokens = tuple(float(each) for each in work) or (1.0,) * len(assignment.nodes)
         known = [self._token_seconds(node.task) for node in assignment.nodes]
@@ -64,7 +64,9 @@ class RequestCostModel:
             whole = sum(tokens) or 1.0
             nodes = tuple(planned * each / whole for each in tokens)
         else:
-            nodes = tuple(each * (UNKNOWN if one is None else one) for each, one in zip(tokens, known, strict=True))
+            nodes = tuple(
+                each * (DEFAULT_TOKEN_SECONDS if one is None else one) for each, one in zip(tokens, known, strict=True)
+            )
         ratio = self._ratio.get((assignment.model, assignment.kind), 1.0)
         return RequestCost(sum(nodes) * ratio, tokens, nodes)
 
@@ -137,9 +139,9 @@ def actual_tokens(
             _scale_tokens(took, [index for index, name in enumerate(components) if name in group], count)
         rate = stream.first.data.get("rate") if stream.samples and stream.first is not None else None
         if isinstance(rate, int | float) and rate >= 1:  # it comes from engines: what is divided by it stays finite
-            for name in _SPEAKS:
+            for name in _SPEECH_COMPONENTS:
                 own = [index for index, each in enumerate(components) if each == name]
-                _scale_tokens(took, own, _CODES * stream.samples / rate)
+                _scale_tokens(took, own, _CODES_PER_SECOND * stream.samples / rate)
     return took
 
 
@@ -175,7 +177,7 @@ def _token_count(value: object) -> float:
 
 
 def _moving_mean(before: float | None, newest: float) -> float:
-    return newest if before is None else before + _NEWEST * (newest - before)
+    return newest if before is None else before + _NEWEST_WEIGHT * (newest - before)
 
 
 def _gpu_count(plan: Plan | None, model: str, option: str) -> int:

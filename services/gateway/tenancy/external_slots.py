@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 #: Part of the slots that one tenant may hold.
-_SHARE = 1 / 4
+_MAX_TENANT_SHARE = 1 / 4
 
 
 class TenantSlots:
@@ -58,4 +58,4 @@ class TenantSlots:
                 turn.set_result(None)
 
     def _tenant_limit(self, tenant: str) -> int:
-        return max(1, int(self._count * _SHARE)) if tenant else self._count
+        return max(1, int(self._count * _MAX_TENANT_SHARE)) if tenant else self._count

@@ -18,11 +18,11 @@ from omnibus.errors import Overloaded
 
 WAITING, WORKING, OVER = "waiting", "working", "over"
 #: Seconds between which a client that finds its queue full is told to try again.
-SOONEST, LATEST = 1.0, 60.0
+MIN_RETRY_AFTER_SECONDS, MAX_RETRY_AFTER_SECONDS = 1.0, 60.0
 #: Part of the last pause in the mean of pauses between two turns of a tenant.
-_NEWEST = 0.2
+_NEWEST_WEIGHT = 0.2
 #: Tenants that are remembered before those that have nothing here are forgotten.
-_REMEMBERED = 1024
+_MAX_TENANTS = 1024
 
 
 class QueueEntry:
@@ -59,7 +59,7 @@ class TenantQueue:
     @property
     def retry_after(self) -> float:
         """Seconds in which about half of the queue has had its turn."""
-        return min(LATEST, max(SOONEST, self.pace * self.waiting / 2))
+        return min(MAX_RETRY_AFTER_SECONDS, max(MIN_RETRY_AFTER_SECONDS, self.pace * self.waiting / 2))
 
     def first_waiting(self) -> QueueEntry:
         """The next one that still waits; there must be one."""
@@ -145,7 +145,7 @@ class FairQueue:
         line.ahead += turn.cost / turn.weight
         if line.last:
             pause = now - line.last
-            line.pace += _NEWEST * (pause - line.pace) if line.pace else pause
+            line.pace += _NEWEST_WEIGHT * (pause - line.pace) if line.pace else pause
         line.last = now
         return turn
 
@@ -165,7 +165,7 @@ class FairQueue:
         line.working -= 1
         line.mark += used / turn.weight
         line.ahead = line.ahead - turn.cost / turn.weight if line.working else 0.0
-        if len(self._lines) > _REMEMBERED:
+        if len(self._lines) > _MAX_TENANTS:
             self._forget_idle_tenants()
 
     def _decrement_waiting(self, line: TenantQueue) -> None:

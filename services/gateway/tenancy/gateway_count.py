@@ -13,7 +13,7 @@ from omnibus.bus import Delivery, messages
 from omnibus.errors import ProtocolError
 
 #: Seconds between two words of a gateway, and without one until it is not counted any more.
-BEAT, SILENT = 2.0, 7.0
+HEARTBEAT_SECONDS, LOST_AFTER_SECONDS = 2.0, 7.0
 
 
 class GatewayPeers:
@@ -37,7 +37,7 @@ class GatewayPeers:
     @property
     def count(self) -> int:
         """At least 1."""
-        oldest = self._clock() - SILENT
+        oldest = self._clock() - LOST_AFTER_SECONDS
         for id in [id for id, seen in self._seen.items() if seen < oldest]:
             del self._seen[id]
         return 1 + len(self._seen)

@@ -14,7 +14,7 @@ from omnibus.store import Store
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the file: secrets that are mounted change under a running service.
-LOOK = 5.0
+POLL_SECONDS = 5.0
 
 
 class KeyStore:
@@ -54,7 +54,7 @@ class KeyStore:
 
     async def _follow_file(self, path: Path) -> None:
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
             self.reload_file(path)
 
     def reload_file(self, path: Path) -> None:

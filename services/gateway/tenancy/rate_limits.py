@@ -11,7 +11,7 @@ from services.gateway.tenancy import metrics
 from services.gateway.tenancy.token_bucket import TokenBucket
 
 #: Seconds of its GPU-seconds that a key may use at once.
-AT_ONCE = 10.0
+BURST_SECONDS = 10.0
 
 
 class Allowance:
@@ -70,7 +70,7 @@ class Allowance:
 
     def _gpu_rate(self) -> tuple[float, float]:
         rate = max(1e-9, self._record.gpu_seconds / self._gateways)
-        return rate, rate * AT_ONCE
+        return rate, rate * BURST_SECONDS
 
 
 class RateLimits:

@@ -26,9 +26,9 @@ from services.gateway.videos.writer import VideoFileWriter
 APP = "videos"
 
 #: What clients call the fields of a task's request, where that differs.
-_CALLED = {"width": "size", "height": "size", "frames": "seconds"}
+_CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "frames": "seconds"}
 #: Percent of a video that is done once its last step is; the rest are its frames.
-_STEPS = 90
+_DENOISED_PERCENT = 90
 
 
 class VideoGenerator:
@@ -78,7 +78,7 @@ class VideoGenerator:
                 lease.set_trace(lambda: _encode_trace(run))
                 await self._write_video(run, job, asked, output, lease)
         except Rejected as error:
-            error.param = _CALLED.get(error.param, error.param)
+            error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
             raise
 
     async def _write_video(
@@ -104,7 +104,7 @@ async def _write_streams(
     }
     async for name, part in merged(streams):
         if name == "progress":
-            lease.report_progress(_STEPS * part.step // max(1, part.steps))
+            lease.report_progress(_DENOISED_PERCENT * part.step // max(1, part.steps))
         elif name == "audio":
             if part.array is not None:
                 await reel.write_audio(part.array, part.rate)
@@ -112,7 +112,9 @@ async def _write_streams(
             if not reel.count:
                 GATEWAY.first_output(run.model, "video").observe(run.age_seconds)
             await reel.write_frames(part)
-            lease.report_progress(min(99, _STEPS + int((100 - _STEPS) * reel.count / max(1.0, frames))))
+            lease.report_progress(
+                min(99, _DENOISED_PERCENT + int((100 - _DENOISED_PERCENT) * reel.count / max(1.0, frames)))
+            )
 
 
 def _encode_trace(run: ClientRequest) -> bytes:
@@ -127,7 +129,7 @@ def _build_request(model: str, task: CompositeTask, wish: dict[str, Any]) -> Bas
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
-        param = _CALLED.get(name, name)
+        param = _CLIENT_PARAM_NAMES.get(name, name)
         if first["type"] == "extra_forbidden":
             raise BadRequest(f"{model} does not support the parameter {name!r}: leave it out", param=param) from None
         raise BadRequest(f"{name}: {first['msg']}", param=param) from None

@@ -13,7 +13,7 @@ from omnibus.store import JobRecord, Store
 log = logging.getLogger(__name__)
 
 #: Seconds between two words of progress, at least.
-_EVERY = 1.0
+_REPORT_INTERVAL_SECONDS = 1.0
 
 
 class JobLease:
@@ -68,7 +68,7 @@ class JobLease:
 
     async def hold_until_lost(self) -> None:
         """Hold the job; returns when it is lost, and before another one can have it."""
-        tick = min(_EVERY, self._seconds / 3)
+        tick = min(_REPORT_INTERVAL_SECONDS, self._seconds / 3)
         while True:
             await self._wait_for_change(tick)
             if self._lost:

@@ -13,7 +13,7 @@ from services.gateway.videos.storage import VideoStorage
 log = logging.getLogger(__name__)
 
 #: Seconds that removals are remembered, for a store that forgot them.
-_REMOVED_SECONDS = 3600.0
+_REMOVED_TTL_SECONDS = 3600.0
 
 
 class JobMirror:
@@ -74,7 +74,7 @@ class JobMirror:
 
     async def _repeat_removals(self) -> None:
         now = time.time()
-        self._removed = {id: at for id, at in self._removed.items() if at > now - _REMOVED_SECONDS}
+        self._removed = {id: at for id, at in self._removed.items() if at > now - _REMOVED_TTL_SECONDS}
         for id in self._removed:
             await self._store.drop_job(KIND, id)
 

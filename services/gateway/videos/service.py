@@ -27,7 +27,7 @@ from services.gateway.videos.worker import VideoWorker
 log = logging.getLogger(__name__)
 
 #: Seconds until a store that is away is looked at again.
-_AGAIN = 0.5
+_RETRY_PAUSE_SECONDS = 0.5
 
 
 class Videos:
@@ -147,7 +147,7 @@ class Videos:
         async for _ in self._store.job_changes(KIND):
             self._worker.wake()
             while not await self._try_synchronise():  # noqa: ASYNC110 - nothing announces that a store is back
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_RETRY_PAUSE_SECONDS)
 
     async def _try_synchronise(self) -> bool:
         try:

@@ -16,12 +16,12 @@ from services.gateway.videos.job_payload import video_not_found
 
 #: Content types, and how the files' names end.
 MIME: dict[Variant, str] = {"video": video.MIME, "thumbnail": "image/webp"}
-ENDING: dict[Variant, str] = {"video": ".mp4", "thumbnail": ".webp"}
+FILE_EXTENSIONS: dict[Variant, str] = {"video": ".mp4", "thumbnail": ".webp"}
 _DRAFT = ".draft"
 #: Seconds that files outlive their jobs, and that a draft may lie untouched.
-_GRACE, _UNTOUCHED = 60.0, 3600.0
+_FILE_GRACE_SECONDS, _DRAFT_TTL_SECONDS = 60.0, 3600.0
 #: Seconds until a client that was refused for want of room may try again.
-_AGAIN = 60.0
+_RETRY_AFTER_SECONDS = 60.0
 
 
 class VideoStorage:
@@ -41,9 +41,13 @@ class VideoStorage:
         if not self._on:
             raise Forbidden("this gateway makes no videos: it has nowhere to keep them, set OMNIBUS_GATEWAY_MEDIA_DIR")
         if await asyncio.to_thread(self._used_bytes) > self._limit:
-            raise Overloaded("the kept videos take all the room there is: delete some", retry_after=_AGAIN)
+            raise Overloaded(
+                "the kept videos take all the room there is: delete some", retry_after=_RETRY_AFTER_SECONDS
+            )
         if own is not None and await asyncio.to_thread(self._video_bytes, own) > self._tenant_limit:
-            raise Overloaded("your videos take the room that one tenant may have: delete some", retry_after=_AGAIN)
+            raise Overloaded(
+                "your videos take the room that one tenant may have: delete some", retry_after=_RETRY_AFTER_SECONDS
+            )
 
     async def new_draft(self, id: str) -> Path:
         """Return the path of a new draft file, for a video that is being made."""
@@ -56,7 +60,9 @@ class VideoStorage:
     async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
         """Make a draft the video of ``id``, for ``seconds``."""
         try:
-            await asyncio.to_thread(self._store_files, id, draft, thumbnail, time.time() + seconds + _GRACE)
+            await asyncio.to_thread(
+                self._store_files, id, draft, thumbnail, time.time() + seconds + _FILE_GRACE_SECONDS
+            )
         except OSError as error:
             raise storage_error("the media directory", error) from error
 
@@ -75,7 +81,7 @@ class VideoStorage:
             status = await asyncio.to_thread(self._file_path(id, "video").stat)
         except OSError:
             return 0.0
-        return max(0.0, status.st_mtime - _GRACE)
+        return max(0.0, status.st_mtime - _FILE_GRACE_SECONDS)
 
     async def remove_files(self, id: str) -> None:
         """Remove the files of ``id`` if there are any."""
@@ -83,7 +89,7 @@ class VideoStorage:
             await asyncio.to_thread(self._remove_files, id)
 
     def _file_path(self, id: str, variant: Variant) -> Path:
-        return self._root / f"{id}{ENDING[variant]}"
+        return self._root / f"{id}{FILE_EXTENSIONS[variant]}"
 
     def _store_files(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
         self._remove_expired()
@@ -101,14 +107,14 @@ class VideoStorage:
             path.rename(self._file_path(id, variant))
 
     def _remove_files(self, id: str) -> None:
-        for variant in ENDING:
+        for variant in FILE_EXTENSIONS:
             self._file_path(id, variant).unlink(missing_ok=True)
 
     def _remove_expired(self) -> None:
         """Remove what has expired, and drafts that nobody goes on with."""
         now = time.time()
         for path, status in self._list_files():
-            if status.st_mtime < (now - _UNTOUCHED if path.suffix == _DRAFT else now):
+            if status.st_mtime < (now - _DRAFT_TTL_SECONDS if path.suffix == _DRAFT else now):
                 path.unlink(missing_ok=True)
 
     def _video_bytes(self, ids: Collection[str]) -> int:

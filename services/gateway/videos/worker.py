@@ -24,7 +24,7 @@ from omnibus.errors import (
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus.store import REREAD, JobRecord, Store
+from omnibus.store import REREAD_SECONDS, JobRecord, Store
 from services.gateway.videos.generate import VideoGenerator
 from services.gateway.videos.job_payload import KIND, decode_job, encode
 from services.gateway.videos.lease import JobLease
@@ -33,9 +33,9 @@ from services.gateway.videos.storage import VideoStorage
 log = logging.getLogger(__name__)
 
 #: Times that a job may be begun and broken off, before it is held to be what breaks gateways and executors.
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 #: Seconds until a job is tried again that could not be done just now, and until the store is asked again.
-_LATER, _AGAIN = 5.0, 0.5
+_RETRY_PAUSE_SECONDS, _POLL_SECONDS = 5.0, 0.5
 
 #: Told of each job that has ended here, and of one whose end came too late.
 Ended = Callable[[JobRecord, bool], Awaitable[None]]
@@ -103,12 +103,12 @@ class VideoWorker:
         loop, seconds = asyncio.get_running_loop(), self._settings.video_lease
         while True:
             self._news.clear()
-            since, owner, wait = loop.time(), token_hex(8), _AGAIN
+            since, owner, wait = loop.time(), token_hex(8), _POLL_SECONDS
             if self._filming.is_ready:
                 found = await self._take_due_job(owner)
                 if isinstance(found, JobRecord):
                     return found, JobLease(self._store, KIND, found, owner, seconds, since)
-                wait = min(max(found, 0.01), REREAD)
+                wait = min(max(found, 0.01), REREAD_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._news.wait()
@@ -118,10 +118,10 @@ class VideoWorker:
         try:
             return await self._store.take_job(KIND, owner, self._settings.video_lease)
         except StoreUnavailable:  # who follows the news says so
-            return _AGAIN
+            return _POLL_SECONDS
         except Exception:  # what cannot be read is not taken: all others are
             log.exception("a video that is due cannot be taken")
-            return _LATER
+            return _RETRY_PAUSE_SECONDS
 
     # One job
 
@@ -149,8 +149,10 @@ class VideoWorker:
         if await self._films.expiry_time(job.id):
             return None  # whoever made it did not live to say so
         try:
-            if job.attempt > ATTEMPTS:
-                raise StageFailed(f"it was begun {ATTEMPTS} times, and each time what worked on it ended: ask for less")
+            if job.attempt > MAX_ATTEMPTS:
+                raise StageFailed(
+                    f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended: ask for less"
+                )
             if job.until <= time.time():
                 raise DeadlineExceeded("the video's deadline passed while it waited: ask again when less is going on")
             await self._filming.make_video(job, lease)
@@ -166,7 +168,7 @@ class VideoWorker:
         if error is not None and later:  # those of another build may read what this one cannot
             log.info("%s is tried again: %s", job.id, error)
             counts = lease.has_trace and not isinstance(error, Overloaded | StorageFull)
-            await self._release_job(job, lease.owner, getattr(error, "retry_after", _LATER), counts)
+            await self._release_job(job, lease.owner, getattr(error, "retry_after", _RETRY_PAUSE_SECONDS), counts)
             return
         _count_outcome(job, error)
         over = self._ended_record(job, error)
@@ -178,7 +180,7 @@ class VideoWorker:
                 if time.time() > job.expires:  # nobody asks for it any more
                     return
                 log.warning("%s has %s, which the store does not know yet: %s", job.id, over.status, away)
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_POLL_SECONDS)
         await self._ended(over, ours)
 
     def _ended_record(self, job: JobRecord, error: OmnibusError | None) -> JobRecord:

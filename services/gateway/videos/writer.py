@@ -14,7 +14,7 @@ from omnibus.encoding.video import VideoWriter
 from omnibus.errors import StageFailed
 
 #: Of the picture in percent.
-_QUALITY = 85
+_QUALITY_PERCENT = 85
 
 
 class VideoFileWriter:
@@ -64,7 +64,7 @@ class VideoFileWriter:
             raise StageFailed("the model made no frames: ask again")
         self._open_encoder().close()
         self._film = None
-        return image.encode_image(self._first, "webp", _QUALITY)
+        return image.encode_image(self._first, "webp", _QUALITY_PERCENT)
 
     def _discard_unfinished(self) -> None:
         if self._film is not None:

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from omnibus.errors import StageUnavailable
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
-from omnibus.executor.step_budget import NONE, BudgetSizes, StepGoals, find_budget
+from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepGoals, find_budget
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Decoder
 from services.llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
@@ -26,8 +26,8 @@ from services.llm.engine.step import Feed, Steps
 S = TypeVar("S", bound=DecoderSequence)
 Compute = Callable[..., Awaitable[Any]]
 
-_LEAST = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
-_TYPICAL = 1024  # positions of a sequence whose decode step is measured
+_MIN_STEP_TOKENS = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
+_TYPICAL_CONTEXT_TOKENS = 1024  # positions of a sequence whose decode step is measured
 
 
 class EngineMedia(Protocol):
@@ -47,7 +47,7 @@ class EngineLimits(NamedTuple):
     slots: int
     context: int
     share: int
-    goals: StepGoals = NONE
+    goals: StepGoals = NO_GOALS
     decodes: bool = True
 
 
@@ -102,8 +102,8 @@ class BatchingEngine(Generic[S]):
     def _measure_budgets(self) -> None:
         context = self.limits.context
         if self.limits.decodes:
-            self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL, context // 2)))
-        sizes = BudgetSizes(min(_LEAST, context), context, self.limits.share)
+            self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL_CONTEXT_TOKENS, context // 2)))
+        sizes = BudgetSizes(min(_MIN_STEP_TOKENS, context), context, self.limits.share)
         beside, alone = find_budget(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
         self.schedule.budget = StepBudget(beside, alone)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
-from omnibus.executor.step_budget import NONE, StepGoals
+from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
 from services.component import ComponentSource
 from services.llm.engine.decoder import HostedDecoder
@@ -40,7 +40,7 @@ class ThinkSettings:
     context: int = 0
     share: int = 512
     threads: int = 1
-    goals: StepGoals = NONE
+    goals: StepGoals = NO_GOALS
     beside: bool = False
     decodes: bool = True
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from omnibus_models.contract import TokenSamplingParams
 
 #: Below this, sampling chooses what is best, and dividing by it what is no number.
-COLD = 1e-5
+MIN_TEMPERATURE = 1e-5
 
 
 class Picker:
@@ -32,7 +32,7 @@ class Picker:
 
     @property
     def is_greedy(self) -> bool:
-        return self.settings.temperature < COLD or bool(self._script)
+        return self.settings.temperature < MIN_TEMPERATURE or bool(self._script)
 
     def apply_script(self, token: int) -> int:
         """The next token of the script, or ``token`` without one."""

@@ -16,7 +16,7 @@ from omnibus_models.attention import Attention
 from omnibus_models.contract import PrefillInputs
 from services.llm.engine.sampler import Picker
 
-_NOTHING = torch.empty(0)
+_EMPTY_TENSOR = torch.empty(0)
 
 #: What is said of a packed cache, and the cache; see ``services.llm.engine.kv_codec``.
 Packed = tuple[dict[str, Any], np.ndarray | None]
@@ -131,7 +131,7 @@ class DecoderSequence:
 
     def release_prefill(self) -> None:
         """Let go of what only the prefill needs."""
-        self.inputs = self.positions = _NOTHING
+        self.inputs = self.positions = _EMPTY_TENSOR
         self.attention = None
         self.cache = DynamicCache()
 

@@ -20,7 +20,7 @@ from services.llm.engine.slot_cache import SlotCache
 S = TypeVar("S", bound=DecoderSequence)
 S_in = TypeVar("S_in", bound=DecoderSequence, contravariant=True)
 
-_REPEATS = 2  # the quicker of two: what disturbs a measurement makes it longer
+_REPEAT_COUNT = 2  # the quicker of two: what disturbs a measurement makes it longer
 
 
 class Feed(Protocol[S_in]):
@@ -69,13 +69,13 @@ class Steps(Generic[S]):
     def decode_seconds(self, length: int) -> float:
         """Measure the seconds of a step of all slots, each with ``length`` positions. Only while all are free."""
         slots = self._cache.occupy_all_slots(length)
-        seconds = min(self._measure_seconds(self._decode_dummy, slots) for _ in range(_REPEATS))
+        seconds = min(self._measure_seconds(self._decode_dummy, slots) for _ in range(_REPEAT_COUNT))
         self._cache.occupy_all_slots(0)
         return seconds
 
     def prefill_seconds(self, tokens: int) -> float:
         """Measure the seconds that a prefill of the first ``tokens`` tokens of a prompt takes."""
-        return min(self._measure_seconds(self._prefill_dummy, tokens) for _ in range(_REPEATS))
+        return min(self._measure_seconds(self._prefill_dummy, tokens) for _ in range(_REPEAT_COUNT))
 
     def _measure_seconds(self, function: object, argument: object) -> float:
         begin = perf_counter()

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 #: What a decoder writes for bytes that are not (yet) a character.
 _UNFINISHED = "\ufffd"
 #: A character has at most four bytes, so at most this many tokens can belong to an unfinished one.
-_LONGEST_CHARACTER = 4
+_MAX_CHARACTER_TOKENS = 4
 #: Tokens that may be decoded again and again before the window is cut.
-_WINDOW = 32
+_MAX_WINDOW_TOKENS = 32
 
 
 class Detokeniser:
@@ -31,7 +31,7 @@ class Detokeniser:
         self._sent += len(ready)
         if not whole.endswith(_UNFINISHED):
             self._cut_window(self._settled)
-        elif len(self._window) > _WINDOW:
+        elif len(self._window) > _MAX_WINDOW_TOKENS:
             self._cut_inside(whole)
         return ready
 
@@ -45,7 +45,7 @@ class Detokeniser:
         self._sent = len(self._decode(self._window))
 
     def _cut_inside(self, whole: str) -> None:
-        for tail in range(1, _LONGEST_CHARACTER + 1):
+        for tail in range(1, _MAX_CHARACTER_TOKENS + 1):
             head, rest = self._window[:-tail], self._window[-tail:]
             if self._decode(head) + self._decode(rest) == whole:
                 self._sent -= len(self._decode(head))

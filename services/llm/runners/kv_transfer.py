@@ -10,7 +10,7 @@ from omnibus.errors import ArenaFull, ProtocolError
 from omnibus.executor.runner import Item, Job
 
 #: Seconds that a cache waits for memory of the arena: decode takes caches as fast as answers end.
-PATIENCE = 30.0
+ARENA_WAIT_SECONDS = 30.0
 #: The layout of ``services.llm.engine.kv_codec``: [layers, 2, kv_heads, T, head_dim].
 TRANSFORMERS = "transformers"
 
@@ -71,7 +71,7 @@ def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None]
 
 async def put_cache(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:
     """Send the cache; a full arena is waited for. As many caches wait as the executor takes invocations."""
-    end = min(time.time() + PATIENCE, job.deadline)
+    end = min(time.time() + ARENA_WAIT_SECONDS, job.deadline)
     while True:
         try:
             return await job.put("cache", about, packed)

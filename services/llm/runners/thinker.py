@@ -11,7 +11,7 @@ from services.llm.runners.request import read_request
 from services.llm.runners.talker_inputs import SpeechWriter
 
 #: Most tokens in one message: those of an earlier attempt are there all at once.
-CHUNK = 256
+MAX_CHUNK_TOKENS = 256
 
 #: Waits for the next tokens of an answer.
 Take = Callable[[], Awaitable[Sequence[TokenStep]]]
@@ -58,7 +58,7 @@ async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter |
                 reply.add(step.token, step.finish)
                 if speech is not None:
                     speech.add(step.side)
-            if not number % CHUNK:
+            if not number % MAX_CHUNK_TOKENS:
                 await send_pending(job, reply, speech)
         await send_pending(job, reply, speech)
     if speech is not None:
@@ -69,7 +69,7 @@ async def send_tokens(job: Job, reply: Reply, tokens: Sequence[int], finish: str
     """Send the text of ``tokens``, the last of which may ``finish`` the answer."""
     for number, token in enumerate(tokens, 1):
         reply.add(token, finish if number == len(tokens) else None)
-        if not number % CHUNK or number == len(tokens):
+        if not number % MAX_CHUNK_TOKENS or number == len(tokens):
             await send_pending(job, reply, None)
 
 

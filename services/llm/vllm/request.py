@@ -16,7 +16,7 @@ from services.llm.vllm.protocol import Medium, Positions
 from services.llm.vllm.shared_memory import SharedBuffer
 
 #: Offsets of embeddings are multiples of this, so that any dtype can be read in place.
-_ALIGNED = 64
+_ALIGNMENT_BYTES = 64
 _FLOATS = (np.float16, np.float32)
 _ROW = np.dtype(np.float32)
 
@@ -124,7 +124,7 @@ def _read_embedding(item: Item) -> Tensor:
 def _pack_medium(parcel: SharedBuffer, item: Item, embeds: Tensor, start: int) -> Medium:
     words = embeds.contiguous().view(torch.uint8).numpy()
     offset = parcel.append(words)
-    parcel.append(np.zeros(-words.size % _ALIGNED, np.uint8))
+    parcel.append(np.zeros(-words.size % _ALIGNMENT_BYTES, np.uint8))
     return Medium(
         _medium_key(words, item.data), item.data["modality"], start, (embeds.shape[0], embeds.shape[1]), offset
     )

@@ -11,9 +11,9 @@ from services.llm.vllm.protocol import VllmEngine
 log = logging.getLogger(__name__)
 
 #: Seconds before the first and the longest pause before a later attempt to start.
-PAUSE = (0.5, 30.0)
+BACKOFF_SECONDS = (0.5, 30.0)
 #: Seconds after which an engine counts as having worked.
-WORKED = 60.0
+STABLE_AFTER_SECONDS = 60.0
 
 
 class EngineSupervisor:
@@ -24,7 +24,7 @@ class EngineSupervisor:
         self._make = make
         self._engine: VllmEngine | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._pause = PAUSE[0]
+        self._pause = BACKOFF_SECONDS[0]
         self.restarts = 0
 
     @property
@@ -63,8 +63,8 @@ class EngineSupervisor:
             await engine.wait_for_exit()
             self._engine = None
             log.error("the engine of %s has died; starting another one", self._component)
-            if time.monotonic() - began > WORKED:
-                self._pause = PAUSE[0]
+            if time.monotonic() - began > STABLE_AFTER_SECONDS:
+                self._pause = BACKOFF_SECONDS[0]
             await engine.stop()
             self._engine = await self._restart_engine()
             self.restarts += 1
@@ -73,7 +73,7 @@ class EngineSupervisor:
     async def _restart_engine(self) -> VllmEngine:
         while True:
             await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, PAUSE[1])
+            self._pause = min(2 * self._pause, BACKOFF_SECONDS[1])
             try:
                 return await self._start_engine()
             except Exception:  # the engine's boundary: whatever is wrong, it may be right the next time

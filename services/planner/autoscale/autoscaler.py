@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # see ``services.planner.optimize``
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at least, and for each second of CPU time that the last one took.
-PAUSE, REST = 1.0, 10.0
+MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND = 1.0, 10.0
 #: Where a plan that follows the load says which one, in ``Plan.explain``.
 LOAD = "load"
 
@@ -110,7 +110,7 @@ class Autoscaler:
                 await self.check_load()
             except OmnibusError as error:
                 log.warning("the load is not followed for now: %s", error)
-            await asyncio.sleep(max(PAUSE, REST * self._spent))
+            await asyncio.sleep(max(MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND * self._spent))
             try:
                 async with asyncio.timeout(self._settings.window):
                     await self._heard.wait()

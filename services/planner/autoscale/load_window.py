@@ -13,7 +13,7 @@ from omnibus.cluster.load_window import LoadWindow
 from services.planner.optimize.load import ModelLoad
 
 #: Seconds after which a model that nobody asks for is forgotten, with its means.
-FORGET = 3600.0
+FORGET_AFTER_SECONDS = 3600.0
 
 
 class _TypeWindow:
@@ -117,7 +117,7 @@ class LoadWindows:
 
     def _expire_events(self) -> None:
         self._remove_events(self._recent.drop_expired())
-        oldest = self._clock() - max(FORGET, 2 * self.seconds)
+        oldest = self._clock() - max(FORGET_AFTER_SECONDS, 2 * self.seconds)
         for name in [name for name, model in self._models.items() if model.wanted < oldest]:
             del self._models[name]
 

@@ -26,13 +26,13 @@ import msgspec
 from services.planner.optimize.load import Loads, ModelLoad
 
 #: Two deployments that differ by less than this part serve the same: models and measurements are no finer.
-SAME = 0.02
+EQUAL_CAPACITY_FRACTION = 0.02
 #: The part of its requests that may have become of another type within half a window while a mix counts as steady.
-STEADY = 0.05
+STEADY_MIX_FRACTION = 0.05
 #: Fewer GPUs must have been enough for so many starts of an executor.
-STARTS = 5.0
+SCALE_DOWN_START_COUNT = 5.0
 #: A gain is no more than this: what serves nothing now would gain without end.
-_MUCH = 100.0
+_MAX_GAIN = 100.0
 
 
 class ScalingRules(NamedTuple):
@@ -99,7 +99,7 @@ class ScalingPolicy:
     ) -> None:
         self._goals = dict(goals)
         self._rules = rules
-        self._patience = max(rules.hold, STARTS * start)
+        self._patience = max(rules.hold, SCALE_DOWN_START_COUNT * start)
         self._clock = clock
         self._began = clock()
         self._changed = -math.inf
@@ -144,7 +144,7 @@ class ScalingPolicy:
         gain = self._relative_gain(scene, scene.best, scene.rerouted)
         # A mix that still changes is on its way somewhere, unless it never arrives.
         waited = self._is_sustained("better", gain, margin, hold if self._is_mix_steady(scene.load) else 2 * hold)
-        better = waited and self._pays_for_starts(min(gain, _MUCH) * scene.now.gpus, scene)
+        better = waited and self._pays_for_starts(min(gain, _MAX_GAIN) * scene.now.gpus, scene)
         routes = self._is_sustained("routes", self._relative_gain(scene, scene.rerouted, scene.now), margin, hold)
         spared = scene.now.gpus - scene.best.gpus if any(goal.gpus for goal in self._goals.values()) else 0.0
         fewer = self._is_sustained("fewer", spared, 0.0, self._patience) and self._pays_for_starts(spared, scene)
@@ -187,7 +187,7 @@ class ScalingPolicy:
         self._mixes.append((now, before))
         then, shares = self._mixes[0]
         return then <= now - self._rules.window / 2 and all(
-            _mix_shift(shares.get(name, {}), mix) <= STEADY for name, mix in before.items()
+            _mix_shift(shares.get(name, {}), mix) <= STEADY_MIX_FRACTION for name, mix in before.items()
         )
 
     def _pays_for_starts(self, gpus: float, scene: ScalingSnapshot) -> bool:
@@ -258,4 +258,4 @@ def _mix_shift(before: Mapping[str, float], after: Mapping[str, float]) -> float
 
 
 def _has_more_capacity(name: str, one: DeploymentCapacity, other: DeploymentCapacity) -> bool:
-    return one.capacity.get(name, 0.0) > other.capacity.get(name, 0.0) * (1 + SAME)
+    return one.capacity.get(name, 0.0) > other.capacity.get(name, 0.0) * (1 + EQUAL_CAPACITY_FRACTION)

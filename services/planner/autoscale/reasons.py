@@ -5,30 +5,30 @@ from collections.abc import Iterator, Mapping
 from services.planner.optimize.load import Loads, ModelLoad
 
 #: Changes that are told: of a rate and of a quantity as a part of what it was, of a share as a part of all.
-RATE, QUANTITY, SHARE = 0.1, 0.2, 0.03
-_NOTHING = ModelLoad(0.0)
+MIN_RATE_CHANGE, MIN_QUANTITY_CHANGE, MIN_SHARE_CHANGE = 0.1, 0.2, 0.03
+_NO_LOAD = ModelLoad(0.0)
 
 
 def describe_load_change(load: Loads, before: Loads) -> str:
     """Describe what has changed since the load ``before``; the rate of each model is always included."""
     return "load: " + "; ".join(
-        f"{name} {', '.join(_describe_model_change(load[name], before.get(name, _NOTHING)))}" for name in sorted(load)
+        f"{name} {', '.join(_describe_model_change(load[name], before.get(name, _NO_LOAD)))}" for name in sorted(load)
     )
 
 
 def _describe_model_change(load: ModelLoad, before: ModelLoad) -> Iterator[str]:
-    changed = before.rate > 0 and abs(load.rate / before.rate - 1) > RATE
+    changed = before.rate > 0 and abs(load.rate / before.rate - 1) > MIN_RATE_CHANGE
     yield f"{load.rate:.3g} req/s" + (f" (was {before.rate:.3g})" if changed else "")
     shares, were = _normalized_shares(load), _normalized_shares(before)
     shifts = {kind: abs(share - were.get(kind, 0.0)) for kind, share in shares.items()}
     name = max(shifts, key=lambda kind: (round(shifts[kind], 3), kind.count("+")), default="")  # the more telling one
-    if name and were and shifts[name] > SHARE:
+    if name and were and shifts[name] > MIN_SHARE_CHANGE:
         yield f"{100 * shares[name]:.0f} % {name} (was {100 * were.get(name, 0.0):.0f} %)"
     known = {kind: share for kind, share in shares.items() if kind in load.quantities and kind in before.quantities}
     quantities, had = _mean_quantities(load, known), _mean_quantities(before, known)
     moved = {name: abs(mean / had[name] - 1) for name, mean in quantities.items() if had.get(name, 0.0) > 0}
     name = max(moved, key=lambda each: moved[each], default="")
-    if name and moved[name] > QUANTITY:
+    if name and moved[name] > MIN_QUANTITY_CHANGE:
         yield f"{quantities[name]:.0f} {name} (were {had[name]:.0f})"
 
 

@@ -19,7 +19,7 @@ THROUGHPUT, GPUS = "throughput", "gpus"
 #: The value of ``options`` that adds every set of components to those that were measured.
 ALL = "all"
 #: The largest cell.
-LARGEST = 256
+MAX_CELL_GPUS = 256
 
 
 class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +87,7 @@ def check_planned_model(model: str, asked: PlannedModel) -> None:
     require_valid(asked.goal != GPUS or asked.rate > 0, f"goal {GPUS!r} needs a rate in req/s above 0")
     for number, mix in enumerate([*([asked.mix] if asked.mix is not None else []), *asked.mixes]):
         require_valid(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
-    require_valid(0 <= asked.cells <= LARGEST, f"cells is {asked.cells}: it must be 0 to {LARGEST} GPUs")
+    require_valid(0 <= asked.cells <= MAX_CELL_GPUS, f"cells is {asked.cells}: it must be 0 to {MAX_CELL_GPUS} GPUs")
     require_valid(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
     if isinstance(asked.options, str):
         require_valid(asked.options == ALL, f"options is {asked.options!r}: give a list of options, or {ALL!r}")

@@ -19,7 +19,7 @@ from services.planner.solve.enumerate import GAMMA, Gpu, enumerate_options
 from services.planner.solve.problem import Infeasible, SolverOption
 
 #: GB of a GPU of which nobody knows the memory: any weights fit.
-_ANY = 1e9
+_UNKNOWN_MEMORY_GB = 1e9
 #: The kinds of unit task that an LLM's executors run, and that encoders do; all others are generators'.
 _LLM, _ENCODER = ("think", "talk", "prefill", "decode"), ("encode",)
 
@@ -207,7 +207,9 @@ def _option_sets(
     memory = gpus[kind.gpu].memory_gb if kind.gpu in gpus else 0.0
     weights = {part: option.weights_gb for part, option in alone.items()}
     starts = {part: option.start_s for part, option in alone.items()}
-    for made in enumerate_options(weights, {kind.gpu: Gpu(memory or _ANY)}, (kind.gpus,), start_s=starts).values():
+    for made in enumerate_options(
+        weights, {kind.gpu: Gpu(memory or _UNKNOWN_MEMORY_GB)}, (kind.gpus,), start_s=starts
+    ).values():
         parts = [alone[part] for part in made.components]
         prices = [part.price for part in parts if part.price is not None]
         takes = OptionProfile(

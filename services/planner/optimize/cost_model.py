@@ -20,7 +20,7 @@ from services.planner.solve.problem import PlanningProblem, RequestType, SolverO
 #: Means of ``QUANTITIES`` per request, by request type.
 Quantities = Mapping[str, Mapping[str, float]]
 #: Seconds of a component alone, in solve's words: nothing but what is told for each request type.
-_AS_TOLD = algorithm.SecondsLine(0.0, 1.0)
+_IDENTITY_LINE = algorithm.SecondsLine(0.0, 1.0)
 
 
 class MeasuredType(NamedTuple):
@@ -195,7 +195,7 @@ class OptionCosts:
             for (kind, part), each in tau.items():
                 tokens[kind][part] = each
             problem = PlanningProblem(self.components, options, types)
-            told = dict.fromkeys(self.components, _AS_TOLD)
+            told = dict.fromkeys(self.components, _IDENTITY_LINE)
             alpha |= algorithm.fit_profile(problem, rates, told, tokens).alpha
         for name, option in here.items():
             if name not in alpha and not option.is_measured:

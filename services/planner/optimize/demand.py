@@ -15,7 +15,7 @@ from services.planner.optimize.cost_model import MeasuredType, Quantities
 from services.planner.optimize.load import ModelLoad
 
 #: req/s that is planned for when nobody sends anything.
-IDLE = 0.01
+IDLE_REQUESTS_PER_SECOND = 0.01
 
 
 class ModelDemand(NamedTuple):
@@ -81,7 +81,7 @@ def resolve_demand(model: Model, asked: PlannedModel, told: DeclaredDemand, load
             sizes[request_type(model.components, parts)] = quantities
     usual = _normalized_mix(shares) if shares else told.mixes[0]
     robust = told.mixes if asked.mixes else ()
-    rate = max(load.rate, IDLE)
+    rate = max(load.rate, IDLE_REQUESTS_PER_SECOND)
     return ModelDemand(rate, rate * spare, (usual, *[mix for mix in robust if mix != usual]), sizes, measured=True)
 
 

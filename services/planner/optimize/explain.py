@@ -15,9 +15,9 @@ from services.planner.solve.sensitivity import Explanation
 from services.planner.solve.solution import Flow
 
 #: Seconds that all of an explanation may take the solver, and the alternatives that are looked for in it.
-WITHIN, ALTERNATIVES = 0.9, 3
+EXPLAIN_TIMEOUT_SECONDS, MAX_ALTERNATIVES = 0.9, 3
 #: The part of its time from which an option has no waiting time that can be told.
-_FULL = 0.995
+_SATURATED_FRACTION = 0.995
 
 
 def waiting_seconds(seconds: float, replicas: int, busy: float) -> float:
@@ -26,13 +26,13 @@ def waiting_seconds(seconds: float, replicas: int, busy: float) -> float:
     Sakasegawa's approximation for one queue, Poisson arrivals and service times with a coefficient of
     variation of 1; infinite when they are busy all of the time.
     """
-    if busy >= _FULL or replicas < 1:
+    if busy >= _SATURATED_FRACTION or replicas < 1:
         return math.inf
     return float(seconds * busy ** (math.sqrt(2 * (replicas + 1)) - 1) / (replicas * (1 - busy)))
 
 
 def explain_outcome(
-    outcome: PlanningOutcome, have: Mapping[str, GpuType], *, alternatives: int = ALTERNATIVES
+    outcome: PlanningOutcome, have: Mapping[str, GpuType], *, alternatives: int = MAX_ALTERNATIVES
 ) -> dict[str, Any]:
     """The models of ``outcome`` by name, and below ``deployment`` what they have in common."""
     loads = _OptionLoads(outcome)
@@ -90,7 +90,7 @@ def _expected_rate(outcome: PlanningOutcome, name: str) -> float:
 
 def _solver_explanation(outcome: PlanningOutcome, count: int) -> Explanation | None:
     """The solver's own explanation; None when it takes too long."""
-    terms = msgspec.structs.replace(outcome.terms, within=WITHIN / ALTERNATIVES)
+    terms = msgspec.structs.replace(outcome.terms, within=EXPLAIN_TIMEOUT_SECONDS / MAX_ALTERNATIVES)
     try:
         return solved.explain_solution(outcome.solver, outcome.solution, terms, alternatives=count)
     except OmnibusError:

@@ -21,9 +21,9 @@ from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
 #: Seconds that one question may take.
-WITHIN = 10.0
+SOLVE_TIMEOUT_SECONDS = 10.0
 #: Replicas of an option that are thought of when nothing bounds them.
-_MOST = 64
+_MAX_REPLICAS = 64
 
 
 class GpuBudget(NamedTuple):
@@ -156,7 +156,7 @@ class PlanningGroup:
             scenarios=tuple(_rate_scenarios(demands, weights)),
             nodes=room.nodes,
             covers=tuple(group for _, _, group in self._idle_components(demands)),
-            within=WITHIN,
+            within=SOLVE_TIMEOUT_SECONDS,
         )
         self._check_tail_limits(demands, found_tails)
         return SolverQuestion(solver, terms, weights, found_tails)
@@ -180,7 +180,7 @@ class PlanningGroup:
     def _max_replicas(self, ready: ModelInputs, room: GpuBudget) -> dict[str, int]:
         """Replicas of each option that there is room for."""
         if room.gpus is None:
-            return dict.fromkeys(ready.options, _MOST)
+            return dict.fromkeys(ready.options, _MAX_REPLICAS)
         return {name: room.gpus.get(option.gpu, 0) // option.gpus for name, option in ready.options.items()}
 
     def _idle_components(self, demands: Mapping[str, ModelDemand]) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -7,7 +7,7 @@ from services.planner.declared.planned_spec import GpuType
 from services.planner.solve.enumerate import bounded_seconds, kv_rate
 
 #: Quantities that are tokens, whose keys and values are held.
-_HELD = ("prompt_tokens", "completion_tokens")
+_KV_QUANTITIES = ("prompt_tokens", "completion_tokens")
 
 
 class KvMemory:
@@ -33,7 +33,7 @@ class KvMemory:
         kv, has = self._kv, self._total_gb(option)
         if kv is None or kv.component not in role or not has:
             return seconds
-        tokens = sum(sizes.get(name, 0.0) for name in _HELD)
+        tokens = sum(sizes.get(name, 0.0) for name in _KV_QUANTITIES)
         return bounded_seconds(seconds, kv_rate(has - option.weights_gb, kv.gb_per_token, tokens, latency))
 
     def _total_gb(self, option: OptionProfile) -> float:

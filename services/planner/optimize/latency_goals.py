@@ -13,9 +13,9 @@ from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import utilisation
 
 #: How replicas are chosen: by least outstanding work.
-_CHOICE = "shortest-queue"
+_ROUTING_POLICY = "shortest-queue"
 #: Goals that a request's encoders use up a part of.
-_WHOLE = ("first_token", "first_audio", "done")
+_END_TO_END_GOALS = ("first_token", "first_audio", "done")
 
 
 class TailLimits(NamedTuple):
@@ -38,14 +38,14 @@ def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
             continue
         count = max(1, most.get(name, 1))
         if not option.curve:
-            found.admissible[name] = utilisation.admissible_work(_CHOICE, count)
+            found.admissible[name] = utilisation.admissible_work(_ROUTING_POLICY, count)
             found = found._replace(unmeasured=(*found.unmeasured, name))
             continue
         part, fault = _max_utilisation(ready, option, goals)
         if fault:
             found.never[name] = fault
         else:
-            found.admissible[name] = utilisation.scaled_work(part, _CHOICE, count)
+            found.admissible[name] = utilisation.scaled_work(part, _ROUTING_POLICY, count)
     return found
 
 
@@ -76,13 +76,13 @@ def _is_encoder(ready: ModelInputs, option: OptionProfile) -> bool:
 def _measured_value(ready: ModelInputs, option: OptionProfile, point: Point, goal: str) -> float:
     """Return the value that counts for ``goal``; 0 if there was nothing to measure."""
     if _is_encoder(ready, option):
-        return point.done if goal in _WHOLE else 0.0
+        return point.done if goal in _END_TO_END_GOALS else 0.0
     return float(getattr(point, goal))
 
 
 def _goal_fraction(ready: ModelInputs, option: OptionProfile, goal: str) -> float:
     """The part of ``goal`` that is for ``option`` when encoders run on their own."""
-    if goal not in _WHOLE or (
+    if goal not in _END_TO_END_GOALS or (
         not _is_encoder(ready, option) and set(option.components) & set(ready.model.encoders.values())
     ):
         return 1.0

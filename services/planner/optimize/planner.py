@@ -15,7 +15,7 @@ from services.planner.declared.planned_spec import GPUS, THROUGHPUT, DeclaredNod
 from services.planner.optimize import cells, plan_builder
 from services.planner.optimize.capacity import plan_capacity
 from services.planner.optimize.demand import ModelDemand, resolve_demand
-from services.planner.optimize.explain import ALTERNATIVES, explain_outcome
+from services.planner.optimize.explain import MAX_ALTERNATIVES, explain_outcome
 from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.optimize.load import Loads
 from services.planner.optimize.model_inputs import ModelInputs
@@ -76,7 +76,7 @@ class Planner:
             for group in self._groups:
                 found.append(self._solve_group(group, demands, there, room))
                 room = _remaining_budget(room, found[-1])
-            planned = self._build_result(found, ALTERNATIVES if explain else 0)
+            planned = self._build_result(found, MAX_ALTERNATIVES if explain else 0)
         return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
     def _explain_outcomes(self, outcomes: Sequence[PlanningOutcome]) -> dict[str, Any]:
@@ -93,7 +93,9 @@ class Planner:
             found = [group.route_running(_group_demands(group, demands), there, self._room) for group in self._groups]
             return self._build_result(found, alternatives=0)
 
-    def _build_result(self, outcomes: Sequence[PlanningOutcome], alternatives: int = ALTERNATIVES) -> PlanningResult:
+    def _build_result(
+        self, outcomes: Sequence[PlanningOutcome], alternatives: int = MAX_ALTERNATIVES
+    ) -> PlanningResult:
         models: dict[str, ModelPlan] = {}
         told: dict[str, Any] = {"models": {}, "deployments": []}
         most, rates = dict[str, float](), dict[str, float]()

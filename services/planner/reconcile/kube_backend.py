@@ -19,7 +19,7 @@ _PATHS = {
     manifests.GROUPS: "leaderworkerset.x-k8s.io/v1/namespaces/{}/leaderworkersets",
 }
 _MERGE = "application/merge-patch+json"
-_GONE = 404
+_NOT_FOUND = 404
 
 
 class _Place(NamedTuple):
@@ -58,7 +58,8 @@ class KubernetesBackend:
 
     async def list_workloads(self) -> list[RunningWorkload]:
         chosen = ",".join(
-            f"{key}={value}" for key, value in {**manifests.MANAGED, f"{manifests.OURS}release": self._release}.items()
+            f"{key}={value}"
+            for key, value in {**manifests.MANAGED, f"{manifests.LABEL_PREFIX}release": self._release}.items()
         )
         found: list[RunningWorkload] = []
         self._found = {}
@@ -94,7 +95,7 @@ class KubernetesBackend:
                 "DELETE", self._found[running.name].path, {"propagationPolicy": "Background"}
             )
         except ClusterRefused as error:
-            if error.answer != _GONE:
+            if error.answer != _NOT_FOUND:
                 raise
 
     def _resource_path(self, kind: str) -> str:
@@ -106,7 +107,7 @@ class KubernetesBackend:
                 "GET", f"{self._resource_path(kind)}?labelSelector={quote(chosen, safe='')}"
             )
         except ClusterRefused as error:
-            if error.answer == _GONE and kind == manifests.GROUPS:
+            if error.answer == _NOT_FOUND and kind == manifests.GROUPS:
                 return []  # this cluster does not know them
             raise
         return listed.get("items") or []

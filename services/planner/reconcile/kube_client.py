@@ -13,9 +13,9 @@ from omnibus.errors import BadRequest, Fatal, Retryable
 from omnibus.settings import KubernetesSettings
 
 #: Refusals that pass by themselves.
-_PASSING = frozenset({409, 429})
+_TRANSIENT_STATUSES = frozenset({409, 429})
 #: Characters of an answer that an error shows.
-_SHOWN = 300
+_MAX_QUOTED_CHARS = 300
 
 
 class ClusterUnavailable(Retryable):
@@ -111,8 +111,8 @@ def _to_api_error(error: HTTPError, what: str) -> ClusterRefused | ClusterUnavai
     try:
         said = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
-        said = text[:_SHOWN] or str(error.reason)
+        said = text[:_MAX_QUOTED_CHARS] or str(error.reason)
     message = f"the API server answers {error.code} to {what}: {said}"
-    if error.code >= 500 or error.code in _PASSING:
+    if error.code >= 500 or error.code in _TRANSIENT_STATUSES:
         return ClusterUnavailable(message)
     return ClusterRefused(message, error.code)

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 #: Says what a Lease belongs to, as one of its ``ownerReferences``.
 Owner = Callable[[], Awaitable[dict[str, Any] | None]]
 #: Seconds that a holder who falls silent keeps it; that the holder itself believes in it; between two looks.
-HELD, BELIEVED, LOOK = 15.0, 10.0, 3.0
-_GONE = 404
+LEASE_DURATION_SECONDS, RENEW_DEADLINE_SECONDS, RETRY_PERIOD_SECONDS = 15.0, 10.0, 3.0
+_NOT_FOUND = 404
 
 
 class LeaderLease:
@@ -61,7 +61,7 @@ class LeaderLease:
                     log.info("this planner %s", "starts and stops executors" if self.is_leader else "leads no more")
                 if before != (self.is_leader, self.trouble is None):
                     tell()
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(RETRY_PERIOD_SECONDS)
         finally:
             await self._release_lease()
 
@@ -80,14 +80,14 @@ class LeaderLease:
             self._until = 0.0
             return False
         await self._cluster.request_json(*call)  # refused when another one was faster
-        self._until = asked + BELIEVED
+        self._until = asked + RENEW_DEADLINE_SECONDS
         return True
 
     async def _find(self) -> dict[str, Any] | None:
         try:
             return await self._cluster.request_json("GET", f"{self._root}/{self._name}")
         except ClusterRefused as error:
-            if error.answer != _GONE:
+            if error.answer != _NOT_FOUND:
                 raise
             return None
 
@@ -99,14 +99,14 @@ class LeaderLease:
         word = f"{holder} {spec.get('renewTime')}"
         if word != self._seen[0]:
             self._seen = (word, time.monotonic())
-        return time.monotonic() > self._seen[1] + float(spec.get("leaseDurationSeconds") or HELD)
+        return time.monotonic() > self._seen[1] + float(spec.get("leaseDurationSeconds") or LEASE_DURATION_SECONDS)
 
     def _build_spec(self, before: dict[str, Any], holder: str) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         changes = holder != before.get("holderIdentity")
         return {
             "holderIdentity": holder,
-            "leaseDurationSeconds": int(HELD),
+            "leaseDurationSeconds": int(LEASE_DURATION_SECONDS),
             "acquireTime": now if changes else before.get("acquireTime", now),
             "renewTime": now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (changes and bool(before)),

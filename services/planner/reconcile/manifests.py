@@ -24,20 +24,20 @@ KINDS = ("Deployment", "StatefulSet", GROUPS)
 DEFAULT = "default"
 GPU = "nvidia.com/gpu"
 #: What stands for the type of GPUs in a node selector.
-TYPE = "{gpu}"
+GPU_PLACEHOLDER = "{gpu}"
 #: Labels and annotations of ours begin with this.
-OURS = "omnibus/"
+LABEL_PREFIX = "omnibus/"
 MANAGED = {"app.kubernetes.io/managed-by": "omnibus-planner"}
-EPOCH = f"{OURS}epoch"
+EPOCH = f"{LABEL_PREFIX}epoch"
 #: What executors with GPUs are told unless the template says otherwise.
 DEVICE, PARALLEL = "OMNIBUS_EXECUTOR_DEVICE", "OMNIBUS_VLLM_TENSOR_PARALLEL"
 
-_UNFIT = re.compile(r"[^a-z0-9]+")
-_LABELLED = re.compile(r"[^A-Za-z0-9._-]+")
+_INVALID_NAME_CHARS = re.compile(r"[^a-z0-9]+")
+_INVALID_LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+")
 #: Characters of a name before its hash: pods get a tail of their own, and 63 are allowed.
-_NAMED = 36
+_MAX_NAME_CHARS = 36
 #: Characters of a label's value.
-_LABEL = 63
+_MAX_LABEL_CHARS = 63
 
 Manifest = dict[str, Any]
 
@@ -83,7 +83,11 @@ def workload_hash(template: Manifest, wanted: DesiredExecutors) -> str:
 def workload_name(release: str, kind: ExecutorKind) -> str:
     """The workload's name: the same for the same kind, another one for any other."""
     digest = blake2b("\0".join([release, *kind]).encode(), digest_size=4).hexdigest()
-    plain = _UNFIT.sub("-", f"{release}-{kind.model}-{kind.option}".lower()).strip("-")[:_NAMED].strip("-")
+    plain = (
+        _INVALID_NAME_CHARS.sub("-", f"{release}-{kind.model}-{kind.option}".lower())
+        .strip("-")[:_MAX_NAME_CHARS]
+        .strip("-")
+    )
     return f"{plain}-{digest}"
 
 
@@ -93,9 +97,15 @@ def build_workload(
     """The manifest of ``wanted``, which goes when ``owner`` does."""
     made = deepcopy(template)
     called = workload_name(release, wanted.kind)
-    selector = {f"{OURS}release": release, f"{OURS}executor": called}
-    said = {f"{OURS}model": _label_value(wanted.kind.model), f"{OURS}option": _label_value(wanted.kind.option)}
-    about = {**dict(zip(_ABOUT, wanted.kind, strict=True)), f"{OURS}mark": workload_hash(template, wanted)}
+    selector = {f"{LABEL_PREFIX}release": release, f"{LABEL_PREFIX}executor": called}
+    said = {
+        f"{LABEL_PREFIX}model": _label_value(wanted.kind.model),
+        f"{LABEL_PREFIX}option": _label_value(wanted.kind.option),
+    }
+    about = {
+        **dict(zip(_KIND_ANNOTATIONS, wanted.kind, strict=True)),
+        f"{LABEL_PREFIX}mark": workload_hash(template, wanted),
+    }
     meta = made.setdefault("metadata", {})
     meta["name"] = called
     if owner is not None:
@@ -123,17 +133,17 @@ def parse_workload(found: Manifest) -> RunningWorkload | None:
     """A workload of the cluster; None for one that is not ours."""
     meta = found.get("metadata", {})
     about = meta.get("annotations") or {}
-    if not all(key in about for key in (*_ABOUT, f"{OURS}mark")):
+    if not all(key in about for key in (*_KIND_ANNOTATIONS, f"{LABEL_PREFIX}mark")):
         return None
-    kind = ExecutorKind(*(about[key] for key in _ABOUT))
+    kind = ExecutorKind(*(about[key] for key in _KIND_ANNOTATIONS))
     epoch = str((meta.get("labels") or {}).get(EPOCH, ""))
     replicas = int(found["spec"].get("replicas", 1))
     return RunningWorkload(
-        str(meta["name"]), kind, replicas, about[f"{OURS}mark"], int(epoch) if epoch.isdigit() else 0
+        str(meta["name"]), kind, replicas, about[f"{LABEL_PREFIX}mark"], int(epoch) if epoch.isdigit() else 0
     )
 
 
-_ABOUT = tuple(f"{OURS}{field}" for field in ExecutorKind._fields)
+_KIND_ANNOTATIONS = tuple(f"{LABEL_PREFIX}{field}" for field in ExecutorKind._fields)
 
 
 def _add_metadata(meta: Manifest, field: str, values: Mapping[str, str]) -> None:
@@ -142,7 +152,7 @@ def _add_metadata(meta: Manifest, field: str, values: Mapping[str, str]) -> None
 
 def _label_value(text: str) -> str:
     """``text`` as the value of a label, where it cannot be told apart from some others."""
-    return _LABELLED.sub("-", text)[:_LABEL].strip("-._")
+    return _INVALID_LABEL_CHARS.sub("-", text)[:_MAX_LABEL_CHARS].strip("-._")
 
 
 def _set_environment(container: Manifest, wanted: DesiredExecutors) -> None:
@@ -181,14 +191,14 @@ def _group_size(manifest: Manifest) -> int:
 
 
 def _selects_gpu(pod: Manifest) -> bool:
-    return any(TYPE in value for value in (pod.get("nodeSelector") or {}).values())
+    return any(GPU_PLACEHOLDER in value for value in (pod.get("nodeSelector") or {}).values())
 
 
 def _set_node_selector(pod: Manifest, gpu: str) -> None:
     """Fill in the GPU type where the template asks for it."""
     if _selects_gpu(pod):
-        chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or TYPE not in value}
-        pod["nodeSelector"] = {key: value.replace(TYPE, gpu) for key, value in chosen.items()}
+        chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or GPU_PLACEHOLDER not in value}
+        pod["nodeSelector"] = {key: value.replace(GPU_PLACEHOLDER, gpu) for key, value in chosen.items()}
 
 
 def _escape_value(value: str) -> str:

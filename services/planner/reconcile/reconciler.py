@@ -23,11 +23,11 @@ from services.planner.reconcile.diff import (
 log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt after a failure, and at most.
-AGAIN, LONGEST = 0.5, 60.0
+INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 60.0
 #: Seconds that gateways may take to go by a new plan before executors of the old one leave.
-LEFT_WITHIN = 5.0
+PLAN_WAIT_SECONDS = 5.0
 #: Who says what is wrong.
-WHO = "reconcile"
+PROBLEM_SOURCE = "reconcile"
 
 
 class Reconciler:
@@ -63,7 +63,7 @@ class Reconciler:
         if current is None:
             return
         if not self._plans:  # what an earlier planner was about to stop may be in use yet
-            await self._gateways.wait_for_plan(current.created, LEFT_WITHIN)
+            await self._gateways.wait_for_plan(current.created, PLAN_WAIT_SECONDS)
         self._set_plans(current, staged)
 
     async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
@@ -72,7 +72,7 @@ class Reconciler:
                 return await read(*epoch)
             except StoreUnavailable as error:  # a change is announced once, so stay with it
                 log.warning("%s", error)
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(INITIAL_BACKOFF_SECONDS)
             except ProtocolError as error:
                 log.error("%s: %s", f"plan epoch {epoch[0]}" if epoch else "the staged plan", error)
                 return None
@@ -86,21 +86,21 @@ class Reconciler:
         self._changed.set()
 
     async def _drop_old_plans(self, current: Plan) -> None:
-        await self._gateways.wait_for_plan(current.created, LEFT_WITHIN)
+        await self._gateways.wait_for_plan(current.created, PLAN_WAIT_SECONDS)
         self._plans = [plan for plan in self._plans if plan.epoch >= current.epoch]
         self._changed.set()
 
     # What is done
 
     async def _work_loop(self) -> None:
-        pause = AGAIN
+        pause = INITIAL_BACKOFF_SECONDS
         while True:
             self._changed.clear()
             try:
                 await self._work_once()
-                wait, pause = self._backend.resync, AGAIN
+                wait, pause = self._backend.resync, INITIAL_BACKOFF_SECONDS
             except OmnibusError as error:
-                wait, pause = pause, min(2 * pause, LONGEST)
+                wait, pause = pause, min(2 * pause, MAX_BACKOFF_SECONDS)
                 await self._report_failure(error, wait)
             try:
                 async with asyncio.timeout(wait):
@@ -158,7 +158,7 @@ class Reconciler:
     async def _report_problem(self, message: str, again: float) -> None:
         if message == self._told:
             return
-        await self._store.put_problem(WHO, PlanProblem(time.time(), message, again) if message else None)
+        await self._store.put_problem(PROBLEM_SOURCE, PlanProblem(time.time(), message, again) if message else None)
         self._told = message
 
 

@@ -15,16 +15,16 @@ from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Path
 from services.planner.optimize.result import PlanningResult
 from services.planner.rollout.change_group import ExecutorSize, executor_sizes
-from services.planner.rollout.readiness import LONGEST
+from services.planner.rollout.readiness import MAX_BACKOFF_SECONDS
 from services.planner.rollout.steps import InsufficientGpus, describe_step, missing_gpus, rollout_steps
 from services.planner.rollout.target import PlanTarget
 from services.planner.rollout.transition_plan import Models
 
 log = logging.getLogger(__name__)
 
-NEVER = float("inf")
+INFINITE_SECONDS = float("inf")
 #: What is added to the reason of a plan that models go back to.
-BACK = "goes back for now"
+ROLLBACK_NOTE = "goes back for now"
 
 
 class RolloutStep(NamedTuple):
@@ -33,7 +33,7 @@ class RolloutStep(NamedTuple):
 
     target: PlanTarget
     faults: tuple[str, ...] = ()
-    look: float = NEVER
+    look: float = INFINITE_SECONDS
     note: str = ""
 
 
@@ -71,7 +71,7 @@ class RolloutPath:
                 _find_step, models, after, goal, self._home if resting else None, set(resting)
             )
             self._known = known = models, asked, aim
-        aim, look = known[2], min((rest.ends for rest in resting.values()), default=NEVER)
+        aim, look = known[2], min((rest.ends for rest in resting.values()), default=INFINITE_SECONDS)
         target = aim.target._replace(reason=goal.reason + aim.note)
         return aim._replace(target=target, faults=(*aim.faults, *{rest.fault for rest in resting.values()}), look=look)
 
@@ -82,7 +82,7 @@ class RolloutPath:
         tired = [name for name in names if name not in self._rests or now >= self._rests[name].ends]
         for name in tired:
             before = self._rests.get(name)
-            pause = min(2 * before.pause, LONGEST) if before is not None else self._pause
+            pause = min(2 * before.pause, MAX_BACKOFF_SECONDS) if before is not None else self._pause
             self._rests[name] = _Rollback(now + pause, pause, fault)
         return bool(tired)
 
@@ -129,7 +129,7 @@ def _find_step(
     step = way[0] if way else dict(models)
     if step == after:
         back = any(models.get(name) != step.get(name) for name in resting)
-        return RolloutStep(goal._replace(models=step), tuple(faults), note=f": {BACK}" if back else "")
+        return RolloutStep(goal._replace(models=step), tuple(faults), note=f": {ROLLBACK_NOTE}" if back else "")
     found = _with_best_paths(step, _unchanged_models(models, step) | _unchanged_models(after, step), goal)
     return RolloutStep(found, tuple(faults), note=f": {describe_step(models, step, after)}")
 

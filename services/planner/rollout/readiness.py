@@ -16,9 +16,9 @@ from omnibus.plan import ModelPlan
 from services.planner.rollout.transition_plan import Models
 
 #: Seconds between two attempts at most.
-LONGEST = 3600.0
+MAX_BACKOFF_SECONDS = 3600.0
 #: Seconds for which executors must have been asked for: one that is ready, but was about to leave, may have begun to.
-SETTLES = 0.5
+SETTLE_SECONDS = 0.5
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -104,7 +104,7 @@ class Trials:
         self, found: ClassifiedChanges, change: PlanChange, lacks: Mapping[ExecutorKind, int], now: float
     ) -> ClassifiedChanges:
         trial = self._trials[change.key]
-        settles = trial.began + SETTLES
+        settles = trial.began + SETTLE_SECONDS
         if not lacks and now >= settles:
             found.ready.append(change)
             return found
@@ -118,7 +118,7 @@ class Trials:
         """Put it off, or try it again."""
         if trial.waits:
             trial.waits, trial.ends, trial.fault = False, now + trial.pause, fault
-            trial.pause = min(2 * trial.pause, LONGEST)
+            trial.pause = min(2 * trial.pause, MAX_BACKOFF_SECONDS)
         else:
             trial.waits, trial.began, trial.ends = True, now, now + self._patience
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from omnibus.app_record import AppRecord, base_app_name
 
 #: Apps that are named one by one.
-NAMED = 3
+MAX_NAMED_APPS = 3
 
 
 def describe_app_changes(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
@@ -16,4 +16,4 @@ def describe_app_changes(before: Mapping[str, AppRecord], after: Mapping[str, Ap
         f"app {name} {'registered' if name not in were else 'updated' if name in are else 'unregistered'}"
         for name in sorted(changed)
     ]
-    return ", ".join(told) if len(told) <= NAMED else f"{len(told)} apps changed"
+    return ", ".join(told) if len(told) <= MAX_NAMED_APPS else f"{len(told)} apps changed"

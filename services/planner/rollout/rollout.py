@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 #: Offset of the path sequence; a constant, so that a plan's decisions can be computed by anybody.
 SEED = 0
 #: Seconds until the next attempt when the store was at fault, and at most.
-AGAIN, LONGEST = 0.5, 5.0
+INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 5.0
 #: Seconds that a planner leads a change without saying so again, and between two looks whether another still does.
-LEASE, LOOK = 3.0, 1.0
-NEVER = float("inf")
+LEASE_SECONDS, POLL_SECONDS = 3.0, 1.0
+INFINITE_SECONDS = float("inf")
 #: Who says what is wrong.
-WHO = "planner"
-LOST = "the store had lost it"
+PROBLEM_SOURCE = "planner"
+STORE_LOST_REASON = "the store had lost it"
 #: Reasons that one plan may have.
-REASONS = 5
+MAX_REASONS = 5
 
 
 class PlanRollout:
@@ -50,7 +50,7 @@ class PlanRollout:
         self._trials = Trials(settings.ready, settings.retry)
         self._ways = RolloutPath(settings.retry)
         self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
-        self._swaps = -NEVER  # when the last swap was
+        self._swaps = -INFINITE_SECONDS  # when the last swap was
         self._me = secrets.token_hex(4)
         self._target = PlanTarget({}, "")
         self._pinned, self._pin = 0, PlanTarget({}, "")
@@ -65,7 +65,7 @@ class PlanRollout:
         """From now on ``target`` is wanted; what was wanted before and is under way still counts as a reason."""
         before = self._target.reason.split(", ") if self._open else []
         reasons = dict.fromkeys([*before, *target.reason.split(", ")])
-        self._target = target._replace(reason=", ".join(list(reasons)[-REASONS:]))
+        self._target = target._replace(reason=", ".join(list(reasons)[-MAX_REASONS:]))
         self._pending = self._open = True
         self._woken.set()
 
@@ -95,16 +95,16 @@ class PlanRollout:
 
     async def run(self) -> None:
         """Do all the rest, until cancelled."""
-        pause = AGAIN
+        pause = INITIAL_BACKOFF_SECONDS
         while True:
             self._woken.clear()
             try:
-                wait, pause = await self._try_step(), AGAIN
+                wait, pause = await self._try_step(), INITIAL_BACKOFF_SECONDS
             except StoreUnavailable as error:
                 log.warning("%s", error)
-                wait, pause = pause, min(2 * pause, LONGEST)
+                wait, pause = pause, min(2 * pause, MAX_BACKOFF_SECONDS)
             try:
-                async with asyncio.timeout(wait if wait < NEVER else None):
+                async with asyncio.timeout(wait if wait < INFINITE_SECONDS else None):
                     await self._woken.wait()
             except TimeoutError:
                 continue
@@ -122,7 +122,7 @@ class PlanRollout:
             return await self._advance_rollout()
         except PlanLed as error:
             log.info("%s", error)
-            return LOOK
+            return POLL_SECONDS
         except StaleEpoch:  # another planner was faster: look at what it wrote
             return 0.0
 
@@ -137,10 +137,10 @@ class PlanRollout:
         if not self._should_continue(stand, current, goal):
             return await self._follow_other_planner(stand)
         self._base = stand.epoch
-        if stand.staged and not await self._store.lead_plan(self._me, LEASE):
-            return LOOK
+        if stand.staged and not await self._store.lead_plan(self._me, LEASE_SECONDS):
+            return POLL_SECONDS
         if goal is None:
-            return NEVER
+            return INFINITE_SECONDS
         if current is None:
             await self._swap_plan(stand, goal, {}, independent_changes({}, goal.models), ())
             return 0.0
@@ -162,10 +162,10 @@ class PlanRollout:
     async def _follow_other_planner(self, stand: PlanState) -> float:
         """Another planner wrote the current plan. What it has left behind at its end is given up."""
         if not stand.staged:
-            return NEVER
-        if await self._store.lead_plan(self._me, LEASE):
+            return INFINITE_SECONDS
+        if await self._store.lead_plan(self._me, LEASE_SECONDS):
             await self._store.unstage_plan(self._me)
-        return LOOK
+        return POLL_SECONDS
 
     async def _advance_to_goal(self, stand: PlanState, models: Models, goal: PlanTarget) -> float:
         now = time.monotonic()
@@ -178,7 +178,9 @@ class PlanRollout:
         if self._ways.roll_back(models, aim, late, "; ".join(found.faults), now):
             return 0.0
         faults = [*aim.faults, *found.faults]
-        await self._report_problem(faults, min(aim.look, found.look) if found.later or aim.look < NEVER else 0.0)
+        await self._report_problem(
+            faults, min(aim.look, found.look) if found.later or aim.look < INFINITE_SECONDS else 0.0
+        )
         if found.ready:
             await self._swap_plan(stand, aim.target, models, found.ready, self._may_start(models, aim, found.waiting))
             return 0.0
@@ -190,7 +192,7 @@ class PlanRollout:
         """Nothing can be swapped now; returns when to look again."""
         if found.waiting:
             await self._stage_changes(stand, models, aim, found.waiting)
-            return min(found.look, time.monotonic() + LEASE / 3)
+            return min(found.look, time.monotonic() + LEASE_SECONDS / 3)
         if stand.staged:
             faults = "; ".join([*aim.faults, *found.faults])
             log.info("staged plan %d is dropped: %s", stand.staged, faults or "it is no longer requested")
@@ -215,7 +217,7 @@ class PlanRollout:
             return
         if known is None or known.models != models:
             plan = _build_plan(max(stand.epoch, stand.staged) + 1, models, aim.target)
-            await self._store.stage_plan(plan, self._me, LEASE)
+            await self._store.stage_plan(plan, self._me, LEASE_SECONDS)
             self._staged = (plan_mark(plan), plan)
             log.info("plan epoch %d (%s) is staged until its executors are ready", plan.epoch, plan.reason)
         self._pending = False
@@ -289,7 +291,7 @@ class PlanRollout:
         """The store has lost the plan, and with it what was pinned: write both again."""
         log.warning("the store lost plan epoch %d: writing it again", known.epoch)
         number = max(known.epoch, stand.epoch) + 1
-        plan = _build_plan(number, known.models, PlanTarget(known.models, LOST, known.explain))
+        plan = _build_plan(number, known.models, PlanTarget(known.models, STORE_LOST_REASON, known.explain))
         await self._store.swap_plan(plan, pin=bool(self._pinned))
         self._pinned = number if self._pinned else 0
         if self._base == known.epoch:  # else it was another planner's, and goes on being followed
@@ -306,7 +308,7 @@ class PlanRollout:
         if faults:
             log.error("%s", told[0])
             problem = PlanProblem(time.time(), told[0], time.time() + again - time.monotonic() if again else 0.0)
-        await self._store.put_problem(WHO, problem)
+        await self._store.put_problem(PROBLEM_SOURCE, problem)
         self._told = told
 
 

@@ -17,9 +17,9 @@ from services.planner.rollout.change_group import ChangeGroup, Counts, ExecutorS
 from services.planner.rollout.transition_plan import Models
 
 #: The part of the GPUs of a type that goes on serving if that is possible.
-SERVES = 0.5
+MIN_SERVING_FRACTION = 0.5
 #: Kinds that are told one by one.
-NAMED = 3
+MAX_NAMED_KINDS = 3
 
 
 class InsufficientGpus(Retryable):
@@ -73,8 +73,8 @@ def describe_step(before: Models, step: Models, after: Models) -> str:
         f"{count - there.get(kind, 0)} {kind.model}/{kind.option}"
         for kind, count in added_replicas(step, after).items()
     ]
-    more = f" and {len(short) - NAMED} more" if len(short) > NAMED else ""
-    return f"makes room for {', '.join(short[:NAMED])}{more}"
+    more = f" and {len(short) - MAX_NAMED_KINDS} more" if len(short) > MAX_NAMED_KINDS else ""
+    return f"makes room for {', '.join(short[:MAX_NAMED_KINDS])}{more}"
 
 
 class _StepFinder:
@@ -94,7 +94,7 @@ class _StepFinder:
         """The next plan. Raises ``InsufficientGpus``."""
         if not self._missing_gpus(self._there, self._goal):
             return dict(self._after)
-        less = self._remove_executors(self._there, SERVES)
+        less = self._remove_executors(self._there, MIN_SERVING_FRACTION)
         if less != self._there and (self._add_executors(less) != less or not self._missing_gpus(less, self._goal)):
             return self._build_models(less)
         for there in (self._add_executors(self._there), self._remove_executors(self._there, 0.0)):
@@ -150,7 +150,7 @@ class _StepFinder:
                 there = more
         if not waits:
             self._fill_evenly(before, there)
-        return self._remove_executors(there, SERVES) if there != before else before
+        return self._remove_executors(there, MIN_SERVING_FRACTION) if there != before else before
 
     def _sorted_bundles(self, before: Counts) -> list[set[ExecutorKind]]:
         """Return the bundles of all units: first those that free GPUs in the end, small ones before large ones."""

@@ -14,12 +14,12 @@ from services.planner.solve.bounds import Bound
 from services.planner.solve.constraints import available_gpus
 from services.planner.solve.highs import Vector
 from services.planner.solve.milp import Objective
-from services.planner.solve.query import HELD, SolverAnswer, SolverRun
+from services.planner.solve.query import RATE_TOLERANCE, SolverAnswer, SolverRun
 
 #: How many options are asked first.
-FIRST = 16
+INITIAL_OPTION_COUNT = 16
 #: GPUs that rounding may hide.
-_HIDDEN = 1e-6
+_ROUNDING_GPUS = 1e-6
 
 
 def allowed_options(run: SolverRun) -> Vector:
@@ -48,7 +48,7 @@ def _replica_limits(run: SolverRun, bounds: Sequence[Bound], left: Sequence[floa
     """Return the largest number of replicas of each option that wastes no more than is ``left`` under any mix."""
     counts = run.top
     for each, most in zip(bounds, left, strict=True):
-        most += _HIDDEN * max(1.0, abs(most))
+        most += _ROUNDING_GPUS * max(1.0, abs(most))
         with np.errstate(divide="ignore", invalid="ignore"):
             counts = np.minimum(counts, np.where(each.waste > 0, np.floor(max(most, 0.0) / each.waste), np.inf))
     return counts
@@ -73,7 +73,7 @@ def find_best(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -
 
 def _find_by_growing(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -> SolverAnswer | None:
     """Asks more and more options, each time for what is better and uses one that was not asked before."""
-    count, keep, found = FIRST, least_waste(run, bounds, FIRST), None
+    count, keep, found = INITIAL_OPTION_COUNT, least_waste(run, bounds, INITIAL_OPTION_COUNT), None
     while True:
         try:
             answer = run.solve_over(goal, keep)
@@ -93,7 +93,7 @@ def _find_by_growing(run: SolverRun, goal: Objective | None, bounds: Sequence[Bo
         if answer is not None and not answer.proven:
             return _mark_unproven(answer if found is None else found, goal)
         if goal is None and found is not None:
-            run.lowest = found.rate * (1 + 2 * HELD)
+            run.lowest = found.rate * (1 + 2 * RATE_TOLERANCE)
         run.fresh = ~keep
         count *= 2
         keep = keep | needed if needed.sum() <= count else keep | least_waste(run, bounds, count)
@@ -118,7 +118,7 @@ def _allowed_waste(run: SolverRun, goal: Objective | None, bounds: Sequence[Boun
 
 def likely_options(run: SolverRun, bounds: Sequence[Bound], answer: SolverAnswer) -> Vector:
     """Options that were asked first, and those that ``answer`` uses."""
-    return least_waste(run, bounds, FIRST) | (answer.replicas > 0)
+    return least_waste(run, bounds, INITIAL_OPTION_COUNT) | (answer.replicas > 0)
 
 
 def break_ties(

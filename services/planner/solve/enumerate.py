@@ -6,7 +6,7 @@ from itertools import combinations
 import msgspec
 
 from omnibus.families.plugins import join_names
-from services.planner.solve.problem import MOST_COMPONENTS, Infeasible, SolverOption, check_amount, require
+from services.planner.solve.problem import MAX_COMPONENTS, Infeasible, SolverOption, check_amount, require
 
 #: Part of a GPU's memory that weights, keys and values may take (TriInfer, Algorithm 2: gamma).
 GAMMA = 0.9
@@ -63,7 +63,7 @@ def enumerate_options(
 
 def _component_sets(components: tuple[str, ...], only: Iterable[Collection[str]] | None) -> Iterator[tuple[str, ...]]:
     if only is None:
-        require(len(components) <= MOST_COMPONENTS, f"{len(components)} components have too many sets: name some")
+        require(len(components) <= MAX_COMPONENTS, f"{len(components)} components have too many sets: name some")
         for count in range(1, len(components) + 1):
             yield from combinations(components, count)
         return

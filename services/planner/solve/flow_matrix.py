@@ -22,7 +22,7 @@ from services.planner.solve.highs import Program, Vector
 
 #: HiGHS works to 1e-6 absolute. Rates are scaled so that one GPU serves about this many, and rows of
 #: work by the second number: an error is then one part in 1e8 of a GPU.
-_RATE, _WORK = 100.0, 100.0
+_RATE_SCALE, _WORK_SCALE = 100.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FlowMatrix:
             network, [0.0 if kind in lost else share for kind, share in enumerate(shares)], self.gpus
         ).each
         #: Requests per second that the solver sees as 1.
-        self.unit = 1.0 / (_RATE * each) if each > 0 else 1.0 / _RATE
+        self.unit = 1.0 / (_RATE_SCALE * each) if each > 0 else 1.0 / _RATE_SCALE
 
     @cached_property
     def flow_balance(self) -> Any:
@@ -108,7 +108,7 @@ class FlowMatrix:
             left, right = [None] * at, [None] * (scenarios - at - 1)
             demand = (-self.demand_vector(mix), (np.arange(sets), np.full(sets, self.count)))
             blocks.append([sparse.csc_array(demand, shape=(sets, before)), *left, conserve, *right])
-            blocks.append([-_WORK * supply, *left, _WORK * work, *right])
+            blocks.append([-_WORK_SCALE * supply, *left, _WORK_SCALE * work, *right])
         low = np.tile(np.concatenate([np.zeros(sets), np.full(self.count, -np.inf)]), scenarios)
         most = np.full(before + len(arcs) * scenarios, np.inf)
         most[: self.count] = upper

@@ -15,7 +15,7 @@ from services.planner.solve.cost_fit import Seconds
 from services.planner.solve.problem import PlanningProblem, SolverOption, check_amount, check_problem, require
 
 #: More would take minutes to solve and gigabytes to hold.
-_MOST_ARCS = 200_000
+_MAX_ARCS = 200_000
 
 #: Of a request type, the number of its path and an option: seconds per request. Absent: 0.
 PathSeconds = Mapping[tuple[str, int, str], float]
@@ -95,7 +95,7 @@ def build_lattice(problem: PlanningProblem, seconds: Seconds) -> Network:
         uses = _Uses(name, bits, seconds)
         for tail, head, use in _lattice_steps(whole[number], masks, bits, uses):
             arcs.append(Arc(number, tail, head, (use,)))
-            require(len(arcs) <= _MOST_ARCS, f"there are more than {_MOST_ARCS} arcs: name fewer options or types")
+            require(len(arcs) <= _MAX_ARCS, f"there are more than {_MAX_ARCS} arcs: name fewer options or types")
     shares = tuple(float(kind.share) for kind in problem.types.values())
     return Network(dict(problem.options), tuple(problem.types), shares, whole, tuple(arcs))
 

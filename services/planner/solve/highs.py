@@ -21,7 +21,7 @@ from omnibus.errors import DeadlineExceeded, Fatal
 
 _LIMIT, _INFEASIBLE, _UNBOUNDED = 1, 2, 3  # what scipy calls them
 #: Seconds for a linear program, which takes milliseconds.
-_LINEAR = 30.0
+_LINEAR_TIMEOUT_SECONDS = 30.0
 _fd_lock = threading.Lock()
 _silent = 0
 _stdout = -1
@@ -133,13 +133,15 @@ class LinearSolution:
 
 def solve_linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> LinearSolution:
     """Least ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0, which must exist."""
-    limit = {"time_limit": _LINEAR}
+    limit = {"time_limit": _LINEAR_TIMEOUT_SECONDS}
     with silence_stdout():
         done = linprog(
             cost, A_ub=most, b_ub=supply, A_eq=same, b_eq=equal, bounds=(0, None), method="highs-ds", options=limit
         )
     if done.status == _LIMIT:
-        raise DeadlineExceeded(f"a linear program was not solved within {_LINEAR:g} s: name fewer options")
+        raise DeadlineExceeded(
+            f"a linear program was not solved within {_LINEAR_TIMEOUT_SECONDS:g} s: name fewer options"
+        )
     if done.status != 0:
         raise Fatal(f"the solver failed on a linear program: {done.message}")
     return LinearSolution(done.x, float(done.fun), -done.ineqlin.marginals, done.lower.marginals)

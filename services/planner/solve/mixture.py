@@ -16,7 +16,7 @@ from services.planner.solve.problem import Infeasible, check_amount, require
 #: Relative; what rounding may take from a sum of rates.
 _ROUNDING = 1e-9
 #: Steps that the printed algorithm may take, and sizes up to which cells are combined.
-_STEPS, _LARGEST = 1_000_000, 256
+_MAX_STEPS, _MAX_CELL_GPUS = 1_000_000, 256
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def printed_mixture(cells: Sequence[Cell], rate: float) -> Mixture | None:
     check_amount(rate, "the rate")
     found: dict[int, int] = {}
     served, gpus = 0.0, 0
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         if served >= rate:
             return Mixture(found, gpus, served)
         cell = next((cell for cell in known if cell.rate <= rate - served), known[-1])
@@ -133,7 +133,7 @@ def _best_rates(cells: Sequence[Cell]) -> tuple[Cell, list[tuple[float, int]]]:
     useful = [cell for cell in _check_cells(cells) if cell.rate > 0]
     if not useful:
         raise Infeasible("no cell serves anything: allow larger ones")
-    require(max(cell.gpus for cell in useful) <= _LARGEST, f"cells may have {_LARGEST} GPUs")
+    require(max(cell.gpus for cell in useful) <= _MAX_CELL_GPUS, f"cells may have {_MAX_CELL_GPUS} GPUs")
     dense = max(useful, key=lambda cell: (cell.rate / cell.gpus, -cell.gpus))
     others = [(cell.gpus, cell.rate) for cell in useful if cell.gpus != dense.gpus]
     table = [(0.0, 0)]

@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 from omnibus.families.plugins import join_names
 
 #: More would make more sets of finished components than memory holds.
-MOST_COMPONENTS = 16
+MAX_COMPONENTS = 16
 
 
 class Infeasible(BadRequest):
@@ -75,8 +75,8 @@ def check_problem(problem: PlanningProblem) -> PlanningProblem:
     require(bool(known), "there is no component")
     require(len(known) == len(problem.components), f"a component is named twice: {join_names(problem.components)}")
     require(
-        len(known) <= MOST_COMPONENTS,
-        f"{len(known)} components are more than {MOST_COMPONENTS}: put some that always run together into one",
+        len(known) <= MAX_COMPONENTS,
+        f"{len(known)} components are more than {MAX_COMPONENTS}: put some that always run together into one",
     )
     for pair in problem.order:
         _check_known(pair, known, f"the order {' before '.join(pair)}")

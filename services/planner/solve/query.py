@@ -12,10 +12,10 @@ from services.planner.solve.highs import Deadline, Vector
 from services.planner.solve.milp import Objective, ProgramQuery, assemble_program
 
 #: A rate counts as served when it is within one part in a million: HiGHS works to 1e-6.
-SERVED = 1e-6
+SERVED_TOLERANCE = 1e-6
 #: The best rate is held to this while ties are broken.
-HELD = 5e-7
-_REPAIRS = 40
+RATE_TOLERANCE = 5e-7
+_MAX_REPAIRS = 40
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class SolverRun:
         goals = [goal for goal, _ in self.held] + ([goal] if goal else [])
         spawning = any(goal.spawn is not None for goal in goals)
         upper = np.where(keep, self.top, 0.0)
-        for _ in range(_REPAIRS):
-            low, high = self.lowest * (1 - HELD), self.highest * (1 + HELD)
+        for _ in range(_MAX_REPAIRS):
+            low, high = self.lowest * (1 - RATE_TOLERANCE), self.highest * (1 + RATE_TOLERANCE)
             asked = ProgramQuery(low, high, self.mixes, self._cuts, self.held, self.fresh)
             program = assemble_program(self.frame, self.terms, asked, upper, packed=self.packed, spawning=spawning)
             cost = goal.cost_row(count, program.column_count) if goal else -np.eye(1, program.column_count, count)[0]
@@ -97,7 +97,7 @@ class SolverRun:
             claimed = self.lowest if goal else -found.value * unit
             served = self.served_flows(replicas)
             worst = min(served, key=lambda each: each.rate)
-            if worst.rate >= claimed * (1 - SERVED):
+            if worst.rate >= claimed * (1 - SERVED_TOLERANCE):
                 bound = found.bound if goal else -found.bound * unit
                 return SolverAnswer(replicas, served, worst.rate, bound, found.proven)
             self._cuts.append(worst.prices)

@@ -19,7 +19,7 @@ from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
 #: How many options are asked beside those that run, and for how many seconds.
-_FIRST, _PATIENCE = 12, 1.0
+_EXTRA_OPTION_COUNT, _SOLVE_TIMEOUT_SECONDS = 12, 1.0
 
 
 def replan_deployment(solver: Solver, rate: float, running: dict[str, int], terms: Terms | None = None) -> Solution:
@@ -36,7 +36,7 @@ def replan_deployment(solver: Solver, rate: float, running: dict[str, int], term
     if rate > 0 and lowest > 0 and solver.cost_objective.is_integral and column_selection.is_waste_decisive(run):
         run.lowest = run.highest = rate
         run.limit_goal(solver.cost_objective, math.ceil(lowest - 1e-6))
-        keep = column_selection.least_waste(run, bounds, _FIRST) | (
+        keep = column_selection.least_waste(run, bounds, _EXTRA_OPTION_COUNT) | (
             column_selection.allowed_options(run) & (run.running > 0)
         )
         answer = _solve_quickly(solver, run, keep)
@@ -47,6 +47,6 @@ def replan_deployment(solver: Solver, rate: float, running: dict[str, int], term
 
 def _solve_quickly(solver: Solver, run: SolverRun, keep: np.ndarray) -> SolverAnswer | None:
     try:
-        return run.solve_over(solver.spawn_objective, keep, limit=_PATIENCE)
+        return run.solve_over(solver.spawn_objective, keep, limit=_SOLVE_TIMEOUT_SECONDS)
     except DeadlineExceeded:
         return None

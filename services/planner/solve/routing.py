@@ -13,9 +13,9 @@ from services.planner.solve.highs import Deadline, Program, Vector
 from services.planner.solve.solution import Flow, decompose_flow
 
 #: Seconds that fewer arcs are worth, and arcs among which fewer are looked for.
-_PATIENCE, _MANY = 1.0, 48
+_MILP_TIMEOUT_SECONDS, _MAX_MILP_ARCS = 1.0, 48
 #: Below this, an arc is as good as the best.
-_SHORT = 1e-9
+_SHORTFALL_TOLERANCE = 1e-9
 
 
 def route_flows(
@@ -41,12 +41,14 @@ def _fewest_arcs(
     frame: FlowMatrix, served: ServedFlow, supply: Vector, mix: tuple[float, ...], deadline: Deadline
 ) -> Vector:
     """The flow of the same rate over the fewest arcs; as it was when too many arcs are in question."""
-    arcs = np.flatnonzero(served.short <= _SHORT)
+    arcs = np.flatnonzero(served.short <= _SHORTFALL_TOLERANCE)
     used = int(np.count_nonzero(served.flow > 0))
-    if len(arcs) > _MANY or len(arcs) == used:
+    if len(arcs) > _MAX_MILP_ARCS or len(arcs) == used:
         return served.flow
     try:
-        found = highs.solve_milp(*_build_program(frame, served, supply, mix, arcs), deadline, limit=_PATIENCE)
+        found = highs.solve_milp(
+            *_build_program(frame, served, supply, mix, arcs), deadline, limit=_MILP_TIMEOUT_SECONDS
+        )
     except DeadlineExceeded:
         return served.flow
     if found is None or round(found.value) >= used:

@@ -10,7 +10,7 @@ from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Vector
 
 #: Of a type's rate; less on a path is rounding.
-_NOTHING = 1e-9
+_RATE_TOLERANCE = 1e-9
 
 
 class Flow(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def _type_flows(
     network: Network, kind: int, rate: float, left: Vector, leaving: Mapping[tuple[int, int], Sequence[int]]
 ) -> list[Flow]:
     walks: dict[tuple[int, ...], float] = {}
-    while walk := _walk_path(network, kind, left, leaving, _NOTHING * rate):
+    while walk := _walk_path(network, kind, left, leaving, _RATE_TOLERANCE * rate):
         least = float(min(left[at] for at in walk))
         left[list(walk)] -= least
         walks[walk] = walks.get(walk, 0.0) + least

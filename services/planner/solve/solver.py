@@ -19,14 +19,14 @@ from services.planner.solve.flow_network import Network
 from services.planner.solve.highs import Deadline, Vector
 from services.planner.solve.milp import Objective
 from services.planner.solve.problem import Infeasible, check_amount, require
-from services.planner.solve.query import SERVED, SolverAnswer, SolverRun
+from services.planner.solve.query import SERVED_TOLERANCE, SolverAnswer, SolverRun
 from services.planner.solve.routing import route_flows
 from services.planner.solve.solution import Solution
 
 #: A rate below this part of the bound is none.
-_NONE = 1e-9
+_RATE_TOLERANCE = 1e-9
 #: How many bounds are kept.
-_KEPT = 64
+_MAX_CACHED_BOUNDS = 64
 
 
 class Solver:
@@ -55,14 +55,14 @@ class Solver:
         arcs = self.frame.allowed_arcs(column_selection.allowed_options(run))
         blocked = any(unreached_types(self.frame.network, mix, arcs) for mix in run.mixes)
         best = None if blocked else column_selection.find_best(run, None, bounds)
-        if best is None or best.rate <= run.highest * _NONE:
+        if best is None or best.rate <= run.highest * _RATE_TOLERANCE:
             return self._empty_solution(0.0, run.highest, "rate")
         run.lowest = best.rate
         keep = column_selection.options_within_waste(run, bounds, column_selection.spare_gpus(run, bounds, best.rate))
         by_gpus = np.array_equal(self.frame.costs, self.frame.gpus)
         fewest = math.ceil(each * best.rate - 1e-6) if by_gpus else -np.inf
         answer, settled = self._break_ties(run, bounds, best, keep, fewest)
-        if answer.rate < best.rate * (1 - SERVED):
+        if answer.rate < best.rate * (1 - SERVED_TOLERANCE):
             answer, settled = best, False
         gap = 0.0 if best.proven else max(0.0, min(best.bound, run.highest) / best.rate - 1)
         return self.build_solution(run, answer, "rate", run.highest, gap, settled=settled)
@@ -114,7 +114,7 @@ class Solver:
         for mix in run.mixes:
             key = mix, prices.tobytes()
             if key not in self._bounds:
-                while len(self._bounds) >= _KEPT:
+                while len(self._bounds) >= _MAX_CACHED_BOUNDS:
                     del self._bounds[next(iter(self._bounds))]
                 self._bounds[key] = compute_bound(self.frame.network, mix, prices)
             found.append(self._bounds[key])

@@ -26,12 +26,12 @@ from services.planner.solve.constraints import SolverNode
 from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Deadline, Program, Vector
 from services.planner.solve.problem import check_amount, require
-from services.planner.solve.query import HELD
+from services.planner.solve.query import RATE_TOLERANCE
 
 #: Of a path: pairs of its stops (by position) and the GB that each request moves between them.
 Traffic = Callable[[Arc], list[tuple[int, int, float]]]
 #: Paths that a network may have here, and how many of them times pairs of nodes.
-_MOST_PATHS, _MOST_PAIRS = 2000, 200_000
+_MAX_PATHS, _MAX_PATH_PAIRS = 2000, 200_000
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def list_paths(network: Network) -> list[Arc]:
     for kind, whole in enumerate(network.whole):
         for arc in _extend_path(Arc(kind, 0, 0, ()), whole, leaving) if network.shares[kind] > 0 else ():
             found.append(arc)
-            require(len(found) <= _MOST_PATHS, f"there are more than {_MOST_PATHS} paths: list fewer options")
+            require(len(found) <= _MAX_PATHS, f"there are more than {_MAX_PATHS} paths: list fewer options")
     return found
 
 
@@ -115,7 +115,7 @@ def solve_topology(
         require(node.gpus >= 0, f"node {name} has {node.gpus} GPUs")
     ways = list_paths(network)
     require(
-        len(ways) * len(nodes) ** 2 <= _MOST_PAIRS,
+        len(ways) * len(nodes) ** 2 <= _MAX_PATH_PAIRS,
         f"{len(ways)} paths over {len(nodes)} nodes are too many: name fewer options or nodes",
     )
     build = _TopologyProgram(network, list(nodes.values()), rate)
@@ -175,7 +175,7 @@ class _TopologyProgram:
             for start, end, size in traffic(arc) if traffic else ():
                 self._add_flow(stops[start], stops[end], size)
         for kind, columns in starts.items():
-            share = self._network.shares[kind] * (1 - HELD)
+            share = self._network.shares[kind] * (1 - RATE_TOLERANCE)
             row = self._rows.add_row(share, np.inf)
             for column in columns:
                 self._rows.set_cell(row, column, 1.0)

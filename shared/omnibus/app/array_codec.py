@@ -12,7 +12,7 @@ from omnibus.tensors.handle import ITEMSIZE
 from omnibus.tensors.item import Item
 
 #: Dimensions that an array may have.
-_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ def unpack_items(pieces: Iterable[PackedItem]) -> list[Item]:
 
 
 def _pack_array(array: np.ndarray) -> Array:
-    if array.dtype.name not in ITEMSIZE or array.ndim > _DIMENSIONS:
+    if array.dtype.name not in ITEMSIZE or array.ndim > _MAX_DIMENSIONS:
         raise ProtocolError(
             f"an array of {array.dtype}, {array.ndim} dimensions, may not travel; use one of {sorted(ITEMSIZE)}"
         )
@@ -51,7 +51,7 @@ def _pack_array(array: np.ndarray) -> Array:
 
 def _array_view(array: Array) -> np.ndarray:
     name, shape = array.dtype, array.shape
-    if name not in ITEMSIZE or name == "bfloat16" or len(shape) > _DIMENSIONS:
+    if name not in ITEMSIZE or name == "bfloat16" or len(shape) > _MAX_DIMENSIONS:
         raise ProtocolError(f"an array of {name[:32]!r} with {len(shape)} dimensions may not travel")
     if any(extent < 0 for extent in shape) or prod(shape) * ITEMSIZE[name] != len(array.data):
         raise ProtocolError(f"an array of {name} with shape {shape} is not {len(array.data)} bytes")

@@ -22,7 +22,7 @@ from omnibus.errors import BadRequest
 from omnibus.task import ChatInput, ChatOutput, CompositeTask, Result, Stream, TaskOutput, UnitTask, tasks_of
 
 #: Characters of a module's documentation that are kept.
-_LONGEST_DOC = 4000
+_MAX_DOC_CHARS = 4000
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
@@ -60,7 +60,7 @@ def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[st
     request, response = _type_adapter(taken, "request"), _type_adapter(answer, "answer") if _is_typed(answer) else None
     description = Description(
         name=app.name or module.__name__.rpartition(".")[2].lower(),
-        doc=inspect.cleandoc(module.__doc__ or "")[:_LONGEST_DOC],
+        doc=inspect.cleandoc(module.__doc__ or "")[:_MAX_DOC_CHARS],
         tasks=tuple(_task_record(task, source) for task in _module_tasks(module)),
         route=CHAT if app.model else "",
         model=app.model,

@@ -22,9 +22,9 @@ from omnibus.task.record import Segment
 
 #: Bytes that one message may have: those that carry a client's bytes, sounds, and all others. What a worker
 #: sends is decoded by its gateway, so only what decodes to one string of bytes may be large.
-MAX_FRAME, MAX_GIVE, MAX_OTHER = 64 << 20, 8 << 20, 1 << 20
+MAX_FRAME_BYTES, MAX_GIVE_BYTES, MAX_OTHER_BYTES = 64 << 20, 8 << 20, 1 << 20
 #: Bytes of parts that a worker may send ahead of their reader. One part may always go.
-WINDOW = 256 << 10
+WINDOW_BYTES = 256 << 10
 #: Kinds of requests: any JSON, or a chat whose media the gateway has placed.
 JSON, CHAT = "json", "chat"
 
@@ -34,7 +34,7 @@ _LENGTH = Layout("<I")
 class WorkerMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all messages. ``id`` counts the requests of one worker, ``step`` the segments of a request."""
 
-    most: ClassVar[int] = MAX_OTHER
+    most: ClassVar[int] = MAX_OTHER_BYTES
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LoadApp(WorkerMessage, frozen=True, tag="load"):
     """Load ``source``; ``text`` is its code when it was uploaded. ``memory`` is in bytes, 0: no limit."""
 
-    most: ClassVar[int] = MAX_FRAME
+    most: ClassVar[int] = MAX_FRAME_BYTES
 
     source: AppSource
     text: str = ""
@@ -72,7 +72,7 @@ class Serve(WorkerMessage, frozen=True, tag="serve"):
     """Serve request ``id``, which is ``run`` for people. ``body`` is JSON, ``number`` counts requests,
     ``deadline`` is in Unix seconds."""
 
-    most: ClassVar[int] = MAX_FRAME
+    most: ClassVar[int] = MAX_FRAME_BYTES
 
     id: int
     run: str
@@ -101,7 +101,7 @@ class SegmentRefused(WorkerMessage, frozen=True, tag="refused"):
 class Items(WorkerMessage, frozen=True, tag="items"):
     """The next items of an output; none is left once it has ``ended``."""
 
-    most: ClassVar[int] = MAX_FRAME
+    most: ClassVar[int] = MAX_FRAME_BYTES
 
     id: int
     step: int
@@ -169,7 +169,7 @@ class ServeAnswer(WorkerMessage, frozen=True, tag="answer"):
     """Return value of ``serve``. JSON: ``body``. Chat: ``body`` names the outputs, a JSON list; those in
     ``refs`` are outputs of nodes that the gateway reads itself, the others follow as ``Give``."""
 
-    most: ClassVar[int] = MAX_FRAME
+    most: ClassVar[int] = MAX_FRAME_BYTES
 
     id: int
     body: bytes
@@ -179,7 +179,7 @@ class ServeAnswer(WorkerMessage, frozen=True, tag="answer"):
 class Give(WorkerMessage, frozen=True, tag="give"):
     """Items of an output that the app makes itself."""
 
-    most: ClassVar[int] = MAX_GIVE
+    most: ClassVar[int] = MAX_GIVE_BYTES
 
     id: int
     name: str
@@ -190,7 +190,7 @@ class Give(WorkerMessage, frozen=True, tag="give"):
 class AnswerPart(WorkerMessage, frozen=True, tag="part"):
     """One part of an answer that streams, as JSON."""
 
-    most: ClassVar[int] = MAX_FRAME
+    most: ClassVar[int] = MAX_FRAME_BYTES
 
     id: int
     body: bytes
@@ -217,7 +217,7 @@ ToWorker = LoadApp | Serve | Submitted | SegmentRefused | Items | More | Cancel 
 FromWorker = AppReady | Broken | Submit | Read | ServeAnswer | Give | AnswerPart | RequestEnd | RequestFailed | Pong
 
 #: By the tag, which follows one byte for the array and one for the tag's length.
-_MOST = {b"answer": MAX_FRAME, b"part": MAX_FRAME, b"give": MAX_GIVE}
+_MAX_BYTES_BY_TYPE = {b"answer": MAX_FRAME_BYTES, b"part": MAX_FRAME_BYTES, b"give": MAX_GIVE_BYTES}
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
@@ -268,7 +268,9 @@ def to_worker(body: bytes) -> ToWorker:
 
 def from_worker(body: bytes) -> FromWorker:
     """The message in a frame. Raises ``ProtocolError``."""
-    if len(body) > MAX_OTHER and len(body) > _MOST.get(body[2 : 2 + (body[1] & 0x1F)], MAX_OTHER):
+    if len(body) > MAX_OTHER_BYTES and len(body) > _MAX_BYTES_BY_TYPE.get(
+        body[2 : 2 + (body[1] & 0x1F)], MAX_OTHER_BYTES
+    ):
         raise ProtocolError(f"a message of {len(body)} bytes, which its kind may not have")
     return _decode_message(_from_worker.decode, body)
 
@@ -295,8 +297,8 @@ class Frames:
         at = 0
         while len(rest) >= at + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(rest, at)
-            if length > MAX_FRAME:
-                raise ProtocolError(f"a frame of {length} bytes: {MAX_FRAME} are allowed")
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes: {MAX_FRAME_BYTES} are allowed")
             end = at + _LENGTH.size + length
             if len(rest) < end:
                 break

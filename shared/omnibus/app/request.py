@@ -169,7 +169,7 @@ class ServeRequest:
         """Send a part once there is room for it: a slow reader slows the app, and nobody else."""
         frame = _encode_frame(message)
         nbytes = protocol.counted_bytes(frame)
-        while self._ahead and self._ahead + nbytes > protocol.WINDOW:
+        while self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
             self._room.clear()
             await self._room.wait()
         self._ahead += nbytes

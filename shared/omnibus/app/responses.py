@@ -17,7 +17,7 @@ from omnibus.tensors.item import Item
 #: Outputs of a chat, by the names of ``ChatOutput``'s fields, and what their parts are.
 CHAT_PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 #: Samples that leave at once.
-_SAMPLES = 1 << 20
+_MAX_CHUNK_SAMPLES = 1 << 20
 
 
 def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
@@ -165,8 +165,8 @@ def _audio_items(part: Any) -> Iterator[Item]:
         raise AppFailed(
             f"the answer's audio holds {_describe_value(part)}: it must be float samples of one dimension, or `Audio`"
         )
-    for start in range(0, len(array), _SAMPLES):
-        yield Item({"rate": rate}, array[start : start + _SAMPLES].astype(np.float32, copy=False))
+    for start in range(0, len(array), _MAX_CHUNK_SAMPLES):
+        yield Item({"rate": rate}, array[start : start + _MAX_CHUNK_SAMPLES].astype(np.float32, copy=False))
 
 
 _MAKERS: dict[str, Callable[[Any], Iterator[Item]]] = {"text": _text_items, "audio": _audio_items}

@@ -24,13 +24,13 @@ from omnibus.app import landlock, seccomp
 from omnibus.errors import NoSandbox
 
 #: Open files, the link and the event loop's own included.
-FILES = 64
+MAX_OPEN_FILES = 64
 #: Threads that a worker may have that has a user of its own; memory bounds those of others.
-THREADS = 64
+MAX_THREADS = 64
 #: Added to the niceness: whatever an upload computes, its gateway goes first.
-NICE = 10
+NICE_INCREMENT = 10
 #: Users that no system gives to anybody: each worker takes one by its process id.
-_USERS = range(61184, 65520)
+_USER_IDS = range(61184, 65520)
 
 # linux/prctl.h, linux/sched.h, linux/capability.h
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
@@ -39,7 +39,7 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522
 
 #: Libraries of the system that packages load when they are first used, and time zones.
-_SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+_SYSTEM_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
 def restrict_process(link: int, memory: int) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def restrict_process(link: int, memory: int) -> tuple[str, ...]:
     _drop_inherited_state(link)
     readable = list(_readable_paths())
     _limit_resources(memory)
-    os.nice(NICE)
+    os.nice(NICE_INCREMENT)
     held = ["limits"]
     alone = _leave_network()
     if _switch_user(readable):
@@ -104,14 +104,14 @@ def _readable_paths() -> Iterator[Path]:
     for entry in sys.path:
         if entry and os.path.isabs(entry):
             yield Path(os.path.realpath(entry))
-    for name in _SHARED:
+    for name in _SYSTEM_PATHS:
         yield Path(name)
 
 
 def _limit_resources(memory: int) -> None:
     if memory:
         _lower_limit(resource.RLIMIT_AS, memory)
-    _lower_limit(resource.RLIMIT_NOFILE, FILES)
+    _lower_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     for none in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK):
         _lower_limit(none, 0)
 
@@ -133,12 +133,14 @@ def _switch_user(readable: list[Path]) -> bool:
     """Become a user of one's own; False when not root, or when that user could not read Python."""
     if os.geteuid() != 0 or not all(map(_open_to_all, readable)):
         return False
-    user = _USERS[os.getpid() % len(_USERS)]
+    user = _USER_IDS[os.getpid() % len(_USER_IDS)]
     with suppress(OSError):
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        _lower_limit(resource.RLIMIT_NPROC, THREADS)  # a limit per user, so it is no limit for a user that others share
+        _lower_limit(
+            resource.RLIMIT_NPROC, MAX_THREADS
+        )  # a limit per user, so it is no limit for a user that others share
         return True
     return False
 

@@ -26,7 +26,7 @@ from omnibus.errors import OmnibusError, from_problem
 log = logging.getLogger(__name__)
 
 #: Seconds that cancelled requests have to clean up when the worker is told to stop.
-CLEANUP = 2.0
+CLEANUP_SECONDS = 2.0
 
 
 class AppWorker:
@@ -57,7 +57,7 @@ class AppWorker:
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=CLEANUP)
+            await asyncio.wait(self._tasks.values(), timeout=CLEANUP_SECONDS)
         self._link.close()
 
     def _handle_message(self, body: bytes) -> None:

@@ -10,7 +10,7 @@ from omnibus.errors import OmnibusError
 log = logging.getLogger(__name__)
 
 #: Seconds that a message nobody waits for may be held back to share a frame.
-LAZY = 0.005
+LAZY_FLUSH_SECONDS = 0.005
 
 
 class Outbox:
@@ -42,7 +42,7 @@ class Outbox:
             self._soon = True
             loop.call_soon(self.flush)
         elif self._timer is None:
-            self._timer = loop.call_later(LAZY, self.flush)
+            self._timer = loop.call_later(LAZY_FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:
         """Publish everything that waits."""

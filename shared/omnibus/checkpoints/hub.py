@@ -14,9 +14,9 @@ from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFoun
 #: An owner, a name, perhaps a revision.
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 #: The file that says what a checkpoint is: of a pipeline, else of a model.
-_KINDS = ("model_index.json", "config.json")
+_CONFIG_FILES = ("model_index.json", "config.json")
 #: All that a checkpoint needs beside its weights: configurations, tokenizers, chat templates, voices. No code.
-_SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
+_METADATA_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
 
 
 def is_id(checkpoint: str) -> bool:
@@ -60,8 +60,8 @@ def download_checkpoint(checkpoint: str) -> Path:
     id, revision = named.groups()
     client = _hub_client()
     try:
-        found = Path(client.snapshot_download(id, revision=revision, allow_patterns=list(_SMALL)))
-        client.snapshot_download(id, revision=revision, allow_patterns=[*_SMALL, *_weight_files(found)])
+        found = Path(client.snapshot_download(id, revision=revision, allow_patterns=list(_METADATA_PATTERNS)))
+        client.snapshot_download(id, revision=revision, allow_patterns=[*_METADATA_PATTERNS, *_weight_files(found)])
     except Exception as error:  # the client's own errors and those of the HTTP library that it happens to use
         raise _hub_error(checkpoint, error) from error
     return found
@@ -71,7 +71,7 @@ def _cached_directory(checkpoint: str) -> Path | None:
     named = _ID.fullmatch(checkpoint)
     id, revision = named.groups() if named else ("", None)
     client = _hub_client()
-    for kind in _KINDS:
+    for kind in _CONFIG_FILES:
         found = client.try_to_load_from_cache(id, kind, revision=revision)
         if isinstance(found, str):
             return Path(found).parent
@@ -86,7 +86,7 @@ def _weight_files(directory: Path) -> list[str]:
 
 def _pipeline_parts(directory: Path) -> list[str]:
     """The directories of a pipeline."""
-    index = directory / _KINDS[0]
+    index = directory / _CONFIG_FILES[0]
     if not index.exists():
         return []
     found: dict[str, Any] = json.loads(index.read_text())

@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 
 #: What files of weights are called: by transformers, by diffusers.
 _STEMS = ("model", "diffusion_pytorch_model")
-_HEADER = 100 << 20  # bytes of a header at most, as the format has it
+_MAX_HEADER_BYTES = 100 << 20  # bytes of a header at most, as the format has it
 
 
 class TensorHeader(NamedTuple):
@@ -45,7 +45,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             size = file.seek(0, 2)
             file.seek(0)
             length = struct.unpack("<Q", file.read(8))[0]
-            header = json.loads(file.read(length)) if length <= min(_HEADER, size) else None
+            header = json.loads(file.read(length)) if length <= min(_MAX_HEADER_BYTES, size) else None
         found = dict(_parse_tensors(header))
         whole = 8 + length + max((each["data_offsets"][1] for each in _tensor_entries(header)), default=0)
     except OSError as error:

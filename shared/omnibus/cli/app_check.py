@@ -21,10 +21,10 @@ from omnibus.cli.format.tables import field_lines
 from omnibus.errors import BadRequest, DeadlineExceeded, from_problem
 
 #: Seconds that an app may take to load, and its worker to end.
-PATIENCE, ENDS_WITHIN = 60.0, 5.0
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+LOAD_TIMEOUT_SECONDS, EXIT_TIMEOUT_SECONDS = 60.0, 5.0
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 #: What the app prints is not the answer; what is wrong with it is said in one line.
-_SILENT: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+_NO_STDIO: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
 
 async def check_app(options: argparse.Namespace) -> int:
@@ -88,15 +88,15 @@ def _app_source(target: str | None, upload: str | None) -> tuple[AppSource, str]
 def _load_in_worker(source: AppSource, text: str) -> protocol.Description:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.settimeout(PATIENCE)
+        ours.settimeout(LOAD_TIMEOUT_SECONDS)
         argv = [sys.executable, "-m", "omnibus.app.worker", str(theirs.fileno())]
-        with subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=_worker_environment(), **_SILENT) as worker:
+        with subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=_worker_environment(), **_NO_STDIO) as worker:
             theirs.close()
             try:
                 ours.sendall(protocol.encode_message(protocol.LoadApp(source, text)))
                 return _read_worker_answer(ours)
             except TimeoutError:
-                raise DeadlineExceeded(f"{source.module} did not load within {PATIENCE:g} s") from None
+                raise DeadlineExceeded(f"{source.module} did not load within {LOAD_TIMEOUT_SECONDS:g} s") from None
             finally:
                 ours.close()  # it ends then
                 _stop_worker(worker)
@@ -107,7 +107,7 @@ def _worker_environment() -> dict[str, str]:
     path = os.pathsep.join(
         filter(None, [str(Path(omnibus.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
     )
-    return {**os.environ, **dict.fromkeys(_THREADS, "1"), "PYTHONPATH": path}
+    return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1"), "PYTHONPATH": path}
 
 
 def _read_worker_answer(ours: socket.socket) -> protocol.Description:
@@ -130,6 +130,6 @@ def _read_worker_answer(ours: socket.socket) -> protocol.Description:
 
 def _stop_worker(worker: "subprocess.Popen[bytes]") -> None:
     try:
-        worker.wait(ENDS_WITHIN)
+        worker.wait(EXIT_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         worker.kill()

@@ -11,7 +11,7 @@ from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app
 from omnibus.cli.apps import parse_request, print_response, register_app
 from omnibus.cli.gateway import Gateway
-from omnibus.cli.up import NONE, load_declarations
+from omnibus.cli.up import NO_MODELS, load_declarations
 from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.families import catalog
 from omnibus.process.logs import Log
@@ -32,7 +32,7 @@ async def run_app(options: argparse.Namespace) -> int:
         port=_choose_port(options.port, once),
         apps_dir=root,
         log=Log(quiet) if once else None,
-        fork_server=models != NONE,
+        fork_server=models != NO_MODELS,
         passing=once,
     )
     try:
@@ -66,7 +66,7 @@ async def _declare_tiny_models(app: Description) -> str:
     others = [model for model in named if model not in catalog.LOCAL]
     if others:
         raise BadRequest(f"{app.name} needs {', '.join(others)}: declare it in a file and name that with --models FILE")
-    return await tiny_models(list(named)) if named else NONE
+    return await tiny_models(list(named)) if named else NO_MODELS
 
 
 def _choose_port(asked: int | None, once: bool) -> int:

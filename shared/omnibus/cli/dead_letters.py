@@ -14,7 +14,7 @@ from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 
 #: Messages that are read at once.
-READ = 256
+READ_BATCH_COUNT = 256
 
 
 async def run_dead_letters(options: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ async def _read_letters(bus: NatsBus, limit: int) -> list[DeadLetter]:
     """The last ones, newest first; those of other versions are passed over."""
     found: list[DeadLetter] = []
     below = 0
-    while len(found) < limit and (stored := await dead_letters.list_dead_letters(bus, READ, below)):
+    while len(found) < limit and (stored := await dead_letters.list_dead_letters(bus, READ_BATCH_COUNT, below)):
         below = stored[-1].number
         for each in stored:
             try:

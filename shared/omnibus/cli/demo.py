@@ -20,13 +20,13 @@ from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
 #: Length of an answer of random weights: so long that the first sound leaves well before the last word.
-TOKENS, CODES = 1500, 400
+RANDOM_ANSWER_TOKENS, RANDOM_SPEECH_CODES = 1500, 400
 #: Most words of an answer of a model that was trained, which ends by itself.
-WORDS = 40
+TRAINED_ANSWER_TOKENS = 40
 #: What is asked when nothing else is, and whom.
 PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 #: Characters of it that are shown.
-SHOWN = 400
+MAX_PRINTED_CHARS = 400
 
 
 async def run_demo(options: argparse.Namespace) -> int:
@@ -146,9 +146,15 @@ def _send_request(
 def _length_params(model: str, speaks: bool) -> dict[str, Any]:
     """Return the request parameters for the length of an answer and for its sampling."""
     if model in catalog.WORLD:
-        return {"max_tokens": WORDS, "temperature": 0}
-    speech = {"audio": {"voice": "Chelsie", "format": "wav", "max_tokens": CODES}} if speaks else {}
-    return {"max_tokens": TOKENS, "temperature": 0.7, "seed": 1, "extra_body": {"ignore_eos": True}, **speech}
+        return {"max_tokens": TRAINED_ANSWER_TOKENS, "temperature": 0}
+    speech = {"audio": {"voice": "Chelsie", "format": "wav", "max_tokens": RANDOM_SPEECH_CODES}} if speaks else {}
+    return {
+        "max_tokens": RANDOM_ANSWER_TOKENS,
+        "temperature": 0.7,
+        "seed": 1,
+        "extra_body": {"ignore_eos": True},
+        **speech,
+    }
 
 
 def _print_stream(stream: Any, began: float, out: Path) -> str:
@@ -161,12 +167,12 @@ def _print_stream(stream: Any, began: float, out: Path) -> str:
         if delta is not None and delta.content:
             last_text = time.monotonic() - began
             first.setdefault("text", last_text)
-            print(delta.content[: max(0, SHOWN - len(text))], end="", flush=True)
+            print(delta.content[: max(0, MAX_PRINTED_CHARS - len(text))], end="", flush=True)
             text += delta.content
         if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
             first.setdefault("sound", time.monotonic() - began)
             sound += base64.b64decode(audio.data)
-    _print_line(f" … and {len(text) - SHOWN} more characters" if len(text) > SHOWN else "")
+    _print_line(f" … and {len(text) - MAX_PRINTED_CHARS} more characters" if len(text) > MAX_PRINTED_CHARS else "")
     _print_line(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if sound:
         out.write_bytes(sound)

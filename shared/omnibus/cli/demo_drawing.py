@@ -12,10 +12,10 @@ from omnibus.errors import BadRequest
 from omnibus.families import catalog
 
 MODEL = next(name for name, family in catalog.WORLD.items() if "vae" in catalog.FAMILIES[family]["components"])
-_LOOK = "What do you see?"
+_QUESTION = "What do you see?"
 #: Pixels on a side, and steps, of a picture as the model has learnt it.
-_SIZE, _STEPS, _GUIDANCE = "64x64", 8, 2.0
-_WORDS = 20
+_IMAGE_SIZE, _STEP_COUNT, _GUIDANCE = "64x64", 8, 2.0
+_MAX_ANSWER_TOKENS = 20
 
 
 async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> None:
@@ -38,7 +38,10 @@ def _generate_image(url: str, wish: str) -> bytes:
 
     try:
         made = _openai_client(url).images.generate(
-            model=MODEL, prompt=wish, size=_SIZE, extra_body={"steps": _STEPS, "guidance": _GUIDANCE, "seed": 1}
+            model=MODEL,
+            prompt=wish,
+            size=_IMAGE_SIZE,
+            extra_body={"steps": _STEP_COUNT, "guidance": _GUIDANCE, "seed": 1},
         )
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
@@ -49,10 +52,10 @@ def _describe_image(url: str, model: str, picture: bytes) -> str:
     import openai
 
     image = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-    content: list[Any] = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": _LOOK}]
+    content: list[Any] = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": _QUESTION}]
     try:
         answer = _openai_client(url).chat.completions.create(
-            model=model, messages=[{"role": "user", "content": content}], max_tokens=_WORDS, temperature=0
+            model=model, messages=[{"role": "user", "content": content}], max_tokens=_MAX_ANSWER_TOKENS, temperature=0
         )
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error

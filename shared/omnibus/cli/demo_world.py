@@ -6,8 +6,8 @@ from typing import NamedTuple
 from omnibus.errors import Fatal
 from omnibus.process import run_module
 
-_WITHIN = 60.0  # seconds
-_COLUMNS = 32  # of a picture in a terminal
+_TIMEOUT_SECONDS = 60.0  # seconds
+_IMAGE_COLUMNS = 32  # of a picture in a terminal
 
 
 class DemoSample(NamedTuple):
@@ -41,8 +41,8 @@ def terminal_image(picture: bytes) -> str:
 
     from PIL import Image
 
-    image = Image.open(io.BytesIO(picture)).convert("RGB").resize((_COLUMNS, _COLUMNS))
-    dots = [[image.getpixel((x, y)) for x in range(_COLUMNS)] for y in range(_COLUMNS)]
+    image = Image.open(io.BytesIO(picture)).convert("RGB").resize((_IMAGE_COLUMNS, _IMAGE_COLUMNS))
+    dots = [[image.getpixel((x, y)) for x in range(_IMAGE_COLUMNS)] for y in range(_IMAGE_COLUMNS)]
     lines = ("".join(map(_half_block, upper, lower)) for upper, lower in zip(dots[::2], dots[1::2], strict=True))
     return "\n".join(f"  {line}\033[0m" for line in lines)
 
@@ -53,7 +53,7 @@ def _half_block(upper: tuple[int, int, int], lower: tuple[int, int, int]) -> str
 
 
 async def _run_world(*arguments: str) -> str:
-    ended = await run_module.run_module("omnibus_models.world", *arguments, within=_WITHIN)
+    ended = await run_module.run_module("omnibus_models.world", *arguments, within=_TIMEOUT_SECONDS)
     if ended.code:
         raise Fatal(f"omnibus_models.world {arguments[0]} failed:\n{ended.said[-2000:]}")
     return ended.output.strip()

@@ -14,7 +14,7 @@ from omnibus.up.tls import trusted_context
 
 TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
 #: Seconds that an answer may take: an app may load and its executors may start meanwhile.
-PATIENCE = 300.0
+RESPONSE_TIMEOUT_SECONDS = 300.0
 
 
 class Gateway:
@@ -53,7 +53,7 @@ class Gateway:
         try:
             request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)  # noqa: S310
             # The gateway that was named.
-            return urllib.request.urlopen(request, timeout=PATIENCE, context=self._believed)  # noqa: S310
+            return urllib.request.urlopen(request, timeout=RESPONSE_TIMEOUT_SECONDS, context=self._believed)  # noqa: S310
         except urllib.error.HTTPError as error:
             raise _response_error(error) from error
         except (OSError, ValueError) as error:

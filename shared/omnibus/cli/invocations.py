@@ -21,7 +21,7 @@ from omnibus.settings import BusSettings, read_settings
 from omnibus.up import run_dir
 
 #: Seconds that a replay may keep silent.
-PATIENCE = 120.0
+REPLAY_IDLE_SECONDS = 120.0
 
 
 async def connect_bus(options: argparse.Namespace) -> NatsBus:
@@ -115,7 +115,9 @@ async def replay_and_print(
 ) -> dict[str, Any]:
     """Replay ``invocation`` and print how it goes, as JSON if ``plain``; returns the last thing that was said."""
     last: dict[str, Any] = {}
-    async for part in bus.request_stream(subjects.REPLAY, encode_invocation(invocation), PATIENCE, wishes or None):
+    async for part in bus.request_stream(
+        subjects.REPLAY, encode_invocation(invocation), REPLAY_IDLE_SECONDS, wishes or None
+    ):
         last = json.loads(part)
         print(part.decode() if plain else _progress_text(last), flush=True)
     return last

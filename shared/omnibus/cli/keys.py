@@ -17,14 +17,14 @@ async def run_keys(options: argparse.Namespace) -> int:
     """The command that was named below ``omnibus keys``."""
     if options.keys_command == "create" and options.offline:
         key, record = _make_key(options)
-        _say_new(key, record, options)
+        _print_new_key(key, record, options)
         return 0
     store = Store(plans.store_settings(options))
     try:
         if options.keys_command == "create":
             key, record = _make_key(options)
             await store.put_key(record)
-            _say_new(key, record, options)
+            _print_new_key(key, record, options)
         elif options.keys_command == "revoke":
             gone = await store.drop_key(options.id)
             print(_key_json(gone) if options.json else f"the key {gone.id} of {gone.tenant} is revoked")
@@ -51,7 +51,7 @@ def _make_key(options: argparse.Namespace) -> tuple[str, KeyRecord]:
     return key, api_key.decode_key_record(api_key.encode_key_record(record))  # as strictly as it is read again
 
 
-def _say_new(key: str, record: KeyRecord, options: argparse.Namespace) -> None:
+def _print_new_key(key: str, record: KeyRecord, options: argparse.Namespace) -> None:
     if options.json or options.offline:
         print(json.dumps({"key": key, "record": msgspec.to_builtins(record)}))
         return

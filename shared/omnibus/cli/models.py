@@ -21,7 +21,7 @@ from omnibus.store import Store
 from omnibus.up import tiny_models
 
 #: Seconds that a look into a checkpoint may take, and a download.
-LOOKS_WITHIN, DOWNLOADS_WITHIN = 300.0, 24 * 3600.0
+EXAMINE_TIMEOUT_SECONDS, DOWNLOAD_TIMEOUT_SECONDS = 300.0, 24 * 3600.0
 
 
 async def run_models(options: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
 
 async def _download_checkpoint(options: argparse.Namespace) -> int:
     found = await run_module.call_module(
-        "omnibus.checkpoints", options.id, within=DOWNLOADS_WITHIN, show=not options.json
+        "omnibus.checkpoints", options.id, within=DOWNLOAD_TIMEOUT_SECONDS, show=not options.json
     )
     print(json.dumps({"id": options.id, "path": found}) if options.json else found)
     return 0
@@ -105,7 +105,9 @@ async def examine_checkpoint(checkpoint: str, dtype: str = "") -> Report:
     directory = checkpoints.find_checkpoint(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     arguments = [str(directory), *([dtype] if dtype else [])]
-    told = await run_module.call_module("omnibus_models.examine", *arguments, within=LOOKS_WITHIN, env=offline)
+    told = await run_module.call_module(
+        "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline
+    )
     return msgspec.convert(told, Report)
 
 

@@ -21,7 +21,7 @@ from omnibus.store import Store
 from omnibus.up import run_dir
 
 #: Seconds that executors have to say that they are up; those that do not count as down.
-ANSWERS_WITHIN = 1.0
+CENSUS_WAIT_SECONDS = 1.0
 
 
 async def run_plan(options: argparse.Namespace) -> int:
@@ -167,7 +167,7 @@ async def _count_ready(
     try:
         ready = ReadyExecutors()
         await ready.listen(bus)
-        await ready.wait_for_kinds(wanted, ANSWERS_WITHIN)
+        await ready.wait_for_kinds(wanted, CENSUS_WAIT_SECONDS)
         return {kind: ready.count_ready(kind) for kind in wanted}
     finally:
         await bus.drain()

@@ -33,7 +33,7 @@ from omnibus.up import run_dir as running
 from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
-_BAR = 24  # characters
+_BAR_CHARS = 24  # characters
 
 
 async def profile_model(options: argparse.Namespace) -> int:
@@ -258,8 +258,8 @@ class ProgressBar:
         if not self._terminal:
             print(f"{option or 'omnibus'}: {words} ({done} of {count})", file=self._stream, flush=True)
             return
-        full = round(_BAR * done / max(1, count))
-        line = f"[{'#' * full}{'.' * (_BAR - full)}] {done}/{count} {option} {words}"
+        full = round(_BAR_CHARS * done / max(1, count))
+        line = f"[{'#' * full}{'.' * (_BAR_CHARS - full)}] {done}/{count} {option} {words}"
         self._stream.write(f"\r{line:<{self._width}}")
         self._stream.flush()
         self._width = len(line)

@@ -19,7 +19,7 @@ from omnibus.errors import BadRequest
 from omnibus.store import Store
 
 #: Seconds that ``--once`` looks: heartbeats tell what was computed since the one before.
-LOOK = 2.0
+SAMPLE_SECONDS = 2.0
 #: Escape sequences: to the top left, the rest of the line and of the screen cleared, the cursor hidden and shown.
 _HOME, _REST, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 
@@ -59,7 +59,9 @@ async def _interrupt_event() -> AsyncIterator[asyncio.Event]:
 async def _show_updates(watch: Watch, options: argparse.Namespace, stop: asyncio.Event) -> None:
     screen = sys.stdout.isatty() and not options.once and not options.json
     watch.poll_presence()
-    await _wait_for_stop(stop, max(LOOK, options.every) if options.once else min(LOOK, options.every))
+    await _wait_for_stop(
+        stop, max(SAMPLE_SECONDS, options.every) if options.once else min(SAMPLE_SECONDS, options.every)
+    )
     try:
         if screen:
             print(_HIDE, end="")

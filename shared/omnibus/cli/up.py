@@ -14,8 +14,8 @@ from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
 #: Declarations of no models at all.
-NONE = '{"models": {}}'
-SERVED_WITHIN = 120.0  # seconds from an app's registration until every gateway serves it
+NO_MODELS = '{"models": {}}'
+SERVE_TIMEOUT_SECONDS = 120.0  # seconds from an app's registration until every gateway serves it
 
 
 async def run_up(options: argparse.Namespace) -> int:
@@ -38,13 +38,13 @@ async def _register_everywhere(stack: Stack, target: str) -> str:
     gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
     name = str((await asyncio.to_thread(register_app, gateways[0], target, None))["name"])
     try:
-        async with asyncio.timeout(SERVED_WITHIN):
+        async with asyncio.timeout(SERVE_TIMEOUT_SECONDS):
             for gateway in gateways:
                 while not await asyncio.to_thread(_serves_app, gateway, name):  # noqa: ASYNC110 HTTP cannot tell us
                     await asyncio.sleep(0.1)
     except TimeoutError:
         raise DeadlineExceeded(
-            f"not every gateway serves {name} within {SERVED_WITHIN:g} s: see the log lines above"
+            f"not every gateway serves {name} within {SERVE_TIMEOUT_SECONDS:g} s: see the log lines above"
         ) from None
     return name
 
@@ -73,7 +73,7 @@ def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
 async def load_declarations(options: argparse.Namespace) -> str:
     """The declarations file that was named, no models at all, or the tiny ones."""
     if options.no_models:
-        return NONE
+        return NO_MODELS
     if not options.models:
         return await tiny_models(options.only)
     return _read_declarations(Path(options.models))

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from omnibus.graph import Invocation
 from omnibus.recording.waterfall import PHASES, Edge, Row, Waterfall
 
-WIDTH = 44  # columns of the bars
+BAR_COLUMNS = 44  # columns of the bars
 
 #: How each phase of a node is drawn; see ``omnibus.recording.waterfall.PHASES``.
 MARKS = dict(zip(PHASES, "·╌░▒█", strict=True))
 
 #: Edges that are listed: those that took longest.
-LISTED = 8
+MAX_LISTED_EDGES = 8
 
 
 def graph_lines(invocation: Invocation, route: tuple[str, ...] = ()) -> Iterator[str]:
@@ -31,10 +31,12 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
     after = f"{_milliseconds_text(first)} ms" if first else "-"
     yield f"times   {_milliseconds_text(total)} ms in all, first output to the client after {after}"
     columns = " ".join(f"{MARKS[name]} {name}".rjust(10) for name in PHASES)
-    yield f"  {'':<12} |{'0 ms':<{WIDTH - 12}}{_milliseconds_text(total) + ' ms':>12}| {columns}        end"
+    yield f"  {'':<12} |{'0 ms':<{BAR_COLUMNS - 12}}{_milliseconds_text(total) + ' ms':>12}| {columns}        end"
     for row in found.nodes:
         yield f"  [{row.node}] {row.component:<8} |{_phase_bar(row, max(total, 1e-6))}| {_phase_times(row)}"
-    edges = sorted((edge for edge in found.edges if not edge.local and edge.seconds), key=_slowest_first)[:LISTED]
+    edges = sorted((edge for edge in found.edges if not edge.local and edge.seconds), key=_slowest_first)[
+        :MAX_LISTED_EDGES
+    ]
     for edge in edges:
         spent = _milliseconds_text(edge.seconds)
         yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {spent} ms from its first output"
@@ -54,11 +56,11 @@ def _slowest_first(edge: Edge) -> float:
 
 def _phase_bar(row: Row, total: float) -> str:
     """To scale, but for what took any time: that leaves a mark of at least one column."""
-    bar = [" "] * WIDTH
+    bar = [" "] * BAR_COLUMNS
     free = 0  # the first column that a phase may begin in without hiding the one before it
     for behind, phase in zip(reversed(range(len(row.phases))), row.phases, strict=True):
-        start = min(WIDTH - 1 - behind, max(free, round(phase.start / total * WIDTH)))
-        end = min(WIDTH, max(start + 1, round(phase.end / total * WIDTH)))
+        start = min(BAR_COLUMNS - 1 - behind, max(free, round(phase.start / total * BAR_COLUMNS)))
+        end = min(BAR_COLUMNS, max(start + 1, round(phase.end / total * BAR_COLUMNS)))
         bar[start:end] = MARKS[phase.name] * (end - start)
         free = start + 1
     return "".join(bar)

@@ -12,9 +12,9 @@ from omnibus.bus.messages import LoadEvent
 
 #: Seconds within which a gateway that has something to tell tells more. Until then its last seconds are not known,
 #: so they do not count as silent ones.
-MORE = 1.5
+MAX_REPORT_GAP_SECONDS = 1.5
 #: Counts are divided by no fewer seconds than this, however short the time since the first word.
-LEAST = 1.0
+MIN_WINDOW_SECONDS = 1.0
 
 
 class _TimedEvent(NamedTuple):
@@ -46,7 +46,7 @@ class LoadWindow:
 
     def drop_expired(self) -> list[LoadEvent]:
         """Drop what is too old; returns it."""
-        oldest, dropped = self._clock() - self.seconds - MORE, []
+        oldest, dropped = self._clock() - self.seconds - MAX_REPORT_GAP_SECONDS, []
         while self._heard and self._heard[0].at <= oldest:
             dropped.append(self._heard.popleft().event)
         self._last = {gateway: at for gateway, at in self._last.items() if at > oldest}
@@ -68,13 +68,13 @@ class LoadWindow:
     def event_rates(self) -> Iterator[tuple[LoadEvent, float]]:
         """Each event with what its counts are to be multiplied by to become counts per second."""
         now = self._clock()
-        ends = {gateway: at if now - at < MORE else now for gateway, at in self._last.items()}
+        ends = {gateway: at if now - at < MAX_REPORT_GAP_SECONDS else now for gateway, at in self._last.items()}
         for heard in self._heard:
             end = ends.get(heard.event.gateway, now)
             yield heard.event, _fraction_since(heard, end - self.seconds) / self._covered_seconds(end)
 
     def _covered_seconds(self, end: float) -> float:
-        return max(LEAST, min(self.seconds, end - (end if self._since is None else self._since)))
+        return max(MIN_WINDOW_SECONDS, min(self.seconds, end - (end if self._since is None else self._since)))
 
 
 def _fraction_since(heard: _TimedEvent, since: float) -> float:

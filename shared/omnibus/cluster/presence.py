@@ -11,7 +11,7 @@ from omnibus.cluster.desired import ExecutorKind
 from omnibus.errors import BusUnavailable, ProtocolError
 
 #: Seconds without a word after which an executor does not count as ready: some heartbeats.
-SILENT = 3.0
+LOST_AFTER_SECONDS = 3.0
 
 
 class ReadyExecutors:
@@ -86,7 +86,7 @@ class ReadyExecutors:
             return
         known = self._known.get(status.id)
         self._known[status.id] = (status, now)
-        if known is None or known[0].origin != status.origin or known[1] <= now - SILENT:
+        if known is None or known[0].origin != status.origin or known[1] <= now - LOST_AFTER_SECONDS:
             self._notify_change()
 
     def _on_gone(self, executor: str) -> None:
@@ -146,7 +146,7 @@ class GatewayPlans:
 
 
 def _recent_statuses(known: Mapping[str, tuple[ExecutorStatus, float]]) -> list[ExecutorStatus]:
-    oldest = time.monotonic() - SILENT
+    oldest = time.monotonic() - LOST_AFTER_SECONDS
     return [status for status, heard in known.values() if heard > oldest]
 
 

@@ -24,10 +24,10 @@ MIME: dict[SoundFormat, str] = {
     "aac": "audio/aac",
 }
 #: How much slower or faster a sound may become.
-SLOWEST, FASTEST = 0.25, 4.0
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
 
-_UNKNOWN = 0xFFFF_FFFF  # the size of a stream; readers take what is there
-_LEAST = 0.01  # seconds; encoders fail on nothing at all
+_UNKNOWN_SIZE_BYTES = 0xFFFF_FFFF  # the size of a stream; readers take what is there
+_MIN_SECONDS = 0.01  # seconds; encoders fail on nothing at all
 
 
 class _Codec(NamedTuple):
@@ -90,7 +90,7 @@ class StreamingAudioEncoder:
             codec = _CODECS[format]
             self._file = _CompressedFile(self._out, codec, rate, {"flush_packets": "1", **codec.streamed})
         elif format == "wav":
-            self._out.write(_wav_header(rate, _UNKNOWN))
+            self._out.write(_wav_header(rate, _UNKNOWN_SIZE_BYTES))
         self.slow = self._file is not None or self._tempo is not None
 
     def push(self, samples: Samples) -> bytes:
@@ -154,7 +154,7 @@ class _CompressedFile:
         self._file.mux(self._stream.encode(frame))
 
     def close(self) -> None:
-        missing = int(self._rate * _LEAST) - self._count
+        missing = int(self._rate * _MIN_SECONDS) - self._count
         if missing > 0:
             self.write(np.zeros(missing, np.float32))
         self._file.mux(self._stream.encode(None))
@@ -205,6 +205,6 @@ class _TempoFilter:
 
 
 def _wav_header(rate: int, nbytes: int) -> bytes:
-    whole = min(nbytes + 36, _UNKNOWN)
+    whole = min(nbytes + 36, _UNKNOWN_SIZE_BYTES)
     form = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", whole, b"WAVE", b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16)
     return form + struct.pack("<4sI", b"data", nbytes)

@@ -14,14 +14,14 @@ from omnibus.errors import BadRequest, Fatal, StorageFull, out_of_space
 MIME = "video/mp4"
 
 #: Threads of the encoder: it runs beside everything else that a gateway does.
-_THREADS = 2
+_THREAD_COUNT = 2
 #: Constant quality: the eye can hardly tell it from the frames themselves.
 _QUALITY = {"preset": "veryfast", "crf": "18"}
 #: Numbers of BT.709, and of its narrow range, in H.264.
 _BT709, _NARROW = 1, 1
 #: Rates that AAC has, in samples per second, the one that others are brought to, and bits per second and channel.
-_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
-_RATE, _BITS = 48000, 96_000
+_AAC_RATES_HERTZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
+_AAC_RATE_HERTZ, _CHANNEL_BITS_PER_SECOND = 48000, 96_000
 
 
 class VideoWriter:
@@ -73,9 +73,9 @@ class VideoWriter:
         layout = "stereo" if samples.shape[1:] == (2,) else "mono"
         with self._map_write_errors():
             if self._samples is None:
-                self._samples = self._file.add_stream("aac", rate=rate if rate in _RATES else _RATE)
+                self._samples = self._file.add_stream("aac", rate=rate if rate in _AAC_RATES_HERTZ else _AAC_RATE_HERTZ)
                 self._samples.layout = layout
-                self._samples.bit_rate = _BITS * (1 + (layout == "stereo"))
+                self._samples.bit_rate = _CHANNEL_BITS_PER_SECOND * (1 + (layout == "stereo"))
             data = np.ascontiguousarray(np.clip(samples, -1.0, 1.0), np.float32).reshape(1, -1)
             frame = self._av.AudioFrame.from_ndarray(data, format="flt", layout=layout)
             frame.sample_rate, frame.pts, frame.time_base = rate, self.heard, Fraction(1, rate)
@@ -103,7 +103,7 @@ class VideoWriter:
         stream: Any = self._file.add_stream("libx264", rate=self._rate, options=_QUALITY)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         context = stream.codec_context
-        context.thread_count, context.time_base = _THREADS, 1 / self._rate
+        context.thread_count, context.time_base = _THREAD_COUNT, 1 / self._rate
         context.color_range = _NARROW
         context.colorspace = context.color_primaries = context.color_trc = _BT709
         return stream

@@ -7,7 +7,7 @@ from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Accepted, Hop
 from omnibus.graph import Invocation
 
-ACCEPT = 0.2  # seconds within which the gateway is told that an invocation was taken
+ACK_DELAY_SECONDS = 0.2  # seconds within which the gateway is told that an invocation was taken
 
 
 class Confirmations:
@@ -33,7 +33,7 @@ class Confirmations:
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ACCEPT, self.send_pending)
+            self._timer = asyncio.get_running_loop().call_later(ACK_DELAY_SECONDS, self.send_pending)
 
     def add_finished_node(self, invocation: Invocation, hop: Hop) -> None:
         """A node is finished whose times travel a longer way."""

@@ -7,8 +7,8 @@ from omnibus.bus.messages import Chunk, Hop
 
 log = logging.getLogger(__name__)
 
-EARLY = 10.0  # seconds that an edge may wait for its invocation
-LIMIT = 4096  # invocations whose edges may wait
+EDGE_WAIT_SECONDS = 10.0  # seconds that an edge may wait for its invocation
+MAX_WAITING_INVOCATIONS = 4096  # invocations whose edges may wait
 
 
 class EarlyMessages:
@@ -21,7 +21,7 @@ class EarlyMessages:
         return len(self._waiting)
 
     def add_message(self, message: Chunk | Hop) -> None:
-        if message.inv not in self._waiting and len(self._waiting) >= LIMIT:
+        if message.inv not in self._waiting and len(self._waiting) >= MAX_WAITING_INVOCATIONS:
             log.warning("dropped an edge of %s: too many edges wait for their invocation", message.inv)
             return
         self._waiting.setdefault(message.inv, (time.monotonic(), []))[1].append(message)
@@ -33,6 +33,6 @@ class EarlyMessages:
 
     def drop_expired(self) -> None:
         """Forget what has waited for too long."""
-        oldest = time.monotonic() - EARLY
+        oldest = time.monotonic() - EDGE_WAIT_SECONDS
         for invocation in [key for key, (arrived, _) in self._waiting.items() if arrived < oldest]:
             del self._waiting[invocation]

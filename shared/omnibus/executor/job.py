@@ -22,7 +22,7 @@ from omnibus.tensors.handle import Handle
 log = logging.getLogger(__name__)
 
 #: Seconds that memory outlives the deadline of its invocation, so that the last reader is not cut off.
-GRACE = 5.0
+DEADLINE_GRACE_SECONDS = 5.0
 
 
 class LiveJob:
@@ -224,7 +224,10 @@ class LiveJob:
         if array is not None and target.readers:
             began = time.perf_counter()
             handle = await self._tensors.put(
-                array, invocation=self.invocation, deadline=self.deadline + GRACE, readers=target.readers
+                array,
+                invocation=self.invocation,
+                deadline=self.deadline + DEADLINE_GRACE_SECONDS,
+                readers=target.readers,
             )
             target.count_write(array.nbytes, began)
         target.send_chunk(Item(data, array), handle, last=last)
@@ -237,7 +240,7 @@ class LiveJob:
                 (count, width),
                 dtype,
                 invocation=self.invocation,
-                deadline=self.deadline + GRACE,
+                deadline=self.deadline + DEADLINE_GRACE_SECONDS,
                 readers=target.readers,
             )
             self._blocks.append(block)

@@ -35,8 +35,8 @@ from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 0.5  # seconds between status events
-RETURN = 1.5  # seconds after a reconnect that gateways have to show up again
+HEARTBEAT_SECONDS = 0.5  # seconds between status events
+RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that gateways have to show up again
 
 
 class Executor:
@@ -101,8 +101,8 @@ class Executor:
         while True:
             self._publish_status()
             self._end_expired()
-            self._comeback.reconnected_within(RETURN)  # so that it knows when
-            await asyncio.sleep(HEARTBEAT)
+            self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # so that it knows when
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     def _publish_status(self) -> None:
         try:
@@ -265,7 +265,7 @@ class Executor:
 
     def _on_no_responders(self, delivery: Delivery) -> None:
         """The server says that a receiver is gone. Without its gateway an invocation has no client."""
-        if not delivery.refused or self._comeback.reconnected_within(RETURN):
+        if not delivery.refused or self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS):
             return
         gateway = subjects.reply_subject(delivery.subject.rpartition(".")[2])
         for invocation in dict.fromkeys(live.invocation.id for live in self._live if live.invocation.reply == gateway):

@@ -20,7 +20,7 @@ from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
 
-LAST_TRACES = 2.0  # seconds that a stopping process may take to send them
+TRACE_FLUSH_SECONDS = 2.0  # seconds that a stopping process may take to send them
 
 #: Makes the runner of one component; an *engine* in the sense of the design.
 Engine = Callable[[str, ExecutorSettings], Runner]
@@ -93,7 +93,7 @@ class ExecutorService:
             await self._bus.drain()
         if self._tensors is not None:
             await self._tensors.close()
-        await asyncio.to_thread(tracing.stop_tracing, LAST_TRACES)
+        await asyncio.to_thread(tracing.stop_tracing, TRACE_FLUSH_SECONDS)
 
 
 def _unit_task_names(wanted: ExecutorSettings, components: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ class StepGoals(NamedTuple):
 
 
 #: No goal: work is shared out by fixed sizes.
-NONE = StepGoals()
+NO_GOALS = StepGoals()
 
 
 class BudgetSizes(NamedTuple):

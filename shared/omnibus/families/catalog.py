@@ -23,7 +23,7 @@ CHATTING = frozenset({"think", *SPLIT.values()})
 PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
 
 #: What comes out of each kind of unit task that is the last one.
-_GIVEN = {
+_OUTPUT_KINDS = {
     "think": "text",
     "vocode": "speech",
     "decode-image": "image",
@@ -56,7 +56,7 @@ HALVES: dict[str, dict[str, Any]] = prefill_decode_options()
 TINY = {KNOWN[name].tiny: name for name in ("qwen2_5_vl", "qwen2_5_omni")}
 
 #: Tiny models that run when somebody asks for them.
-ASKED = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in TINY}
+ON_DEMAND_MODELS = {known.tiny: name for name, known in KNOWN.items() if known.tiny not in TINY}
 
 #: Small models that were trained, and know a world of coloured shapes and tones: name to family. They run when
 #: somebody asks for them.
@@ -66,9 +66,9 @@ WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny", "gemma3-tiny-b": "gemma3-tiny"}
 
 #: Twins that are also larger than who they share with: sizes of one family, whose encoder is the same.
-LARGER = frozenset({"gemma3-tiny-b"})
+LARGER_TWINS = frozenset({"gemma3-tiny-b"})
 
-_RANDOM = {**TINY, **ASKED}
+_RANDOM = {**TINY, **ON_DEMAND_MODELS}
 
 #: All models that need no checkpoint of yours: name to family.
 LOCAL = {**_RANDOM, **{name: _RANDOM[shared] for name, shared in TWINS.items()}, **WORLD}
@@ -118,7 +118,7 @@ def input_kinds(family: Mapping[str, Any]) -> list[str]:
 def output_kinds(family: Mapping[str, Any]) -> list[str]:
     """Return the kinds of output of a model of ``family``, which has the fields of ``family()``."""
     kinds = {family["tasks"].get(part) for part in family["components"]}
-    return [word for kind, word in _GIVEN.items() if kind in kinds]
+    return [word for kind, word in _OUTPUT_KINDS.items() if kind in kinds]
 
 
 def code_origin(family: str, checkpoint: str) -> str:

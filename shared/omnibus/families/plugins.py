@@ -22,7 +22,7 @@ from omnibus.errors import BadRequest
 FAMILIES, APPS = "omnibus.families", "omnibus.apps"
 
 #: Former names of engines, which stored plans may still give.
-_MOVED = {"omnibus.executor.own:engine": "omnibus.executor.python_task:engine"}
+_RENAMED_ENGINES = {"omnibus.executor.own:engine": "omnibus.executor.python_task:engine"}
 
 _families: dict[str, dict[str, Any]] = {}
 
@@ -99,7 +99,7 @@ def find_app_module(name: str) -> str:
 
 def import_object(path: str, what: str = "a plugin") -> Any:
     """The object at ``module:name``. Raises ``BadRequest`` that says what names it."""
-    module, _, name = _MOVED.get(path, path).partition(":")
+    module, _, name = _RENAMED_ENGINES.get(path, path).partition(":")
     if not module or not name:
         raise BadRequest(f"{what}={path!r} must name module:function")
     try:

@@ -15,15 +15,15 @@ from omnibus.metrics.gateway import GATEWAY
 from omnibus.metrics.planner import PLANNER, STREAMS
 from omnibus.metrics.process import PROCESS
 from omnibus.metrics.tenants import TENANTS
-from omnibus.metrics.tensors import ARENA, EDGES, TRANSFER
+from omnibus.metrics.tensors import ARENA, MAX_EDGES, TRANSFER
 
 __all__ = [
     "ARENA",
-    "EDGES",
     "ENCODER",
     "ENGINE",
     "EXECUTOR",
     "GATEWAY",
+    "MAX_EDGES",
     "PLANNER",
     "PROCESS",
     "REGISTRY",

@@ -5,10 +5,10 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from omnibus.metrics.buckets import SECONDS
+from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
 
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class _ExecutorMetrics:
@@ -28,7 +28,7 @@ class _ExecutorMetrics:
         "Job from taken to inputs there.",
         ["component"],
         registry=REGISTRY,
-        buckets=SECONDS,
+        buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: From inputs to the first output, waiting for a turn included. High with a long queue: more replicas.
     first = Histogram(
@@ -36,10 +36,16 @@ class _ExecutorMetrics:
         "Job from inputs to first output.",
         ["component"],
         registry=REGISTRY,
-        buckets=SECONDS,
+        buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: Time from taking a job to its end, waiting for inputs included.
-    job = Histogram("omnibus_job_seconds", "Job from taken to end.", ["component"], registry=REGISTRY, buckets=SECONDS)
+    job = Histogram(
+        "omnibus_job_seconds",
+        "Job from taken to end.",
+        ["component"],
+        registry=REGISTRY,
+        buckets=LATENCY_BUCKETS_SECONDS,
+    )
     #: Jobs by outcome.
     jobs = Counter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"], registry=REGISTRY)
     #: Seconds that the engine has computed. Rises by nearly a second each second: it is at its limit.
@@ -78,7 +84,7 @@ class _Engine:
     #: Times that the engine of a runner died and was started again.
     restarts = CallbackMetric("omnibus_engine_restarts_total", "Engines started again.", ["component"])
     #: What is computed together, by its size. All small under load: look at what holds up the stage before.
-    batches = SizeHistogram("omnibus_batch_size", "Sizes of batches.", "component", _SIZES)
+    batches = SizeHistogram("omnibus_batch_size", "Sizes of batches.", "component", _BATCH_SIZES)
 
 
 class _Encoder:

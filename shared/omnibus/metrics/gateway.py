@@ -5,13 +5,13 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from omnibus.metrics.buckets import SECONDS
+from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 #: From one token to the next.
-_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_TOKEN_GAPS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 #: Seconds of work for a second of sound: 1 is as fast as it is played.
-_FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0, 10.0)
+_REALTIME_FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0, 10.0)
 
 
 class _Gateway:
@@ -39,19 +39,29 @@ class _Gateway:
         "Time to first output.",
         ["model", "output"],
         registry=REGISTRY,
-        buckets=SECONDS,
+        buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: From request to end.
-    total = Histogram("omnibus_request_seconds", "Whole request.", ["model"], registry=REGISTRY, buckets=SECONDS)
+    total = Histogram(
+        "omnibus_request_seconds", "Whole request.", ["model"], registry=REGISTRY, buckets=LATENCY_BUCKETS_SECONDS
+    )
     #: Mean time between two tokens of an answer, as its client got them. High with idle executors: see its waterfall.
-    tbt = Histogram("omnibus_tbt_seconds", "Mean time between tokens.", ["model"], registry=REGISTRY, buckets=_GAPS)
+    tbt = Histogram(
+        "omnibus_tbt_seconds", "Mean time between tokens.", ["model"], registry=REGISTRY, buckets=_TOKEN_GAPS_SECONDS
+    )
     #: The longest time between two pieces of text of an answer. Far above the mean: prompts hold up decoding; set
     #: OMNIBUS_EXECUTOR_TBT, or encode and prefill elsewhere.
-    pause = Histogram("omnibus_tbt_longest_seconds", "Longest pause.", ["model"], registry=REGISTRY, buckets=_GAPS)
+    pause = Histogram(
+        "omnibus_tbt_longest_seconds", "Longest pause.", ["model"], registry=REGISTRY, buckets=_TOKEN_GAPS_SECONDS
+    )
     #: Seconds from the request to the end of its sound, for each second of sound. Above 1 it cannot be played while it
     #: is made: more talkers or vocoders are needed.
     factor = Histogram(
-        "omnibus_audio_realtime_factor", "Seconds per second of sound.", ["model"], registry=REGISTRY, buckets=_FACTORS
+        "omnibus_audio_realtime_factor",
+        "Seconds per second of sound.",
+        ["model"],
+        registry=REGISTRY,
+        buckets=_REALTIME_FACTORS,
     )
     #: Times that a client who plays sound as it comes had none left, and the seconds of silence that this made.
     underruns = Counter("omnibus_audio_underruns_total", "Pauses in sound.", ["model"], registry=REGISTRY)

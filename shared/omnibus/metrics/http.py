@@ -15,7 +15,7 @@ from omnibus.errors import Fatal
 from omnibus.metrics import PROCESS, render_exposition
 
 #: Seconds that a client may take to ask and to take its answer, and bytes of a question.
-PATIENCE, LONGEST = 10.0, 8192
+REQUEST_TIMEOUT_SECONDS, MAX_REQUEST_BYTES = 10.0, 8192
 _TEXT, _METRICS = "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
@@ -40,7 +40,7 @@ class ScrapeServer:
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 is a free one. Raises ``Fatal`` when the address cannot be had."""
         try:
-            self._server = await asyncio.start_server(self._serve_client, host, port, limit=LONGEST)
+            self._server = await asyncio.start_server(self._serve_client, host, port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
             raise Fatal(f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port") from error
         self.port = self._server.sockets[0].getsockname()[1]
@@ -64,7 +64,7 @@ class ScrapeServer:
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(
                     _encode_response(*self._route_request(head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")))

@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Histogram
 
-from omnibus.metrics.buckets import SECONDS
+from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 
@@ -24,7 +24,9 @@ class _Planner:
     wanted = CallbackMetric("omnibus_planner_executors_wanted", "Executors asked for.", ["model", "option"])
     ready = CallbackMetric("omnibus_planner_executors_ready", "Executors ready.", ["model", "option"])
     #: Time to plan.
-    solve = Histogram("omnibus_planner_solve_seconds", "Time to plan.", registry=REGISTRY, buckets=SECONDS)
+    solve = Histogram(
+        "omnibus_planner_solve_seconds", "Time to plan.", registry=REGISTRY, buckets=LATENCY_BUCKETS_SECONDS
+    )
 
 
 class _Streams:

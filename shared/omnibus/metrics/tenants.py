@@ -5,11 +5,11 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from omnibus.metrics.buckets import SECONDS
+from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 #: Tenants that are told apart. Operators register them, so they are few; who comes after as many is ``other``.
-NAMES = 256
+MAX_TENANTS = 256
 
 
 class _Tenants:
@@ -25,7 +25,11 @@ class _Tenants:
     #: Seconds from a request's coming to its turn, or until it was refused or its client left. What may wait as long as
     #: it has time (videos) is not in it. High: a tenant asks for more than its share, or all for more than there is.
     wait = Histogram(
-        "omnibus_admission_wait_seconds", "Waited for a turn.", ["model"], registry=REGISTRY, buckets=SECONDS
+        "omnibus_admission_wait_seconds",
+        "Waited for a turn.",
+        ["model"],
+        registry=REGISTRY,
+        buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: GPU-seconds that requests which are over have used. Its rate is GPUs in use; compare tenants by their weights.
     used = Counter("omnibus_tenant_gpu_seconds_total", "GPU-seconds used.", ["tenant"], registry=REGISTRY)
@@ -51,7 +55,7 @@ class _Tenants:
     def tenant_label(self, tenant: str) -> str:
         """Return the label value for ``tenant``: its name, or ``other`` after the first ``NAMES`` tenants."""
         # Keys come and go while a gateway runs.
-        return tenant if self.tenant_label.cache_info().currsize < NAMES else "other"
+        return tenant if self.tenant_label.cache_info().currsize < MAX_TENANTS else "other"
 
 
 TENANTS = _Tenants()

@@ -8,7 +8,7 @@ from prometheus_client import Counter
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 #: Pairs of components that are told apart.
-EDGES = 512
+MAX_EDGES = 512
 
 
 class _Transfer:
@@ -25,7 +25,7 @@ class _Transfer:
     def edge_counters(self, source: str, target: str) -> tuple[Any, Any, Any]:
         """Bytes, seconds and pieces."""
         # Who writes to the bus by hand may name components as he likes.
-        labels = (source, target) if self.edge_counters.cache_info().currsize < EDGES else ("other", "other")
+        labels = (source, target) if self.edge_counters.cache_info().currsize < MAX_EDGES else ("other", "other")
         return self.bytes.labels(*labels), self.seconds.labels(*labels), self.pieces.labels(*labels)
 
     def count_transfer(self, source: str, target: str, size: int, seconds: float, pieces: int = 1) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TextIO
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foreground colours, no red: red is for errors
-_LONGEST_LINE = 64 * 1024  # bytes; a longer one is cut into several
-_TAIL = 15  # lines kept per process, for error messages
+_MAX_LINE_BYTES = 64 * 1024  # bytes; a longer one is cut into several
+_TAIL_LINE_COUNT = 15  # lines kept per process, for error messages
 
 
 class Log:
@@ -31,7 +31,7 @@ class Log:
     def write_line(self, name: str, text: str) -> None:
         """Write one line of ``name``."""
         self.register(name)
-        self._tails.setdefault(name, deque(maxlen=_TAIL)).append(text)
+        self._tails.setdefault(name, deque(maxlen=_TAIL_LINE_COUNT)).append(text)
         prefix = f"{name:<{self._width}} |"
         if self._colour:
             prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
@@ -46,9 +46,9 @@ class Log:
     async def copy_lines(self, name: str, reader: asyncio.StreamReader) -> None:
         """Copy the lines of ``reader`` until it ends."""
         rest = b""
-        while block := await reader.read(_LONGEST_LINE):
+        while block := await reader.read(_MAX_LINE_BYTES):
             *lines, rest = (rest + block).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
+            if len(rest) > _MAX_LINE_BYTES:
                 lines, rest = [*lines, rest], b""
             for line in lines:
                 self.write_line(name, _decode_line(line))

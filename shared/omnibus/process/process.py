@@ -10,7 +10,7 @@ from omnibus.process.logs import Log
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import ProcessSpec
 
-_PIPE_CLOSES_WITHIN = 2.0  # seconds; a grandchild that left the group may keep the pipe open
+_PIPE_CLOSE_SECONDS = 2.0  # seconds; a grandchild that left the group may keep the pipe open
 
 
 class ChildProcess:
@@ -79,7 +79,7 @@ class ChildProcess:
 
     async def _drain_log(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PIPE_CLOSES_WITHIN):
+            async with asyncio.timeout(_PIPE_CLOSE_SECONDS):
                 await self._pump
 
 

@@ -18,7 +18,7 @@ import msgspec
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, ProblemDetails, from_problem
 
 _ROOT = str(Path(__file__).parents[2])
-_SHOWN = 2000  # characters of what a child said that ended without an answer
+_MAX_QUOTED_CHARS = 2000  # characters of what a child said that ended without an answer
 
 
 class ProcessResult(NamedTuple):
@@ -85,7 +85,7 @@ def _parse_answer(module: str, ended: ProcessResult) -> Any:
         told = json.loads(lines[-1])
         problem = msgspec.convert(told["problem"], ProblemDetails) if "problem" in told else None
     except (LookupError, ValueError, TypeError):
-        raise Fatal(f"{module} ended without an answer:\n{ended.said[-_SHOWN:]}") from None
+        raise Fatal(f"{module} ended without an answer:\n{ended.said[-_MAX_QUOTED_CHARS:]}") from None
     if problem is not None:
         raise from_problem(problem)
     return told["answer"]

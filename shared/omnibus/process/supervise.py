@@ -11,7 +11,7 @@ from omnibus.process.logs import Log
 from omnibus.process.process import ChildProcess
 from omnibus.process.spec import ProcessSpec
 
-_TELL_WITHIN = 5.0  # seconds for the on_exit callback
+_CALLBACK_TIMEOUT_SECONDS = 5.0  # seconds for the on_exit callback
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class ProcessKeeper:
         if self._on_exit is None:
             return
         try:
-            async with asyncio.timeout(_TELL_WITHIN):
+            async with asyncio.timeout(_CALLBACK_TIMEOUT_SECONDS):
                 await self._on_exit(end)
         except (OmnibusError, TimeoutError) as error:
             self._log.write_line(self.spec.name, f"could not announce its end: {error!r}")

@@ -15,9 +15,9 @@ import msgspec
 from omnibus.errors import Fatal, OmnibusError, ProblemDetails, StageUnavailable, from_problem
 
 #: Seconds that a connection may be idle in the middle of an answer.
-SILENT = 600.0
-_RATE = 24000
-_LINE = 1 << 22  # bytes of one event at most
+IDLE_TIMEOUT_SECONDS = 600.0
+_DEFAULT_RATE_HERTZ = 24000
+_MAX_EVENT_BYTES = 1 << 22  # bytes of one event at most
 _decode = msgspec.json.Decoder().decode
 
 
@@ -70,7 +70,7 @@ class Client:
         Raises the gateway's error, typed, and ``StageUnavailable`` when it does not answer.
         """
         try:
-            async with asyncio.timeout(SILENT):
+            async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
                 return await self._send_chat(body, path)
         except (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError) as error:
             self.close()
@@ -104,7 +104,7 @@ class Client:
     async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None or self._reader.at_eof():
             self.close()
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_LINE)
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=_MAX_EVENT_BYTES)
         return self._reader, self._writer
 
 
@@ -151,7 +151,7 @@ class _EventStreamReader:
     def _count_audio(self, data: bytes, now: float) -> None:
         answer = self.answer
         if not self._rate:
-            self._rate = struct.unpack_from("<I", data, 24)[0] if data[:4] == b"RIFF" else _RATE
+            self._rate = struct.unpack_from("<I", data, 24)[0] if data[:4] == b"RIFF" else _DEFAULT_RATE_HERTZ
             data = data[44:] if data[:4] == b"RIFF" else data
             answer.first_audio = now - self._began
         else:

@@ -19,7 +19,7 @@ from omnibus.errors import BadRequest
 from omnibus.profiling.measured_model import Subject
 
 #: Side of an image token in pixels, seconds of sound and video, and pixels of such a video's side.
-TOKEN, SOUND, FILM, SIDE = 28, 4.0, 2.0, 224
+TOKEN_SIDE_PIXELS, AUDIO_SECONDS, VIDEO_SECONDS, VIDEO_SIDE_PIXELS = 28, 4.0, 2.0, 224
 TOKENS = ("image_tokens", "text_tokens", "output_tokens")
 SIZES = ("num_images", *TOKENS, "has_video", "has_audio", "audio_output")
 
@@ -32,7 +32,7 @@ class RowSampling(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
 
-USUAL = RowSampling()
+DEFAULT_SAMPLING = RowSampling()
 
 
 def sample_bodies(
@@ -63,10 +63,10 @@ def _scaled_count(value: Any, scale: float) -> int:
 
 def _chat_body(sizes: dict[str, int], subject: Subject, missing: dict[str, int]) -> dict[str, Any]:
     images = sizes["num_images"]
-    side = max(1, round((sizes["image_tokens"] / images) ** 0.5)) * TOKEN if images else 0
+    side = max(1, round((sizes["image_tokens"] / images) ** 0.5)) * TOKEN_SIDE_PIXELS if images else 0
     wanted: list[tuple[str, Any]] = [("image", [side, side])] * images
-    wanted += [("video", [SIDE, SIDE, FILM])] * bool(sizes["has_video"])
-    wanted += [("audio", SOUND)] * bool(sizes["has_audio"])
+    wanted += [("video", [VIDEO_SIDE_PIXELS, VIDEO_SIDE_PIXELS, VIDEO_SECONDS])] * bool(sizes["has_video"])
+    wanted += [("audio", AUDIO_SECONDS)] * bool(sizes["has_audio"])
     for modality in dict.fromkeys(modality for modality, _ in wanted if modality not in subject.encoders):
         missing[modality] = missing.get(modality, 0) + 1
     content = [{modality: size} for modality, size in wanted if modality in subject.encoders]

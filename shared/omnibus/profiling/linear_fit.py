@@ -9,9 +9,9 @@ from omnibus.profile import CostLine
 from omnibus.profiling.measured_model import SPEECH, Subject
 
 #: Unknowns of a line at most, its base included.
-UNKNOWNS = 3
+MAX_UNKNOWNS = 3
 #: Quantities that differ by less than this part of their largest say nothing.
-SPREAD = 0.05
+MIN_SPREAD = 0.05
 
 
 def solve_nonnegative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -37,8 +37,8 @@ def fit_line(samples: Sequence[tuple[Mapping[str, float], float]], quantities: S
     spread = (
         {name: _relative_spread([each.get(name, 0.0) for each, _ in samples]) for name in quantities} if samples else {}
     )
-    names = sorted((name for name, width in spread.items() if width >= SPREAD), key=lambda name: -spread[name])
-    names = names[: min(UNKNOWNS, len(samples)) - 1] if len(samples) > 1 else []
+    names = sorted((name for name, width in spread.items() if width >= MIN_SPREAD), key=lambda name: -spread[name])
+    names = names[: min(MAX_UNKNOWNS, len(samples)) - 1] if len(samples) > 1 else []
     if not names:
         return None
     rows = np.array([[1.0, *(each.get(name, 0.0) for name in names)] for each, _ in samples])

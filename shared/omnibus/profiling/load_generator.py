@@ -20,9 +20,9 @@ from omnibus.profiling.workload import WorkloadRequest
 #: Multiples of it fill [0, 1) evenly.
 GOLDEN = 0.6180339887498949
 #: Part of a step's seconds that passes before anything counts.
-WARM = 0.25
+WARMUP_FRACTION = 0.25
 #: A step ends after so many times its seconds, however few requests have ended.
-LONGEST = 20.0
+MAX_DURATION_FACTOR = 20.0
 
 
 class LoadStep(msgspec.Struct, frozen=True):
@@ -121,11 +121,15 @@ class ClosedLoop:
 
     async def _watch_step(self, step: LoadStep, between: Callable[[], Awaitable[None]]) -> LoadResult:
         ended = self._ended
-        warm = time.monotonic() + WARM * step.seconds
+        warm = time.monotonic() + WARMUP_FRACTION * step.seconds
         first = await self._wait_for_index(lambda at: at >= self._warm_at and ended[at][0] >= warm)
         await between()
         begin = ended[first][0]
-        least, lasts, last = max(step.requests, 2 * self._at_once), begin + step.seconds, begin + LONGEST * step.seconds
+        least, lasts, last = (
+            max(step.requests, 2 * self._at_once),
+            begin + step.seconds,
+            begin + MAX_DURATION_FACTOR * step.seconds,
+        )
         end = await self._wait_for_index(
             lambda at: at > first and ended[at][0] >= lasts and (at - first >= least or ended[at][0] >= last)
         )

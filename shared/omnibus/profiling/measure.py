@@ -16,13 +16,13 @@ from omnibus.profiling.testbed import DeployedTrial, NotStarted, Testbed
 from omnibus.profiling.workload import Workload, WorkloadRequest
 
 #: A step that serves less than so much more than the one before has found the end, the second time in a row.
-GROWTH, ENOUGH = 0.05, 2
+MIN_GROWTH, MAX_FLAT_STEPS = 0.05, 2
 #: Share of the time that an option must be busy to count as what holds requests back.
-BOTTLENECK = 0.85
+BOTTLENECK_LOAD = 0.85
 #: Sizes that differ by more than this factor are measured apart.
-DIFFERS = 1.2
+MIN_SIZE_RATIO = 1.2
 #: Requests one at a time, of each type.
-ALONE = 3
+SEQUENTIAL_REQUEST_COUNT = 3
 
 Tell = Callable[[str], None]
 
@@ -70,7 +70,7 @@ class StepMeasurement(NamedTuple):
     @property
     def seconds(self) -> float:
         """Of one replica per request: by the service demand law where something else holds requests back."""
-        held = 0.0 < self.load < BOTTLENECK
+        held = 0.0 < self.load < BOTTLENECK_LOAD
         return (self.load if held else 1.0) / self.seen.rate
 
     def component_seconds(self, role: Sequence[str]) -> dict[str, float]:
@@ -157,7 +157,7 @@ class _OptionProfiler:
 
     def _mix_rate(self, best: StepMeasurement, work: Sequence[RoleCost]) -> float:
         """Requests of the mix per second: what was served, unless others held it back."""
-        if best.busy is None or best.load >= BOTTLENECK:
+        if best.busy is None or best.load >= BOTTLENECK_LOAD:
             return best.seen.rate
         full, used = self._trial.paths[0], {each.kind: each.used for each in self._workload.requests}
         whole = {
@@ -188,7 +188,7 @@ class _OptionProfiler:
         await heard.listen(self._house.stack.bus)
         try:
             orders = [LoadRequest(request, role.pin) for request in self._workload.requests_of(role.kind)]
-            seen = (await self._run_step(orders, 1, LoadStep(self._how.seconds / 2, ALONE))).seen
+            seen = (await self._run_step(orders, 1, LoadStep(self._how.seconds / 2, SEQUENTIAL_REQUEST_COUNT))).seen
         finally:
             await heard.close()
         quantities.update(
@@ -212,7 +212,7 @@ class _OptionProfiler:
         ]
         taken: list[StepMeasurement] = []
         flat, at_once = 0, 1
-        while at_once <= self._how.most and flat < ENOUGH:
+        while at_once <= self._how.most and flat < MAX_FLAT_STEPS:
             rate = f", {taken[-1].seen.rate:.3g} req/s" if taken else ""
             self._tell(f"{at_once} at a time{rate}")
             try:
@@ -222,7 +222,7 @@ class _OptionProfiler:
                     raise
                 self._notes.append(f"{self._trial.option} was not loaded further than {at_once // 2}: {error.message}")
                 break
-            flat = flat + 1 if taken and step.seen.rate < taken[-1].seen.rate * (1 + GROWTH) else 0
+            flat = flat + 1 if taken and step.seen.rate < taken[-1].seen.rate * (1 + MIN_GROWTH) else 0
             taken.append(step)
             at_once *= 2
         if not flat and len(taken) > 1 and at_once > self._how.most:
@@ -268,7 +268,7 @@ def _busy_shares(before: BusySample, after: BusySample) -> dict[str, float] | No
 def _split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list[WorkloadRequest]]]:
     """Small and large ones apart, each with its part of the requests; all together where sizes do not differ."""
     by_size = sorted(requests, key=lambda request: request.size)
-    if by_size[-1].size <= by_size[0].size * DIFFERS:
+    if by_size[-1].size <= by_size[0].size * MIN_SIZE_RATIO:
         return [(1.0, by_size)]
     total, passed = sum(request.share for request in by_size), 0.0
     small: list[WorkloadRequest] = []

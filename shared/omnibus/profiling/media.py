@@ -10,9 +10,9 @@ import numpy as np
 from omnibus.errors import BadRequest
 
 #: Samples per second of a sound, frames per second of a video.
-SOUND, FRAMES = 16_000, 4
+SAMPLE_RATE_HERTZ, FRAMES_PER_SECOND = 16_000, 4
 #: Pixels of one side of a square whose colour is drawn; the rest follows, so that files stay small.
-_GRAIN = 14
+_BLOCK_SIDE_PIXELS = 14
 
 
 def make_image(width: int, height: int, seed: int) -> bytes:
@@ -26,14 +26,14 @@ def make_image(width: int, height: int, seed: int) -> bytes:
 
 def make_audio(seconds: float, seed: int) -> bytes:
     """A WAV file, mono, 16 bit: a tone in noise."""
-    count = max(1, round(seconds * SOUND))
+    count = max(1, round(seconds * SAMPLE_RATE_HERTZ))
     noise = np.random.default_rng(seed).standard_normal(count)
-    tone = np.sin(np.arange(count) * (250 + 10 * (seed % 50)) * 2 * np.pi / SOUND)
+    tone = np.sin(np.arange(count) * (250 + 10 * (seed % 50)) * 2 * np.pi / SAMPLE_RATE_HERTZ)
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(SOUND)
+        file.setframerate(SAMPLE_RATE_HERTZ)
         file.writeframes(((0.3 * tone + 0.01 * noise) * 32000).astype("<i2").tobytes())
     return out.getvalue()
 
@@ -47,9 +47,9 @@ def make_video(width: int, height: int, seconds: float, seed: int) -> bytes:
     random = np.random.default_rng(seed)
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as file:
-        stream = file.add_stream("mpeg4", rate=FRAMES)
+        stream = file.add_stream("mpeg4", rate=FRAMES_PER_SECOND)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for _ in range(max(1, round(seconds * FRAMES))):
+        for _ in range(max(1, round(seconds * FRAMES_PER_SECOND))):
             frame = av.VideoFrame.from_ndarray(_random_pixels(random, width, height), format="rgb24")
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
@@ -57,8 +57,10 @@ def make_video(width: int, height: int, seconds: float, seed: int) -> bytes:
 
 
 def _random_pixels(random: np.random.Generator, width: int, height: int) -> np.ndarray:
-    coarse = random.integers(0, 255, (-(-height // _GRAIN), -(-width // _GRAIN), 3), dtype=np.uint8)
-    return np.ascontiguousarray(coarse.repeat(_GRAIN, 0).repeat(_GRAIN, 1)[:height, :width])
+    coarse = random.integers(
+        0, 255, (-(-height // _BLOCK_SIDE_PIXELS), -(-width // _BLOCK_SIDE_PIXELS), 3), dtype=np.uint8
+    )
+    return np.ascontiguousarray(coarse.repeat(_BLOCK_SIDE_PIXELS, 0).repeat(_BLOCK_SIDE_PIXELS, 1)[:height, :width])
 
 
 def _png_chunk(kind: bytes, data: bytes) -> bytes:

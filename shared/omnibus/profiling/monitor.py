@@ -16,7 +16,7 @@ from omnibus.errors import BusUnavailable, OmnibusError, ProtocolError, StageFai
 from omnibus.graph import Invocation
 
 #: Seconds that an executor may take to say how busy it is, and that word of its end may take.
-ANSWERS, NOTICED = 3.0, 2.0
+STATUS_TIMEOUT_SECONDS, EXIT_NOTICE_SECONDS = 3.0, 2.0
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class ExecutorMonitor:
         asked = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
-        if not await self.wait_until(lambda: self._last_status_time(executor) > asked, ANSWERS):
+        if not await self.wait_until(lambda: self._last_status_time(executor) > asked, STATUS_TIMEOUT_SECONDS):
             raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
         at, status = self._known[executor]
         named = dict(zip(status.components, status.busy, strict=False))
@@ -84,7 +84,7 @@ class ExecutorMonitor:
         try:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and isinstance(task.exception(), OmnibusError) and not watch.done():
-                await asyncio.wait({watch}, timeout=NOTICED)  # its end may be why
+                await asyncio.wait({watch}, timeout=EXIT_NOTICE_SECONDS)  # its end may be why
             if watch.done():
                 raise watch.result()
         finally:

@@ -10,9 +10,9 @@ from omnibus.profile import ModelProfile, Point
 #: Apart also for those who do not tell red from green.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#444444")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 440, 64, 56, 56
-_LABELS = 150  # width of the labels at the right
-_LINE = 16  # height of a label
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_LABEL_WIDTH_PIXELS = 150  # width of the labels at the right
+_LABEL_HEIGHT_PIXELS = 16  # height of a label
+_TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 class _Scale(NamedTuple):
@@ -22,7 +22,7 @@ class _Scale(NamedTuple):
     top: float
 
     def x(self, at_once: float) -> float:
-        return LEFT + (WIDTH - LEFT - _LABELS) * math.log2(at_once) / max(1.0, math.log2(self.most))
+        return LEFT + (WIDTH - LEFT - _LABEL_WIDTH_PIXELS) * math.log2(at_once) / max(1.0, math.log2(self.most))
 
     def y(self, rate: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - rate / self.top)
@@ -52,13 +52,13 @@ def render_svg(profile: ModelProfile) -> str:
 def _draw_axes(scale: _Scale, every: float) -> Iterator[str]:
     for step in range(round(scale.top / every) + 1):
         y = scale.y(step * every)
-        yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - _LABELS}" y2="{y:.1f}" stroke="#ddd"/>'
+        yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - _LABEL_WIDTH_PIXELS}" y2="{y:.1f}" stroke="#ddd"/>'
         yield _text_element(LEFT - 8, y + 4, f"{step * every:g}", anchor="end")
     for power in range(round(math.log2(scale.most)) + 1):
         x = scale.x(2**power)
         yield f'<line x1="{x:.1f}" y1="{HEIGHT - BOTTOM}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM + 5}" stroke="#888"/>'
         yield _text_element(x, HEIGHT - BOTTOM + 20, str(2**power), anchor="middle")
-    middle = (LEFT + WIDTH - _LABELS) / 2
+    middle = (LEFT + WIDTH - _LABEL_WIDTH_PIXELS) / 2
     yield _text_element(middle, HEIGHT - 12, "requests at a time", anchor="middle")
     up = (TOP + HEIGHT - BOTTOM) / 2
     yield f'<g transform="rotate(-90 16 {up})">{_text_element(16, up + 4, "requests per second", anchor="middle")}</g>'
@@ -75,7 +75,7 @@ def _draw_curves(curves: Mapping[str, Sequence[Point]], scale: _Scale) -> Iterat
         yield f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places)
         x, y = places[-1]
-        at = WIDTH - _LABELS + 14
+        at = WIDTH - _LABEL_WIDTH_PIXELS + 14
         yield (
             f'<polyline points="{x + 5:.1f},{y:.1f} {at - 4:.1f},{heights[name]:.1f}" fill="none" stroke="{colour}" '
             'stroke-width="0.7" stroke-dasharray="1 3"/>'
@@ -90,15 +90,15 @@ def _spread_labels(ends: Mapping[str, float]) -> dict[str, float]:
     floor = 0.0
     for name in sorted(ends, key=lambda name: ends[name]):
         placed[name] = floor = max(ends[name], floor)
-        floor += _LINE
-    over = max(0.0, floor - _LINE - (HEIGHT - BOTTOM))
+        floor += _LABEL_HEIGHT_PIXELS
+    over = max(0.0, floor - _LABEL_HEIGHT_PIXELS - (HEIGHT - BOTTOM))
     return {name: height - over for name, height in placed.items()}
 
 
 def _nice_step(value: float) -> float:
     """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
     unit = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
-    return next(unit * step for step in _STEPS if unit * step >= value * 0.999)
+    return next(unit * step for step in _TICK_STEPS if unit * step >= value * 0.999)
 
 
 def _short_name(name: str) -> str:

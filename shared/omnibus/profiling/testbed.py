@@ -22,11 +22,11 @@ from omnibus.store import Store
 from omnibus.up.stack import Stack
 
 #: Declarations of no models: what runs from the beginning, so that each executor is seen to start.
-NONE = '{"models": {}}'
+NO_MODELS = '{"models": {}}'
 #: Ends of an executor after which it counts as one that does not start.
-ENDS = 3
-FOLLOWS = 10.0  # seconds that the gateway may take to go by a new plan
-READY = 60.0  # seconds that it may take to see its executors
+MAX_EXITS = 3
+PLAN_WAIT_SECONDS = 10.0  # seconds that the gateway may take to go by a new plan
+READY_TIMEOUT_SECONDS = 60.0  # seconds that it may take to see its executors
 
 
 class NotStarted(StageUnavailable):
@@ -52,7 +52,7 @@ class Testbed:
         self._start_within = start_within
         given = {"OMNIBUS_PLANNER_READY": f"{start_within:g}", "OMNIBUS_GATEWAY_DEADLINE": "600"}
         unset = {name: value for name, value in given.items() if name not in os.environ}
-        self._stack = Stack(NONE, log=log, env={**unset, **env}, passing=True)
+        self._stack = Stack(NO_MODELS, log=log, env={**unset, **env}, passing=True)
         self._exits = AsyncExitStack()
         #: By option, the fewest seconds from a plan being staged to its executor being ready.
         self.starts: dict[str, float] = {}
@@ -106,7 +106,7 @@ class Testbed:
         watch = asyncio.ensure_future(self._watch_failures(trial, ends))
         change = asyncio.ensure_future(self._follow_change(trial))
         try:
-            async with asyncio.timeout(self._start_within + FOLLOWS):
+            async with asyncio.timeout(self._start_within + PLAN_WAIT_SECONDS):
                 await asyncio.wait({watch, change}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             missing = [name for name in trial.options if not self._is_ready(trial, name)]
@@ -134,10 +134,12 @@ class Testbed:
 
     async def _wait_until_serving(self, plan: Plan, trial: Trial) -> None:
         """Wait until the gateway goes by ``plan`` and knows its executors."""
-        if not await self._gateways.wait_for_plan(plan.created, FOLLOWS):
-            raise DeadlineExceeded(f"the gateway does not go by plan epoch {plan.epoch} after {FOLLOWS:g} s")
-        await self._stack.wait_until_ready(READY)
-        if not await self.hearing.wait_until(lambda: all(self._is_ready(trial, name) for name in trial.options), READY):
+        if not await self._gateways.wait_for_plan(plan.created, PLAN_WAIT_SECONDS):
+            raise DeadlineExceeded(f"the gateway does not go by plan epoch {plan.epoch} after {PLAN_WAIT_SECONDS:g} s")
+        await self._stack.wait_until_ready(READY_TIMEOUT_SECONDS)
+        if not await self.hearing.wait_until(
+            lambda: all(self._is_ready(trial, name) for name in trial.options), READY_TIMEOUT_SECONDS
+        ):
             raise NotStarted(
                 f"{self._executors_text([n for n in trial.options if not self._is_ready(trial, n)])} not ready"
             )
@@ -150,11 +152,11 @@ class Testbed:
             nonlocal name
             for name in trial.options:
                 ended = self.hearing.end_count(self._subject.name, name) - ends[name]
-                if ended >= ENDS and not self._is_ready(trial, name):
+                if ended >= MAX_EXITS and not self._is_ready(trial, name):
                     return True
             return False
 
-        await self.hearing.wait_until(is_failing, self._start_within + READY)
+        await self.hearing.wait_until(is_failing, self._start_within + READY_TIMEOUT_SECONDS)
         lines = self._log.tail(f"{self._subject.name}/{name}").splitlines()
         words = [line.strip() for line in lines[1:] if line.strip() and not line.strip().startswith("restarting")]
         return NotStarted(f"an executor of option {name} does not start: {_last_message(words)}")

@@ -30,12 +30,12 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.profiling import csv_workload, media
-from omnibus.profiling.csv_workload import TOKEN, USUAL, RowSampling
+from omnibus.profiling.csv_workload import DEFAULT_SAMPLING, TOKEN_SIDE_PIXELS, RowSampling
 from omnibus.profiling.measured_model import Subject
 
 MODALITIES = ("image", "audio", "video")
 #: Tokens that a second of sound or a frame of video is taken for when requests are sorted by size.
-_SECOND = 25
+_AUDIO_TOKENS_PER_SECOND = 25
 _WORDS = (
     "the", "time", "of", "day", "when", "light", "falls", "over", "water", "and", "stone", "is", "what", "people",
     "like", "to", "see", "in", "a", "small", "town", "by", "where", "each", "house", "has", "its", "own",
@@ -77,7 +77,7 @@ class Workload(msgspec.Struct, frozen=True):
         return tuple(request for request in self.requests if request.kind == kind)
 
 
-def read_workload(path: Path, subject: Subject, how: RowSampling = USUAL) -> Workload:
+def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPLING) -> Workload:
     """The workload of ``path`` for ``subject``. Raises ``BadRequest`` that names what is wrong with it."""
     try:
         data = path.read_bytes()
@@ -184,7 +184,7 @@ class _MessageReader:
         if kind == "text":
             return self._text_part(str(part["text"]))
         if kind == "input_audio":
-            self._add_media("audio", _SECOND)
+            self._add_media("audio", _AUDIO_TOKENS_PER_SECOND)
             return dict(part)
         modality = next((each for each in MODALITIES if each in part or kind == f"{each}_url"), "")
         if not modality:
@@ -226,10 +226,13 @@ class _MessageReader:
         if len(numbers) != count or not all(isinstance(each, int | float) and each > 0 for each in numbers):
             raise ValueError(f"the size of {modality} must be {count} numbers above 0, not {size!r}")
         pixels = [int(each) for each in numbers[:2]] if count > 1 else []
-        area = pixels[0] * pixels[1] / TOKEN**2 if pixels else 1.0
+        area = pixels[0] * pixels[1] / TOKEN_SIDE_PIXELS**2 if pixels else 1.0
         seconds = list(numbers[len(pixels) :])
         self._add_media(
-            modality, area * (seconds[0] * media.FRAMES if seconds else 1) if pixels else seconds[0] * _SECOND
+            modality,
+            area * (seconds[0] * media.FRAMES_PER_SECOND if seconds else 1)
+            if pixels
+            else seconds[0] * _AUDIO_TOKENS_PER_SECOND,
         )
         return _data_url(mime, make(*pixels, *seconds, seed))
 

@@ -18,7 +18,7 @@ from omnibus.graph import DIGEST, UNREADABLE, WIRE_VERSION, Invocation
 from omnibus.recording.records import Moved, find_record
 
 #: Why an attempt was given up that cost an executor, or its engine.
-LOST = frozenset({"gone", "unavailable"})
+EXECUTOR_LOSS_REASONS = frozenset({"gone", "unavailable"})
 
 CRASHED, FAILED = REASONS = "crashed", "failed"
 
@@ -57,7 +57,7 @@ def dead_letter_reason(failure: OmnibusError | None, node: int, moves: list[Move
     if failure is None:
         return ""
     last = moves[-1] if moves else None
-    if last is not None and last.attempt == attempt and last.reason in LOST:
+    if last is not None and last.attempt == attempt and last.reason in EXECUTOR_LOSS_REASONS:
         return CRASHED
     engine = isinstance(failure, Fatal) and not isinstance(failure, DeadlineExceeded)
     return FAILED if engine and node >= 0 and failure.executor else ""

@@ -167,14 +167,14 @@ class Waterfall(msgspec.Struct, frozen=True):
 # From a record
 
 
-_OF_MOVES = ("reason", "executor", "message", "again", "resumed")
+_MOVE_FIELDS = ("reason", "executor", "message", "again", "resumed")
 
 
 def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfall:
     """The waterfall of an invocation that was recorded as ``invocation``; ``ended`` is None while it runs."""
     start = invocation.created
     moves = tuple(
-        Move(each.attempt, _seconds_after(each.at, start), *(getattr(each, name) for name in _OF_MOVES))
+        Move(each.attempt, _seconds_after(each.at, start), *(getattr(each, name) for name in _MOVE_FIELDS))
         for each in (ended.moves if ended is not None else ())
     )
     rows = tuple(_build_rows(invocation, ended, moves))

@@ -25,7 +25,7 @@ function on the server that refuses whoever is late, so that two writers cannot 
 
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import AppStore as _Apps
-from omnibus.store.connection import REREAD
+from omnibus.store.connection import REREAD_SECONDS
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
 from omnibus.store.jobs import JobStore as _Jobs
 from omnibus.store.keys import ApiKeyStore as _Keys
@@ -38,7 +38,7 @@ from omnibus.store.streams import StreamRecord
 from omnibus.store.streams import StreamStore as _Streams
 
 __all__ = [
-    "REREAD",
+    "REREAD_SECONDS",
     "AppConflict",
     "JobRecord",
     "JobReview",

@@ -14,7 +14,7 @@ from omnibus.store.connection import FunctionRefused, StoreConnection
 log = logging.getLogger(__name__)
 
 #: Seconds that an uploaded source is kept without an app that refers to it.
-SPARE = 3600
+SOURCE_TTL_SECONDS = 3600
 
 _APPS, _LIFE, _SOURCES = "apps", "apps:life", "app:source:"
 
@@ -100,7 +100,7 @@ class AppStore(StoreConnection):
     async def put_source(self, text: str) -> str:
         """Keep the text of an app until the last app that refers to it is gone; returns its SHA-256 in hex."""
         digest = hashlib.sha256(text.encode()).hexdigest()
-        await self._run_function("omnibus_put_source", (_SOURCES + digest,), text, str(SPARE))
+        await self._run_function("omnibus_put_source", (_SOURCES + digest,), text, str(SOURCE_TTL_SECONDS))
         self._texts[digest] = text
         return digest
 

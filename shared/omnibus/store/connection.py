@@ -18,9 +18,9 @@ from omnibus.store.seal import Seal
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the store when nothing is announced.
-REREAD = 5.0
+REREAD_SECONDS = 5.0
 #: Seconds between two attempts to reach a store that is gone.
-AGAIN = 0.5
+RETRY_PAUSE_SECONDS = 0.5
 
 _LIBRARY = Path(__file__).with_name("functions.lua").read_text()
 #: First words of what the functions on the server refuse.
@@ -104,10 +104,10 @@ class StoreConnection:
                         if not known or found != last:
                             known, last = True, found
                             yield found
-                        await announced.get_message(ignore_subscribe_messages=True, timeout=REREAD)
+                        await announced.get_message(ignore_subscribe_messages=True, timeout=REREAD_SECONDS)
             except (RedisError, OSError, StoreUnavailable) as error:
                 log.warning("store: %s; reading the %s again when it is back", error, channel)
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
 
 
 def _tls_arguments(settings: StoreSettings) -> dict[str, Any]:

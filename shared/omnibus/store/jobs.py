@@ -24,7 +24,7 @@ _STATUS: dict[bytes, JobStatus] = {
     b"failed": "failed",
 }
 #: Seconds until a client that was refused for want of room may try again.
-_AGAIN = 10.0
+_RETRY_AFTER_SECONDS = 10.0
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class JobStore(StoreConnection):
                 "omnibus_put_job", _job_keys(kind), job.id, _milliseconds_text(job.expires), *limits, *fields
             )
         except FunctionRefused as error:
-            raise Overloaded(_FULL[error.what], retry_after=_AGAIN) from error
+            raise Overloaded(_FULL_MESSAGES[error.what], retry_after=_RETRY_AFTER_SECONDS) from error
         return bool(put)
 
     async def restore_job(self, kind: str, job: JobRecord, seconds: float, owner: str = "") -> bool:
@@ -222,7 +222,7 @@ class JobStore(StoreConnection):
 
 
 _FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace", "tenant")
-_FULL = {
+_FULL_MESSAGES = {
     "open": "as many jobs wait or are worked on as there may be: try again later",
     "kept": "as many jobs are kept as there may be: delete some, or wait until they expire",
     "tenant_open": "as many of your jobs wait or are worked on as one tenant may have: try again later",

@@ -10,7 +10,7 @@ from omnibus.store.connection import StoreConnection
 
 log = logging.getLogger(__name__)
 
-_SAID = "audio:"
+_KEY_PREFIX = "audio:"
 
 
 class SpokenAnswer(msgspec.Struct, frozen=True):
@@ -31,12 +31,14 @@ class SpokenAnswerStore(StoreConnection):
     async def put_spoken_answer(self, id: str, said: SpokenAnswer, seconds: float) -> None:
         """Keep a spoken answer for ``seconds``."""
         lasts = max(1, round(seconds * 1000))
-        await self._run_command(self._redis.set(self._redis_key(f"{_SAID}{id}"), _encode(said), px=lasts))
+        await self._run_command(self._redis.set(self._redis_key(f"{_KEY_PREFIX}{id}"), _encode(said), px=lasts))
 
     async def spoken_answers(self, ids: Sequence[str]) -> dict[str, SpokenAnswer]:
         """Return those of ``ids`` that are kept, by id. One that this build cannot read is logged and left out."""
         bodies = (
-            await self._run_command(self._redis.mget([self._redis_key(f"{_SAID}{id}") for id in ids])) if ids else []
+            await self._run_command(self._redis.mget([self._redis_key(f"{_KEY_PREFIX}{id}") for id in ids]))
+            if ids
+            else []
         )
         found = {}
         for id, body in zip(ids, bodies, strict=True):

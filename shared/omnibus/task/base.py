@@ -20,7 +20,7 @@ from omnibus.task.session import require_session
 from omnibus.task.types import TaskInput, TaskOutput
 
 #: Characters of a field's value that a name shows; longer ones are digested.
-_LONGEST = 24
+_MAX_VALUE_CHARS = 24
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -161,7 +161,7 @@ def _type_arguments(cls: type) -> Any:
 def _short_value(task: UnitTask, name: str, value: Any) -> str:
     """A field's value in a name: itself when short, else a digest of its JSON."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    if isinstance(value, str | int | float) and len(text) <= _LONGEST and subject_token(text) == text:
+    if isinstance(value, str | int | float) and len(text) <= _MAX_VALUE_CHARS and subject_token(text) == text:
         return text
     try:
         body = msgspec.json.encode(value, enc_hook=_encode_hook, order="sorted")

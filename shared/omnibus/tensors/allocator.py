@@ -10,7 +10,7 @@ half load) and refuses about as seldom, but needs a tree that knows the largest 
 from sortedcontainers import SortedList
 
 #: Every block starts at a multiple of this and is a multiple of it long (bytes): one cache line.
-ALIGNMENT = 64
+ALIGNMENT_BYTES = 64
 
 
 class Allocator:
@@ -21,7 +21,7 @@ class Allocator:
     """
 
     def __init__(self, size: int, backed: int | None = None) -> None:
-        self.size = size - size % ALIGNMENT
+        self.size = size - size % ALIGNMENT_BYTES
         self.backed = 0
         self.used = 0
         self.peak = 0
@@ -52,7 +52,7 @@ class Allocator:
 
     def add_backed(self, end: int) -> None:
         """Hand out the memory below ``end`` too: it has pages now. Less than before changes nothing."""
-        end = min(end - end % ALIGNMENT, self.size)
+        end = min(end - end % ALIGNMENT_BYTES, self.size)
         if end <= self.backed:
             return
         start = self._tail_start
@@ -115,4 +115,4 @@ class Allocator:
 
 
 def _round_up(nbytes: int) -> int:
-    return max(nbytes + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)
+    return max(nbytes + ALIGNMENT_BYTES - 1 & -ALIGNMENT_BYTES, ALIGNMENT_BYTES)

@@ -25,7 +25,7 @@ from omnibus.tensors.handle import Handle
 HEADER_BYTES = 64
 
 _MAGIC = 0x3141_4E45_5241_4D4F
-_WORD = 8
+_WORD_BYTES = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 #: The file system, a quota or the machine has no more pages.
 _NO_PAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
@@ -60,7 +60,7 @@ class Arena:
         """
         if not _NAME.fullmatch(name):
             raise Fatal(f"{name!r} cannot name an arena; use 1 to 200 letters, digits, '.', '_' and '-'")
-        _check_room(directory, size)
+        _check_capacity(directory, size)
         path = Path(directory) / name
         descriptor = _create_locked(path)
         os.ftruncate(descriptor, size)
@@ -92,7 +92,7 @@ class Arena:
 
     def write_header(self, offset: int, block: int, generation: int, nbytes: int) -> None:
         """Write the header of the data at ``offset``; the generation last, for it makes the block valid."""
-        words, at = self._words, (offset - HEADER_BYTES) // _WORD
+        words, at = self._words, (offset - HEADER_BYTES) // _WORD_BYTES
         words[at + 2] = block
         words[at + 3] = nbytes
         words[at] = _MAGIC
@@ -100,7 +100,7 @@ class Arena:
 
     def clear_header(self, offset: int) -> None:
         """Clear the header of the data at ``offset``: from now on its handles are stale."""
-        at = (offset - HEADER_BYTES) // _WORD
+        at = (offset - HEADER_BYTES) // _WORD_BYTES
         self._words[at + 1] = 0
         self._words[at] = 0
 
@@ -133,7 +133,7 @@ class Arena:
             raise ProtocolError(
                 f"handle {handle.id}: {handle.nbytes} bytes at {offset} do not lie in an arena of {self.size} bytes"
             )
-        words, at = self._words, (offset - HEADER_BYTES) // _WORD
+        words, at = self._words, (offset - HEADER_BYTES) // _WORD_BYTES
         found = (words[at], words[at + 1], words[at + 2], words[at + 3])
         if found != (_MAGIC, handle.generation, handle.id, handle.nbytes):
             raise StaleHandle(
@@ -157,7 +157,7 @@ class Arena:
             self.path.unlink()
 
 
-def _check_room(directory: str, size: int) -> None:
+def _check_capacity(directory: str, size: int) -> None:
     # The arena takes its pages as it needs them: what could never be is better refused at once.
     room = os.statvfs(directory)
     if size > room.f_blocks * room.f_frsize:

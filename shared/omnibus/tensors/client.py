@@ -29,13 +29,13 @@ import numpy as np
 from omnibus.errors import ArenaFull, DeadlineExceeded, OmnibusError, ProtocolError, Retryable, TooLarge
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import ITEMSIZE, Handle
-from omnibus.tensors.link import ANSWER, SidecarLink
+from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
 from omnibus.tensors.protocol import SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 
 log = logging.getLogger(__name__)
 
 #: Pause before the first and the longest pause before a later attempt to reconnect, in seconds.
-BACKOFF = (0.05, 2.0)
+BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class Block:
@@ -145,7 +145,7 @@ class TensorClient:
         link, arena = self._require_link()
         wait = max(min(wait, deadline - time.time()), 0.0)
         request = SidecarFrame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, encode_tag(invocation))
-        answer = await link.call(request, wait + ANSWER)
+        answer = await link.call(request, wait + ANSWER_TIMEOUT_SECONDS)
         if answer.verb != Verb.GRANTED:
             raise _refusal_error(answer, nbytes, wait)
         offset, generation = answer.offset, answer.generation
@@ -238,7 +238,7 @@ class TensorClient:
 
     async def _request_json(self, verb: Verb) -> bytes:
         link, _ = self._require_link()
-        return (await link.call(SidecarFrame(verb), ANSWER)).text
+        return (await link.call(SidecarFrame(verb), ANSWER_TIMEOUT_SECONDS)).text
 
     def _send_verb(self, verb: Verb, handle: Handle, deadline: float = 0.0) -> None:
         # Without a sidecar there is nothing to tell: its end has freed everything.
@@ -295,7 +295,7 @@ class TensorClient:
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect_link())
 
     async def _reconnect_link(self) -> None:
-        pause, longest = BACKOFF
+        pause, longest = BACKOFF_SECONDS
         while self._link is None:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, longest)

@@ -24,7 +24,7 @@ from typing import Protocol
 from omnibus.tensors.allocator import Allocator
 
 #: ``due`` of a lease that is over.
-NEVER = inf
+NEVER_DUE = inf
 
 
 class Headers(Protocol):
@@ -69,7 +69,7 @@ class BlockLease:
         self.tag = tag
         self.readers = 0
         self.deadline = 0.0
-        self.due = NEVER
+        self.due = NEVER_DUE
         self.holders: dict[BlockOwner, int] = {}
         self.writing = True
         self.retained = False
@@ -281,7 +281,7 @@ class Ledger:
         if self.clear_on_free:
             self._headers.zero_bytes(lease.offset, lease.nbytes)
         self._allocator.free(lease.offset - self._header)
-        lease.due = NEVER
+        lease.due = NEVER_DUE
         self.condemned -= bool(lease.condemned)
         self.freed[reason] += 1
 

@@ -13,7 +13,7 @@ from omnibus.errors import OmnibusError, ProtocolError, Retryable
 from omnibus.tensors.protocol import FrameReader, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 
 #: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
-ANSWER = 5.0
+ANSWER_TIMEOUT_SECONDS = 5.0
 
 
 class SidecarLink(asyncio.Protocol):

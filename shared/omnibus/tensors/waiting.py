@@ -10,14 +10,14 @@ from omnibus.tensors.client import TensorClient
 log = logging.getLogger(__name__)
 
 #: Seconds that a service waits for its sidecar before it gives up its start.
-SIDECAR_WITHIN_SECONDS = 45.0
+SIDECAR_TIMEOUT_SECONDS = 45.0
 _ANSWER_SECONDS = 5.0  # for one attempt
 _PAUSE_SECONDS = 0.2
 _REPORT_SECONDS = 5.0  # between two log lines
 
 
 async def connect_when_ready(
-    socket_path: str, owner: str, node: str, *, within: float = SIDECAR_WITHIN_SECONDS
+    socket_path: str, owner: str, node: str, *, within: float = SIDECAR_TIMEOUT_SECONDS
 ) -> TensorClient:
     """A connected client, as ``TensorClient.connect``, once a sidecar answers.
 

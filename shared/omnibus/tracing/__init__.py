@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 #: Characters of a path that are told.
-_PATH = 200
+_MAX_PATH_CHARS = 200
 
 
 class Span(Protocol):
@@ -120,7 +120,7 @@ def trace_http(application: Application) -> Application:
         method, path = scope["method"], scope["path"]
         # Names of spans are few: what follows may be an id.
         name = f"{method} {'/'.join(path.split('/')[:3])}"
-        asked: dict[str, Value] = {"http.request.method": method, "url.path": path[:_PATH]}
+        asked: dict[str, Value] = {"http.request.method": method, "url.path": path[:_MAX_PATH_CHARS]}
         span = tracer.start_span(name, extract_context(headers), "server", asked)
         status = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omnibus.errors import BusUnavailable, OmnibusError, StoreUnavailable
 
-_VERSION_TIMEOUT = 5.0  # seconds
+_VERSION_TIMEOUT_SECONDS = 5.0  # seconds
 _VERSION = re.compile(r"v=?(\d+)\.(\d+)")
 
 
@@ -70,7 +70,7 @@ def version_of(binary: Path) -> tuple[int, int] | None:
     """Major and minor version that ``binary --version`` reports, or None when it does not say."""
     try:
         answer = subprocess.run(
-            [str(binary), "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT, check=False
+            [str(binary), "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -15,8 +15,8 @@ _PROBE_SECONDS = 3.0
 _ANSWER_SECONDS = 2.0
 _RESTART_SECONDS = 30.0  # at least, between two restarts
 #: A server that starts allows its streams this share of the free bytes of its disk.
-_SHARE = 0.75
-_LEAST_BYTES = 1 << 20
+_FREE_DISK_SHARE = 0.75
+_MIN_BYTES = 1 << 20
 
 
 class _Limits(msgspec.Struct):
@@ -37,7 +37,7 @@ class Storage(msgspec.Struct):
 
     def fits_in(self, free: int) -> bool:
         """A server that starts with ``free`` bytes on its disk allows the streams all that they reserved."""
-        return _SHARE * free >= max(self.reserved_storage - self.storage, _LEAST_BYTES)
+        return _FREE_DISK_SHARE * free >= max(self.reserved_storage - self.storage, _MIN_BYTES)
 
 
 class StreamDisk:

@@ -13,7 +13,7 @@ from omnibus.settings import ServiceSettings, read_settings
 from omnibus.up import fork_client
 from omnibus.up.fork_server import can_fork
 
-CLOSES_WITHIN = 10.0  # seconds that a process may take to end after it has drained
+EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
 _ENGINE = "OMNIBUS_EXECUTOR_ENGINE"
 
 
@@ -68,7 +68,7 @@ def _with_free_name(
 
 def grace_seconds(env: Mapping[str, str], service: str) -> float:
     """Seconds between TERM and KILL that let ``service`` with the environment ``env`` drain and close."""
-    return read_settings(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + CLOSES_WITHIN
+    return read_settings(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + EXIT_TIMEOUT_SECONDS
 
 
 def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], fork_server: str) -> ProcessSpec:

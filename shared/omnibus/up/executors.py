@@ -13,10 +13,12 @@ from omnibus.store import Store
 from omnibus.up.executor_specs import reconcile_specs
 from omnibus.up.supervisor import Supervisor
 
-READY_WITHIN = 120.0  # seconds that an executor may take to load before those that it replaces leave without it
-LEFT_WITHIN = 5.0  # seconds that gateways may take to go by a new plan before executors of the old one leave
-AGAIN = 1.0  # seconds until the next attempt to read the plan, or to start what did not start
-LOOK = 60.0  # seconds between two looks for executors that were given up before they were ready once
+READY_TIMEOUT_SECONDS = (
+    120.0  # seconds that an executor may take to load before those that it replaces leave without it
+)
+PLAN_WAIT_SECONDS = 5.0  # seconds that gateways may take to go by a new plan before executors of the old one leave
+RETRY_PAUSE_SECONDS = 1.0  # seconds until the next attempt to read the plan, or to start what did not start
+RECHECK_SECONDS = 60.0  # seconds between two looks for executors that were given up before they were ready once
 
 
 class Executors:
@@ -85,7 +87,7 @@ class Executors:
             try:
                 return await read(*epoch)
             except StoreUnavailable:  # a change is announced once, so stay with it
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
             except ProtocolError as error:
                 self._log.write_line("executors", f"{f'epoch {epoch[0]}' if epoch else 'staged'}: {error}")
                 return None
@@ -93,7 +95,7 @@ class Executors:
     async def _run_reconciler(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(RECHECK_SECONDS):
                     await self._changed.wait()
             except TimeoutError:  # one that was given up may do better now
                 pass
@@ -102,7 +104,7 @@ class Executors:
                 await self._reconcile_executors()
             except OmnibusError as error:
                 self._log.write_line("executors", f"{error}; trying again")
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS)
                 self._changed.set()
 
     async def _reconcile_executors(self, first: bool = False) -> None:
@@ -128,10 +130,10 @@ class Executors:
 
     async def _wait_until_replaced(self, name: str, successors: list[str]) -> None:
         """Wait until nobody needs it; whoever takes longer than that is not waited for."""
-        if successors and self._ready is not None and not await self._ready.wait_for(successors, READY_WITHIN):
-            self._log.write_line(name, f"its successors are not ready after {READY_WITHIN:g} s")
+        if successors and self._ready is not None and not await self._ready.wait_for(successors, READY_TIMEOUT_SECONDS):
+            self._log.write_line(name, f"its successors are not ready after {READY_TIMEOUT_SECONDS:g} s")
         if self._gateways is not None and self._plan is not None:
-            await self._gateways.wait_for_plan(self._plan.created, LEFT_WITHIN)
+            await self._gateways.wait_for_plan(self._plan.created, PLAN_WAIT_SECONDS)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():

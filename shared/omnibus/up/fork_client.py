@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-_BORN_WITHIN = 60.0  # seconds for the fork server to answer; it may be importing again after it was killed
-_PAUSE = 0.05  # seconds between two attempts to reach it
+_SPAWN_TIMEOUT_SECONDS = 60.0  # seconds for the fork server to answer; it may be importing again after it was killed
+_RETRY_PAUSE_SECONDS = 0.05  # seconds between two attempts to reach it
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_HEAD = 4  # bytes of the length before a request
-STATUS = 4  # bytes of an answer: the process id at the birth, at the end the wait status as waitpid gives it
-PING = bytes(_HEAD)  # an empty request: the fork server closes the connection
-_LONGEST = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
+_LENGTH_BYTES = 4  # bytes of the length before a request
+STATUS_BYTES = 4  # bytes of an answer: the process id at the birth, at the end the wait status as waitpid gives it
+PING = bytes(_LENGTH_BYTES)  # an empty request: the fork server closes the connection
+_MAX_REQUEST_BYTES = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
 
 
 def fork_server_command(fork_server: str, module: str, *arguments: str) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def pack_request(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) 
     """A request: length, then directory, number of arguments, arguments and environment, NUL between them."""
     parts = [os.fsencode(cwd), str(len(argv)).encode(), *map(os.fsencode, argv)]
     body = b"\0".join([*parts, *(name + b"=" + value for name, value in environ.items())])
-    return len(body).to_bytes(_HEAD, "big") + body
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
@@ -43,12 +43,12 @@ def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
 
     Raises ``ValueError`` for anything else.
     """
-    end = _HEAD + int.from_bytes(data[:_HEAD], "big")
-    if end > _LONGEST:
-        raise ValueError(f"a request of {end} bytes; {_LONGEST} are allowed")
-    if len(data) < max(end, _HEAD):
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+    if end > _MAX_REQUEST_BYTES:
+        raise ValueError(f"a request of {end} bytes; {_MAX_REQUEST_BYTES} are allowed")
+    if len(data) < max(end, _LENGTH_BYTES):
         return None
-    cwd, count, *rest = [os.fsdecode(part) for part in data[_HEAD:end].split(b"\0")]
+    cwd, count, *rest = [os.fsdecode(part) for part in data[_LENGTH_BYTES:end].split(b"\0")]
     argv, environ = rest[: int(count)], dict(entry.split("=", 1) for entry in rest[int(count) :])
     if not argv:
         raise ValueError("a request that names no module")
@@ -66,20 +66,20 @@ def main(arguments: Sequence[str]) -> int:
         if child < 0:
             return _report_failure("the fork server did not start this process; its own log lines say why")
         answer = _read_status(fork_server)
-    if len(answer) < STATUS:
+    if len(answer) < STATUS_BYTES:
         return _wait_without_fork_server(child, pid)
     return _exit_with_status(int.from_bytes(answer, "big"))
 
 
 def _connect_fork_server(fork_server: socket.socket, path: str) -> None:
-    give_up = time.monotonic() + _BORN_WITHIN
+    give_up = time.monotonic() + _SPAWN_TIMEOUT_SECONDS
     while True:
         try:
             return fork_server.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > give_up:
                 raise
-        time.sleep(_PAUSE)
+        time.sleep(_RETRY_PAUSE_SECONDS)
 
 
 def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[int, int]:
@@ -99,8 +99,8 @@ def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[i
     for number in _FORWARDED:
         signal.signal(number, forward_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    fork_server.settimeout(_BORN_WITHIN)
-    answer, descriptors, _, _ = socket.recv_fds(fork_server, STATUS, 1)
+    fork_server.settimeout(_SPAWN_TIMEOUT_SECONDS)
+    answer, descriptors, _, _ = socket.recv_fds(fork_server, STATUS_BYTES, 1)
     fork_server.settimeout(None)
     child = descriptors[0] if descriptors else -1
     for each in early:
@@ -125,7 +125,7 @@ def _send_signal(child: int, number: int) -> None:
 def _read_status(fork_server: socket.socket) -> bytes:
     """The wait status; less than ``STATUS`` bytes when the fork server ends before the process."""
     try:
-        return fork_server.recv(STATUS, socket.MSG_WAITALL)
+        return fork_server.recv(STATUS_BYTES, socket.MSG_WAITALL)
     except OSError:
         return b""
 

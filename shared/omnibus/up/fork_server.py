@@ -30,8 +30,8 @@ from omnibus.process.parent_death import die_with_lifeline
 from omnibus.settings import ExecutorSettings, Settings, read_settings
 from omnibus.up import fork_client
 
-_CHUNK = 1 << 16  # bytes
-_STREAMS = 4  # standard input, output and error, and the lifeline
+_READ_BYTES = 1 << 16  # bytes
+_DESCRIPTOR_COUNT = 4  # standard input, output and error, and the lifeline
 _BACKLOG = 128
 
 
@@ -78,7 +78,7 @@ class ForkedProcess:
         if self._closed:  # by another event of the same round
             return
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _STREAMS)
+            data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, _DESCRIPTOR_COUNT)
         except BlockingIOError:
             return
         except OSError:
@@ -103,8 +103,8 @@ class ForkedProcess:
             self._handle_failure()
 
     def _fork_process(self, argv: list[str], environ: dict[str, str], cwd: str) -> None:
-        if len(self._streams) != _STREAMS:
-            raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_STREAMS}")
+        if len(self._streams) != _DESCRIPTOR_COUNT:
+            raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_DESCRIPTOR_COUNT}")
         pid = os.fork()
         if pid == 0:
             _run_child(lambda: self._set_up_child(environ, cwd), argv)
@@ -115,7 +115,7 @@ class ForkedProcess:
         self._end = os.pidfd_open(pid)
         self._fork_server.watch_descriptor(self._end, self._on_process_end)
         with suppress(OSError):  # the proxy has gone: its end of the connection says so too
-            socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS, "big")], [self._end])
+            socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS_BYTES, "big")], [self._end])
 
     def _set_up_child(self, environ: dict[str, str], cwd: str) -> None:
         """In the child: what the kernel would do for a process of its own."""
@@ -148,7 +148,7 @@ class ForkedProcess:
         self._kill_group()  # what is left of its group
         _, status = os.waitpid(self._pid, 0)
         with suppress(OSError):
-            self._connection.send(status.to_bytes(fork_client.STATUS, "big"))
+            self._connection.send(status.to_bytes(fork_client.STATUS_BYTES, "big"))
         self._leave_fork_server()
 
     def _kill_group(self) -> None:

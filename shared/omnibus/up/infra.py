@@ -12,10 +12,10 @@ from omnibus.process.spec import ProcessSpec
 from omnibus.up import binaries, health
 from omnibus.up.ports import LOOPBACK, free_ports
 
-_READY_WITHIN = 15.0  # seconds; both take under 0.3 s on an idle machine
-_PROBE_TIMEOUT = 1.0  # seconds for one probe
-_PROBE_PAUSE = 0.02  # seconds between two probes
-_ANSWER = 4096  # bytes of an answer that a probe reads
+_READY_TIMEOUT_SECONDS = 15.0  # seconds; both take under 0.3 s on an idle machine
+_PROBE_TIMEOUT_SECONDS = 1.0  # seconds for one probe
+_PROBE_PAUSE_SECONDS = 0.02  # seconds between two probes
+_MAX_ANSWER_BYTES = 4096  # bytes of an answer that a probe reads
 _USER = "omnibus"  # of the NATS server, where it has a password
 
 
@@ -59,7 +59,7 @@ def prepare_nats(
         argv,
         cwd=store,
         ready=partial(nats_ready, monitor_port),
-        ready_within=_READY_WITHIN,
+        ready_within=_READY_TIMEOUT_SECONDS,
         alive=partial(_nats_alive, monitor_port),
     )
     who = f"{_USER}:{password}@" if password else ""
@@ -97,7 +97,7 @@ def prepare_valkey(
         argv,
         cwd=store,
         ready=partial(valkey_ready, port, password),
-        ready_within=_READY_WITHIN,
+        ready_within=_READY_TIMEOUT_SECONDS,
         alive=partial(_valkey_alive, port),
     )
     who = f":{password}@" if password else ""
@@ -136,7 +136,7 @@ async def _valkey_alive(port: int, _: int) -> bool:
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
         try:
             writer.write(b"PING\r\n")
-            return bool(await reader.read(_ANSWER))
+            return bool(await reader.read(_MAX_ANSWER_BYTES))
         finally:
             writer.close()
     except OSError:
@@ -151,17 +151,17 @@ def _choose_ports(*asked: int) -> list[int]:
 async def _wait_for_answer(port: int, request: bytes, wanted: tuple[bytes, ...]) -> None:
     # Neither server can tell us that it is ready, so we ask; the caller holds the deadline.
     while not (await _exchange_bytes(port, request)).startswith(wanted):  # noqa: ASYNC110
-        await asyncio.sleep(_PROBE_PAUSE)
+        await asyncio.sleep(_PROBE_PAUSE_SECONDS)
 
 
 async def _exchange_bytes(port: int, request: bytes) -> bytes:
     """The first bytes that 127.0.0.1:``port`` answers to ``request``; empty when there is no answer."""
     try:
-        async with asyncio.timeout(_PROBE_TIMEOUT):
+        async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(LOOPBACK, port)
             try:
                 writer.write(request)
-                return await reader.read(_ANSWER)
+                return await reader.read(_MAX_ANSWER_BYTES)
             finally:
                 writer.close()
     except (OSError, TimeoutError):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_SPAN = 12_000
-_TRIES = 200
+_PORT_COUNT = 12_000
+_CANDIDATE_COUNT = 200
 
 
 def free_ports(count: int) -> list[int]:
@@ -18,7 +18,7 @@ def free_ports(count: int) -> list[int]:
     Raises ``OSError`` when no port is free.
     """
     first = _first_ephemeral()
-    candidates = random.sample(range(max(1024, first - _SPAN), first), _TRIES)
+    candidates = random.sample(range(max(1024, first - _PORT_COUNT), first), _CANDIDATE_COUNT)
     found: list[int] = []
     for port in candidates:
         if len(found) == count:

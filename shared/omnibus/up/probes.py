@@ -8,8 +8,8 @@ import urllib.request
 
 from omnibus.up.ports import LOOPBACK
 
-_PAUSE = 0.02  # seconds between two attempts
-_ANSWER_WITHIN = 2.0  # seconds
+_RETRY_PAUSE_SECONDS = 0.02  # seconds between two attempts
+_ANSWER_TIMEOUT_SECONDS = 2.0  # seconds
 
 
 async def wait_for_port(port: int) -> None:
@@ -20,7 +20,7 @@ async def wait_for_port(port: int) -> None:
             writer.close()
             return
         except OSError:
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_RETRY_PAUSE_SECONDS)
 
 
 async def wait_for_socket(path: str) -> None:
@@ -31,13 +31,13 @@ async def wait_for_socket(path: str) -> None:
             writer.close()
             return
         except OSError:
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_RETRY_PAUSE_SECONDS)
 
 
 def not_ready(url: str, believed: ssl.SSLContext | None = None) -> str:
     """Return what ``/readyz`` of the gateway at ``url`` reports as missing, or why it fails; empty when ready."""
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_WITHIN, context=believed):  # noqa: S310 our own
+        with urllib.request.urlopen(f"{url}/readyz", timeout=_ANSWER_TIMEOUT_SECONDS, context=believed):  # noqa: S310 our own
             return ""
     except urllib.error.HTTPError as error:
         return str(json.loads(error.read()).get("missing"))

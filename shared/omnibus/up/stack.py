@@ -36,8 +36,8 @@ from omnibus.up.tls import trusted_context
 from omnibus.up.watchdog import Watchdog
 
 NODE = "local"
-PLAN_WITHIN = 30.0  # seconds
-READY_WITHIN = 180.0  # seconds for all executors to load
+PLAN_TIMEOUT_SECONDS = 30.0  # seconds
+READY_TIMEOUT_SECONDS = 180.0  # seconds for all executors to load
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
@@ -133,7 +133,7 @@ class Stack:
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
         await self.supervisor.unless_over(self._start_executors())
-        await self.supervisor.unless_over(self.wait_until_ready(READY_WITHIN))
+        await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
         self.supervisor.confirm_all()
         self._publish_state(run)
 
@@ -312,9 +312,11 @@ def _gateway_name(index: int) -> str:
 
 async def _first_plan(store: Store) -> Plan:
     try:
-        async with asyncio.timeout(PLAN_WITHIN):
+        async with asyncio.timeout(PLAN_TIMEOUT_SECONDS):
             while (plan := await store.plan()) is None:  # noqa: ASYNC110 the store cannot tell us
                 await asyncio.sleep(0.05)
             return plan
     except TimeoutError:
-        raise DeadlineExceeded(f"the planner wrote no plan within {PLAN_WITHIN:g} s: see its log lines above") from None
+        raise DeadlineExceeded(
+            f"the planner wrote no plan within {PLAN_TIMEOUT_SECONDS:g} s: see its log lines above"
+        ) from None

@@ -15,7 +15,7 @@ from omnibus.process.spec import SHARED
 
 #: Seed of the LLMs of twins, which have all else from the model they share with.
 TWIN_SEED = 1
-BUILT_WITHIN = 300.0  # seconds
+BUILD_TIMEOUT_SECONDS = 300.0  # seconds
 #: Checkpoints of the trained ones, by family.
 TRAINED = SHARED / "omnibus_models" / "world" / "weights"
 
@@ -26,7 +26,7 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
     """
     cache = cache or tiny_directory()
-    alone = {**catalog.TINY, **catalog.ASKED}
+    alone = {**catalog.TINY, **catalog.ON_DEMAND_MODELS}
     if unknown := [name for name in only if name not in catalog.LOCAL]:
         raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
@@ -46,7 +46,7 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
 
 def _twin_arguments(twin: str) -> list[str]:
     """Return the arguments of the builder for a twin's LLM."""
-    return ["--llm-seed", str(TWIN_SEED), *(["--wide"] if twin in catalog.LARGER else [])]
+    return ["--llm-seed", str(TWIN_SEED), *(["--wide"] if twin in catalog.LARGER_TWINS else [])]
 
 
 def tiny_directory() -> Path:
@@ -78,10 +78,12 @@ async def _run_builder(family: str, directory: Path, *arguments: str) -> str:
     builder = "omnibus_models.tiny"
     try:
         ended = await run_module.run_module(
-            builder, family, str(directory), *arguments, within=BUILT_WITHIN, stderr=STDOUT
+            builder, family, str(directory), *arguments, within=BUILD_TIMEOUT_SECONDS, stderr=STDOUT
         )
     except DeadlineExceeded:
-        raise DeadlineExceeded(f"the tiny {family} checkpoint was not built within {BUILT_WITHIN:g} s") from None
+        raise DeadlineExceeded(
+            f"the tiny {family} checkpoint was not built within {BUILD_TIMEOUT_SECONDS:g} s"
+        ) from None
     return ended.output if ended.code else ""
 
 

@@ -16,8 +16,8 @@ from omnibus_models.examine.meta_loader import BuiltModel, DryLoader
 #: The dtypes that components can be loaded in, as the headers of files say them.
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 #: Kinds of the unit tasks of components that keep what was before.
-_LOOKING_BACK = ("think", "talk", "prior", "denoise")
-_SHOWN = 500  # characters of what a library says
+_CAUSAL_TASKS = ("think", "talk", "prior", "denoise")
+_MAX_QUOTED_CHARS = 500  # characters of what a library says
 
 
 def examine_checkpoint(checkpoint: Path, dtype: str = "") -> Report:
@@ -64,7 +64,7 @@ def _component_report(family: Any, name: str, checkpoint: Path, dtype: str, dry:
     except Exception as error:  # noqa: BLE001 whatever a stranger's checkpoint makes a library raise
         problem = _first_line(f"{type(error).__name__}: {error}")
     looks = list(dry.looks)
-    config = _attention_config(loaded, looks) if KNOWN[family.name].tasks[name] in _LOOKING_BACK else None
+    config = _attention_config(loaded, looks) if KNOWN[family.name].tasks[name] in _CAUSAL_TASKS else None
     return ComponentReport(
         parameters=sum(tensor.numel() for look in looks for tensor in look.module.parameters()),
         nbytes=sum(tensor.numel() * tensor.element_size() for look in looks for tensor in _held_tensors(look)),
@@ -138,4 +138,4 @@ def _relative_name(checkpoint: Path, directory: Path, name: str) -> str:
 
 def _first_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "it cannot be loaded")
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …"
+    return line if len(line) <= _MAX_QUOTED_CHARS else f"{line[:_MAX_QUOTED_CHARS]} …"

@@ -125,7 +125,7 @@ class GlmDenoiser(LoadedComponent):
     def palette(self) -> Tensor:
         """[channels + 1, 3]: the colour that each latent adds, and that of nothing."""
         vae = load_decoder(self._checkpoint, str(self._device), "float32")
-        size = (_latent_preview.COUNT, self._channels, _latent_preview.SIDE, _latent_preview.SIDE)
+        size = (_latent_preview.IMAGE_COUNT, self._channels, _latent_preview.SIDE_LATENTS, _latent_preview.SIDE_LATENTS)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
         return _latent_preview.fit_palette(drawn.permute(0, 2, 3, 1), vae.decode_colours(drawn))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 #: Latents on a side of the pictures that tell a decoder's colours, and how many there are.
-SIDE, COUNT = 8, 16
+SIDE_LATENTS, IMAGE_COUNT = 8, 16
 
 
 def to_bytes(colours: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def fit_surface_colours(channels: int, paint: Callable[[Tensor], Tensor]) -> Ten
     ``paint`` makes colours [B, 3, H, W] of latents [B, channels, 1, rows, columns].
     """
     drawn = torch.randn(max(64, 2 * channels), channels, generator=torch.Generator().manual_seed(0))
-    surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, SIDE // 2, SIDE // 2)
+    surfaces = drawn[:, :, None, None, None].expand(-1, -1, 1, SIDE_LATENTS // 2, SIDE_LATENTS // 2)
     return fit_palette(surfaces[:, :, 0].permute(0, 2, 3, 1), paint(surfaces))
 
 

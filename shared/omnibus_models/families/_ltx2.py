@@ -12,11 +12,11 @@ from omnibus_models.contract import ImageSpec, LoadedComponent
 from omnibus_models.families import _flow_schedule, _latent_preview
 
 #: Sides of a film are multiples of so many pixels, and at least two latents.
-SIDE = 32
+SIDE_PIXELS = 32
 #: The fewest and the most frames per second.
-SLOW, FAST = 1.0, 120.0
+MIN_FRAMES_PER_SECOND, MAX_FRAMES_PER_SECOND = 1.0, 120.0
 #: The block whose attention is left out for the perturbed guidance, the last one where there are fewer.
-_BLOCK = 28
+_PERTURBED_BLOCK = 28
 
 
 class Pair(NamedTuple):
@@ -128,7 +128,7 @@ class Ltx2Denoiser(LoadedComponent):
             if config.use_prompt_embeddings
             else Pair(config.cross_attention_dim, config.audio_cross_attention_dim)
         )
-        self._block = min(_BLOCK, config.num_layers - 1)
+        self._block = min(_PERTURBED_BLOCK, config.num_layers - 1)
         self._perturbs = bool(config.perturbed_attn)
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
@@ -239,18 +239,20 @@ class Ltx2Denoiser(LoadedComponent):
 
     def _latent_shape(self, picture: ImageSpec) -> tuple[int, int, int, int]:
         own = self._geometry
-        least = max(SIDE, 2 * own.unit)
+        least = max(SIDE_PIXELS, 2 * own.unit)
         for name, pixels in (("width", picture.width), ("height", picture.height)):
-            if pixels % SIDE or pixels < least:
+            if pixels % SIDE_PIXELS or pixels < least:
                 raise errors.BadRequest(
-                    f"{name} must be a multiple of {SIDE} from {least} on, not {pixels}", param=name
+                    f"{name} must be a multiple of {SIDE_PIXELS} from {least} on, not {pixels}", param=name
                 )
         if picture.frames < 1 or picture.frames % own.frames != 1:
             raise errors.BadRequest(
                 f"frames must be one more than a multiple of {own.frames}, not {picture.frames}", param="frames"
             )
-        if not SLOW <= picture.fps <= FAST:
-            raise errors.BadRequest(f"fps must be {SLOW:g} to {FAST:g}, not {picture.fps:g}", param="fps")
+        if not MIN_FRAMES_PER_SECOND <= picture.fps <= MAX_FRAMES_PER_SECOND:
+            raise errors.BadRequest(
+                f"fps must be {MIN_FRAMES_PER_SECOND:g} to {MAX_FRAMES_PER_SECOND:g}, not {picture.fps:g}", param="fps"
+            )
         length = round(picture.frames / picture.fps * own.rate)
         if not length:
             raise errors.BadRequest("a film so short has no sound; ask for more frames", param="frames")

@@ -12,7 +12,7 @@ from omnibus_models import loading, media
 from omnibus_models.contract import no_component
 from omnibus_models.families import _qwen
 
-_EYES, _EARS, _MIND = ("visual",), ("audio_tower",), ("model", "lm_head")
+_VISION_MODULES, _AUDIO_MODULES, _LANGUAGE_MODULES = ("visual",), ("audio_tower",), ("model", "lm_head")
 
 
 class OmniFamily(ABC):
@@ -36,17 +36,19 @@ class OmniFamily(ABC):
         config = self._load_config(checkpoint)
         match component:
             case "vision":
-                module = self._load_part(config, checkpoint, (*_EARS, *_MIND), device, dtype)
+                module = self._load_part(config, checkpoint, (*_AUDIO_MODULES, *_LANGUAGE_MODULES), device, dtype)
                 return _qwen.vision_encoder(module, checkpoint, limits, self._video_options(), self.encoder)
             case "audio":
                 from transformers import AutoFeatureExtractor
 
-                module = self._load_part(config, checkpoint, (*_EYES, *_MIND), device, dtype)
+                module = self._load_part(config, checkpoint, (*_VISION_MODULES, *_LANGUAGE_MODULES), device, dtype)
                 features = AutoFeatureExtractor.from_pretrained(checkpoint, local_files_only=True)
                 return self._make_audio_encoder(module, features, limits)
             case "thinker":
                 return self._make_thinker(
-                    self._load_part(config, checkpoint, (*_EYES, *_EARS), device, dtype), checkpoint, config
+                    self._load_part(config, checkpoint, (*_VISION_MODULES, *_AUDIO_MODULES), device, dtype),
+                    checkpoint,
+                    config,
                 )
             case "talker":
                 return self._load_talker(config, checkpoint, device, dtype)

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 from omnibus_models.contract import PrefillInputs, TokenSamplingParams
 from omnibus_models.families import _omni_audio, _qwen
 
-_BANNED = 1024  # ids at the end of the vocabulary that are no codes, as the library has it
+_BANNED_ID_COUNT = 1024  # ids at the end of the vocabulary that are no codes, as the library has it
 
 
 class Qwen3CodePredictor:
@@ -53,7 +53,7 @@ class Qwen3Talker(_qwen.QwenDecoder):
         self.max_codes = max_codes
         self.predictor = Qwen3CodePredictor(module.code_predictor, self.embed)
         self._text, self._media = module.text_projection, module.hidden_projection
-        banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED
+        banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED_ID_COUNT
         banned[list(self.eos)] = False
         self._banned = banned
 

@@ -9,7 +9,7 @@ from omnibus_models import loading, media
 from omnibus_models.contract import no_component
 
 #: All but the vision encoder, in most models of the library.
-MIND = ("model.language_model", "lm_head")
+LANGUAGE_MODULES = ("model.language_model", "lm_head")
 
 
 class VisionLanguage(ABC):
@@ -20,7 +20,7 @@ class VisionLanguage(ABC):
     architecture: ClassVar[str]
     #: Modules that the language model does without, and those that the vision encoder does without.
     eyes: ClassVar[Sequence[str]]
-    mind: ClassVar[Sequence[str]] = MIND
+    mind: ClassVar[Sequence[str]] = LANGUAGE_MODULES
     components = ("vision", "thinker")
 
     def load(

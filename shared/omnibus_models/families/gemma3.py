@@ -23,7 +23,7 @@ from omnibus_models import media
 from omnibus_models.attention import Attention, BidirectionalAttention
 from omnibus_models.contract import Encoded, LoadedComponent, Prepared, PromptLayout
 from omnibus_models.families import _language
-from omnibus_models.families._vision_language import MIND, VisionLanguage
+from omnibus_models.families._vision_language import LANGUAGE_MODULES, VisionLanguage
 
 
 class Gemma3Thinker(_language.LanguageThinker):
@@ -122,7 +122,7 @@ class Gemma3(VisionLanguage):
     name = "gemma3"
     architecture = "Gemma3ForConditionalGeneration"
     eyes = ("model.vision_tower",)
-    mind = (*MIND, "model.multi_modal_projector")
+    mind = (*LANGUAGE_MODULES, "model.multi_modal_projector")
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Gemma3Thinker:
         """See ``contract.Family``. Always ``Fatal``: engines that run the layers take rows as they are."""

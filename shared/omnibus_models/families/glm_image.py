@@ -23,11 +23,11 @@ from omnibus_models.families._glm_denoiser import GlmDenoiser, check_sides
 from omnibus_models.families._image_tokens import TokenDenoiser, TokenDenoising
 
 #: Most bytes of a text that is to be written. The pipeline cuts texts off without a word.
-TOKENS = 2048
+MAX_TEXT_TOKENS = 2048
 #: What is to be written, by the kinds of quotation marks that the pipeline knows, in its order.
 _QUOTED = tuple(map(re.compile, (r"'([^']*)'", "\u201c([^\u201c\u201d]*)\u201d", r'"([^"]*)"', "「([^「」]*)」")))
 #: Pixels on a side of what is one token for the prior. For the transformer it is four.
-TOKEN_SIDE = 32
+TOKEN_SIDE_PIXELS = 32
 
 
 @dataclass
@@ -52,8 +52,10 @@ class GlmTextEncoder(LoadedComponent):
                 raise errors.BadRequest(f"a text in the prompt holds the control token {token!r}", param="prompt")
         rows: list[list[int]] = self.tokenizer(texts or [""])["input_ids"]
         longest = max(map(len, rows))
-        if longest > TOKENS:
-            raise errors.ContextTooLong(f"a text in the prompt has {longest} tokens; this model takes {TOKENS}")
+        if longest > MAX_TEXT_TOKENS:
+            raise errors.ContextTooLong(
+                f"a text in the prompt has {longest} tokens; this model takes {MAX_TEXT_TOKENS}"
+            )
         # The pipeline puts something before each text whenever there is an even number of them.
         rows = [[self.tokenizer.pad_token_id] * ((len(rows) + 1) % 2) + row for row in rows]
         ids = [torch.tensor(row) for row in rows]
@@ -100,7 +102,7 @@ class GlmPrior(TokenDenoiser):
     @torch.no_grad()
     def open(self, picture: ImageSpec, prompt: str) -> TokenDenoising:
         """Read the prompt, see ``contract.Prior``."""
-        check_sides(picture, TOKEN_SIDE)
+        check_sides(picture, TOKEN_SIDE_PIXELS)
         for token in self._control:
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")

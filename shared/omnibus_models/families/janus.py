@@ -130,7 +130,7 @@ class JanusDenoiser(TokenDenoiser):
         """[codes, 3]: the colour of each token, on the average of its neighbours."""
         decoder = _load_decoder(self._checkpoint, str(self._device), "float32")
         codes = decoder.code_vectors()
-        size = (_latent_preview.COUNT, _latent_preview.SIDE, _latent_preview.SIDE)
+        size = (_latent_preview.IMAGE_COUNT, _latent_preview.SIDE_LATENTS, _latent_preview.SIDE_LATENTS)
         drawn = codes[torch.randint(len(codes), size, generator=torch.Generator().manual_seed(0)).to(codes.device)]
         return _latent_preview.append_constant(codes.cpu()) @ _latent_preview.fit_palette(
             drawn, decoder.decode_colours(drawn.permute(0, 3, 1, 2))

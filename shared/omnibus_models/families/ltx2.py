@@ -21,7 +21,7 @@ from omnibus_models.families import _flow_schedule, _language, _latent_preview
 from omnibus_models.families._ltx2 import Geometry, Ltx2Denoiser
 
 #: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
-TOKENS = 1024
+PROMPT_TOKENS = 1024
 
 
 @dataclass
@@ -46,8 +46,10 @@ class Ltx2TextEncoder(LoadedComponent):
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
         ids = self.tokenizer(prompt.strip())["input_ids"]
-        if len(ids) > TOKENS:
-            raise errors.ContextTooLong(f"the prompt has {len(ids)} tokens; this model takes {TOKENS}", param="prompt")
+        if len(ids) > PROMPT_TOKENS:
+            raise errors.ContextTooLong(
+                f"the prompt has {len(ids)} tokens; this model takes {PROMPT_TOKENS}", param="prompt"
+            )
         return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": len(ids)})
 
     @torch.no_grad()
@@ -60,7 +62,7 @@ class Ltx2TextEncoder(LoadedComponent):
         device = next(module.connectors.parameters()).device
         padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
         # In the pipeline a prompt ends at the last of its places.
-        begins = torch.tensor([TOKENS - len(one) for one in ids], device=device)
+        begins = torch.tensor([PROMPT_TOKENS - len(one) for one in ids], device=device)
         positions = begins[:, None] + torch.arange(padded.shape[1], device=device)
         states = module.language.get_decoder()(
             input_ids=padded, position_ids=positions, use_cache=False, output_hidden_states=True
@@ -73,9 +75,9 @@ class Ltx2TextEncoder(LoadedComponent):
     def _connect_states(self, states: Tensor) -> Tensor:
         """``states`` [T, H, layers] of one prompt through the connectors, one by one: they are large."""
         module: Any = self.module
-        packed = states.new_zeros(1, TOKENS, *states.shape[1:])
-        packed[0, TOKENS - len(states) :] = states
-        mask = torch.arange(TOKENS, device=states.device)[None] >= TOKENS - len(states)
+        packed = states.new_zeros(1, PROMPT_TOKENS, *states.shape[1:])
+        packed[0, PROMPT_TOKENS - len(states) :] = states
+        mask = torch.arange(PROMPT_TOKENS, device=states.device)[None] >= PROMPT_TOKENS - len(states)
         film, sound, kept = module.connectors(packed.flatten(2), mask.long(), padding_side="left")
         return torch.cat([film[0], sound[0]], -1)[kept[0].bool()]
 

@@ -22,7 +22,7 @@ from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Pre
 from omnibus_models.families import _language
 from omnibus_models.families._vision_language import VisionLanguage
 
-_TOGETHER = 4  # pictures that an answer sees: what is kept of each is as much as of thousands of tokens
+_MAX_IMAGES = 4  # pictures that an answer sees: what is kept of each is as much as of thousands of tokens
 
 
 class _CrossAttentionSpan(NamedTuple):
@@ -120,10 +120,10 @@ class MllamaThinker(_language.LanguageThinker):
     def _expand_prompt(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         """Every picture is one token."""
         starts = [place for place, token in enumerate(prompt.ids) if token in self._placeholders]
-        for first, last in zip(starts, starts[_TOGETHER:], strict=False):
-            if last - first == _TOGETHER:
+        for first, last in zip(starts, starts[_MAX_IMAGES:], strict=False):
+            if last - first == _MAX_IMAGES:
                 raise errors.BadRequest(
-                    f"more than {_TOGETHER} pictures follow one another; send fewer, or text between them",
+                    f"more than {_MAX_IMAGES} pictures follow one another; send fewer, or text between them",
                     param="messages",
                 )
         return list(prompt.ids), starts

@@ -17,7 +17,7 @@ from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Pre
 from omnibus_models.dit_vocoder import DitVocoding
 from omnibus_models.families import _omni, _omni_audio, _qwen
 
-RATE = 24_000  # samples per second of the released vocoder; no configuration names it
+SAMPLE_RATE_HERTZ = 24_000  # samples per second of the released vocoder; no configuration names it
 _DIT = {r"^token2wav\.code2wav_dit_model\.": ""}
 _BIGVGAN = {r"^token2wav\.code2wav_bigvgan_model\.": ""}
 
@@ -160,7 +160,7 @@ class Qwen25OmniVocoder(LoadedComponent):
     dit: Any
     bigvgan: Any
     voices: Mapping[str, Mapping[str, Any]]
-    rate: int = RATE
+    rate: int = SAMPLE_RATE_HERTZ
     groups: int = 1
 
     @property

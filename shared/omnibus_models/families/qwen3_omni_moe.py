@@ -16,9 +16,9 @@ from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Pre
 from omnibus_models.families import _code2wav, _omni, _omni_audio, _qwen, _qwen3, _qwen3_talker
 from omnibus_models.families._qwen3_talker import Qwen3Talker
 
-RATE = 24_000  # samples per second of the released vocoder; no configuration names it
+SAMPLE_RATE_HERTZ = 24_000  # samples per second of the released vocoder; no configuration names it
 _CODE2WAV = {r"^code2wav\.": ""}
-_PREFIX = 3  # tokens that begin an answer: a mark, the role, a line break
+_PREFIX_TOKENS = 3  # tokens that begin an answer: a mark, the role, a line break
 
 
 class Qwen3OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
@@ -128,7 +128,7 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
 
     def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
         """Int32 [5, S] for each row that the talker hears of: its place, 1 if it is of media, its positions."""
-        if not self.speaks or layout.ids[-_PREFIX] != self._config.im_start_token_id:
+        if not self.speaks or layout.ids[-_PREFIX_TOKENS] != self._config.im_start_token_id:
             return None
         ids = torch.tensor(layout.ids)
         heard = self._talker_mask(ids)
@@ -144,7 +144,7 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         places = torch.arange(len(ids))
         begins = torch.where(ids == self._config.im_start_token_id, places, -1).cummax(0).values.clamp(min=0)
         roles = ids[(begins + 1).clamp(max=len(ids) - 1)]
-        return (roles == self._config.user_token_id) | (places >= len(ids) - _PREFIX)
+        return (roles == self._config.user_token_id) | (places >= len(ids) - _PREFIX_TOKENS)
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Qwen3OmniVocoder(LoadedComponent):
 
     code2wav: Any
     talker: Any  # its configuration
-    rate: int = RATE
+    rate: int = SAMPLE_RATE_HERTZ
 
     @property
     def groups(self) -> int:

@@ -19,9 +19,9 @@ TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
-SKIPPED = 34
+SKIPPED_TOKENS = 34
 #: Most tokens of a prompt, the rest of the template included. The pipeline cuts prompts off without a word.
-TOKENS = 1024
+MAX_PROMPT_TOKENS = 1024
 #: The pipeline's usual guidance.
 GUIDANCE = 4.0
 _PATCH = 2  # latents on either side of what is one position for the transformer
@@ -46,9 +46,11 @@ class QwenImageTextEncoder(LoadedComponent):
             if token in prompt:
                 raise errors.BadRequest(f"the prompt holds the control token {token!r}; leave it out", param="prompt")
         ids = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
-        count = len(ids) - SKIPPED
-        if count > TOKENS:
-            raise errors.ContextTooLong(f"the prompt has {count} tokens; this model takes {TOKENS}", param="prompt")
+        count = len(ids) - SKIPPED_TOKENS
+        if count > MAX_PROMPT_TOKENS:
+            raise errors.ContextTooLong(
+                f"the prompt has {count} tokens; this model takes {MAX_PROMPT_TOKENS}", param="prompt"
+            )
         return Prepared("text", {"ids": torch.tensor(ids)}, {"modality": "text", "n_tokens": count})
 
     @torch.no_grad()
@@ -64,7 +66,10 @@ class QwenImageTextEncoder(LoadedComponent):
             inputs_embeds=module.get_input_embeddings()(padded), position_ids=positions, use_cache=False
         )
         hidden = out.last_hidden_state
-        return [Encoded(row[SKIPPED : len(one)], item.meta) for row, one, item in zip(hidden, ids, batch, strict=True)]
+        return [
+            Encoded(row[SKIPPED_TOKENS : len(one)], item.meta)
+            for row, one, item in zip(hidden, ids, batch, strict=True)
+        ]
 
 
 @dataclass

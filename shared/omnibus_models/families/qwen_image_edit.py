@@ -28,12 +28,12 @@ TEMPLATE = (
     "appropriate.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-SKIPPED = 64
+SKIPPED_TOKENS = 64
 #: Most tokens of a prompt, the rest of the template included and the picture left out.
-TOKENS = qwen_image.TOKENS
+MAX_PROMPT_TOKENS = qwen_image.MAX_PROMPT_TOKENS
 #: Pixels that the pipeline brings every picture to.
-AREA = 1024 * 1024
-_SIDE = 32  # both sides of a picture become multiples of it
+AREA_PIXELS = 1024 * 1024
+_SIDE_MULTIPLE_PIXELS = 32  # both sides of a picture become multiples of it
 
 
 class QwenImageEditVisionEncoder(_qwen.QwenVisionEncoder):
@@ -64,7 +64,7 @@ class ImageLatentEncoder(LoadedComponent):
 
         _check_image(modality)
         picture = _resize_image(media.decode_image(data, self.limits), self.area)
-        pixels = VaeImageProcessor(vae_scale_factor=_SIDE).preprocess(picture)[0]
+        pixels = VaeImageProcessor(vae_scale_factor=_SIDE_MULTIPLE_PIXELS).preprocess(picture)[0]
         count = picture.width * picture.height // 16**2
         return Prepared("image", {"pixels": pixels}, {"modality": "image", "n_tokens": count})
 
@@ -107,9 +107,11 @@ class QwenImageEditTextEncoder(LoadedComponent):
             raise errors.BadRequest(f"this model edits one picture, not {len(items)}", param="items")
         count = self._row_count(items[0])
         given = self.tokenizer(TEMPLATE.format(prompt))["input_ids"]
-        said = len(given) - SKIPPED - 1
-        if said > TOKENS:
-            raise errors.ContextTooLong(f"the prompt has {said} tokens; this model takes {TOKENS}", param="prompt")
+        said = len(given) - SKIPPED_TOKENS - 1
+        if said > MAX_PROMPT_TOKENS:
+            raise errors.ContextTooLong(
+                f"the prompt has {said} tokens; this model takes {MAX_PROMPT_TOKENS}", param="prompt"
+            )
         ids = torch.tensor([one for token in given for one in [token] * (count if token == self._slot else 1)])
         features = {"ids": ids, "positions": self._count_positions(ids, items[0]), "rows": items[0].embeds}
         return Prepared("text", features, {"modality": "text", "n_tokens": said + count})
@@ -130,7 +132,9 @@ class QwenImageEditTextEncoder(LoadedComponent):
         out = module.get_decoder()(
             inputs_embeds=inputs, position_ids=positions.to(module.device), use_cache=False
         ).last_hidden_state
-        return [Encoded(row[SKIPPED : len(one)], item.meta) for row, one, item in zip(out, ids, batch, strict=True)]
+        return [
+            Encoded(row[SKIPPED_TOKENS : len(one)], item.meta) for row, one, item in zip(out, ids, batch, strict=True)
+        ]
 
     def _count_positions(self, ids: Tensor, item: Encoded) -> Tensor:
         """[3, T]. The pipeline forgets to say which tokens are a picture's, and the library then counts them as text.
@@ -256,7 +260,7 @@ def _load_image_processor(checkpoint: Path) -> Any:
 
 def _target_area(images: Any) -> int:
     """Pixels that pictures are brought to: the pipeline's, and never more than the language model is shown."""
-    return min(AREA, int(images.size["longest_edge"]))
+    return min(AREA_PIXELS, int(images.size["longest_edge"]))
 
 
 def _resize_image(picture: Image.Image, area: int) -> Image.Image:
@@ -264,7 +268,7 @@ def _resize_image(picture: Image.Image, area: int) -> Image.Image:
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
     width, height, _ = calculate_dimensions(area, picture.width / picture.height)
-    size = max(width, _SIDE), max(height, _SIDE)
+    size = max(width, _SIDE_MULTIPLE_PIXELS), max(height, _SIDE_MULTIPLE_PIXELS)
     check_aspect(*size)
     return picture.resize(size, Image.Resampling.LANCZOS)
 

@@ -19,11 +19,11 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-_MOST = 3
+_MAX_TILES_PER_SIDE = 3
 _GRID = [
     [_llava_style.SIDE * height, _llava_style.SIDE * width]
-    for height in range(1, _MOST + 1)
-    for width in range(1, _MOST + 1)
+    for height in range(1, _MAX_TILES_PER_SIDE + 1)
+    for width in range(1, _MAX_TILES_PER_SIDE + 1)
 ]
 _RATIO = "anyres_max_4"  # more than four tiles are thinned out to the rows of four
 

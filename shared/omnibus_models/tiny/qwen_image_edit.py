@@ -8,7 +8,7 @@ import torch
 from omnibus_models.tiny import _qwen, qwen2_5_vl, qwen_image
 
 #: Pixels of a visual token, and tokens of a picture: at most 112 x 112 pixels.
-_TOKEN, _LEAST, _MOST = 28**2, 4, 16
+_TOKEN_PIXELS, _MIN_TOKENS, _MAX_TOKENS = 28**2, 4, 16
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
@@ -19,7 +19,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     made = qwen_image.build_components(seed, llm_seed, base=8)
     _damp_encoder(made["vae"])
     _amplify_attention(made["transformer"])
-    size = {"shortest_edge": _LEAST * _TOKEN, "longest_edge": _MOST * _TOKEN}
+    size = {"shortest_edge": _MIN_TOKENS * _TOKEN_PIXELS, "longest_edge": _MAX_TOKENS * _TOKEN_PIXELS}
     images = Qwen2VLImageProcessor(size=size, patch_size=_qwen.PATCH, merge_size=2, temporal_patch_size=2)
     processor = Qwen2_5_VLProcessor(
         images, made["tokenizer"], _qwen.video_processor(), chat_template=qwen2_5_vl.TEMPLATE

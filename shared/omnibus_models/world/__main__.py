@@ -36,7 +36,7 @@ def _make_samples(directory: Path, seed: int | None) -> str:
     tones = dialogues.sample_tones(random)
     (directory / "seen.png").write_bytes(scenes.encode_png(scenes.draw_scene(scene, random)))
     (directory / "heard.wav").write_bytes(
-        tone_synth.encode_wav(tone_synth.synthesize_tones(list(tones), random), tone_synth.HEARD_RATE)
+        tone_synth.encode_wav(tone_synth.synthesize_tones(list(tones), random), tone_synth.INPUT_RATE_HERTZ)
     )
     return f"{dialogues.scene_and_tones_question(scene, tones).answer}\n{other.caption}"
 

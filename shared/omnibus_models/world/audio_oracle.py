@@ -4,31 +4,33 @@ import numpy as np
 
 from omnibus_models.world import tone_synth
 
-_FRAME = 160  # samples of 10 ms at the rate of what is heard
-_LOUD = 0.25  # of the loudest frame: what is below is silence
-_SHORTEST = 8  # frames of a tone
-_OFF = 40.0  # Hz: how far a pitch may be off
+_FRAME_SAMPLES = 160  # samples of 10 ms at the rate of what is heard
+_LOUD_FRACTION = 0.25  # of the loudest frame: what is below is silence
+_MIN_TONE_FRAMES = 8  # frames of a tone
+_MAX_PITCH_ERROR_HERTZ = 40.0  # Hz: how far a pitch may be off
 
 
-def recognize_tones(samples: np.ndarray, rate: int = tone_synth.HEARD_RATE) -> list[str] | None:
+def recognize_tones(samples: np.ndarray, rate: int = tone_synth.INPUT_RATE_HERTZ) -> list[str] | None:
     """The tones in a sound one after the other; None when one of them is none of ours."""
-    size = _FRAME * rate // tone_synth.HEARD_RATE
+    size = _FRAME_SAMPLES * rate // tone_synth.INPUT_RATE_HERTZ
     frames = samples[: len(samples) // size * size].reshape(-1, size).astype(float)
     loud = np.sqrt((frames**2).mean(1))
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], (loud > _LOUD * loud.max(initial=0)).astype(int), [0]])))
+    edges = np.flatnonzero(
+        np.diff(np.concatenate([[0], (loud > _LOUD_FRACTION * loud.max(initial=0)).astype(int), [0]]))
+    )
     found = []
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
-        if end - begin >= _SHORTEST:
+        if end - begin >= _MIN_TONE_FRAMES:
             pitch = _strongest_frequency(frames[begin:end].reshape(-1), rate, 100, 2000)
             found.append(_nearest_tone(pitch))
     return None if None in found or not found else [name for name in found if name]
 
 
-def recognize_words(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> list[str] | None:
+def recognize_words(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERTZ) -> list[str] | None:
     """The words that are spoken in a sound that begins with the first of them; None when one is none of ours."""
-    syllable = tone_synth.CODE * tone_synth.SYLLABLE
-    heard = (tone_synth.CODE * (tone_synth.SYLLABLE - 1)) * rate // tone_synth.SPOKEN_RATE
-    length = syllable * rate // tone_synth.SPOKEN_RATE
+    syllable = tone_synth.CODE_SAMPLES * tone_synth.SYLLABLE_CODES
+    heard = (tone_synth.CODE_SAMPLES * (tone_synth.SYLLABLE_CODES - 1)) * rate // tone_synth.OUTPUT_RATE_HERTZ
+    length = syllable * rate // tone_synth.OUTPUT_RATE_HERTZ
     count = len(samples) // length
     if not count or count % 2:
         return None
@@ -38,7 +40,7 @@ def recognize_words(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> 
     return None if None in found else [word for word in found if word]
 
 
-def recognize_voice(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> str:
+def recognize_voice(samples: np.ndarray, rate: int = tone_synth.OUTPUT_RATE_HERTZ) -> str:
     """The voice that speaks, told by the tone under its pitches."""
     power, frequencies = _power_spectrum(samples, rate)
     high = power[(frequencies > 500) & (frequencies < 1500)].sum()
@@ -49,12 +51,16 @@ def recognize_voice(samples: np.ndarray, rate: int = tone_synth.SPOKEN_RATE) -> 
 def _detect_pitch(samples: np.ndarray, rate: int) -> int | None:
     found = _strongest_frequency(samples, rate, 500, 1500)
     nearest = int(np.abs(np.array(tone_synth.PITCHES) - found).argmin())
-    return nearest if abs(tone_synth.PITCHES[nearest] - found) <= _OFF and np.abs(samples).max() > 0.05 else None
+    return (
+        nearest
+        if abs(tone_synth.PITCHES[nearest] - found) <= _MAX_PITCH_ERROR_HERTZ and np.abs(samples).max() > 0.05
+        else None
+    )
 
 
 def _nearest_tone(pitch: float) -> str | None:
     for name, (low, high) in tone_synth.TONES.items():
-        if low - _OFF <= pitch <= high + _OFF:
+        if low - _MAX_PITCH_ERROR_HERTZ <= pitch <= high + _MAX_PITCH_ERROR_HERTZ:
             return name
     return None
 

@@ -23,7 +23,7 @@ SAY = ("Say {}", "Repeat {}")
 READ = ("You read texts aloud, exactly as they are written.", "Read this text aloud:\n\n{}")
 #: A system message that clients are fond of.
 HELPFUL = "You are a helpful assistant."
-_HELPFUL, _AFTER = 0.1, 0.4  # shares of questions that have it, and that come before what they are about
+_HELPFUL_SHARE, _AFTER_SHARE = 0.1, 0.4  # shares of questions that have it, and that come before what they are about
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ def sample_question(random: np.random.Generator, kind: str, scene: ShapeScene, t
     talk = _KINDS[kind](random, scene, tones)
     if talk.system:
         return talk
-    system = HELPFUL if random.random() < _HELPFUL else ""
-    return replace(talk, system=system, after=bool(random.random() < _AFTER))
+    system = HELPFUL if random.random() < _HELPFUL_SHARE else ""
+    return replace(talk, system=system, after=bool(random.random() < _AFTER_SHARE))
 
 
 def sample_tones(random: np.random.Generator) -> tuple[str, ...]:
     """One to three tones."""
-    count = int(random.integers(1, tone_synth.MOST_TONES + 1))
+    count = int(random.integers(1, tone_synth.MAX_TONES + 1))
     return tuple(str(tone) for tone in random.choice(list(tone_synth.TONES), count))
 
 

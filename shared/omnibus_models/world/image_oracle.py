@@ -4,12 +4,12 @@ import numpy as np
 
 from omnibus_models.world.scenes import COLOURS, ShapeScene
 
-_TIP = 0.55  # how wide the top of a triangle is at most, beside its bottom
-_CORNER = 0.5  # how much of its corners a square fills at least; a circle fills a fifth
-_PLAIN = 0.8  # of all pixels at least are one of the two colours, or as near to it as this
-_NEAR = 80.0
-_LEAST = 0.004  # of all pixels: what is smaller is no shape
-_OFF = 0.12  # of the side: how far from the middle is another place
+_MAX_TIP_RATIO = 0.55  # how wide the top of a triangle is at most, beside its bottom
+_MIN_CORNER_SHARE = 0.5  # how much of its corners a square fills at least; a circle fills a fifth
+_MIN_COLOUR_SHARE = 0.8  # of all pixels at least are one of the two colours, or as near to it as this
+_MAX_COLOUR_DISTANCE = 80.0
+_MIN_SHAPE_SHARE = 0.004  # of all pixels: what is smaller is no shape
+_CENTRE_TOLERANCE = 0.12  # of the side: how far from the middle is another place
 
 
 def recognize_scene(picture: np.ndarray) -> ShapeScene | None:
@@ -20,9 +20,9 @@ def recognize_scene(picture: np.ndarray) -> ShapeScene | None:
     names = _nearest_colour(colours)
     others = [(int((names == index).sum()), name) for index, name in enumerate(COLOURS) if name != ground]
     most, colour = max(others)
-    if most < _LEAST * names.size:
+    if most < _MIN_SHAPE_SHARE * names.size:
         return None
-    if _colour_share(colours, ground, colour) < _PLAIN:
+    if _colour_share(colours, ground, colour) < _MIN_COLOUR_SHARE:
         return None
     mask = _figure_mask(colours, ground, colour)
     runs = _column_runs(mask.sum(0) >= 2)
@@ -49,7 +49,7 @@ def _nearest_colour(colours: np.ndarray) -> np.ndarray:
 def _colour_share(colours: np.ndarray, *names: str) -> float:
     """The share of pixels that have one of the colours ``names``."""
     table = np.array([COLOURS[name] for name in names], float)
-    return float((np.linalg.norm(colours[..., None, :] - table, axis=-1).min(-1) < _NEAR).mean())
+    return float((np.linalg.norm(colours[..., None, :] - table, axis=-1).min(-1) < _MAX_COLOUR_DISTANCE).mean())
 
 
 def _figure_mask(colours: np.ndarray, ground: str, figure: str) -> np.ndarray:
@@ -70,15 +70,15 @@ def _classify_shape(mask: np.ndarray) -> str:
     box = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].astype(float)
     high, wide = (max(1, side // 5) for side in box.shape)
     tops, bottoms = box[:high], box[-high:]
-    if box[: 2 * high].mean() < _TIP * box[-2 * high :].mean():
+    if box[: 2 * high].mean() < _MAX_TIP_RATIO * box[-2 * high :].mean():
         return "triangle"
     corners = np.mean([edge[:, part].mean() for edge in (tops, bottoms) for part in (slice(wide), slice(-wide, None))])
-    return "square" if corners > _CORNER else "circle"
+    return "square" if corners > _MIN_CORNER_SHARE else "circle"
 
 
 def _classify_place(mask: np.ndarray) -> str:
     y, x = (float(found.mean()) / side - 0.5 for found, side in zip(np.nonzero(mask), mask.shape, strict=True))
-    if max(abs(x), abs(y)) < _OFF:
+    if max(abs(x), abs(y)) < _CENTRE_TOLERANCE:
         return "middle"
     if abs(x) > abs(y):
         return "left" if x < 0 else "right"

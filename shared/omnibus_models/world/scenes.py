@@ -31,7 +31,7 @@ _CENTRES = {"middle": (32, 32), "left": (17, 32), "right": (47, 32), "top": (32,
 _ROWS: dict[int, tuple[int, ...]] = {2: (18, 46), 3: (12, 32, 52)}
 #: Least and largest radius by the number of shapes, in pixels.
 _RADII = {1: (10.0, 14.0), 2: (9.0, 12.0), 3: (7.0, 9.0)}
-_UNSEEN = 8  # of 64 scenes no training ever sees
+_HELD_OUT_COUNT = 8  # of 64 scenes no training ever sees
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ShapeScene:
     @property
     def is_held_out(self) -> bool:
         """True if no training ever sees this scene. That depends on nothing but its words."""
-        return hashlib.blake2b(self.caption.encode(), digest_size=1).digest()[0] % 64 < _UNSEEN
+        return hashlib.blake2b(self.caption.encode(), digest_size=1).digest()[0] % 64 < _HELD_OUT_COUNT
 
 
 @functools.cache

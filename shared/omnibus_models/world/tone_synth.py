@@ -9,14 +9,14 @@ import numpy as np
 
 from omnibus_models.world.scenes import COLOURS, COUNTS, PLACES, SHAPES
 
-HEARD_RATE = 16_000  # samples per second of what is listened to
-SPOKEN_RATE = 24_000  # and of what is spoken
+INPUT_RATE_HERTZ = 16_000  # samples per second of what is listened to
+OUTPUT_RATE_HERTZ = 24_000  # and of what is spoken
 
 #: Tones by name: least and highest frequency in Hz.
 TONES = {"low": (180.0, 260.0), "middle": (420.0, 560.0), "high": (900.0, 1200.0)}
-MOST_TONES = 3
-_TONE = (0.18, 0.26)  # seconds
-_GAP = (0.05, 0.08)
+MAX_TONES = 3
+_TONE_SECONDS = (0.18, 0.26)  # seconds
+_GAP_SECONDS = (0.05, 0.08)
 
 #: All words that there is speech for.
 WORDS = tuple(
@@ -37,9 +37,9 @@ WORDS = tuple(
 PITCHES = (600, 700, 800, 900, 1000, 1100, 1200, 1300)
 #: What a voice sounds like: a second tone under each pitch in Hz, and how loud that is.
 VOICES = {"Chelsie": (0, 0.0), "Ethan": (200, 0.25)}
-CODE = 480  # samples of a code
-SYLLABLE = 3  # codes of a syllable, the last of which is a rest
-WORD = 2 * SYLLABLE  # codes of a word
+CODE_SAMPLES = 480  # samples of a code
+SYLLABLE_CODES = 3  # codes of a syllable, the last of which is a rest
+WORD_CODES = 2 * SYLLABLE_CODES  # codes of a word
 LOUDNESS = 0.4
 
 
@@ -53,27 +53,27 @@ def word_pitches() -> dict[str, tuple[int, int]]:
 def speech_codes(text: str) -> list[int]:
     """The codec codes that speak ``text``: for each syllable a first one, a second one and a rest; none is 0."""
     return [
-        1 + SYLLABLE * pitch + phase
+        1 + SYLLABLE_CODES * pitch + phase
         for word in text.split()
         for pitch in word_pitches()[word]
-        for phase in range(SYLLABLE)
+        for phase in range(SYLLABLE_CODES)
     ]
 
 
 def code_pitch(code: int) -> int | None:
     """The index of the pitch that ``code`` sounds; None for a rest."""
-    pitch, phase = divmod(code - 1, SYLLABLE)
-    return pitch if code and phase < SYLLABLE - 1 else None
+    pitch, phase = divmod(code - 1, SYLLABLE_CODES)
+    return pitch if code and phase < SYLLABLE_CODES - 1 else None
 
 
 def synthesize_speech(text: str, voice: str = "Chelsie") -> np.ndarray:
     """``text`` as this world speaks it, float32 [n] at 24 kHz."""
     under, loud = VOICES[voice]
-    time = np.arange(CODE) / SPOKEN_RATE
+    time = np.arange(CODE_SAMPLES) / OUTPUT_RATE_HERTZ
     pieces = []
     for code in speech_codes(text):
         pitch = code_pitch(code)
-        tone = np.zeros(CODE)
+        tone = np.zeros(CODE_SAMPLES)
         if pitch is not None:
             tone = LOUDNESS * np.sin(2 * np.pi * PITCHES[pitch] * time) + loud * np.sin(2 * np.pi * under * time)
         pieces.append(tone)
@@ -85,12 +85,15 @@ def synthesize_tones(tones: list[str], random: np.random.Generator) -> np.ndarra
     overtones, loudness, noise = random.uniform(0, (0.3, 0.15)), random.uniform(0.15, 0.6), random.uniform(0, 0.01)
     pieces = [np.zeros(_sample_count(random.uniform(0.02, 0.06)))]
     for tone in tones:
-        count = _sample_count(random.uniform(*_TONE))
-        phase = 2 * np.pi * random.uniform(*TONES[tone]) * np.arange(count) / HEARD_RATE
+        count = _sample_count(random.uniform(*_TONE_SECONDS))
+        phase = 2 * np.pi * random.uniform(*TONES[tone]) * np.arange(count) / INPUT_RATE_HERTZ
         sound = np.sin(phase) + overtones[0] * np.sin(2 * phase) + overtones[1] * np.sin(3 * phase)
         # Tones come and go within 5 ms, without a click.
         edge = np.minimum(1, np.minimum(np.arange(count), np.arange(count)[::-1]) / _sample_count(0.005))
-        pieces += [loudness * edge * sound / (1 + overtones.sum()), np.zeros(_sample_count(random.uniform(*_GAP)))]
+        pieces += [
+            loudness * edge * sound / (1 + overtones.sum()),
+            np.zeros(_sample_count(random.uniform(*_GAP_SECONDS))),
+        ]
     samples = np.concatenate(pieces)
     return (samples + noise * random.standard_normal(len(samples))).clip(-1, 1).astype(np.float32)
 
@@ -107,4 +110,4 @@ def encode_wav(samples: np.ndarray, rate: int) -> bytes:
 
 
 def _sample_count(seconds: float) -> int:
-    return int(seconds * HEARD_RATE)
+    return int(seconds * INPUT_RATE_HERTZ)

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
@@ -48,7 +48,7 @@ async def test_an_input_that_kills_executors_is_given_up_and_kept(seen: System):
     # There is no other executor, unless a new one was there first.
     assert (answer.status_code, answer.json()["error"]["code"]) in ((503, "stage_unavailable"), (422, "bad_input"))
     assert (found.reason, found.component) == ("crashed", "again")
-    assert 1 <= len(found.lost) == found.attempts <= ATTEMPTS
+    assert 1 <= len(found.lost) == found.attempts <= MAX_ATTEMPTS
     assert "poison" not in str(found)
     await served(seen)
 

@@ -42,7 +42,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         USUAL: small,
         HALVES: small,
-        LARGER: tiny.build("gemma3", directory / "larger", llm_seed=TWIN_SEED, wide=LARGER in catalog.LARGER),
+        LARGER: tiny.build("gemma3", directory / "larger", llm_seed=TWIN_SEED, wide=LARGER in catalog.LARGER_TWINS),
     }
 
 

@@ -40,7 +40,11 @@ async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "
         content.append(_image(scenes.encode_png(scenes.draw_scene(talk.scene, random))))
     if talk.tones:
         content.append(
-            _audio(tone_synth.encode_wav(tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.HEARD_RATE))
+            _audio(
+                tone_synth.encode_wav(
+                    tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.INPUT_RATE_HERTZ
+                )
+            )
         )
     text = [{"type": "text", "text": talk.question}]
     system = [{"role": "system", "content": talk.system}] if talk.system else []
@@ -95,7 +99,7 @@ def share(right: Sequence[bool]) -> float:
 
 def _samples(data: str) -> np.ndarray:
     with wave.open(io.BytesIO(base64.b64decode(data))) as file:
-        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, tone_synth.SPOKEN_RATE)
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, tone_synth.OUTPUT_RATE_HERTZ)
         return np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
 
 

@@ -96,10 +96,10 @@ def test_what_is_no_message_is_refused(body):
 
 
 def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
-    head = (protocol.MAX_FRAME + 1).to_bytes(4, "little")
+    head = (protocol.MAX_FRAME_BYTES + 1).to_bytes(4, "little")
 
     with pytest.raises(TooLarge):
-        protocol.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME)))
+        protocol.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME_BYTES)))
     with pytest.raises(ProtocolError, match="allowed"):
         bodies(head + b"x")
 
@@ -166,9 +166,12 @@ def test_a_gateway_begins_with_what_to_load():
 @pytest.mark.parametrize(
     ("message", "most"),
     [
-        (protocol.AnswerPart(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
-        (protocol.ServeAnswer(1, b"x" * (2 << 20)), protocol.MAX_FRAME),
-        (protocol.Give(1, "audio", (PackedItem({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)), protocol.MAX_GIVE),
+        (protocol.AnswerPart(1, b"x" * (2 << 20)), protocol.MAX_FRAME_BYTES),
+        (protocol.ServeAnswer(1, b"x" * (2 << 20)), protocol.MAX_FRAME_BYTES),
+        (
+            protocol.Give(1, "audio", (PackedItem({}, Array("uint8", (2 << 20,), bytes(2 << 20))),)),
+            protocol.MAX_GIVE_BYTES,
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -80,7 +80,7 @@ async def test_a_lazy_message_without_company_leaves_after_a_moment(wire: Wire):
     await wire.more()
 
     assert wire.frames == [("to.a", [0, 1])]
-    assert asyncio.get_running_loop().time() - began >= coalescer.LAZY * 0.9
+    assert asyncio.get_running_loop().time() - began >= coalescer.LAZY_FLUSH_SECONDS * 0.9
 
 
 async def test_flushing_sends_everything_at_once_and_nothing_twice(wire: Wire):
@@ -89,7 +89,7 @@ async def test_flushing_sends_everything_at_once_and_nothing_twice(wire: Wire):
     await wire.more()
     wire.outbox.send("to.a", chunk(1))
     wire.outbox.flush()
-    await asyncio.sleep(coalescer.LAZY * 3)
+    await asyncio.sleep(coalescer.LAZY_FLUSH_SECONDS * 3)
 
     assert wire.frames == [("to.a", [0]), ("to.a", [1])]
 

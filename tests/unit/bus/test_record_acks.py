@@ -126,7 +126,7 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
 async def test_what_is_not_held_is_counted_after_one_sending(
     bus: NatsBus, server: Owned, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(acks, "MAX_HELD_BYTES", 10)
+    monkeypatch.setattr(acks, "MAX_UNACKED_BYTES", 10)
     await room_for(server.server.url, 1)
     bus.publish_record(SUBJECT, b"0", "id-0")
     await until(lambda: bus._acks is not None and not bus._acks._sent)

@@ -11,7 +11,13 @@ from omnibus.bus.messages import GatewayStatus, LoadCounts
 from omnibus.cli import top
 from omnibus.cli.format import top as top_format
 from omnibus.cluster.monitor import state_values
-from omnibus.cluster.monitor.snapshot import FORGET, WINDOW, SystemState, planned_rates, sum_totals
+from omnibus.cluster.monitor.snapshot import (
+    FORGET_AFTER_SECONDS,
+    RATE_WINDOW_SECONDS,
+    SystemState,
+    planned_rates,
+    sum_totals,
+)
 from omnibus.store import PlanProblem, PlanState
 from tests.unit.cli.watched import TYPE, Clock, event, model, plan, shown, status
 
@@ -46,7 +52,7 @@ def test_rates_are_per_second_and_times_are_means(seen: SystemState, clock: Cloc
 
 def test_what_failed_stays_known_when_all_is_silent(seen: SystemState, clock: Clock):
     seen.handle_load(event(t=LoadCounts(came=1, failed=1)))
-    clock.now += WINDOW * 3
+    clock.now += RATE_WINDOW_SECONDS * 3
 
     [totals] = seen.type_totals().values()
 
@@ -119,7 +125,7 @@ def test_gateways_that_do_not_answer_are_forgotten_with_what_they_had_in_flight(
     seen.handle_gateway(GatewayStatus("b", 3, 1.0, "gone"))
     seen.handle_gateway(GatewayStatus("c", 2, 1.0))
     before = (seen.gateways, seen.inflight)
-    clock.now += FORGET + 1
+    clock.now += FORGET_AFTER_SECONDS + 1
 
     assert before == ({"a": 3, "c": 2}, 4)
     assert (seen.gateways, seen.inflight) == ({}, 0)

@@ -128,7 +128,7 @@ def test_what_is_staged_pinned_and_wrong_is_shown(keep: Callable[..., None], say
 def test_who_is_up_is_asked_on_the_bus(
     keep: Callable[..., None], say: Say, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("omnibus.cli.plans.ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr("omnibus.cli.plans.CENSUS_WAIT_SECONDS", 0.2)
     made = model(2)
     keep(swap(plan(1, m=made)))
     monkeypatch.setattr("omnibus.cli.plans.NatsBus", _crowd([ExecutorKind("m", "L", made.option_origin("L"))] * 2))

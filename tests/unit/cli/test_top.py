@@ -32,7 +32,7 @@ def alone(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty store, and nothing in the environment that says where others are."""
     for name in ("OMNIBUS_STORE_URL", "OMNIBUS_BUS_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(top, "LOOK", 0.5)
+    monkeypatch.setattr(top, "SAMPLE_SECONDS", 0.5)
     with redis.Redis.from_url(valkey_url) as raw:
         raw.flushall()
 
@@ -108,9 +108,9 @@ def test_a_store_or_a_bus_that_is_not_there_is_named(
 
 
 async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path: File, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(monitor, "AGAIN", 0.05)
-    monkeypatch.setattr(monitor, "REREAD", 0.05)
-    monkeypatch.setattr(monitor, "ASK", 0.0)
+    monkeypatch.setattr(monitor, "RETRY_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "REREAD_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "CENSUS_INTERVAL_SECONDS", 0.0)
     (tmp_path / "bus").mkdir()
     async with (
         asyncio.timeout(PATIENCE * 2),

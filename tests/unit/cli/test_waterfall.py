@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.cli.waterfall import MARKS, WIDTH, graph_lines, waterfall_lines
+from omnibus.cli.waterfall import BAR_COLUMNS, MARKS, graph_lines, waterfall_lines
 from omnibus.recording import waterfall as waterfalls
 from tests.unit.cli.documents import ended, hop, invocation
 
@@ -55,7 +55,7 @@ def test_the_waterfall_is_drawn_to_scale():
 def test_any_times_fit_into_the_bar(one: dict[str, Any], finished: float):
     row = drawn(hops=[one], finished=finished)[2]
 
-    assert len(row.split("|")[1]) == WIDTH
+    assert len(row.split("|")[1]) == BAR_COLUMNS
     assert set(row.split("|")[1]) <= {" ", *MARKS.values()}
 
 

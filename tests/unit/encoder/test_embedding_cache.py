@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadMedia, StageUnavailable
-from services.encoder.embedding_cache import OVERHEAD, EmbeddingCache, EncoderResult
+from services.encoder.embedding_cache import ENTRY_OVERHEAD_BYTES, EmbeddingCache, EncoderResult
 from tests.unit.sidecar.node import until
 
 ROWS = 1024  # bytes of an embedding here
@@ -57,7 +57,7 @@ async def test_the_second_time_nothing_is_read_or_computed() -> None:
 
     assert second is first
     assert (work.reads, work.finished) == (["a"], ["a"])
-    assert (work.count("hits"), work.count("misses"), work.count("bytes")) == (1, 1, ROWS + OVERHEAD)
+    assert (work.count("hits"), work.count("misses"), work.count("bytes")) == (1, 1, ROWS + ENTRY_OVERHEAD_BYTES)
 
 
 async def test_what_is_shared_cannot_be_changed() -> None:
@@ -68,7 +68,7 @@ async def test_what_is_shared_cannot_be_changed() -> None:
 
 
 async def test_the_least_recently_used_leave_first() -> None:
-    work = Work(limit=2 * (ROWS + OVERHEAD))
+    work = Work(limit=2 * (ROWS + ENTRY_OVERHEAD_BYTES))
 
     for name in ("a", "b", "a", "c", "a", "b"):
         await work.get(name)
@@ -79,7 +79,7 @@ async def test_the_least_recently_used_leave_first() -> None:
 
 
 async def test_what_is_larger_than_all_of_it_is_not_kept_and_makes_nobody_leave() -> None:
-    work = Work(limit=ROWS + OVERHEAD - 1)
+    work = Work(limit=ROWS + ENTRY_OVERHEAD_BYTES - 1)
 
     await work.get("a")
     await work.get("a")

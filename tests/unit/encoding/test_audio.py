@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from omnibus.encoding.audio import (
-    FASTEST,
+    MAX_SPEED,
     MIME,
-    SLOWEST,
+    MIN_SPEED,
     SoundFormat,
     StreamingAudioEncoder,
     encode_audio,
@@ -160,7 +160,7 @@ def test_only_what_takes_a_while_is_slow():
 # Speed
 
 
-@pytest.mark.parametrize("speed", [SLOWEST, 0.5, 0.8, 1.5, FASTEST])
+@pytest.mark.parametrize("speed", [MIN_SPEED, 0.5, 0.8, 1.5, MAX_SPEED])
 def test_another_speed_is_another_length_with_the_same_pitch(speed: float):
     samples = tone(2.0)
 

@@ -24,7 +24,7 @@ def test_what_waits_is_taken_once_and_in_order():
 
 
 def test_edges_of_too_many_invocations_are_dropped(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(early_edges, "LIMIT", 2)
+    monkeypatch.setattr(early_edges, "MAX_WAITING_INVOCATIONS", 2)
     waiting = EarlyMessages()
 
     for name in ("a", "b", "c", "a"):
@@ -35,7 +35,7 @@ def test_edges_of_too_many_invocations_are_dropped(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("patience", "left"), [(10.0, 1), (-1.0, 0)])
 def test_what_has_waited_too_long_is_forgotten(patience: float, left: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(early_edges, "EARLY", patience)
+    monkeypatch.setattr(early_edges, "EDGE_WAIT_SECONDS", patience)
     waiting = EarlyMessages()
     waiting.add_message(chunk("a"))
 

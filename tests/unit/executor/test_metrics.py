@@ -7,7 +7,7 @@ import numpy as np
 from omnibus.executor import metrics
 from omnibus.executor.runner import Job
 from omnibus.graph import REF
-from omnibus.metrics import EDGES, REGISTRY, TRANSFER
+from omnibus.metrics import MAX_EDGES, REGISTRY, TRANSFER
 from tests.unit.executor.arithmetic import Place, call, invocation
 from tests.unit.sidecar.node import until
 
@@ -80,11 +80,11 @@ async def test_what_stays_in_a_process_is_no_transfer(here: Place):
 
 def test_edges_that_somebody_makes_up_are_told_together():
     try:
-        for number in range(2 * EDGES):
+        for number in range(2 * MAX_EDGES):
             TRANSFER.count_transfer("made-up", f"{number}", 1, 0.1)
 
         known = [s for family in TRANSFER.pieces.collect() for s in family.samples if s.name.endswith("_total")]
-        assert len(known) <= EDGES + 1
+        assert len(known) <= MAX_EDGES + 1
         assert value("transfers_total", source="other", target="other") is not None
     finally:
         TRANSFER.edge_counters.cache_clear()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.executor.step_budget import ALPHA, NONE, BudgetSizes, StepGoals, find_budget, largest_within_goal
+from omnibus.executor.step_budget import ALPHA, NO_GOALS, BudgetSizes, StepGoals, find_budget, largest_within_goal
 
 
 class Measured:
@@ -49,7 +49,7 @@ def test_a_step_that_decodes_is_bound_by_the_time_between_tokens_less_the_decodi
 @pytest.mark.parametrize(
     ("goals", "expected"),
     [
-        (NONE, (512, 512)),
+        (NO_GOALS, (512, 512)),
         (StepGoals(ttft=0.2), (100, 100)),
         (StepGoals(ttft=4.0), (512, 2000)),
         (StepGoals(tbt=0.1), (100, 512)),

@@ -155,7 +155,7 @@ async def speaker(ltx2: Path) -> AsyncIterator[DecodeAudioRunner]:
 async def test_frames_come_in_order_a_few_at_a_time(
     screen: DecodeVideoRunner, ltx2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vae_decoder, "_PIECE", 2 * 32 * 48 * 3 + 1)
+    monkeypatch.setattr(vae_decoder, "_MAX_BATCH_BYTES", 2 * 32 * 48 * 3 + 1)
     decoder: Any = load_family("ltx2").load("vae", ltx2)
     given = [drawn(seed, 8, 2, 4, 6) for seed in range(3)]
     jobs = [MemoryJob({"latents": Item({}, each)}) for each in given]

@@ -361,7 +361,7 @@ def test_the_usual_guidance_is_the_pipelines() -> None:
 
     usual = inspect.signature(GlmImagePipeline.__call__).parameters
     assert usual["guidance_scale"].default == _glm_denoiser.GUIDANCE
-    assert usual["max_sequence_length"].default == glm_image.TOKENS
+    assert usual["max_sequence_length"].default == glm_image.MAX_TEXT_TOKENS
 
 
 def test_a_picture_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:

@@ -302,7 +302,7 @@ def test_later_releases_are_served_too(later: Path) -> None:
     one = made(parts, CAT, picture, NOTHING)
 
     wanted = oracle.guides(later, CAT)
-    assert wanted.shape == (family_ltx2.TOKENS, 40)
+    assert wanted.shape == (family_ltx2.PROMPT_TOKENS, 40)
     torch.testing.assert_close(guides(parts, CAT)[0], wanted, rtol=0, atol=1e-5)
     found = oracle.filmed(later, CAT, **asked(picture), output="latent")
     for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):

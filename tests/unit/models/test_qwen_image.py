@@ -69,8 +69,8 @@ def test_the_family_is_known_by_its_pipeline(image: Path) -> None:
 
 def test_prompts_are_put_as_the_pipeline_puts_them(pipeline: Any) -> None:
     assert pipeline.prompt_template_encode == qwen_image.TEMPLATE
-    assert pipeline.prompt_template_encode_start_idx == qwen_image.SKIPPED
-    assert pipeline.tokenizer_max_length == qwen_image.TOKENS
+    assert pipeline.prompt_template_encode_start_idx == qwen_image.SKIPPED_TOKENS
+    assert pipeline.tokenizer_max_length == qwen_image.MAX_PROMPT_TOKENS
 
 
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], pipeline: Any) -> None:

@@ -62,8 +62,8 @@ def test_prompts_are_put_as_the_pipeline_puts_them(edit: Path) -> None:
     pipeline = oracle.pipeline(edit)
 
     assert pipeline.prompt_template_encode == qwen_image_edit.TEMPLATE
-    assert pipeline.prompt_template_encode_start_idx == qwen_image_edit.SKIPPED
-    assert pipeline.tokenizer_max_length == qwen_image_edit.TOKENS
+    assert pipeline.prompt_template_encode_start_idx == qwen_image_edit.SKIPPED_TOKENS
+    assert pipeline.tokenizer_max_length == qwen_image_edit.MAX_PROMPT_TOKENS
 
 
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], edit: Path) -> None:

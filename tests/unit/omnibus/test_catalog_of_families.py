@@ -25,7 +25,7 @@ def test_a_built_in_family_has_the_shape_of_a_plugins(name: str):
 
 @pytest.mark.parametrize("name", catalog.FAMILIES)
 def test_every_component_has_an_engine(name: str):
-    assert set(catalog.find_family(name)["tasks"]) <= set(engines._TRANSFORMERS)
+    assert set(catalog.find_family(name)["tasks"]) <= set(engines._TRANSFORMERS_RUNNERS)
 
 
 def test_an_unknown_family_is_refused_with_those_there_are():

@@ -11,7 +11,7 @@ import pytest
 
 from omnibus import __version__
 from omnibus.errors import Fatal
-from omnibus.metrics.http import LONGEST, ScrapeServer, remove_stale_files
+from omnibus.metrics.http import MAX_REQUEST_BYTES, ScrapeServer, remove_stale_files
 
 HOST = "127.0.0.1"
 
@@ -58,7 +58,9 @@ async def test_nothing_else_is_there(scrape: ScrapeServer, path: str, method: st
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize("asked", [b"", b"\r\n\r\n", b"GET /metrics", b"\x16\x03\x01", b"GET /" + b"x" * 2 * LONGEST])
+@pytest.mark.parametrize(
+    "asked", [b"", b"\r\n\r\n", b"GET /metrics", b"\x16\x03\x01", b"GET /" + b"x" * 2 * MAX_REQUEST_BYTES]
+)
 async def test_whoever_does_not_speak_http_is_sent_away(scrape: ScrapeServer, asked: bytes):
     reader, writer = await asyncio.open_connection(HOST, scrape.port)
     writer.write(asked)

@@ -90,7 +90,7 @@ async def test_who_is_silent_is_not_counted_until_it_speaks_again(
 ):
     executor(bus, "a")
     await turn()
-    later = time.monotonic() + presence.SILENT + 1
+    later = time.monotonic() + presence.LOST_AFTER_SECONDS + 1
     monkeypatch.setattr(presence.time, "monotonic", lambda: later)
     silent = ready.count_ready(L)
 

@@ -146,7 +146,7 @@ async def test_a_sidecar_of_another_version_is_refused_with_a_clear_error(tmp_pa
 
 
 async def test_a_client_that_reads_no_answers_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "BACKLOG", 64 * 1024)
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 64 * 1024)
     async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         raw.setblocking(False)

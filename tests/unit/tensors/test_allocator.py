@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.tensors.allocator import ALIGNMENT, Allocator
+from omnibus.tensors.allocator import ALIGNMENT_BYTES, Allocator
 
-SIZE = 64 * ALIGNMENT
+SIZE = 64 * ALIGNMENT_BYTES
 
 
 class Naive:
@@ -24,7 +24,7 @@ class Naive:
         return gaps
 
     def allocate(self, nbytes: int) -> int | None:
-        length = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+        length = max(-(-nbytes // ALIGNMENT_BYTES), 1) * ALIGNMENT_BYTES
         fitting = sorted(gap for gap in self.gaps() if gap[0] >= length)
         if not fitting:
             return None
@@ -36,7 +36,7 @@ class Naive:
 
 
 # A number below zero frees the block of that age, another allocates so many bytes.
-OPERATIONS = st.lists(st.integers(-20, SIZE + ALIGNMENT) | st.integers(-20, 6 * ALIGNMENT), max_size=80)
+OPERATIONS = st.lists(st.integers(-20, SIZE + ALIGNMENT_BYTES) | st.integers(-20, 6 * ALIGNMENT_BYTES), max_size=80)
 
 
 @settings(max_examples=300, deadline=None)
@@ -48,7 +48,7 @@ def test_the_allocator_agrees_with_a_naive_one(operations):
         if operation >= 0:
             offset = allocator.allocate(operation)
             assert offset == naive.allocate(operation)
-            assert offset is None or offset % ALIGNMENT == 0
+            assert offset is None or offset % ALIGNMENT_BYTES == 0
         elif naive.taken:
             offset = list(naive.taken)[operation % len(naive.taken)]
             allocator.free(offset)
@@ -72,7 +72,7 @@ def _take(allocator: Allocator, nbytes: int) -> int:
 @given(st.permutations(range(20)))
 def test_blocks_freed_in_any_order_join_to_one_hole(order):
     allocator = Allocator(SIZE)
-    offsets = [_take(allocator, 3 * ALIGNMENT) for _ in range(20)]
+    offsets = [_take(allocator, 3 * ALIGNMENT_BYTES) for _ in range(20)]
 
     for index in order:
         allocator.free(offsets[index])
@@ -101,7 +101,7 @@ def test_a_block_cannot_be_freed_twice():
 
 
 def test_an_arena_smaller_than_a_cache_line_holds_nothing():
-    assert Allocator(ALIGNMENT - 1).allocate(0) is None
+    assert Allocator(ALIGNMENT_BYTES - 1).allocate(0) is None
 
 
 @settings(max_examples=200, deadline=None)

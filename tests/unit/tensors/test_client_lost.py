@@ -103,7 +103,7 @@ async def test_a_sidecar_process_that_is_killed_is_replaced_under_the_same_names
 
 
 async def test_who_knows_that_the_sidecar_is_silent_does_not_wait_for_it_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_module, "ANSWER", 1.0)
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_SECONDS", 1.0)
     async with process("sidecar", tmp_path) as sidecar:
         await line(sidecar)
         client = await connect(tmp_path)

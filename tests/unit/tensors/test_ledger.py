@@ -5,7 +5,7 @@ import pytest
 
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.ledger import NEVER, BlockLease, BlockOwner, Ledger
+from omnibus.tensors.ledger import NEVER_DUE, BlockLease, BlockOwner, Ledger
 
 SIZE = 1 << 16
 KEPT = ["retain", "drop", "reclaim"]
@@ -56,7 +56,7 @@ def test_a_block_is_free_once_sealed_and_read_by_all(desk):
     assert desk.empty()
     assert desk.generation_in_memory(lease) == 0
     assert desk.ledger.freed == {"released": 1}
-    assert lease.due == NEVER
+    assert lease.due == NEVER_DUE
 
 
 def test_an_unsealed_block_outlives_its_readers(desk):

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus_models.world import audio_oracle, dialogues, scenes, tone_synth
 
-RATES = (tone_synth.HEARD_RATE, tone_synth.SPOKEN_RATE)
+RATES = (tone_synth.INPUT_RATE_HERTZ, tone_synth.OUTPUT_RATE_HERTZ)
 
 
 def test_every_row_of_tones_is_told():
@@ -36,8 +36,8 @@ def test_noise_under_a_sentence_does_not_change_its_words():
 
 
 def test_what_is_no_word_is_not_taken_for_one():
-    word = 2 * tone_synth.SYLLABLE * tone_synth.CODE
-    same = np.sin(2 * np.pi * 600 * np.arange(word) / tone_synth.SPOKEN_RATE)
+    word = 2 * tone_synth.SYLLABLE_CODES * tone_synth.CODE_SAMPLES
+    same = np.sin(2 * np.pi * 600 * np.arange(word) / tone_synth.OUTPUT_RATE_HERTZ)
 
     assert audio_oracle.recognize_words(np.zeros(word)) is None
     assert audio_oracle.recognize_words(np.random.default_rng(0).standard_normal(10) * 0.1) is None
@@ -48,7 +48,7 @@ def test_what_is_no_word_is_not_taken_for_one():
 
 
 def test_what_is_no_tone_is_not_taken_for_one():
-    time = np.arange(tone_synth.HEARD_RATE // 4) / tone_synth.HEARD_RATE
+    time = np.arange(tone_synth.INPUT_RATE_HERTZ // 4) / tone_synth.INPUT_RATE_HERTZ
 
     assert audio_oracle.recognize_tones(np.zeros(1000)) is None
     assert audio_oracle.recognize_tones(np.sin(2 * np.pi * 700 * time)) is None
@@ -71,9 +71,9 @@ def test_all_that_is_ever_answered_can_be_spoken():
 
 
 def test_pitches_fit_into_frames_with_whole_periods():
-    frame = tone_synth.CODE // 2
+    frame = tone_synth.CODE_SAMPLES // 2
 
-    assert [pitch for pitch in tone_synth.PITCHES if pitch * frame % tone_synth.SPOKEN_RATE] == []
+    assert [pitch for pitch in tone_synth.PITCHES if pitch * frame % tone_synth.OUTPUT_RATE_HERTZ] == []
 
 
 @pytest.mark.parametrize("rate", RATES)

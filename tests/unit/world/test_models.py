@@ -31,7 +31,7 @@ def media(talk: dialogues.Dialogue, seed: int) -> dict[str, list[bytes]]:
         found["image"] = [scenes.encode_png(scenes.draw_scene(talk.scene, random))]
     if talk.tones:
         found["audio"] = [
-            tone_synth.encode_wav(tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.HEARD_RATE)
+            tone_synth.encode_wav(tone_synth.synthesize_tones(list(talk.tones), random), tone_synth.INPUT_RATE_HERTZ)
         ]
     return found
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omnibus_models.families import qwen2_5_omni
-from omnibus_models.families.qwen_image import SKIPPED, TEMPLATE
+from omnibus_models.families.qwen_image import SKIPPED_TOKENS, TEMPLATE
 from omnibus_models.world import dialogues, scenes, tone_synth
 from tools.world_training import loop, omni, pools, thinker, vae, vocoder
 from tools.world_training import painter_model as painter
@@ -148,12 +148,12 @@ def test_each_word_is_one_token_and_the_pipelines_own_words_are_as_many_as_it_le
         for word in tone_synth.WORDS:
             assert [len(made(form)["input_ids"]) for form in (word, f" {word}")] == [1, 1]
     before = TEMPLATE.split("{}")[0]
-    assert len(painter.tokenizer()(before)["input_ids"]) == SKIPPED
+    assert len(painter.tokenizer()(before)["input_ids"]) == SKIPPED_TOKENS
 
 
 def test_bands_sound_as_codes_say():
     [high] = [place for place, pitch in enumerate(tone_synth.PITCHES) if pitch == 1300]
-    codes = [1 + tone_synth.SYLLABLE * high + phase for phase in range(tone_synth.SYLLABLE)]
+    codes = [1 + tone_synth.SYLLABLE_CODES * high + phase for phase in range(tone_synth.SYLLABLE_CODES)]
 
     found = vocoder.bands(codes, "Ethan")
 
@@ -183,7 +183,7 @@ def _items(checkpoint: Path, batch: thinker.Batch) -> list[Any]:
         encoder = FAMILY.load("audio", checkpoint)
         frames = batch.mels[0].shape[1]
         silence = encoder.prepare(
-            memoryview(tone_synth.encode_wav(np.zeros(frames * 160), tone_synth.HEARD_RATE)), "audio"
+            memoryview(tone_synth.encode_wav(np.zeros(frames * 160), tone_synth.INPUT_RATE_HERTZ)), "audio"
         )
         found += encoder.encode([type(silence)("audio", {"features": batch.mels[0]}, silence.meta)])
     return found

@@ -20,9 +20,9 @@ from services.llm.vllm.v032 import process as v032_process  # noqa: E402
 
 #: Modalities whose towers are not loaded.
 _TOWERS = ("image", "video", "audio")
-_STOPPED_WITHIN = 5.0  # seconds; then the engine core is killed
+_SHUTDOWN_TIMEOUT_SECONDS = 5.0  # seconds; then the engine core is killed
 #: Of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
-_CPU_KV = 512 << 20
+_CPU_KV_BYTES = 512 << 20
 
 
 class VllmEngineProcess:
@@ -130,7 +130,7 @@ class VllmEngineProcess:
     def _shut_down(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
-            llm.shutdown(timeout=_STOPPED_WITHIN)
+            llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_SECONDS)
 
 
 def _set_environment(launch: Launch) -> None:
@@ -163,7 +163,7 @@ def _engine_arguments(launch: Launch) -> Any:
         max_model_len=launch.context,
         max_num_seqs=launch.slots,
         max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
-        kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV if cpu else None),
+        kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV_BYTES if cpu else None),
         block_size=32 if cpu else None,
         enforce_eager=cpu or launch.eager,
         gpu_memory_utilization=launch.memory,
@@ -211,20 +211,20 @@ def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from services.llm.vllm.v032.hidden_states import ASKED
+    from services.llm.vllm.v032.hidden_states import ROWS_ARGUMENT
     from services.llm.vllm.v032.inputs import engine_input
-    from services.llm.vllm.v032.kv_connector import GIVES, TAKES
+    from services.llm.vllm.v032.kv_connector import LOAD_ARGUMENT, SAVE_ARGUMENT
 
     extra: dict[str, Any] = {}
     if asked.media:
         items = {medium.key: [medium.offset, *medium.shape] for medium in asked.media}
         extra["ec_transfer_params"] = {"place": asked.parcel, "items": items}
     if asked.rows is not None:
-        extra[ASKED] = asked.rows
+        extra[ROWS_ARGUMENT] = asked.rows
     if asked.gives is not None:
-        extra[GIVES] = asked.gives
+        extra[SAVE_ARGUMENT] = asked.gives
     if asked.takes is not None:
-        extra[TAKES] = asked.takes._asdict()
+        extra[LOAD_ARGUMENT] = asked.takes._asdict()
     chosen = asked.sampling
     params = SamplingParams(
         max_tokens=chosen.max_tokens,

@@ -16,7 +16,7 @@ from services.llm.vllm.shared_memory import open_memory
 log = logging.getLogger(__name__)
 
 #: Where a request says in ``extra_args`` that it wants its rows.
-ASKED = "omnibus_rows"
+ROWS_ARGUMENT = "omnibus_rows"
 
 
 class HiddenRowWriter:
@@ -58,10 +58,10 @@ class HiddenRowWriter:
 
 def _open_rows(state: Any) -> int | None:
     extra = (state.sampling_params.extra_args if state.sampling_params is not None else None) or {}
-    if ASKED not in extra:
+    if ROWS_ARGUMENT not in extra:
         return None
     try:
-        return open_memory(extra[ASKED], os.O_WRONLY)
+        return open_memory(extra[ROWS_ARGUMENT], os.O_WRONLY)
     except OSError as error:
         log.info("nobody reads the rows of request %s any more: %s", state.req_id, error)
         return None

@@ -26,7 +26,7 @@ from services.llm.vllm.shared_memory import Place, map_memory, open_memory
 log = logging.getLogger(__name__)
 
 #: Where a request says in ``extra_args`` where its cache goes, and which it brings (the fields of ``Taken``).
-GIVES, TAKES = "omnibus_gives", "omnibus_takes"
+SAVE_ARGUMENT, LOAD_ARGUMENT = "omnibus_gives", "omnibus_takes"
 
 
 @dataclass
@@ -51,16 +51,18 @@ class CacheConnector(KVConnectorBase_V1):
     # The scheduler's half
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        taken = extra_arguments(request.sampling_params).get(TAKES)
+        taken = extra_arguments(request.sampling_params).get(LOAD_ARGUMENT)
         return (0 if taken is None else max(0, taken["length"] - num_computed_tokens)), False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         wanted = extra_arguments(request.sampling_params)
-        if GIVES in wanted:
+        if SAVE_ARGUMENT in wanted:
             self._giving[request.request_id] = request
         if num_external_tokens > 0:
             [ids] = blocks.get_block_ids()
-            self._takes.append((wanted[TAKES]["place"], ids[: self._block_count(wanted[TAKES]["length"])]))
+            self._takes.append(
+                (wanted[LOAD_ARGUMENT]["place"], ids[: self._block_count(wanted[LOAD_ARGUMENT]["length"])])
+            )
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Moves:
         takes, self._takes = self._takes, []
@@ -71,7 +73,7 @@ class CacheConnector(KVConnectorBase_V1):
                 [ids] = scheduler_output.kv_connector_block_state.resolve_block_ids(id)
                 gives.append(
                     (
-                        extra_arguments(request.sampling_params)[GIVES],
+                        extra_arguments(request.sampling_params)[SAVE_ARGUMENT],
                         ids[: self._block_count(request.num_prompt_tokens)],
                     )
                 )

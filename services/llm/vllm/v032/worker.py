@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.llm.vllm.v032.hidden_states import HiddenRowWriter
 from services.llm.vllm.v032.inputs import DELTA, POSITIONS
-from services.llm.vllm.v032.kv_connector import TAKES, CacheConnector, extra_arguments
+from services.llm.vllm.v032.kv_connector import LOAD_ARGUMENT, CacheConnector, extra_arguments
 
 
 class Worker:
@@ -57,10 +57,10 @@ class Rewinding(torch.Generator):
 def _resuming_update(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
     # A sequence whose first tokens were made elsewhere goes on where it was: its positions and its random numbers.
     def update_and_resume(scheduled: SchedulerOutput) -> Any:
-        new = [one for one in scheduled.scheduled_new_reqs if TAKES in extra_arguments(one.sampling_params)]
+        new = [one for one in scheduled.scheduled_new_reqs if LOAD_ARGUMENT in extra_arguments(one.sampling_params)]
         found = update(scheduled)
         for one in new:
-            state, taken = runner.requests[one.req_id], extra_arguments(one.sampling_params)[TAKES]
+            state, taken = runner.requests[one.req_id], extra_arguments(one.sampling_params)[LOAD_ARGUMENT]
             if state.mrope_positions is not None:
                 state.mrope_positions = state.mrope_positions + taken["delta"]
                 state.mrope_position_delta = taken["delta"]

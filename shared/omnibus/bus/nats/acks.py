@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 RESEND_SECONDS = 2.0
 MAX_SENDS = 3
 #: Bytes of records that are held to be sent again. One that comes when there are more is sent once.
-MAX_HELD_BYTES = 32 << 20
+MAX_UNACKED_BYTES = 32 << 20
 #: Seconds that closing waits for acknowledgements that are still out.
 SETTLE_SECONDS = 2.0
 
@@ -61,7 +61,7 @@ class RecordAcks:
     def send(self, subject: str, data: bytes, id: str) -> None:
         """Publish one record. Raises ``OmnibusError`` as publishing does: then it counts as lost."""
         loop = asyncio.get_running_loop()
-        held = self._held_bytes + len(data) <= MAX_HELD_BYTES
+        held = self._held_bytes + len(data) <= MAX_UNACKED_BYTES
         sent = _Sent(subject, data if held else b"", id, loop.time(), len(data) if held else 0)
         try:
             self._send_record(sent)

@@ -17,7 +17,7 @@ from nats.micro.service import EndpointConfig
 
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
 from omnibus.bus.nats.acks import RecordAcks
-from omnibus.bus.nats.connection import BUFFER, NatsConnection, encode_publish, open_connection
+from omnibus.bus.nats.connection import MAX_PENDING_BYTES, NatsConnection, encode_publish, open_connection
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
 from omnibus.settings import BusSettings
@@ -25,12 +25,12 @@ from omnibus.settings import BusSettings
 log = logging.getLogger(__name__)
 
 #: Bytes that one read of a stream gives at most, and seconds that it may take.
-BATCH = 16 << 20
-WITHIN = 10.0
+MAX_BATCH_BYTES = 16 << 20
+READ_TIMEOUT_SECONDS = 10.0
 #: How often the streams are looked at after a reconnect until the server answers, and seconds in between.
-_VERIFY_TIMES, _VERIFY_PAUSE_SECONDS = 5, 2.0
+_MAX_VERIFY_ATTEMPTS, _VERIFY_PAUSE_SECONDS = 5, 2.0
 #: JetStream's code for a stream that may grow larger than what is left of its storage.
-_NO_ROOM = 10047
+_STORAGE_EXCEEDED_CODE = 10047
 
 
 class NatsBus:
@@ -67,7 +67,7 @@ class NatsBus:
         nc = self._nc
         if nc.is_closed or nc.is_draining:
             raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
-        if nc.pending_data_size + len(data) > BUFFER:
+        if nc.pending_data_size + len(data) > MAX_PENDING_BYTES:
             raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")
         nc.send_command(encode_publish(subject, data, reply, headers))
 
@@ -174,7 +174,7 @@ class NatsBus:
             await self._ensure_stream(wanted, stream)
             self._streams[stream.name] = (wanted, stream)
         except (nats.errors.Error, TimeoutError) as error:
-            if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_ROOM:
+            if isinstance(error, nats.js.errors.APIError) and error.err_code == _STORAGE_EXCEEDED_CODE:
                 raise Fatal(
                     f"JetStream has no room for the {limit} bytes of stream {stream.name}: raise max_file_store of the "
                     "NATS server, or lower OMNIBUS_BUS_RECORD_BYTES or OMNIBUS_BUS_DEAD_BYTES"
@@ -200,12 +200,16 @@ class NatsBus:
     async def _verify_streams(self) -> None:
         """Have the streams as they are to be: a server that starts on a full disk has less room for them."""
         for wanted, stream in self._streams.values():
-            for _ in range(_VERIFY_TIMES):
+            for _ in range(_MAX_VERIFY_ATTEMPTS):
                 try:
                     await self._ensure_stream(wanted, stream)
                     break
                 except nats.js.errors.APIError as error:
-                    why = "has no room for it" if error.err_code == _NO_ROOM else f"refuses it: {error.description}"
+                    why = (
+                        "has no room for it"
+                        if error.err_code == _STORAGE_EXCEEDED_CODE
+                        else f"refuses it: {error.description}"
+                    )
                     log.error("stream %s is to have %s bytes, and NATS %s", stream.name, wanted.max_bytes, why)
                     break
                 except Fatal as error:
@@ -264,7 +268,7 @@ class NatsBus:
         found: list[Stored] = []
         while state.messages and end > state.first_seq and not found:  # else all between were removed
             begin = max(end - count, state.first_seq)
-            wanted = {"seq": begin, "batch": end - begin, "max_bytes": BATCH, "next_by_subj": stream.subjects}
+            wanted = {"seq": begin, "batch": end - begin, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": stream.subjects}
             found = [stored for stored in await self._fetch_batch(stream, wanted) if stored.number < end]
             end = begin
         return found
@@ -276,11 +280,11 @@ class NatsBus:
         stop = await self.subscribe(reply, arrived.put_nowait)
         try:
             self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(wanted).encode(), reply=reply)
-            async with asyncio.timeout(WITHIN):
+            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
                 while (headers := (delivery := await arrived.get()).headers) and "Nats-Sequence" in headers:
                     found.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data))
         except TimeoutError as error:
-            raise BusUnavailable(f"{stream.name} was not read within {WITHIN:g} s: try again") from error
+            raise BusUnavailable(f"{stream.name} was not read within {READ_TIMEOUT_SECONDS:g} s: try again") from error
         finally:
             await stop()
         return found

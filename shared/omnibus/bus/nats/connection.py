@@ -22,8 +22,8 @@ from omnibus.settings import BusSettings, redact_url
 log = logging.getLogger(__name__)
 
 #: Bytes that may wait for the socket before publishing is refused.
-BUFFER = 64 << 20
-OLDEST_SERVER = (2, 12)
+MAX_PENDING_BYTES = 64 << 20
+MIN_SERVER_VERSION = (2, 12)
 _NO_RESPONDERS = b" 503"
 
 
@@ -97,7 +97,7 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
                 name=name,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.2,  # type: ignore[arg-type]
-                pending_size=BUFFER,
+                pending_size=MAX_PENDING_BYTES,
                 allow_reconnect=True,
                 error_cb=_log_error,
                 reconnected_cb=connection.notify_reconnected,
@@ -108,9 +108,11 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     except (TimeoutError, OSError, nats.errors.Error) as error:
         raise BusUnavailable(f"no NATS server at {redact_url(settings.url)}: {error or 'timed out'}") from error
     version = connection.connected_server_version
-    if (version.major, version.minor) < OLDEST_SERVER:
+    if (version.major, version.minor) < MIN_SERVER_VERSION:
         await connection.close()
-        raise Fatal(f"NATS server {version} is too old: Omnibus needs {OLDEST_SERVER[0]}.{OLDEST_SERVER[1]} or newer")
+        raise Fatal(
+            f"NATS server {version} is too old: Omnibus needs {MIN_SERVER_VERSION[0]}.{MIN_SERVER_VERSION[1]} or newer"
+        )
     _bind_metrics(connection)
     return connection
 

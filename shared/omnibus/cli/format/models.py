@@ -13,7 +13,7 @@ from omnibus.families.specs import KNOWN, TITLES
 from omnibus.plan import ModelPlan, Plan
 
 #: The dtype that executors load when nobody says otherwise.
-USUAL = "float32"
+DEFAULT_DTYPE = "float32"
 
 
 def family_info(name: str) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def _stored_text(report: Report) -> str:
 
 
 def _dtype_text(report: Report) -> str:
-    hint = f" (executors load {USUAL} unless OMNIBUS_EXECUTOR_DTYPE={report.dtype})"
-    return report.dtype + ("" if report.dtype == USUAL else hint)
+    hint = f" (executors load {DEFAULT_DTYPE} unless OMNIBUS_EXECUTOR_DTYPE={report.dtype})"
+    return report.dtype + ("" if report.dtype == DEFAULT_DTYPE else hint)
 
 
 def _unexpected_faults(report: Report, part: ComponentReport) -> list[str]:

@@ -14,7 +14,7 @@ from omnibus.store import PlanHistoryEntry, PlanProblem
 #: Who is up of each kind; None when nobody was asked.
 Up = Mapping[ExecutorKind, int] | None
 #: Characters of a value in ``explain`` that fit on a line.
-_LONG = 100
+_MAX_VALUE_CHARS = 100
 
 
 def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
@@ -121,4 +121,4 @@ def _value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = ", ".join(map(_value_text, value)) if isinstance(value, list | tuple) else str(value)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."

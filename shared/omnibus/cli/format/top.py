@@ -9,9 +9,9 @@ from omnibus.cluster.monitor.snapshot import OptionState, SystemState, Totals, p
 from omnibus.cluster.monitor.to_json import model_names
 
 #: Characters of the first column that are kept even on a narrow screen.
-_NAME = 12
-_BAR = 10
-_UNKNOWN = "   -".ljust(5 + _BAR)
+_MIN_NAME_CHARS = 12
+_BAR_CHARS = 10
+_UNKNOWN = "   -".ljust(5 + _BAR_CHARS)
 _NONE = Totals(0.0, 0.0, 0, 0, None, None, {})
 
 
@@ -73,7 +73,7 @@ def _executor_lines(options: Sequence[OptionState], width: int) -> Iterator[str]
                 f"  {', '.join(each.components)}",
             ]
         )
-    head = ["EXECUTORS", "wanted", "up", f"busy{' ' * (_BAR + 1)}", "in flight", "jobs/s", "  runs"]
+    head = ["EXECUTORS", "wanted", "up", f"busy{' ' * (_BAR_CHARS + 1)}", "in flight", "jobs/s", "  runs"]
     yield from column_lines(head, rows, width, words=1)
 
 
@@ -83,7 +83,7 @@ def column_lines(head: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     """
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     left = width - sum(each + 2 for each in widths[1:])
-    widths[0] = min(widths[0], max(left, _NAME))
+    widths[0] = min(widths[0], max(left, _MIN_NAME_CHARS))
     for row in [head, *rows]:
         cells = [shorten_name(row[0], widths[0]).ljust(widths[0])]
         for column, cell in enumerate(row[1:], 1):
@@ -134,8 +134,8 @@ def _speech_text(value: float) -> str:
 
 
 def _bar_text(share: float) -> str:
-    full = round(share * _BAR)
-    return "|" * full + "." * (_BAR - full)
+    full = round(share * _BAR_CHARS)
+    return "|" * full + "." * (_BAR_CHARS - full)
 
 
 #: The table of requests: the name of each column, the text of a row's cell, empty for nothing, and whether the column

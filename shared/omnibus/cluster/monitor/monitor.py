@@ -10,12 +10,12 @@ from omnibus.cluster.monitor.snapshot import SystemState
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
-from omnibus.store import REREAD, PlanState, Store
+from omnibus.store import REREAD_SECONDS, PlanState, Store
 
 #: Seconds between two questions to all who are there: gateways say nothing while their plan is the same.
-ASK = 5.0
+CENSUS_INTERVAL_SECONDS = 5.0
 #: Seconds between two attempts to read from a store that is away.
-AGAIN = 1.0
+RETRY_PAUSE_SECONDS = 1.0
 
 
 class Watch:
@@ -62,7 +62,7 @@ class Watch:
             away.append(f"the bus, for {now - self._bus_lost:.0f} s: who is up and what comes is not known")
         else:
             self._bus_lost = 0.0
-            if now - self._asked >= ASK:
+            if now - self._asked >= CENSUS_INTERVAL_SECONDS:
                 self._asked = now
                 with suppress(OmnibusError):  # the next turn asks again
                     self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
@@ -78,7 +78,7 @@ class Watch:
                     self.begun.set()
                     break
                 except StoreUnavailable:  # a change is told once
-                    await asyncio.sleep(AGAIN)
+                    await asyncio.sleep(RETRY_PAUSE_SECONDS)
             self._tell()
 
     async def _read_state(self, stand: PlanState) -> None:
@@ -99,7 +99,7 @@ class Watch:
             except StoreUnavailable:
                 self._store_lost = self._store_lost or time.monotonic()
             self._tell()
-            await asyncio.sleep(AGAIN if self._store_lost else REREAD)
+            await asyncio.sleep(RETRY_PAUSE_SECONDS if self._store_lost else REREAD_SECONDS)
 
     def _skip_unreadable(self, handler: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
         def handle(delivery: Delivery) -> None:

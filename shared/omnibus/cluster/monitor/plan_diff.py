@@ -6,7 +6,7 @@ from omnibus.cluster.desired import replica_counts
 from omnibus.plan import ModelPlan, Path, Plan
 
 #: Characters of a checkpoint's name.
-_LONG = 100
+_MAX_CHECKPOINT_CHARS = 100
 
 
 def plan_differences(before: Plan, after: Plan) -> Iterator[list[str]]:
@@ -54,4 +54,4 @@ def _fact_texts(model: ModelPlan | None) -> dict[str, str]:
     if model is None:
         return {}
     makes = {f"/{option}: what it does": model.option_origin(option)[:4] for option in model.options}
-    return {" checkpoint": model.checkpoint[:_LONG], " family": model.family, **makes}
+    return {" checkpoint": model.checkpoint[:_MAX_CHECKPOINT_CHARS], " family": model.family, **makes}

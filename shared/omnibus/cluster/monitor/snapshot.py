@@ -8,14 +8,14 @@ from typing import NamedTuple
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus, LoadCounts, LoadEvent
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.load_window import LoadWindow
-from omnibus.cluster.presence import SILENT
+from omnibus.cluster.presence import LOST_AFTER_SECONDS
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, PlanState
 
 #: Seconds that rates are over.
-WINDOW = 5.0
+RATE_WINDOW_SECONDS = 5.0
 #: Seconds without an answer to what is asked of all after which a gateway is forgotten.
-FORGET = 15.0
+FORGET_AFTER_SECONDS = 15.0
 
 
 class Totals(NamedTuple):
@@ -55,7 +55,7 @@ class _ExecutorHistory:
     def add_status(self, status: ExecutorStatus, now: float) -> None:
         self.status, self.heard = status, now
         self._samples.append((now, sum(status.busy), sum(status.done)))
-        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW:
+        while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
@@ -88,7 +88,7 @@ class SystemState:
         self._executors: dict[str, _ExecutorHistory] = {}
         self._gateways: dict[str, tuple[int, float]] = {}  # epoch, when it was heard
         self._inflight: dict[str, tuple[int, float]] = {}
-        self._recent = LoadWindow(WINDOW, clock)
+        self._recent = LoadWindow(RATE_WINDOW_SECONDS, clock)
         self._lost: dict[tuple[str, str], list[int]] = {}  # failed and refused since the beginning
 
     # What comes
@@ -130,14 +130,14 @@ class SystemState:
     @property
     def gateways(self) -> dict[str, int]:
         """The plan's epoch at each gateway."""
-        oldest = self._clock() - FORGET
+        oldest = self._clock() - FORGET_AFTER_SECONDS
         self._gateways = {id: known for id, known in self._gateways.items() if known[1] > oldest}
         return {id: epoch for id, (epoch, _) in sorted(self._gateways.items())}
 
     @property
     def inflight(self) -> int:
         """Invocations in flight at all gateways."""
-        oldest = self._clock() - SILENT  # who has something in flight tells each second
+        oldest = self._clock() - LOST_AFTER_SECONDS  # who has something in flight tells each second
         return sum(count for count, heard in self._inflight.values() if heard > oldest)
 
     @property
@@ -178,7 +178,7 @@ class SystemState:
         ]
 
     def _live_executors(self) -> Iterable[_ExecutorHistory]:
-        oldest = self._clock() - SILENT
+        oldest = self._clock() - LOST_AFTER_SECONDS
         self._executors = {id: each for id, each in self._executors.items() if each.heard > oldest}
         return self._executors.values()
 

@@ -28,7 +28,7 @@ class Clock(NamedTuple):
     later: Callable[[float, Callable[[], None]], Timer] = _call_later
 
 
-REAL = Clock()
+REAL_CLOCK = Clock()
 
 
 class WorkTicket:

@@ -26,7 +26,7 @@ from omnibus.executor.sim.distributions import Curve
 Told = Callable[[float], None]
 
 #: Most steps of one turn.
-MANY = 256
+MAX_TURN_STEPS = 256
 
 
 class SimWork:
@@ -245,7 +245,9 @@ class Lane:
     def take_step(self, at: float, scale: float, alone: bool) -> DeviceTurn:
         """A step of every sequence that may take one; ``alone``, as many as nobody has to hear of."""
         going = [each for each in self.active if each.done < each.allowed and each.ready <= at]
-        steps = max(1, min(MANY, *(int(min(each.quiet_steps, MANY)) for each in going))) if alone else 1
+        steps = (
+            max(1, min(MAX_TURN_STEPS, *(int(min(each.quiet_steps, MAX_TURN_STEPS)) for each in going))) if alone else 1
+        )
         return self.make_turn([(each, each.tokens + each.done) for each in going], scale, steps)
 
     def make_turn(self, works: list[tuple[SimWork, int]], scale: float, steps: int = 0) -> DeviceTurn:

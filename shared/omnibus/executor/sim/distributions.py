@@ -14,8 +14,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86400.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
-_STEP, _ODD = 6364136223846793005, 1442695040888963407  # Knuth's MMIX generator
-_WIDTH = 2**64
+_MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407  # Knuth's MMIX generator
+_MODULUS = 2**64
 _standard = NormalDist().inv_cdf
 
 
@@ -30,7 +30,7 @@ class Draw:
 
     def uniform(self) -> float:
         """In (0, 1)."""
-        self._state = (self._state * _STEP + _ODD) % _WIDTH
+        self._state = (self._state * _MULTIPLIER + _INCREMENT) % _MODULUS
         return ((self._state >> 11) + 0.5) / 2**53
 
     def integer_below(self, limit: int) -> int:

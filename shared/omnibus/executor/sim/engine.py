@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
-from omnibus.executor.sim.async_device import REAL, Clock, SimulatedMachine
+from omnibus.executor.sim.async_device import REAL_CLOCK, Clock, SimulatedMachine
 from omnibus.executor.sim.device import Device, Lane
 from omnibus.executor.sim.language import SimulatedDecode, SimulatedPrefill, SimulatedThinker
 from omnibus.executor.sim.profile import ANY, Profile, SimOption, kind_of, read_profile
@@ -36,7 +36,7 @@ STAGES = ("encode", "think", "prefill", "decode")
 class Simulation:
     """One simulated executor: its runners, which share one device and start together."""
 
-    def __init__(self, settings: ExecutorSettings, profile: Profile, clock: Clock = REAL) -> None:
+    def __init__(self, settings: ExecutorSettings, profile: Profile, clock: Clock = REAL_CLOCK) -> None:
         self.settings = settings
         self._profile = profile
         self._option = profile.find_option(settings.option, settings.model)

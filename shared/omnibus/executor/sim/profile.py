@@ -59,7 +59,7 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.distributions import Amount, Count, Curve, Seconds, SizeDistribution
-from omnibus.executor.step_budget import NONE, StepGoals
+from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus.families import catalog
 
 #: Modality that stands for all that are not named.
@@ -119,7 +119,7 @@ class SimOption(msgspec.Struct, frozen=True, kw_only=True):
     startup: float
     alpha: float
     components: dict[str, SimComponent]
-    goals: StepGoals = NONE
+    goals: StepGoals = NO_GOALS
 
     def find_component(self, name: str) -> SimComponent:
         """Raises ``BadRequest`` when the profile does not know it."""

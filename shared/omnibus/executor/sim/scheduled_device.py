@@ -11,13 +11,13 @@ from math import inf
 from typing import Any
 
 from omnibus.executor.scheduler import Schedule, StepBudget
-from omnibus.executor.sim.device import MANY, CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
+from omnibus.executor.sim.device import MAX_TURN_STEPS, CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve
 from omnibus.executor.step_budget import BudgetSizes, StepGoals, find_budget
 
 #: Prompt tokens in a step, at least and at most; positions of a sequence whose step is measured; the size of a
 #: prompt that waits for all of the patience.
-_LEAST, _MOST, _TYPICAL, _WHOLE = 16, 16384, 1024, 4096
+_MIN_STEP_TOKENS, _MAX_STEP_TOKENS, _TYPICAL_CONTEXT_TOKENS, _LONG_PROMPT_TOKENS = 16, 16384, 1024, 4096
 
 
 class StagedLane(Lane):
@@ -83,7 +83,7 @@ class StagedDevice(Device):
         self._lanes: dict[SimWork, StagedLane] = {}
         self._coming: deque[tuple[StagedLane, SimWork]] = deque()
         self._schedule: Schedule[SimWork] = Schedule(
-            0, StepBudget(0, 0), patience=goals.first_step_seconds, whole=_WHOLE
+            0, StepBudget(0, 0), patience=goals.first_step_seconds, whole=_LONG_PROMPT_TOKENS
         )
 
     def add_lane(
@@ -107,7 +107,9 @@ class StagedDevice(Device):
         lanes = [lane for lane in self.lanes if isinstance(lane, StagedLane)]
         self._schedule.slots = max((lane.slots for lane in lanes if not lane.reads), default=0)
         steps = [(lane.step, lane.slots) for lane in lanes if lane.step is not None]
-        decode = max((step.seconds(slots, slots * _TYPICAL) * self._scale for step, slots in steps), default=0.0)
+        decode = max(
+            (step.seconds(slots, slots * _TYPICAL_CONTEXT_TOKENS) * self._scale for step, slots in steps), default=0.0
+        )
         for lane in lanes:
             curve = lane.batch
             if curve is None:
@@ -116,8 +118,10 @@ class StagedDevice(Device):
                 beside, alone = self._find_budget(curve, decode, BudgetSizes(1, lane.slots, lane.slots), lane.usual)
                 self._schedule.kinds[lane] = StepBudget(beside * lane.usual, alone * lane.usual, lane.slots)
             else:
-                usual = _MOST if lane.share == inf else int(lane.share)
-                self._schedule.budget = StepBudget(*self._find_budget(curve, decode, BudgetSizes(_LEAST, _MOST, usual)))
+                usual = _MAX_STEP_TOKENS if lane.share == inf else int(lane.share)
+                self._schedule.budget = StepBudget(
+                    *self._find_budget(curve, decode, BudgetSizes(_MIN_STEP_TOKENS, _MAX_STEP_TOKENS, usual))
+                )
 
     def _find_budget(self, curve: Curve, decode: float, sizes: BudgetSizes, each: int = 0) -> tuple[int, int]:
         def step_cost(size: int) -> float:
@@ -133,7 +137,9 @@ class StagedDevice(Device):
         decode = [(work, _sequence_length(work)) for work in chosen.decode]
         quiet = not (self._coming or self._schedule.waiting or chosen.prefill or chosen.media or self._has_joining)
         turns = [
-            *self._make_turns(decode, max(1, min(MANY, *map(_quiet_steps, chosen.decode))) if quiet and decode else 1),
+            *self._make_turns(
+                decode, max(1, min(MAX_TURN_STEPS, *map(_quiet_steps, chosen.decode))) if quiet and decode else 1
+            ),
             *self._make_turns(chosen.prefill),
             *self._make_turns([(work, work.tokens) for work in chosen.media]),
         ]
@@ -179,4 +185,4 @@ def _sequence_length(work: SimWork) -> int:
 
 
 def _quiet_steps(work: SimWork) -> int:
-    return int(min(work.quiet_steps, MANY)) if isinstance(work, SimSequence) else 1
+    return int(min(work.quiet_steps, MAX_TURN_STEPS)) if isinstance(work, SimSequence) else 1

@@ -14,7 +14,7 @@ from omnibus.executor.sim.distributions import Count, SizeDistribution
 from omnibus.executor.sim.runner import SimulatedRunner, blank_array, read_params
 
 #: Codes of a talker are below this.
-CODES = 1024
+CODE_COUNT = 1024
 #: Position axes of a prompt's layout.
 AXES = 3
 
@@ -92,7 +92,7 @@ class SimTalkerAnswer:
         self._talk = talk
         self._job = job
         self._draw = talk.make_draw(job, tokens)
-        self._start = self._draw.integer_below(CODES)
+        self._start = self._draw.integer_below(CODE_COUNT)
         self._most = read_params(job, SimTalkParams).max_codes or inf
         self._size: SizeDistribution = talk.part.steps_size
         self._rows = 0
@@ -129,6 +129,6 @@ class SimTalkerAnswer:
         while not self.sequence.is_finished:
             await ticket.wait_for_update()
             if self.sequence.done > sent:
-                codes = [(self._start + at) % CODES for at in range(sent, self.sequence.done)]
+                codes = [(self._start + at) % CODE_COUNT for at in range(sent, self.sequence.done)]
                 await self._job.send("codes", {"codes": codes})
                 sent = self.sequence.done

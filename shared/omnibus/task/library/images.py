@@ -22,7 +22,7 @@ from omnibus.task.library.media import Encode, EncodeInput
 
 #: Pixels of a picture whose size is left to others, and the largest load that is told: estimates, whatever a client
 #: asks for.
-_MEGAPIXEL, _MOST = 1024 * 1024, 10_000_000
+_DEFAULT_PIXELS, _MAX_LOAD = 1024 * 1024, 10_000_000
 
 
 class DrawInput(BaseModel):
@@ -55,12 +55,12 @@ class DrawInput(BaseModel):
     @property
     def pixels(self) -> int:
         """Pixels of the picture as requested, else about as many as models usually make."""
-        return self.width * self.height or _MEGAPIXEL
+        return self.width * self.height or _DEFAULT_PIXELS
 
     @property
     def work(self) -> int:
         """Tokens of the latents of all steps: 16 x 16 pixels are one."""
-        return max(1, min(_MOST, self.pixels // 256 * self.steps))
+        return max(1, min(_MAX_LOAD, self.pixels // 256 * self.steps))
 
 
 class ImageOutput(BaseModel):
@@ -105,7 +105,7 @@ class EditInput(DrawInput):
     @property
     def work(self) -> int:
         """Tokens of the latents of all steps, with those of the edited picture, which has a megapixel."""
-        return min(_MOST, (self.pixels + _MEGAPIXEL) // 256 * self.steps)
+        return min(_MAX_LOAD, (self.pixels + _DEFAULT_PIXELS) // 256 * self.steps)
 
 
 class ImageEdit(CompositeTask):
@@ -118,7 +118,7 @@ class ImageEdit(CompositeTask):
     decoder: DecodeImage
 
     def invoke(self, request: EditInput) -> ImageOutput:
-        tokens = _MEGAPIXEL // 28**2
+        tokens = _DEFAULT_PIXELS // 28**2
         seen = self.vision.invoke(EncodeInput(media=request.image), work=tokens)
         guide = self.text_encoder.invoke(
             TextEncodeInput(
@@ -128,7 +128,7 @@ class ImageEdit(CompositeTask):
             ),
             work=tokens + len(request.prompt) // 4,
         )
-        image = self.vae_encoder.invoke(EncodeInput(media=request.image), work=_MEGAPIXEL // 256).embedding
+        image = self.vae_encoder.invoke(EncodeInput(media=request.image), work=_DEFAULT_PIXELS // 256).embedding
         return _generate_images(self.denoiser, self.decoder, request, guide, image=image)
 
 
@@ -215,7 +215,7 @@ class VideoInput(BaseModel):
     @property
     def work(self) -> int:
         """Tokens of the latents of all steps: 32 x 32 pixels of 8 frames are one."""
-        return max(1, min(_MOST, self.width * self.height * self.frames // 8192 * self.steps))
+        return max(1, min(_MAX_LOAD, self.width * self.height * self.frames // 8192 * self.steps))
 
 
 class VideoOutput(BaseModel):

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from omnibus.families import plugins
-from services.gateway.openai.multipart import PARTS
+from services.gateway.openai.multipart import MAX_PARTS
 from tests.unit.gateway.house import PAINTER, House, error
 from tests.unit.gateway.samples import picture, sound
 from tests.unit.plugins.dists import Install, installer
@@ -253,7 +253,7 @@ async def test_forms_that_are_none_are_refused(studio: House, body: bytes, kind:
 
 
 async def test_forms_of_endless_parts_are_refused(studio: House):
-    many = b"".join(PART.replace(b"prompt", b"p%d" % number) for number in range(PARTS + 1)) + b"--xyz--"
+    many = b"".join(PART.replace(b"prompt", b"p%d" % number) for number in range(MAX_PARTS + 1)) + b"--xyz--"
 
     kind = {"content-type": "multipart/form-data; boundary=xyz"}
     response = await studio.http.post(EDITS, content=many, headers=kind)

@@ -50,7 +50,7 @@ async def whole(request: ChatRequest, text: str) -> bytes:
     spoken = None
     if request.audio is not None and request.wants_audio:
         data = encode_audio(tone(0.1), 24000, request.audio.format)
-        spoken = chat_response.Audio(id="audio_1", data=data, expires_at=1, transcript=text)
+        spoken = chat_response.ChatCompletionAudio(id="audio_1", data=data, expires_at=1, transcript=text)
     return chat_response.encode_completion(
         id="chatcmpl-1",
         model=request.model,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.encoding.audio import FASTEST, MIME, SLOWEST
+from omnibus.encoding.audio import MAX_SPEED, MIME, MIN_SPEED
 from services.gateway.api import speech, transcriptions
 from services.gateway.openai.openapi import openapi_paths
 
@@ -34,4 +34,4 @@ def test_what_models_are_asked_for_is_quoted(asked: str):
 
 def test_formats_and_speeds_are_those_there_are():
     assert all(f"`{format}`" in TEXT for format in MIME)
-    assert f"`speed` from {SLOWEST} to {FASTEST:g}" in TEXT
+    assert f"`speed` from {MIN_SPEED} to {MAX_SPEED:g}" in TEXT

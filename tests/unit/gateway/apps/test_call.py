@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from omnibus.app.protocol import WINDOW
+from omnibus.app.protocol import WINDOW_BYTES
 from omnibus.errors import BadRequest, NotFound
 from omnibus.tensors.item import Item
 from tests.unit.gateway.apps.workers import SPELLS, Abacus, hosted, until, written
@@ -184,7 +184,7 @@ async def serve(request) -> AsyncIterator[Any]:
 
 
 async def test_an_app_does_not_run_ahead_of_a_slow_client(tmp_path):
-    ahead = WINDOW // PIECE + 1
+    ahead = WINDOW_BYTES // PIECE + 1
     async with hosted(written(tmp_path, MANY)) as host:
 
         async def made() -> int:
@@ -202,11 +202,13 @@ async def test_an_app_does_not_run_ahead_of_a_slow_client(tmp_path):
 
 async def test_a_part_over_the_window_still_arrives(tmp_path):
     async with hosted(
-        written(tmp_path, f"async def serve(request):\n    for _ in range(3):\n        yield 'x' * {2 * WINDOW}\n")
+        written(
+            tmp_path, f"async def serve(request):\n    for _ in range(3):\n        yield 'x' * {2 * WINDOW_BYTES}\n"
+        )
     ) as host:
         parts = [len(part) async for part in host.invoke(Abacus(), b"1").read_parts()]
 
-    assert parts == [2 * WINDOW + 2] * 3
+    assert parts == [2 * WINDOW_BYTES + 2] * 3
 
 
 async def test_a_failure_in_the_middle_comes_after_what_was_there(tmp_path):

@@ -7,7 +7,7 @@ import msgspec
 
 from omnibus.app_record import base_app_name
 from omnibus.store import Store
-from services.gateway.apps.pending_versions import SPARE
+from services.gateway.apps.pending_versions import RECORD_GRACE_SECONDS
 from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
 from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until
@@ -196,7 +196,7 @@ async def test_what_a_gateway_that_died_left_aside_is_removed_by_the_others(land
     [record] = (await gate.store.apps()).values()
     limits = {"starting": land.settings.app_drain + land.settings.app_ready, "draining": land.settings.app_drain}
     for state, seconds in limits.items():
-        old = time.time() - seconds - SPARE - 1
+        old = time.time() - seconds - RECORD_GRACE_SECONDS - 1
         left = msgspec.structs.replace(record, name=f"gone@{state}", state=state, updated=old)
         await gate.store.put_app(left, 0)
     young = msgspec.structs.replace(record, name="busy@1", state="starting", updated=time.time())

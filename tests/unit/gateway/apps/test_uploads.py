@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omnibus.app.sandbox import NICE
+from omnibus.app.sandbox import NICE_INCREMENT
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest
 from services.gateway.apps.worker_supervisor import WorkerSupervisor
@@ -172,7 +172,7 @@ async def test_uploaded_code_does_not_see_the_gateways_environment(monkeypatch):
 
 async def test_uploaded_code_computes_after_its_gateway_and_cannot_change_that():
     async with hosted(UPLOAD, TRIES) as host:
-        assert os.getpriority(os.PRIO_PROCESS, host.pid) >= NICE
+        assert os.getpriority(os.PRIO_PROCESS, host.pid) >= NICE_INCREMENT
         assert await tried(host, "first") == b'{"raised":"PermissionError"}'
 
 

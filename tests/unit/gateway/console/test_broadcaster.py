@@ -40,8 +40,8 @@ async def bus() -> AsyncIterator[MemoryBus]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcaster, "LEAST", 0.01)
-    monkeypatch.setattr(broadcaster, "MOST", 0.02)
+    monkeypatch.setattr(broadcaster, "MIN_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(broadcaster, "MAX_INTERVAL_SECONDS", 0.02)
 
 
 async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
@@ -104,9 +104,9 @@ async def test_the_watch_ends_with_the_last_who_looks(store: Store, bus: MemoryB
 
 
 async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(broadcaster, "QUIET", 0.2)
-    monkeypatch.setattr(broadcaster, "LEAST", 0.01)
-    monkeypatch.setattr(broadcaster, "MOST", 0.02)
+    monkeypatch.setattr(broadcaster, "KEEPALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(broadcaster, "MIN_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(broadcaster, "MAX_INTERVAL_SECONDS", 0.02)
     watching = LiveStates(store, bus)
 
     async with aclosing(watching.stream_states()) as states, asyncio.timeout(PATIENCE):
@@ -118,8 +118,8 @@ async def test_nothing_new_is_not_told_again(store: Store, bus: MemoryBus, monke
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_away_is_said(tmp_path: File, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(monitor, "AGAIN", 0.05)
-    monkeypatch.setattr(monitor, "REREAD", 0.05)
+    monkeypatch.setattr(monitor, "RETRY_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "REREAD_SECONDS", 0.05)
     async with running(infra.prepare_valkey(tmp_path)) as valkey:
         store = Store(StoreSettings(url=valkey.server.url, timeout=0.5))
         await store.swap_plan(plan(1))
@@ -150,7 +150,7 @@ async def test_whoever_looks_is_told_when_the_gateway_leaves(store: Store, bus: 
 
 @pytest.mark.usefixtures("quick")
 async def test_too_many_who_look_are_sent_away(store: Store, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(broadcaster, "VIEWERS", 1)
+    monkeypatch.setattr(broadcaster, "MAX_VIEWERS", 1)
     watching = LiveStates(store, bus)
 
     async with aclosing(watching.stream_states()) as one:

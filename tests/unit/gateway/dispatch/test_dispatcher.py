@@ -9,7 +9,7 @@ from omnibus.bus.messages import Chunk, NodeFailed
 from omnibus.errors import ProblemDetails, StageFailed, TooLarge
 from omnibus.graph import HANDLE
 from services.gateway.dispatch import dispatcher
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from tests.unit.executor.arithmetic import call
 from tests.unit.gateway.world import World, finish, texts
 from tests.unit.sidecar.node import until
@@ -149,7 +149,7 @@ async def test_an_answer_that_is_whole_ends_when_all_times_are_there(there: Worl
 
 
 async def test_times_that_never_come_are_not_waited_for(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatcher, "SETTLE", 0.02)
+    monkeypatch.setattr(dispatcher, "SETTLE_SECONDS", 0.02)
     await there.puppets_of(e="E", l="L")
     running = there.submit()
     then: list[str] = []
@@ -226,7 +226,7 @@ async def test_a_failed_node_fails_the_answer_with_stage_and_executor(there: Wor
 async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: World, code: str):
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         await there.sent(thinker, attempt + 1)
         assert running.failure is None
         thinker.reply(NodeFailed(running.id, 1, ProblemDetails(code, "gone"), attempt))
@@ -234,7 +234,7 @@ async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: 
 
     assert running.failure is not None
     assert running.failure.code == code
-    assert len(thinker.taken) == ATTEMPTS
+    assert len(thinker.taken) == MAX_ATTEMPTS
 
 
 async def test_an_array_that_was_freed_fails_the_answer(there: World):

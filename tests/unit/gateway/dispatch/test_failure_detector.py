@@ -9,14 +9,14 @@ import pytest
 from omnibus.bus.messages import BusyReply
 from omnibus.errors import StageUnavailable
 from services.gateway.dispatch import failure_detector
-from services.gateway.routing.executors import SUSPECT
+from services.gateway.routing.executors import SUSPECT_AFTER_SECONDS
 from tests.unit.gateway.dispatch.test_moves import moved
 from tests.unit.gateway.world import World, finish
 from tests.unit.sidecar.node import until
 
 
 async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "ACCEPT", 0.1)
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.1)
     vision, _, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
@@ -28,7 +28,7 @@ async def test_an_executor_that_answers_nothing_is_replaced(there: World, monkey
 async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer(
     there: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(failure_detector, "ACCEPT", 0.0)
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.0)
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -39,8 +39,8 @@ async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer
 
 
 async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "PATIENCE", 0.0)
-    monkeypatch.setattr(failure_detector, "ACCEPT", 0.0)
+    monkeypatch.setattr(failure_detector, "NO_ALTERNATIVE_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.0)
     await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -51,16 +51,16 @@ async def test_an_executor_that_never_answers_fails_the_request(there: World, mo
 
 
 async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "ACCEPT", 0.1)
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.1)
     vision, _, second = await there.puppets_of(e="E", l="L", l2="L")
     vision.accepts = True
     running = there.submit()
     await there.sent(second)
-    monkeypatch.setattr(failure_detector, "ACCEPT", 60.0)  # until there is somebody to take it
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 60.0)  # until there is somebody to take it
     third = await there.puppet("l3", "L")
     third.accepts = True
 
-    monkeypatch.setattr(failure_detector, "ACCEPT", 0.1)
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.1)
 
     assert (await there.sent(third)).attempt == 2
     assert running.lost == {"l", "l2"}
@@ -70,7 +70,7 @@ async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: Wor
 async def test_an_executor_that_answers_late_in_the_request_is_not_overdue(
     there: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(failure_detector, "WATCH", 0.01)
+    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.01)
     vision, busy, other = await there.puppets_of(e="E", l="L", l2="L")
     vision.accepts = other.accepts = True
     running = there.submit()
@@ -96,7 +96,7 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
 
 
 async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "LOST", SUSPECT)
+    monkeypatch.setattr(failure_detector, "LOST_AFTER_SECONDS", SUSPECT_AFTER_SECONDS)
     _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
@@ -110,17 +110,17 @@ async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: Worl
 async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_then_named(
     there: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(failure_detector, "LOST", SUSPECT)
+    monkeypatch.setattr(failure_detector, "LOST_AFTER_SECONDS", SUSPECT_AFTER_SECONDS)
     vision, frozen = await there.puppets_of(e="E", l="L")
     vision.accepts = frozen.accepts = True
     running = there.submit()
     await there.sent(frozen)
     frozen.freeze()
     await until(lambda: "l" in there.members.silent_executors())
-    await asyncio.sleep(2 * failure_detector.WATCH)
+    await asyncio.sleep(2 * failure_detector.POLL_SECONDS)
     assert (running.failure, running.invocation.attempt) == (None, 0)
 
-    monkeypatch.setattr(failure_detector, "PATIENCE", SUSPECT)
+    monkeypatch.setattr(failure_detector, "NO_ALTERNATIVE_TIMEOUT_SECONDS", SUSPECT_AFTER_SECONDS)
     await until(lambda: running.failure is not None)
 
     assert isinstance(running.failure, StageUnavailable)
@@ -128,14 +128,14 @@ async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_t
 
 
 async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "LOST", SUSPECT)
+    monkeypatch.setattr(failure_detector, "LOST_AFTER_SECONDS", SUSPECT_AFTER_SECONDS)
     _, thinker, _ = puppets = await there.puppets_of(e="E", l="L", l2="L")
     for puppet in puppets:
         puppet.accepts = True
     running = there.submit()
     await there.sent(thinker)
 
-    time.sleep(SUSPECT + 2 * failure_detector.HELD_UP)  # noqa: ASYNC251 nothing here goes on meanwhile
-    await asyncio.sleep(2 * failure_detector.WATCH)
+    time.sleep(SUSPECT_AFTER_SECONDS + 2 * failure_detector.MAX_POLL_DELAY_SECONDS)  # noqa: ASYNC251 nothing here goes on meanwhile
+    await asyncio.sleep(2 * failure_detector.POLL_SECONDS)
 
     assert (running.failure, running.invocation.attempt) == (None, 0)

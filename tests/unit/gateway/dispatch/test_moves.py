@@ -10,7 +10,7 @@ from omnibus.bus.messages import BusyReply, NodeFailed
 from omnibus.errors import BusUnavailable, Overloaded, ProblemDetails, StageUnavailable, TooLarge
 from omnibus.plan import Plan
 from services.gateway.dispatch import failure_detector
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.dispatch.inflight import InflightInvocation
 from tests.unit.gateway.world import Puppet, World, finish, texts, world
 from tests.unit.sidecar.node import until
@@ -213,24 +213,24 @@ async def test_a_lost_chunk_runs_the_invocation_again(there: World):
 
 
 async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
-    puppets = [await there.puppet(f"l{number}", "L") for number in range(ATTEMPTS + 2)]
+    puppets = [await there.puppet(f"l{number}", "L") for number in range(MAX_ATTEMPTS + 2)]
     await there.puppet("e", "E")
     running = there.submit()
-    for number in range(ATTEMPTS):
+    for number in range(MAX_ATTEMPTS):
         taken = next(puppet for puppet in puppets if puppet.id == running.invocation.route[1])
         await there.sent(taken)
         taken.reply(BusyReply(running.id, taken.id, number))
         await there.turn()
 
     assert isinstance(running.failure, Overloaded)
-    assert sum(len(puppet.taken) for puppet in puppets) == ATTEMPTS
+    assert sum(len(puppet.taken) for puppet in puppets) == MAX_ATTEMPTS
 
 
 # The bus goes away
 
 
 async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "RETURN", 0.05)
+    monkeypatch.setattr(failure_detector, "RECONNECT_GRACE_SECONDS", 0.05)
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.turn()
@@ -245,12 +245,12 @@ async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monk
 
 
 async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "RETURN", 0.0)
-    monkeypatch.setattr(failure_detector, "WATCH", 0.01)
+    monkeypatch.setattr(failure_detector, "RECONNECT_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.01)
     _, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
 
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         await there.sent(thinker, attempt + 1)
         there.bus.reconnects += 1
         await until(lambda now=attempt: running.invocation.attempt > now or running.failure is not None)

@@ -16,7 +16,7 @@ from omnibus.graph import WIRE_VERSION
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.dispatch.quarantine import MAX_REFUSED, Quarantine, node_keys
+from services.gateway.dispatch.quarantine import MAX_REFUSED_INPUTS, Quarantine, node_keys
 from services.gateway.routing.executors import ExecutorTable
 from tests.unit.executor.arithmetic import LIMIT, call, invocation
 from tests.unit.gateway.world import Puppet, World, texts, world
@@ -256,7 +256,7 @@ def test_what_is_refused_is_bounded() -> None:
     made = invocation([call("vision", x=1)], ["e"], [(0, "y")])
     quarantine = Quarantine(ExecutorTable(), SECONDS)
     quarantine.refuse_inputs(node_keys(made.nodes), 0.0)
-    for number in range(MAX_REFUSED):
+    for number in range(MAX_REFUSED_INPUTS):
         quarantine.refuse_inputs([str(number)], 0.0)
 
     quarantine.check_invocation(made, 1.0)

@@ -14,7 +14,7 @@ from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
 from services.gateway.openai.parse import read_body
 from services.gateway.tenancy import body_budget
-from services.gateway.tenancy.body_budget import FREE_BYTES, BodyBudget, Upload
+from services.gateway.tenancy.body_budget import UNCOUNTED_BYTES, BodyBudget, Upload
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import TEXT, answered, house, question
 from tests.unit.gateway.wires import Doorway, Wire, doorway, post
@@ -181,7 +181,7 @@ def test_one_tenant_leaves_room_for_others():
 
     with pytest.raises(Overloaded):
         second.count_bytes(0, 200 * KIB)
-    second.count_bytes(0, FREE_BYTES)
+    second.count_bytes(0, UNCOUNTED_BYTES)
     other.count_bytes(0, 500 * KIB)
     first.release()
     second.count_bytes(0, 200 * KIB)

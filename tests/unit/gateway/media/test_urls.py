@@ -70,7 +70,7 @@ def test_a_public_https_url_is_parsed(url: str, target: UrlTarget) -> None:
         ("https://" + "a" * 64 + ".com/", "not a valid name"),
         ("https://[::1::2]/", "not a valid name"),
         ("https://[127.0.0.1/", "malformed"),
-        ("https://example.com/" + "a" * urls.MAX_URL, "longer than"),
+        ("https://example.com/" + "a" * urls.MAX_URL_CHARS, "longer than"),
     ],
 )
 def test_an_unusual_url_is_refused(url: str, reason: str) -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from omnibus.errors import OmnibusError, TooLarge
 from services.gateway.openai import density, embeddings, images, speech, videos
-from services.gateway.openai.density import VALUES, check_values
+from services.gateway.openai.density import MAX_VALUES, check_values
 from services.gateway.openai.parse import MAX_PARTS, parse_chat
 from services.gateway.openai.vllm_omni import translate_request
 from tests.unit.gateway.house import House, error
 
 MIB = 1 << 20
-MANY = 2 * VALUES
+MANY = 2 * MAX_VALUES
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "chat": parse_chat,
@@ -33,7 +33,7 @@ VALUE: dict[str, bytes] = {
     "strings": b"[" + b",".join([b'"a"'] * MANY) + b"]",
     "numbers": b"[" + b",".join([b"1"] * MANY) + b"]",
     "fields": b"{" + b",".join(b'"%d":1' % number for number in range(MANY)) + b"}",
-    "spaces": b" " * (32 * VALUES) + b"[" + b",".join([b"1"] * MANY) + b"]",
+    "spaces": b" " * (32 * MAX_VALUES) + b"[" + b",".join([b"1"] * MANY) + b"]",
     "strings with quotes": b"[" + b",".join([rb'"\\\"["'] * MANY) + b"]",
 }
 each_value = pytest.mark.parametrize("value", VALUE.values(), ids=VALUE.keys())
@@ -49,7 +49,7 @@ def test_nothing_is_built_of_too_many_values_wherever_they_are(parse: Callable[[
     tracemalloc.start()
 
     try:
-        with pytest.raises(TooLarge, match=f"more than {VALUES} values"):
+        with pytest.raises(TooLarge, match=f"more than {MAX_VALUES} values"):
             parse(body)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -81,9 +81,9 @@ def test_long_texts_and_media_are_few_values(text: str):
 def test_as_many_values_as_may_be_are_read():
     body = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"metadata":[%b]}'
 
-    assert parse_chat(body % b",".join([b"1"] * (VALUES - 20)))
+    assert parse_chat(body % b",".join([b"1"] * (MAX_VALUES - 20)))
     with pytest.raises(TooLarge):
-        parse_chat(body % b",".join([b"1"] * (VALUES + 1)))
+        parse_chat(body % b",".join([b"1"] * (MAX_VALUES + 1)))
 
 
 JSON = st.recursive(
@@ -106,7 +106,7 @@ def values(value: Any) -> int:
 def test_what_is_text_is_not_counted(value: Any, limit: int):
     body = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(density, "VALUES", limit)
+        patch.setattr(density, "MAX_VALUES", limit)
         patch.setattr(density, "_VALUE_BYTES", 1 << 20)
 
         try:

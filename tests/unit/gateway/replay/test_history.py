@@ -100,8 +100,8 @@ async def test_words_are_looked_for_in_ids_models_executors_and_codes(home: Hous
 
 async def test_a_question_reads_only_so_much_and_says_where_to_go_on(home: House, monkeypatch: pytest.MonkeyPatch):
     made = await asked(home, 4)
-    monkeypatch.setattr(history, "READ", 2)
-    monkeypatch.setattr(history, "READS", 4)
+    monkeypatch.setattr(history, "READ_BATCH_COUNT", 2)
+    monkeypatch.setattr(history, "MAX_READ_RECORDS", 4)
 
     part = await page(home, q=made[0])
     assert ids(part) == []

@@ -217,7 +217,7 @@ async def test_what_is_kept_is_told_by_output_and_not_asked_for_again(home: Hous
 
 
 async def test_what_is_too_large_is_not_kept(home: House, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(capture, "LARGEST", 10)
+    monkeypatch.setattr(capture, "MAX_OUTPUT_BYTES", 10)
     await home.all_of(VL)
     body = await begun(home, content=[text("look"), image()], path="E>L")
 

@@ -13,7 +13,7 @@ from omnibus.errors import NotFound, ProtocolError, StaleHandle
 from omnibus.graph import HANDLE, call_digest
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.request.arena_inputs import TensorPlacer, place_input, restore_input
 from services.sidecar.server import Sidecar
@@ -80,7 +80,7 @@ async def test_a_salt_is_named_where_there_is_one_and_comes_back(there: There):
 async def test_an_input_lives_until_all_attempts_have_read_it_or_the_end(there: There):
     literal = await place_input(there.client, None, PICTURE, ("image", "image/png", HASH), "i", nodes.soon())
 
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         there.read(literal)
     assert await there.blocks() == 1
     there.client.end_invocation("i")
@@ -132,7 +132,7 @@ async def test_equal_tensors_have_equal_literals_but_for_their_handles(there: Th
 async def test_a_tensor_lives_until_all_its_readers_have_read_it_in_all_attempts(there: There):
     literal = await there.tensors().put(Item({}, np.ones(3)), 2)
 
-    for _ in range(2 * (ATTEMPTS + 1)):
+    for _ in range(2 * (MAX_ATTEMPTS + 1)):
         assert await there.blocks() == 1
         there.read(literal)
 

@@ -17,11 +17,11 @@ from omnibus.graph import GraphNode
 from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from services.gateway.dispatch.dispatcher import ATTEMPTS
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.quarantine import MAX_DEATHS
 from services.gateway.request import metrics
-from services.gateway.request.dead_letters import KINDS
+from services.gateway.request.dead_letters import MAX_LABEL_PAIRS
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import ExecutorRoute
 from tests.unit.executor.arithmetic import call, invocation
@@ -119,7 +119,7 @@ async def crashing(home: House, replicas: int) -> list[str]:
 
 
 async def test_an_input_whose_executors_die_is_refused_after_two_of_them(home: House):
-    died = await crashing(home, ATTEMPTS + 3)
+    died = await crashing(home, MAX_ATTEMPTS + 3)
 
     response = await home.ask(TEXT, "poison")
     again = await home.ask(TEXT, "poison")
@@ -254,9 +254,9 @@ async def test_of_several_models_the_one_that_failed_is_told(home: House):
 
 
 async def test_models_that_somebody_makes_up_are_told_together(home: House):
-    for number in range(KINDS + 3):
+    for number in range(MAX_LABEL_PAIRS + 3):
         running = buried(f"unheard-of-{number}")
         home.dead.write(running, running.invocation)
 
-    assert len(home.dead.counts) == KINDS + 1
+    assert len(home.dead.counts) == MAX_LABEL_PAIRS + 1
     assert told(home)["other", "failed"] == 3

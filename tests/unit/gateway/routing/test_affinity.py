@@ -5,7 +5,13 @@ from collections import Counter
 
 import pytest
 
-from services.gateway.routing.affinity import FAR, AffinityItem, ChosenReplica, EncoderAffinity, pick_replica
+from services.gateway.routing.affinity import (
+    MAX_EXCESS_ITEMS,
+    AffinityItem,
+    ChosenReplica,
+    EncoderAffinity,
+    pick_replica,
+)
 
 IDLE = dict.fromkeys("abcd", 0.0)
 
@@ -43,13 +49,13 @@ def test_a_new_item_goes_to_a_replica_with_the_least_work():
 
 
 def test_a_known_item_goes_where_it_is_known_and_counts_for_little():
-    loads = {"a": 0.0, "b": FAR * 100, "c": 10.0}
+    loads = {"a": 0.0, "b": MAX_EXCESS_ITEMS * 100, "c": 10.0}
 
     assert pick_replica(loads, AffinityItem("k", 100), known="b") == ChosenReplica("b", 100 / 16)
 
 
 def test_a_replica_that_is_far_behind_or_gone_is_known_for_nothing():
-    loads = {"a": 0.0, "b": FAR * 100 + 1}
+    loads = {"a": 0.0, "b": MAX_EXCESS_ITEMS * 100 + 1}
 
     assert pick_replica(loads, AffinityItem("k", 100), known="b") == ChosenReplica("a", 100)
     assert pick_replica(loads, AffinityItem("k", 100), known="gone") == ChosenReplica("a", 100)
@@ -107,7 +113,7 @@ def test_random_items_never_go_to_a_replica_that_is_far_behind(seed: int):
 
         [chosen] = spread.assign_items(loads, [item])
 
-        assert before[chosen.executor] <= min(before.values()) + FAR * item.work
+        assert before[chosen.executor] <= min(before.values()) + MAX_EXCESS_ITEMS * item.work
         assert loads == {**before, chosen.executor: before[chosen.executor] + chosen.work}
         for id in loads:
             loads[id] = max(0.0, loads[id] - dice.random() * 300)

@@ -57,7 +57,7 @@ def test_a_silent_executor_gets_nothing_until_it_speaks_again(clock: Clock):
     members = ExecutorTable()
     members.handle_status(status())
 
-    clock.now += module.SUSPECT - 0.01
+    clock.now += module.SUSPECT_AFTER_SECONDS - 0.01
     assert (fit(members), list(members.silent_executors())) == (["e-0"], [])
     clock.now += 0.01
     members.handle_status(status("e-1"))
@@ -71,7 +71,7 @@ def test_a_silent_executor_that_has_no_other_beside_it_is_the_last_resort_for_a_
     members = ExecutorTable()
     members.handle_status(status())
 
-    clock.now += module.LAST_RESORT - 0.01
+    clock.now += module.LAST_RESORT_SECONDS - 0.01
     assert (fit(members), list(members.silent_executors())) == (["e-0"], ["e-0"])
     clock.now += 0.01
     assert fit(members) == []
@@ -115,7 +115,7 @@ def test_work_without_a_step_is_stuck(clock: Clock):
     member = members.get("e-0")
     assert member is not None
 
-    clock.now += module.STUCK + 0.01
+    clock.now += module.STUCK_AFTER_SECONDS + 0.01
     members.handle_status(status(inflight=1, steps=5))
     assert member.is_stuck(clock.now)
 
@@ -129,7 +129,7 @@ def test_idleness_is_not_being_stuck(clock: Clock):
     member = members.get("e-0")
     assert member is not None
 
-    clock.now += module.STUCK * 2
+    clock.now += module.STUCK_AFTER_SECONDS * 2
     members.handle_status(status(steps=5))
     members.handle_status(status(steps=5, inflight=1))
 
@@ -143,7 +143,7 @@ def test_stages_say_which_components_can_make_progress(clock: Clock):
     members.handle_status(status("x-0", "X", components=("vocoder",), model="other"))
 
     assert members.stage_states("m") == {"vision": "ok", "thinker": "ok"}
-    clock.now += module.STUCK + 1
+    clock.now += module.STUCK_AFTER_SECONDS + 1
     members.handle_status(status("l-0", "L", components=("thinker",), inflight=1))
     assert members.stage_states("m") == {"vision": "silent", "thinker": "stuck"}
 

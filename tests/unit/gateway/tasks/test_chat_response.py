@@ -5,7 +5,7 @@ import json
 
 from openai.types.chat import ChatCompletion
 
-from services.gateway.openai.chat_response import Audio, build_usage, encode_completion
+from services.gateway.openai.chat_response import ChatCompletionAudio, build_usage, encode_completion
 
 COUNTS = build_usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text=7, audio=30)
 
@@ -31,7 +31,7 @@ def test_a_text_answer_is_a_chat_completion() -> None:
 
 
 def test_a_spoken_answer_carries_its_sound_in_base64() -> None:
-    sound = Audio(id="audio_1", data=b"\x00\xff\x10", expires_at=1700003600, transcript="hi")
+    sound = ChatCompletionAudio(id="audio_1", data=b"\x00\xff\x10", expires_at=1700003600, transcript="hi")
 
     answer = ChatCompletion.model_validate_json(
         encode_completion(id="i", model="m", created=1, text=None, finish_reason="length", usage=COUNTS, audio=sound)

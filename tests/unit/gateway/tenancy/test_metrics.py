@@ -10,7 +10,7 @@ import pytest
 from omnibus.bus.messages import Chunk
 from omnibus.graph import GraphNode
 from omnibus.metrics import REGISTRY, TENANTS
-from omnibus.metrics.tenants import NAMES
+from omnibus.metrics.tenants import MAX_TENANTS
 from omnibus.settings import GatewaySettings
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.routing.assignment import Assignment
@@ -119,7 +119,7 @@ async def test_gpu_seconds_that_are_used_up_are_counted_for_their_model(tmp_path
 async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.gateway.request.load_report.PERIOD", 0.02)
+    monkeypatch.setattr("services.gateway.request.load_report.REPORT_INTERVAL_SECONDS", 0.02)
     limits = {"gpu_seconds": 1e-9}
     async with gated(tmp_path, limits, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
         ear, growth, held = await Ear().listen(gate.home.bus), Growth(), await holding(gate)
@@ -229,7 +229,7 @@ async def test_what_two_models_serve_together_counts_for_each_of_them():
 
 
 async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.gateway.tenancy.admission._KEPT", 3)
+    monkeypatch.setattr("services.gateway.tenancy.admission._MAX_QUEUES", 3)
     hall = Hall()
     works = await hall.enter("a", ONE)
     waits = asyncio.create_task(hall.enter("b", ONE))
@@ -293,14 +293,14 @@ def test_tenants_beyond_many_are_told_together():
     TENANTS.refused.clear()
     _forget()
     try:
-        for number in range(2 * NAMES):
+        for number in range(2 * MAX_TENANTS):
             metrics.count_gpu_seconds(f"tenant-{number}", 1.0)
             metrics.count_refused(f"tenant-{number}", "rate", "")
 
         names = {sample.labels["tenant"] for family in TENANTS.used.collect() for sample in family.samples}
-        assert len(names) == NAMES + 1
-        assert value("tenant_gpu_seconds_total", tenant="other") == NAMES
-        assert value("tenant_refused_total", tenant="other", reason="rate") == NAMES
+        assert len(names) == MAX_TENANTS + 1
+        assert value("tenant_gpu_seconds_total", tenant="other") == MAX_TENANTS
+        assert value("tenant_refused_total", tenant="other", reason="rate") == MAX_TENANTS
         assert value("tenant_gpu_seconds_total", tenant="tenant-0") == 1
     finally:
         TENANTS.used.clear()

@@ -7,8 +7,8 @@ from omnibus.api_key import KeyRecord, hash_key
 from omnibus.bus import Delivery
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
-from services.gateway.tenancy.gateway_count import SILENT, GatewayPeers
-from services.gateway.tenancy.rate_limits import AT_ONCE, RateLimits
+from services.gateway.tenancy.gateway_count import LOST_AFTER_SECONDS, GatewayPeers
+from services.gateway.tenancy.rate_limits import BURST_SECONDS, RateLimits
 from services.gateway.tenancy.token_bucket import TokenBucket
 
 
@@ -82,7 +82,7 @@ def test_gpu_seconds_that_were_used_have_to_be_earned_again():
     clock = Clock()
     allowance = RateLimits(lambda: 1, clock).key_allowance(key(gpu_seconds=0.5))
     allowance.check_gpu_seconds(clock.now)
-    allowance.use_gpu_seconds(0.5 * AT_ONCE + 1.0, clock.now)
+    allowance.use_gpu_seconds(0.5 * BURST_SECONDS + 1.0, clock.now)
 
     with pytest.raises(Overloaded, match="0.5 GPU-seconds per second") as refused:
         allowance.check_gpu_seconds(clock.now)
@@ -168,7 +168,7 @@ def test_gateways_count_while_they_are_heard():
     peers.handle_status(said("me"))
     assert peers.count == 2
 
-    clock.now += SILENT - 1
+    clock.now += LOST_AFTER_SECONDS - 1
     peers.handle_status(said("third"))
     assert peers.count == 3
 

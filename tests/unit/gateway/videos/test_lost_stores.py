@@ -24,8 +24,8 @@ PATH = "/v1/videos"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is read again at once."""
-    monkeypatch.setattr("omnibus.store.connection.REREAD", 0.2)
-    monkeypatch.setattr("omnibus.store.connection.AGAIN", 0.05)
+    monkeypatch.setattr("omnibus.store.connection.REREAD_SECONDS", 0.2)
+    monkeypatch.setattr("omnibus.store.connection.RETRY_PAUSE_SECONDS", 0.05)
 
 
 class Site(NamedTuple):

@@ -140,7 +140,7 @@ async def test_a_video_whose_gateway_fell_silent_is_taken_up(place: Studio, valk
 async def test_a_video_over_which_gateways_die_is_given_up(place: Studio, valkey_url: str):
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
-    for _ in range(worker.ATTEMPTS):
+    for _ in range(worker.MAX_ATTEMPTS):
         await taken_by_nobody(valkey_url, id, 0.05)
 
     place.first.videos.startup()
@@ -199,7 +199,7 @@ async def test_what_another_gateway_has_meanwhile_stops_here(place: Studio, raw:
 async def test_a_job_that_cannot_be_read_stops_no_other(
     place: Studio, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(worker, "_LATER", 0.05)
+    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.05)
     broken = new_secret_id("video_")
     await raw.hset(f"videos:job:{KIND}:{broken}", "request", "half of it")
     await raw.zadd(f"videos:jobs:{KIND}:due", {broken: 1})
@@ -214,9 +214,9 @@ async def test_a_job_that_cannot_be_read_stops_no_other(
 async def test_a_video_is_made_once_the_disk_has_room_again(
     place: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(worker, "_LATER", 0.05)
+    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
-    full, names = [f"full-{number}" for number in range(worker.ATTEMPTS + 2)], map(str, count())
+    full, names = [f"full-{number}" for number in range(worker.MAX_ATTEMPTS + 2)], map(str, count())
     monkeypatch.setattr(storage, "token_hex", lambda _: full.pop(0) if full else next(names))
     await place.first.videos.shutdown()
     id = (await asked(place.first))["id"]
@@ -227,7 +227,7 @@ async def test_a_video_is_made_once_the_disk_has_room_again(
     place.first.videos.startup()
 
     await becomes(place.first, id, status="completed")
-    assert caplog.text.count(f"{id} is tried again: the directory of the video is full") == worker.ATTEMPTS + 2
+    assert caplog.text.count(f"{id} is tried again: the directory of the video is full") == worker.MAX_ATTEMPTS + 2
     assert not [name for name in place.files if name.endswith(".draft")]
     await place.first.emptied()
 
@@ -239,11 +239,11 @@ async def test_without_executors_a_video_waits_for_them(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    monkeypatch.setattr(worker, "_LATER", 0.05)
+    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
     async with studio(tmp_path, valkey_url, hired=False) as place:
         id = (await asked(place.first))["id"]
-        await nodes.until(lambda: caplog.text.count(f"{id} is tried again: no live executor") > worker.ATTEMPTS)
+        await nodes.until(lambda: caplog.text.count(f"{id} is tried again: no live executor") > worker.MAX_ATTEMPTS)
 
         await place.hires()
 
@@ -256,7 +256,7 @@ async def test_an_executor_at_its_limit_is_asked_again(place: Studio):
     async def busy(job: Job) -> None:
         nonlocal times
         times += 1
-        if times <= worker.ATTEMPTS + 1:
+        if times <= worker.MAX_ATTEMPTS + 1:
             raise Overloaded("too much", retry_after=0.01)
 
     place.toys.refuse = busy
@@ -264,7 +264,7 @@ async def test_an_executor_at_its_limit_is_asked_again(place: Studio):
 
     await becomes(place.first, id, status="completed")
 
-    assert times == worker.ATTEMPTS + 2
+    assert times == worker.MAX_ATTEMPTS + 2
 
 
 async def test_a_deadline_holds_while_it_is_made(tmp_path: Path, valkey_url: str, cleared: None):
@@ -309,7 +309,7 @@ async def test_a_video_expires(tmp_path: Path, valkey_url: str, cleared: None):
 async def test_a_store_that_lost_everything_is_told_again(
     place: Studio, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("omnibus.store.connection.REREAD", 0.2)
+    monkeypatch.setattr("omnibus.store.connection.REREAD_SECONDS", 0.2)
     done = await asked(place.first, seed=1)
     await becomes(place.first, done["id"], status="completed")
     place.toys.gate.clear()
@@ -335,7 +335,7 @@ async def _known(home: House, number: int) -> bool:
 async def test_what_another_build_wrote_down_is_left_to_it(
     place: Studio, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(worker, "_LATER", 0.05)
+    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.05)
     now, id = time.time(), new_secret_id("video_")
     request = job_payload.encode(VideoJobSpec(model=FILMER, wish={}, v=99))
     job = JobRecord(id=id, request=request, created=now, until=now + 60, expires=now + 60)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import StepBudget
-from omnibus.executor.step_budget import NONE, StepGoals
+from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus.settings import ExecutorSettings
 from omnibus_models.contract import Thinker
 from services import engines
@@ -32,7 +32,7 @@ def core(vl: Path, goals: StepGoals, **more: Any) -> ThinkerCore:
 
 
 async def test_without_goals_the_share_is_that_of_the_settings(vl: Path) -> None:
-    runner = ThinkRunner(core(vl, NONE, share=77))
+    runner = ThinkRunner(core(vl, NO_GOALS, share=77))
 
     await runner.load()
 
@@ -79,7 +79,7 @@ async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: 
     shared = core(vl, goals, beside=True)
     source = ("vision", "qwen2_5_vl", vl, "cpu", "float32")
     vision, llm = EncodeRunner(*source, EncodeSettings(goals=goals), shared), ThinkRunner(shared)
-    apart, other = EncodeRunner(*source, EncodeSettings()), ThinkRunner(core(vl, NONE))
+    apart, other = EncodeRunner(*source, EncodeSettings()), ThinkRunner(core(vl, NO_GOALS))
     for runner in (vision, llm, apart, other):
         await runner.load()
 

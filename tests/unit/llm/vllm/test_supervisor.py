@@ -40,7 +40,7 @@ class Mortal:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAUSE", (0.001, 0.002))
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", (0.001, 0.002))
 
 
 def made(*engines: Mortal) -> tuple[EngineSupervisor, Iterator[Mortal]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
-from services.planner.autoscale.load_window import FORGET, LoadWindows
+from services.planner.autoscale.load_window import FORGET_AFTER_SECONDS, LoadWindows
 
 
 class Clock:
@@ -150,7 +150,7 @@ def test_a_gap_in_what_was_heard_is_no_silence(windows: LoadWindows, clock: Cloc
 
 def test_models_that_nobody_asks_for_are_forgotten(windows: LoadWindows, clock: Clock):
     tell(windows, clock, 1, old={"t": load(1)})
-    clock.now += FORGET + 1.0
+    clock.now += FORGET_AFTER_SECONDS + 1.0
     tell(windows, clock, 1, new={"t": load(1)})
 
     assert set(windows.current_loads()) == {"new"}

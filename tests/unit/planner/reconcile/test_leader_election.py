@@ -49,7 +49,7 @@ async def test_whoever_comes_first_leads_and_goes_on_leading(
 
     assert await one.acquire_or_renew()
     for _ in range(5):
-        clock.now += leases.BELIEVED - 1
+        clock.now += leases.RENEW_DEADLINE_SECONDS - 1
         assert not await other.acquire_or_renew()
         assert await one.acquire_or_renew()
 
@@ -64,9 +64,9 @@ async def test_one_that_falls_silent_leads_no_more_before_the_next_one_does(
     await one.acquire_or_renew()
     await other.acquire_or_renew()
 
-    clock.now += leases.BELIEVED
+    clock.now += leases.RENEW_DEADLINE_SECONDS
     between = (one.is_leader, await other.acquire_or_renew())
-    clock.now += leases.HELD - leases.BELIEVED + 0.1
+    clock.now += leases.LEASE_DURATION_SECONDS - leases.RENEW_DEADLINE_SECONDS + 0.1
     taken = await other.acquire_or_renew()
 
     assert between == (False, False)
@@ -90,7 +90,7 @@ async def test_of_two_that_take_it_at_once_one_is_refused(
     one, other = both
     await one.acquire_or_renew()
     await other.acquire_or_renew()
-    clock.now += leases.HELD + 1
+    clock.now += leases.LEASE_DURATION_SECONDS + 1
 
     with pytest.raises(ClusterUnavailable, match="has been modified"):
         await overtaken(one, other)

@@ -217,7 +217,7 @@ async def test_a_refusal_is_said_and_tried_again(site: Site):
 async def test_a_planner_that_cannot_find_out_who_leads_says_so_and_changes_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(leader_election, "LOOK", 0.1)
+    monkeypatch.setattr(leader_election, "RETRY_PERIOD_SECONDS", 0.1)
     await until_cancelled(site.work)
     site.door.forbidden.add("/leases")
     site.work = await site.reconciler()

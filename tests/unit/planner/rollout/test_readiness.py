@@ -6,7 +6,14 @@ import msgspec
 
 from omnibus.cluster.desired import ExecutorKind
 from omnibus.plan import DeploymentOption, ModelPlan
-from services.planner.rollout.readiness import LONGEST, SETTLES, PlanChange, Trials, independent_changes, merge_changes
+from services.planner.rollout.readiness import (
+    MAX_BACKOFF_SECONDS,
+    SETTLE_SECONDS,
+    PlanChange,
+    Trials,
+    independent_changes,
+    merge_changes,
+)
 
 PATIENCE, PAUSE = 10.0, 4.0
 
@@ -117,7 +124,7 @@ def test_pauses_have_an_end():
         found = trials.classify_changes(wanted, nobody, now)
         longest, now = max(longest, found.look - now), found.look
 
-    assert longest == LONGEST
+    assert longest == MAX_BACKOFF_SECONDS
 
 
 def test_a_change_is_ready_whenever_its_executors_are():
@@ -138,7 +145,7 @@ def test_executors_that_are_ready_must_have_been_asked_for_a_little():
     first = trials.classify_changes(wanted, lambda _: {}, 7.0)
     then = trials.classify_changes(wanted, lambda _: {}, first.look)
 
-    assert (first.ready, first.waiting, first.look) == ([], wanted, 7.0 + SETTLES)
+    assert (first.ready, first.waiting, first.look) == ([], wanted, 7.0 + SETTLE_SECONDS)
     assert then.ready == wanted
 
 
