@@ -225,9 +225,9 @@ import importlib, os, sys, pathlib
 for name in sys.argv[3:]:
     importlib.import_module(name)
 print(len(os.listdir("/proc/self/task")))
-from omnibus_models.families import family
+from omnibus_models.families import load_family
 before = set(sys.modules)
-found = family(sys.argv[1])
+found = load_family(sys.argv[1])
 for component in found.components:
     found.load(component, pathlib.Path(sys.argv[2]))
 print(*sorted(set(sys.modules) - before))

@@ -18,7 +18,7 @@ from omnibus.process.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
 
 async def main(directory):
-    bus, store = infra.nats(directory), infra.valkey(directory)
+    bus, store = infra.prepare_nats(directory), infra.prepare_valkey(directory)
     sleeper = ProcessSpec("sleeper", (sys.executable, "-c", "import time; time.sleep(1000)"), after=("nats", "valkey"))
     async with Supervisor([bus.spec, store.spec, sleeper]) as supervisor:
         print(json.dumps(supervisor.pids), flush=True)

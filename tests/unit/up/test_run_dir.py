@@ -21,7 +21,7 @@ HOLDER = """
 import sys, time
 from omnibus.up.run_dir import RunDirectory, RunState
 with RunDirectory() as directory:
-    directory.write(RunState(str(directory.path), 1, time.time(), "nats://n", "redis://r", shm_prefix=sys.argv[1]))
+    directory.write_state(RunState(str(directory.path), 1, time.time(), "nats://n", "redis://r", shm_prefix=sys.argv[1]))
     print(directory.path, flush=True)
     sys.stdin.read()
 """

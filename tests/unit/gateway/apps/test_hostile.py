@@ -11,19 +11,19 @@ from tests.unit.gateway.apps.workers import Abacus, hosted, until, written
 
 SPEAKS = """
 from omnibus.app import protocol
-from omnibus.app.array_codec import Array, Piece
-from omnibus.graph import Node, digest
+from omnibus.app.array_codec import Array, PackedItem
+from omnibus.graph import GraphNode, call_digest
 from omnibus.task import Segment
 
 def say(*messages):
     link = int(sys.argv[1])
     os.set_blocking(link, True)  # a link that is full would take a part of a message, and the rest would never come
     for message in messages:
-        data = message if isinstance(message, bytes) else protocol.encode(message)
+        data = message if isinstance(message, bytes) else protocol.encode_message(message)
         os.write(link, data)
     os.set_blocking(link, False)
 
-NODE = Node("spell", "spell", {"text": "ab"}, digest("spell", {"text": "ab"}))
+NODE = GraphNode("spell", "spell", {"text": "ab"}, call_digest("spell", {"text": "ab"}))
 SEGMENT = Segment((NODE,), ((0, "count"),), (1,), ("",))
 """
 CHAT = "app = App(model='m')\nasync def serve(request: ChatInput) -> ChatOutput:\n"
@@ -35,18 +35,18 @@ PLAIN = "async def serve(request):\n"
     [
         ("b'\\xff' * 64", "a frame of .* bytes"),
         ("b'\\x04\\x00\\x00\\x00junk'", "not a message"),
-        ("protocol.encode(protocol.Cancel(1))", "not a message"),
-        ("protocol.Ready(protocol.Description('a', '', (), '', '', {}, {}, False))", "it says twice that it is ready"),
+        ("protocol.encode_message(protocol.Cancel(1))", "not a message"),
+        ("protocol.AppReady(protocol.Description('a', '', (), '', '', {}, {}, False))", "it says twice that it is ready"),
         ("protocol.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
         ("protocol.Submit(1, -1, SEGMENT)", "segment -1 comes"),
         ("protocol.Submit(1, 5, SEGMENT), protocol.Submit(1, 5, SEGMENT)", "segment 5 comes twice"),
-        ("protocol.Answer(1, b'1'), protocol.Answer(1, b'2')", "answered twice"),
-        ("protocol.Answer(1, b'{')", "the answer is not valid JSON"),
-        ("protocol.Answer(1, b'\"\\xff\"')", "the answer is not valid JSON"),
-        ("protocol.Answer(1, b'[1,\\n2]')", "an answer has several lines"),
-        ("protocol.Part(1, b'1 2')", "the answer is not valid JSON"),
+        ("protocol.ServeAnswer(1, b'1'), protocol.ServeAnswer(1, b'2')", "answered twice"),
+        ("protocol.ServeAnswer(1, b'{')", "the answer is not valid JSON"),
+        ("protocol.ServeAnswer(1, b'\"\\xff\"')", "the answer is not valid JSON"),
+        ("protocol.ServeAnswer(1, b'[1,\\n2]')", "an answer has several lines"),
+        ("protocol.AnswerPart(1, b'1 2')", "the answer is not valid JSON"),
         (
-            "protocol.Part(1, b'\"' + b'x' * 200_000 + b'\"'), protocol.Part(1, b'\"' + b'x' * 200_000 + b'\"')",
+            "protocol.AnswerPart(1, b'\"' + b'x' * 200_000 + b'\"'), protocol.AnswerPart(1, b'\"' + b'x' * 200_000 + b'\"')",
             "faster than they are taken",
         ),
         ("protocol.Give(1, 'text', ())", "'text' is no output that is awaited"),
@@ -80,7 +80,7 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
         ("wire.Answer(1, b'7')", "a chat's answer names no outputs"),
         ("wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'audio', ())", "'audio' is no output that is awaited"),
         (
-            "wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'text', (Piece({}, Array('object', (1,), b'12345678')),))",
+            "wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'text', (PackedItem({}, Array('object', (1,), b'12345678')),))",
             "may not travel",
         ),
     ],
@@ -189,7 +189,7 @@ async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
         + PLAIN
         + (
             "    from omnibus.task.runtime import _request\n"
-            "    forged = Segment((Node('spell', 'spell', {'text': 'ab'}, '0' * 16),), ((0, 'count'),), (1,), ('',))\n"
+            "    forged = Segment((GraphNode('spell', 'spell', {'text': 'ab'}, '0' * 16),), ((0, 'count'),), (1,), ('',))\n"
             "    return await _request.get().submit(forged, 0)\n"
         )
     )
