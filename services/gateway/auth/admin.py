@@ -47,9 +47,7 @@ class AdminAuth:
         elif not is_loopback(self._host):
             raise Forbidden(f"this gateway listens on {self._host}, so control routes are closed: {_SETUP_HINT}")
         elif not _is_local_client(headers):
-            raise Forbidden(
-                f"control routes are for clients of this machine: {_SETUP_HINT} to use them from elsewhere"
-            )
+            raise Forbidden(f"control routes are for clients of this machine: {_SETUP_HINT} to use them from elsewhere")
 
 
 def check_token(settings: GatewaySettings) -> None:

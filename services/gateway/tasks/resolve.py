@@ -117,7 +117,7 @@ def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
     parts = _match_components(TextEmbedding, model)
     if parts is None:
         raise BadRequest(f"{name} makes no embeddings: it has {', '.join(model.components)}", param="model")
-    task, part = parts["create_embedding_task"]
+    task, part = parts["embedder"]
     return TextEmbedding(embedder=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ def engine(component: str, settings: ExecutorSettings) -> Runner:
     """
     record = _find_record(component, settings.source or settings.checkpoint)
     _check_root(record, settings.apps_dir)
-    execute: Execute = importlib.import_module("omnibus.task.execute").execute
+    execute: Execute = importlib.import_module("omnibus.task.execute").execute_task
     return OwnRunner(record, instantiate_task(record), execute)
 
 

@@ -85,7 +85,7 @@ def test_calls_that_an_app_needs_none_of_fail(tmp_path):
 here = Path({str(tmp_path)!r})
 parent = os.getppid()
 sandbox._without_privileges()
-print(seccomp.install())
+print(seccomp.install_filter())
 libc = ctypes.CDLL(None)
 for attempt in [
     lambda: socket.socket(socket.AF_INET),
@@ -122,7 +122,7 @@ print(libc.prctl(sandbox._PR_SET_PDEATHSIG, 0), libc.prctl(sandbox._PR_SET_DUMPA
 def test_calls_that_an_app_needs_still_work():
     lines = ran("""
 sandbox._without_privileges()
-print(seccomp.install())
+print(seccomp.install_filter())
 import asyncio
 threads = [threading.Thread(target=print, args=("thread",))]
 [thread.start() for thread in threads], [thread.join() for thread in threads]
@@ -145,7 +145,7 @@ if {user} and os.geteuid() == 0:
 def names():
     return [name for _, name in socket.if_nameindex()]
 before = set(names())
-held = sandbox._alone()
+held = sandbox._leave_network()
 print(len(before))
 print(held, len(set(names()) - {{"lo"}}), tried(lambda: socket.socket().connect(("127.0.0.1", 9))))
 """)
@@ -164,11 +164,11 @@ def test_root_becomes_a_user_that_is_nobody_else(tmp_path):
     secret.chmod(0o600)
 
     lines = ran(f"""
-print(sandbox._own_user([]))
-print(set(os.getresuid() + os.getresgid()) == {{sandbox._USERS[os.getpid() % len(sandbox._USERS)]}}, os.getgroups())
+print(sandbox._switch_user([]))
+print(set(os.getresuid() + os.getresgid()) == {{sandbox._USER_IDS[os.getpid() % len(sandbox._USER_IDS)]}}, os.getgroups())
 print(tried(Path({str(secret)!r}).read_text), tried(os.setuid, 0))
 sandbox._without_privileges()
-print(sandbox._capable())
+print(sandbox._has_capabilities())
 """)
 
     assert lines == ["True", "True []", "PermissionError PermissionError", "False"]
@@ -180,9 +180,9 @@ def test_root_stays_root_without_privileges_where_others_could_not_read_python(t
     hidden.mkdir(mode=0o700)
 
     lines = ran(f"""
-print(sandbox._own_user([Path({str(hidden)!r})]), os.geteuid())
+print(sandbox._switch_user([Path({str(hidden)!r})]), os.geteuid())
 sandbox._without_privileges()
-print(sandbox._capable(), tried(os.setuid, 12345))
+print(sandbox._has_capabilities(), tried(os.setuid, 12345))
 """)
 
     assert lines == ["False 0", "False PermissionError"]
@@ -190,7 +190,7 @@ print(sandbox._capable(), tried(os.setuid, 12345))
 
 def test_limits_hold_and_cannot_be_raised(tmp_path):
     lines = ran(f"""
-sandbox._limit(1 << 30)
+sandbox._limit_resources(1 << 30)
 sandbox._without_privileges()
 try:
     bytearray(2 << 30)
@@ -201,7 +201,7 @@ try:
     while True:
         files.append(os.open("/dev/null", os.O_RDONLY))
 except OSError:
-    print("files", len(files) < sandbox.FILES)
+    print("files", len(files) < sandbox.MAX_OPEN_FILES)
 [os.close(file) for file in files]
 path = {str(tmp_path / "file")!r}
 def write():
@@ -224,7 +224,7 @@ from omnibus.errors import NoSandbox
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
 try:
-    sandbox.restrict(2, 0)
+    sandbox.restrict_process(2, 0)
 except NoSandbox as error:
     print(error)
 stop.set()
@@ -238,7 +238,7 @@ def test_all_walls_together_leave_python_working(tmp_path):
         """
 inherited = os.open("/dev/null", os.O_RDONLY)
 ours, theirs = socket.socketpair()
-print(*sandbox.restrict(theirs.fileno(), 4 << 30))
+print(*sandbox.restrict_process(theirs.fileno(), 4 << 30))
 import sqlite3, json, zoneinfo, decimal
 print(tried(os.fstat, inherited), tried(os.fstat, ours.fileno()), os.fstat(theirs.fileno()).st_size)
 print(dict(os.environ), os.getcwd(), tried(lambda: Path("/proc/self/environ").read_text()))

@@ -213,7 +213,7 @@ async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
 )
 def test_while_traces_are_off_nothing_of_them_is_imported(module: str, theirs: str):
     code = (
-        f"import sys, {module}; from omnibus import tracing; tracing.start('x'); "
+        f"import sys, {module}; from omnibus import tracing; tracing.start_tracing('x'); "
         f"names = ('omnibus.tracing.otel', *{theirs.split()}); "
         "print([name for name in sys.modules if name.startswith(names)], tracing.tracer)"
     )

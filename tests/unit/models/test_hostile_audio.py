@@ -67,7 +67,7 @@ MEANS = """
     import sys, json
     from omnibus_models import media
     for line in sys.stdin:
-        print(json.dumps([float(each) for each in media.audio(memoryview(bytes.fromhex(line)))]), flush=True)
+        print(json.dumps([float(each) for each in media.decode_audio(memoryview(bytes.fromhex(line)))]), flush=True)
 """
 
 
@@ -93,7 +93,7 @@ BOUNDED = f"""
     most = pages * resource.getpagesize() + {ROOM_BYTES}
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     try:
-        media.audio(data)
+        media.decode_audio(data)
     except OmnibusError as error:
         print(error.message)
 """

@@ -20,7 +20,7 @@ def unusable_alone() -> bool:
 def test_transforms_work_with_the_shim() -> None:
     code = """
 from omnibus_models import torchvision_cpu
-torchvision_cpu.install()
+torchvision_cpu.install_operators()
 import torch
 from torchvision.transforms import v2
 print(tuple(v2.functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape))

@@ -61,11 +61,11 @@ def test_the_tree_has_the_codes_and_statuses_that_it_promises():
 def test_an_error_survives_the_bus(kind):
     error = kind("what happened; what to do", stage="vocoder", executor="v-0", param="messages[0]", attempt=2)
 
-    body = msgspec.json.encode(error.problem())
+    body = msgspec.json.encode(error.to_problem())
     again = from_problem(msgspec.json.decode(body, type=ProblemDetails))
 
     assert type(again) is (OmnibusError if kind is Fatal else kind)  # both are `internal_error`
-    assert again.to_problem() == error.problem()
+    assert again.to_problem() == error.to_problem()
     assert str(again) == "what happened; what to do"
 
 

@@ -13,7 +13,7 @@ ANSWERS = """
 import os, sys
 from omnibus.process import run_module
 print("loading ...")
-sys.exit(run_module.answer(lambda: {"words": sys.argv[1:], "variable": os.environ.get("SPOKEN")}))
+sys.exit(run_module.report_answer(lambda: {"words": sys.argv[1:], "variable": os.environ.get("SPOKEN")}))
 """
 REFUSES = """
 import sys
@@ -21,7 +21,7 @@ from omnibus import errors
 from omnibus.process import run_module
 def work():
     raise errors.NotFound("it is not there", param="it")
-sys.exit(run_module.answer(work))
+sys.exit(run_module.report_answer(work))
 """
 BREAKS = "raise SystemExit('out of paper')"
 SPEAKS = "print('1')"

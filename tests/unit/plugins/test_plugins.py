@@ -192,7 +192,7 @@ def test_an_app_that_nobody_brings_is_refused_with_those_there_are(install: Inst
 
 
 def test_an_object_is_found_by_module_and_name():
-    assert plugins.import_object("omnibus.families.plugins:named") is plugins.import_object
+    assert plugins.import_object("omnibus.families.plugins:import_object") is plugins.import_object
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_path_that_leads_nowhere_is_refused_with_what_names_it(path: str):
 
 
 def test_looking_for_plugins_loads_nothing_heavy():
-    code = "from omnibus.families import plugins; plugins.families(), plugins.apps(); import sys; print(*sys.modules)"
+    code = "from omnibus.families import plugins; plugins.family_names(), plugins.app_names(); import sys; print(*sys.modules)"
 
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split()
 

@@ -161,8 +161,8 @@ async def test_a_part_arrives_before_the_next_one_is_there(tmp_path):
 
         first = asyncio.ensure_future(anext(parts))
         await until(lambda: "letters" in streams)
-        streams["letters"].add(Item({"value": "x"}))
-        streams["letters"].wake()
+        streams["letters"].add_item(Item({"value": "x"}))
+        streams["letters"].wake_reader()
         assert await first == b'"x"'
         streams["letters"].end()
 

@@ -126,7 +126,7 @@ async def test_a_segment_that_does_not_run_fails_the_request_as_it_is(tmp_path, 
         with pytest.raises(Exception) as failed:
             await host.invoke(run, b'{"text": "a"}').read_answer()
 
-    assert failed.value.problem() == refused.problem()
+    assert failed.value.to_problem() == refused.to_problem()
     assert run.status == "failed"
 
 
@@ -157,7 +157,7 @@ async def test_an_output_that_fails_raises_in_the_app_which_may_go_on(tmp_path):
     """
 
     def fill(name, stream):
-        stream.add(Item({"value": "x"}))
+        stream.add_item(Item({"value": "x"}))
         stream.fail(StageFailed("broken", stage="spell"))
 
     async with hosted(written(tmp_path, text)) as host:

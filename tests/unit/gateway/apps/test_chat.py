@@ -85,8 +85,8 @@ async def test_what_the_app_makes_is_pumped(tmp_path, given, expected):
 
 async def test_chunks_that_pass_through_the_app_keep_how_they_end(tmp_path):
     def fill(name, stream):
-        stream.add(Item({"text": "a", "ids": [1]}))
-        stream.add(Item({"finish_reason": "length", "usage": {"completion_tokens": 1}}))
+        stream.add_item(Item({"text": "a", "ids": [1]}))
+        stream.add_item(Item({"finish_reason": "length", "usage": {"completion_tokens": 1}}))
         stream.end()
 
     async with hosted(
@@ -306,7 +306,7 @@ async def test_a_worker_that_dies_after_it_named_its_nodes_outputs_takes_nothing
 
         host._process.kill("a test")
         await until(lambda: not host.is_ready)
-        streams["text"].add(Item({"text": "still"}))
+        streams["text"].add_item(Item({"text": "still"}))
         streams["text"].end()
 
         assert texts((await read(outputs))["text"]) == ["still"]

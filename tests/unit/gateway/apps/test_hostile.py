@@ -36,7 +36,10 @@ PLAIN = "async def serve(request):\n"
         ("b'\\xff' * 64", "a frame of .* bytes"),
         ("b'\\x04\\x00\\x00\\x00junk'", "not a message"),
         ("protocol.encode_message(protocol.Cancel(1))", "not a message"),
-        ("protocol.AppReady(protocol.Description('a', '', (), '', '', {}, {}, False))", "it says twice that it is ready"),
+        (
+            "protocol.AppReady(protocol.Description('a', '', (), '', '', {}, {}, False))",
+            "it says twice that it is ready",
+        ),
         ("protocol.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
         ("protocol.Submit(1, -1, SEGMENT)", "segment -1 comes"),
         ("protocol.Submit(1, 5, SEGMENT), protocol.Submit(1, 5, SEGMENT)", "segment 5 comes twice"),
@@ -74,13 +77,13 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        ("wire.Answer(1, b'[\"text\"]', {'text': (0, 0, 'text')})", "the output .0, 0, 'text'. cannot be handed on"),
-        ("wire.Answer(1, b'[\"video\"]')", "a chat's answer has text, audio, not 'video'"),
-        ('wire.Answer(1, b\'["text","text"]\')', "a chat's answer has text, audio, not 'text, text'"),
-        ("wire.Answer(1, b'7')", "a chat's answer names no outputs"),
-        ("wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'audio', ())", "'audio' is no output that is awaited"),
+        ("protocol.ServeAnswer(1, b'[\"text\"]', {'text': (0, 0, 'text')})", "the output .0, 0, 'text'. cannot be handed on"),
+        ("protocol.ServeAnswer(1, b'[\"video\"]')", "a chat's answer has text, audio, not 'video'"),
+        ('protocol.ServeAnswer(1, b\'["text","text"]\')', "a chat's answer has text, audio, not 'text, text'"),
+        ("protocol.ServeAnswer(1, b'7')", "a chat's answer names no outputs"),
+        ("protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'audio', ())", "'audio' is no output that is awaited"),
         (
-            "wire.Answer(1, b'[\"text\"]'), wire.Give(1, 'text', (PackedItem({}, Array('object', (1,), b'12345678')),))",
+            "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'text', (PackedItem({}, Array('object', (1,), b'12345678')),))",
             "may not travel",
         ),
     ],
@@ -98,7 +101,7 @@ async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
 
 
 async def test_messages_about_requests_that_are_over_are_ignored(tmp_path):
-    says = "wire.Part(99, b'1'), wire.End(99), wire.Submit(99, 0, SEGMENT), wire.Read(99, 0, 0, 'x'), wire.Give(99, 'x', ())"
+    says = "protocol.AnswerPart(99, b'1'), protocol.RequestEnd(99), protocol.Submit(99, 0, SEGMENT), protocol.Read(99, 0, 0, 'x'), protocol.Give(99, 'x', ())"
     async with hosted(written(tmp_path, SPEAKS + PLAIN + f"    say({says})\n    return 'fine'\n")) as host:
         pid = host.pid
 
@@ -117,7 +120,7 @@ async def test_a_worker_that_closes_its_link_is_replaced(tmp_path):
 
 
 async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
-    text = SPEAKS + CHAT + "    say(wire.Answer(1, b'[\"text\"]'), wire.End(1))\n    await asyncio.sleep(1000)\n"
+    text = SPEAKS + CHAT + "    say(protocol.ServeAnswer(1, b'[\"text\"]'), protocol.RequestEnd(1))\n    await asyncio.sleep(1000)\n"
     async with hosted(written(tmp_path, text)) as host:
         outputs = await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()
 

@@ -70,7 +70,7 @@ async def serve(request: dict):
 
 
 async def tried(host, name: str, what=None) -> bytes:
-    return await host.invoke(Abacus(), msgspec.json.encode({"try": name, "what": what})).answer()
+    return await host.invoke(Abacus(), msgspec.json.encode({"try": name, "what": what})).read_answer()
 
 
 async def test_uploaded_code_is_confined_and_says_by_what():

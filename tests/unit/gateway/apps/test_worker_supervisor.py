@@ -32,7 +32,7 @@ async def test_a_started_worker_says_what_its_app_is_and_serves_it(tmp_path):
         assert host.description.name == "sample_app"
         assert {task.name for task in host.description.tasks} == {"spell", "spell-upper_true", "add", "say"}
         assert host.description.restricted == ()
-        assert await host.invoke(Abacus(), b'{"a":[1,2.5,null]}').answer() == b'{"a":[1,2.5,null]}'
+        assert await host.invoke(Abacus(), b'{"a":[1,2.5,null]}').read_answer() == b'{"a":[1,2.5,null]}'
     finally:
         await host.stop()
 
@@ -304,12 +304,12 @@ def test_an_upload_is_started_with_next_to_no_environment():
 
 GATEWAY = """
 import asyncio, sys
-from services.gateway.apps.worker_supervisor import Host
+from services.gateway.apps.worker_supervisor import WorkerSupervisor
 from omnibus.app_record import AppSource
 from tests.unit.gateway.apps.workers import Abacus
 
 async def main():
-    host = Host(AppSource("directory", sys.argv[2], sys.argv[1]))
+    host = WorkerSupervisor(AppSource("directory", sys.argv[2], sys.argv[1]))
     await host.start()
     host.invoke(Abacus(1000), b"1")
     print(host.pid, flush=True)

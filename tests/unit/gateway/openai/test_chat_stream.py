@@ -149,7 +149,7 @@ def test_an_error_in_the_middle_is_one_frame_with_an_error_body(error: Any) -> N
 
     body = json.loads(event)["error"]
     assert (body["message"], body["code"], body["request_id"]) == (error.message, error.code, "req-1")
-    assert json.loads(events(chat().error(error.problem()))[0])["error"]["message"] == error.message
+    assert json.loads(events(chat().error(error.to_problem()))[0])["error"]["message"] == error.message
 
 
 @settings(deadline=None)

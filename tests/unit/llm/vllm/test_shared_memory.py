@@ -15,8 +15,8 @@ from services.llm.vllm.shared_memory import SharedBuffer, map_memory, open_memor
 READ = """
 import json, sys
 import torch
-from services.llm.vllm.shared_memory import mapped
-print(mapped(json.loads(sys.argv[1]), torch.uint8).numpy().tobytes().hex())
+from services.llm.vllm.shared_memory import map_memory
+print(map_memory(json.loads(sys.argv[1]), torch.uint8).numpy().tobytes().hex())
 """
 
 

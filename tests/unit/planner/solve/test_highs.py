@@ -18,9 +18,9 @@ import ctypes, os, sys
 from services.planner.solve import highs
 c = ctypes.CDLL(None)
 print("before", flush=True)
-with highs.quiet():
+with highs.silence_stdout():
     c.puts(b"HighsMipSolverData::transformNewIntegerFeasibleSolution")
-    with highs.quiet():
+    with highs.silence_stdout():
         os.write(1, b"nested")
     os.write(1, b"still inside")
 print("after", flush=True)
