@@ -143,7 +143,7 @@ def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: P
     pipe = oracle.pipeline(checkpoint)
     for width, height in [(64, 64), (96, 64), (32, 128)]:
         one = parts["prior"].open(ImageSpec(width, height, 1, 1), RED)
-        ids, _ = parts["prior"]._asked(ImageSpec(width, height, 1, 1), RED)
+        ids, _ = parts["prior"]._encode_prompt(ImageSpec(width, height, 1, 1), RED)
         grids = torch.tensor([[1, *one.grid], [1, *_small(one)]])
 
         told, _ = pipe.vision_language_encoder.model.get_rope_index(ids, image_grid_thw=grids)

@@ -233,7 +233,7 @@ def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, 
 
 
 def test_a_picture_has_the_size_that_the_model_makes(parts: dict[str, Any]) -> None:
-    assert parts["dit"].usual == (64, 64)
+    assert parts["dit"].default_size == (64, 64)
     for sides in [{"width": 1024, "height": 1024}, {"width": 0}, {"height": 32}]:
         with pytest.raises(BadRequest, match="this model makes pictures of 64x64"):
             parts["dit"].open(wished(1, **sides), guides(parts, RED))

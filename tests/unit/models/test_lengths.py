@@ -51,7 +51,7 @@ FORMS: dict[str, Any] = {
     "messages": lambda reader, text: reader.prompt(
         [{"role": "user", "content": text[at : at + 50_000]} for at in range(0, 1_000_000, 50_000)], CONTEXT
     ),
-    "words": lambda reader, text: reader.words(text, context=CONTEXT),
+    "words": lambda reader, text: reader.encode_text(text, context=CONTEXT),
 }
 
 
@@ -77,10 +77,10 @@ def test_no_text_that_fits_is_refused(reader: Any, seed: int) -> None:
     text = "".join(random.choice(alphabet, random.integers(20_000, 50_000)))
     count = len(reader._tokenizer(text)["input_ids"])
 
-    assert len(reader.words(text, context=count)) <= count
+    assert len(reader.encode_text(text, context=count)) <= count
 
 
 def test_a_text_longer_than_a_piece_keeps_its_tokens(reader: Any) -> None:
     text = "the quick brown fox " * 10_000
 
-    assert list(reader.words(text, context=10**6)) == reader._tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert list(reader.encode_text(text, context=10**6)) == reader._tokenizer(text, add_special_tokens=False)["input_ids"]

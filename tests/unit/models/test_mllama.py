@@ -93,7 +93,7 @@ def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
     tiles = expected["cross_attention_mask"][0].flatten(1).repeat_interleave(17, dim=1).bool()
     assert torch.equal(mask.fed[0], tiles.any(-1))
     assert torch.equal(mask.seen[0, 0], tiles | ~tiles.any(-1, keepdim=True))
-    assert torch.equal(prefill.attention.kept, tiles[-1])
+    assert torch.equal(prefill.attention.answer_rows, tiles[-1])
 
 
 def test_the_rows_of_pictures_come_with_the_first_share_alone(parts: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: d
 
     ids, words = oracle.answer(checkpoint, messages, given, TOKENS)
     assert thought.ids == ids
-    assert parts["thinker"].text(thought.ids) == words
+    assert parts["thinker"].decode_ids(thought.ids) == words
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -57,7 +57,7 @@ def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, parts: dict[
     layout, prefill = thinker.layout(prompt, items), thinker.assemble_prefill(prompt, items)
 
     expected = oracle.inputs(checkpoint, messages, given)["input_ids"][0]
-    places = [run.start + row for run in layout.runs(items) for row in range(run.rows.stop - run.rows.start)]
+    places = [run.start + row for run in layout.media_runs(items) for row in range(run.rows.stop - run.rows.start)]
     assert layout.ids == expected.tolist()
     assert prefill.media.nonzero().flatten().tolist() == places
     rows = [item.embeds for item in items]

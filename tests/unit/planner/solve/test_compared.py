@@ -86,7 +86,7 @@ def test_the_heuristic_is_never_better_than_the_optimum():
             _, replicas, rate = baselines.plan_triinfer(solver.frame, STAGES, count)
 
             assert sum(replicas.values()) == count
-            assert rate <= solver.most(Terms(gpus={"": count})).rate * (1 + 1e-6)
+            assert rate <= solver.solve_most(Terms(gpus={"": count})).rate * (1 + 1e-6)
 
 
 def test_a_ceiling_for_each_stage_is_optimal_where_there_is_one_path():

@@ -63,7 +63,7 @@ def test_the_same_replicas_serve_all_scenarios():
 def test_the_most_under_scenarios_is_the_most_under_the_worst():
     solver, mixes = two(alpha=1.3), ({"img": 1.0}, {"txt": 1.0})
 
-    found = solver.most(gpus(4, scenarios=mixes))
+    found = solver.solve_most(gpus(4, scenarios=mixes))
 
     rates = brute(solver, Terms(scenarios=mixes), 4)
     assert found.rate == pytest.approx(max(served for vector, served in rates.items() if sum(vector) <= 4))
@@ -116,9 +116,9 @@ def test_a_price_goes_before_the_number_of_gpus():
 def test_an_option_may_be_forbidden():
     solver = two()
 
-    assert "EL" not in solver.most(gpus(6, without=("EL",))).replicas
+    assert "EL" not in solver.solve_most(gpus(6, without=("EL",))).replicas
     with pytest.raises(Infeasible, match="no path serves requests of type img"):
-        solver.most(gpus(6, without=("E", "EL")))
+        solver.solve_most(gpus(6, without=("E", "EL")))
 
 
 def test_each_group_is_covered_at_the_least_cost():
@@ -142,9 +142,9 @@ def test_a_group_that_nothing_may_cover_is_infeasible():
     text = Terms(gpus={"": 4}, scenarios=({"txt": 1.0},), covers=(("E", "EL"),), without=("E", "EL"))
 
     with pytest.raises(Infeasible, match="one of E, EL must run, and none may"):
-        two().most(text)
+        two().solve_most(text)
     with pytest.raises(BadRequest, match="the terms name X, which are no options"):
-        two().most(gpus(4, covers=(("X",),)))
+        two().solve_most(gpus(4, covers=(("X",),)))
 
 
 def test_a_group_does_without_gpus_of_its_own_when_it_serves_as_well():

@@ -83,7 +83,7 @@ def test_a_program_is_solved_without_a_gap():
 
 
 def test_what_cannot_be_is_none():
-    program = knapsack([1], [1], 1).rows(sparse.csc_array(np.array([[1.0]])), 2.0, np.inf)
+    program = knapsack([1], [1], 1).with_rows(sparse.csc_array(np.array([[1.0]])), 2.0, np.inf)
 
     assert highs.solve_milp(program, np.zeros(1), Deadline(10)) is None
 

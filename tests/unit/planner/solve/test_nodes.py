@@ -195,7 +195,7 @@ def test_a_deployment_that_does_not_fit_into_the_nodes_is_found_anew():
 
     found, places = placement.most_within_nodes(solver, terms)
 
-    assert solver.most(terms).replicas == {"E": 1, "L3": 3}
+    assert solver.solve_most(terms).replicas == {"E": 1, "L3": 3}
     assert found.replicas == {"E": 1, "L3": 2}
     assert found.rate == pytest.approx(2.0)
     assert sorted(places["L3"]) == ["h0", "h1"]

@@ -18,7 +18,7 @@ from tests.unit.planner.solve.worlds import gpus, model, omni_network, two
 
 
 def test_without_any_loss_of_running_together_a_monolith_is_best():
-    found = two(alpha=1.0).most(gpus(7))
+    found = two(alpha=1.0).solve_most(gpus(7))
 
     assert found.rate == pytest.approx(7 / (0.7 * 0.8 + 0.3 * 0.3))
     assert found.rate == pytest.approx(found.bound)
@@ -84,10 +84,10 @@ def test_among_equals_fewer_executors_are_better():
 
 
 def test_gpus_that_would_be_idle_are_not_used():
-    found = two({"E": 1.0, "L": 1.0}, alpha=9).most(gpus(2))
+    found = two({"E": 1.0, "L": 1.0}, alpha=9).solve_most(gpus(2))
 
     assert found.gpus == 2
-    assert two(EL=SolverOption(("E", "L"), 3)).most(gpus(5)).gpus <= 5
+    assert two(EL=SolverOption(("E", "L"), 3)).solve_most(gpus(5)).gpus <= 5
 
 
 # Replanning
@@ -129,14 +129,14 @@ def test_a_new_mix_is_a_matter_of_its_shares_alone():
 
 
 def test_a_rate_of_zero_takes_nothing():
-    found = two().least(0.0)
+    found = two().solve_least(0.0)
 
     assert (found.gpus, found.replicas, found.flows) == (0, {}, ())
     assert replan_deployment(two(), 0.0, {"E": 2}).replicas == {}
 
 
 def test_what_does_not_fit_is_served_at_rate_zero():
-    found = two(EL=SolverOption(("E", "L"), 8)).most(gpus(1))
+    found = two(EL=SolverOption(("E", "L"), 8)).solve_most(gpus(1))
 
     assert (found.rate, found.replicas) == (0.0, {})
 
@@ -196,20 +196,20 @@ def test_requests_that_take_no_time_are_refused():
 )
 def test_terms_that_make_no_sense_are_refused(terms, fault):
     with pytest.raises(BadRequest, match=fault):
-        two().most(terms)
+        two().solve_most(terms)
 
 
 def test_a_rate_that_is_no_number_is_refused():
     for rate in (float("nan"), float("inf"), -1.0):
         with pytest.raises(BadRequest, match="the rate is"):
-            two().least(rate)
+            two().solve_least(rate)
         with pytest.raises(BadRequest, match="the rate is"):
             replan_deployment(two(), rate, {})
 
 
 def test_a_rate_beyond_the_gpus_says_what_it_takes():
     with pytest.raises(Infeasible, match="4 GPUs cannot serve 50 req/s; it takes more than 27.65 GPUs"):
-        two({"E": 0.4, "L": 0.273}).least(50.0, gpus(4))
+        two({"E": 0.4, "L": 0.273}).solve_least(50.0, gpus(4))
 
 
 @pytest.mark.parametrize("within", [0.001, 0.05, 0.2])
@@ -226,7 +226,7 @@ def test_a_question_ends_at_its_deadline_with_what_was_found(within):
 
 def test_a_deadline_says_how_long_it_was():
     with pytest.raises(DeadlineExceeded, match="within 1e-06 s"):
-        two().most(gpus(64, within=1e-6))
+        two().solve_most(gpus(64, within=1e-6))
 
 
 def test_paths_that_cost_nothing_need_no_replica():
