@@ -171,10 +171,10 @@ class Lab:
         """Let each unit of work be counted where it is computed."""
         if component in ("thinker", "prefill", "decode"):
             steps = runner._core.engine._steps
-            self._counted(component, steps, "_extend")
-            self._counted(component, steps, "_step")
+            self._counted(component, steps, "_extend_prefill")
+            self._counted(component, steps, "_decode_step")
         elif component == "talker":
-            self._counted(component, runner.engine._steps, "_step")
+            self._counted(component, runner.engine._steps, "_decode_step")
         elif component == "vision":
             self._counted(component, runner.model, "encode")
         elif component == "dit":

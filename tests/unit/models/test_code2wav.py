@@ -103,9 +103,9 @@ def test_a_sample_depends_on_no_frame_beyond_the_reach(vocoder: Any) -> None:
     frames = torch.randn(1, 24, 32, generator=torch.Generator().manual_seed(1))
 
     stream._frames = frames
-    whole = stream._sound()[8 * SAMPLES :]
+    whole = stream._render_samples()[8 * SAMPLES :]
     stream._frames = frames[:, 8:]
-    late = stream._sound()
+    late = stream._render_samples()
 
     torch.testing.assert_close(late[reach:], whole[reach:], rtol=0, atol=1e-5)
     assert not torch.allclose(late[: reach - SAMPLES], whole[: reach - SAMPLES], rtol=0, atol=1e-4)
@@ -159,8 +159,8 @@ def test_a_waveform_begins_behind_what_somebody_has(vocoder: Any, sent: int, siz
     frames = some_frames(90, 5)
     stream = vocoder.open(VOICE, 0)
     seen: list[int] = []
-    see = stream._see
-    stream._see = lambda codes: (seen.append(codes.shape[-1]), see(codes))
+    see = stream._run_transformer
+    stream._run_transformer = lambda codes: (seen.append(codes.shape[-1]), see(codes))
 
     begin = stream.skip(max(0, sent * SAMPLES - LOST))
     pieces = [stream.push(frames[start : start + size], last=False) for start in range(0, len(frames), size)]

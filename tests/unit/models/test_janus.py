@@ -66,7 +66,7 @@ def test_greedy_ids_are_those_of_the_whole_model(parts: dict[str, Any], checkpoi
     thought = think(parts["thinker"], [parts["vision"]], messages, {"image": images}, TOKENS)
 
     assert thought.ids == ids
-    assert parts["thinker"].text(thought.ids) == text
+    assert parts["thinker"].decode_ids(thought.ids) == text
 
 
 def test_another_picture_changes_the_answer(parts: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def test_it_answers_like_the_librarys_own_class(checkpoint: Path, thinker: Any, 
 
     ids, words = oracle.answer(checkpoint, messages, TOKENS)
     assert thought.ids == ids
-    assert thinker.text(thought.ids) == words
+    assert thinker.decode_ids(thought.ids) == words
 
 
 @pytest.mark.parametrize("chat", CHATS)

@@ -39,7 +39,7 @@ def test_split_components_answer_like_the_whole_model(model: Model, case: str) -
 
     ids = model.ids(messages, given)
 
-    assert (ids, model.thinker.text(ids)) == oracle.answer(model.checkpoint, messages, given, TOKENS)
+    assert (ids, model.thinker.decode_ids(ids)) == oracle.answer(model.checkpoint, messages, given, TOKENS)
 
 
 @pytest.mark.parametrize(("family", "case"), PAIRS)

@@ -15,7 +15,7 @@ from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import ltx2 as family_ltx2
-from omnibus_models.tiny import weights
+from omnibus_models.tiny import _weights
 from tests.oracles import ltx2 as oracle
 
 CAT, HILL, NOTHING = "a cat sits on the mat", "a green circle near the hill, and birds sing", ""
@@ -290,7 +290,7 @@ def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (LTX2TextConnectors.from_config(connectors), "connectors"),
         (LTX2VideoTransformer3DModel.from_config(transformer), "transformer"),
     ):
-        weights.spread(made, 0)
+        _weights.spread(made, 0)
         made.save_pretrained(copy / part)
     return copy
 

@@ -69,7 +69,7 @@ def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: d
 
     ids, words = oracle.answer(checkpoint, messages, given, TOKENS)
     assert thought.ids == ids
-    assert parts["thinker"].text(thought.ids) == words
+    assert parts["thinker"].decode_ids(thought.ids) == words
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -55,7 +55,7 @@ def test_split_components_speak_like_the_whole_model(omni: Path, omni_parts: dic
 
     expected = oracle.omni_answer(omni, messages, given, TOKENS, "Chelsie", CODES, SEED)
     assert thought.ids == expected[0]
-    assert omni_parts["thinker"].text(thought.ids) == expected[1]
+    assert omni_parts["thinker"].decode_ids(thought.ids) == expected[1]
     assert codes == expected[2]
     torch.testing.assert_close(wave, expected[3], rtol=0, atol=1e-5)
 

@@ -57,7 +57,7 @@ def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[s
 
     ids, words = oracle.vl_answer(vl, messages, given, TOKENS)
     assert thought.ids == ids
-    assert vl_parts["thinker"].text(thought.ids) == words
+    assert vl_parts["thinker"].decode_ids(thought.ids) == words
 
 
 @pytest.mark.parametrize("case", CASES)

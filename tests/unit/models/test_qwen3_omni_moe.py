@@ -67,7 +67,7 @@ def test_split_components_speak_like_the_whole_model(checkpoint: Path, parts: di
 
     expected = oracle.answer(checkpoint, messages, given, TOKENS, VOICE, FRAMES)
     assert ids == expected.ids
-    assert parts["thinker"].text(ids) == expected.text
+    assert parts["thinker"].decode_ids(ids) == expected.text
     assert frames == expected.frames
     torch.testing.assert_close(wave, expected.wave, rtol=0, atol=1e-5)
 
@@ -88,7 +88,7 @@ def test_text_alone_needs_no_talker(checkpoint: Path, parts: dict[str, Any]) -> 
 
     thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS)
 
-    assert (thought.ids, parts["thinker"].text(thought.ids)) == oracle.text(checkpoint, messages, given, TOKENS)
+    assert (thought.ids, parts["thinker"].decode_ids(thought.ids)) == oracle.text(checkpoint, messages, given, TOKENS)
 
 
 @pytest.mark.parametrize(("part", "kind"), [(IMAGE, "image"), (AUDIO, "audio"), (VIDEO, "video")])

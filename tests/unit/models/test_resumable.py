@@ -23,4 +23,4 @@ def test_a_film_goes_on_from_the_state_of_another_one(tmp_path: Path) -> None:
         dit.step([other])
 
     assert torch.equal(dit.latents(other), dit.latents(whole))
-    assert torch.equal(dit.sound(other), dit.sound(whole))
+    assert torch.equal(dit.audio_latents(other), dit.audio_latents(whole))

@@ -45,7 +45,7 @@ class Chain(CompositeTask):
 
 def segment(*inputs: dict[str, Any], task: Any = ONE, outputs: tuple[str, ...] = ("n",)) -> Segment:
     """Calls of one task with what they are given, as they would be recorded."""
-    nodes = tuple(GraphNode(task.name, task.part, each, "d", (), task.model) for each in inputs)
+    nodes = tuple(GraphNode(task.name, task.component_name, each, "d", (), task.model) for each in inputs)
     return Segment(nodes, tuple((index, output) for index in range(len(inputs)) for output in outputs))
 
 

@@ -23,7 +23,7 @@ def brute(solver, terms, most, allowed=lambda vector: True):
     found = {}
     for vector in filter(allowed, itertools.product(range(most + 1), repeat=frame.count)):
         given = work_supply(terms, frame, np.array(vector, float))
-        found[vector] = min(frame.served(given, mix).rate for mix in mix_shares(terms, frame))
+        found[vector] = min(frame.solve_flow(given, mix).rate for mix in mix_shares(terms, frame))
     return found
 
 
@@ -35,7 +35,7 @@ def test_fewer_replicas_are_started_among_plans_of_as_many_gpus():
         running = {name: dice.randint(0, 3) for name in ("E", "L", "EL")}
         rate = dice.uniform(2, 6)
 
-        found = solver.least(rate, Terms(running=running))
+        found = solver.solve_least(rate, Terms(running=running))
 
         enough = [vector for vector, served in rates.items() if served >= rate * (1 - 1e-7)]
         cheapest = min(sum(vector) for vector in enough)
@@ -52,7 +52,7 @@ def test_the_same_replicas_serve_all_scenarios():
     mixes = ({"img": 0.9, "txt": 0.1}, {"img": 0.1, "txt": 0.9})
     rates = brute(solver, Terms(scenarios=mixes), 4)
     for rate in (1.7, 3.1, 3.9):
-        found = solver.least(rate, Terms(scenarios=mixes))
+        found = solver.solve_least(rate, Terms(scenarios=mixes))
 
         assert found.gpus == min(sum(vector) for vector, served in rates.items() if served >= rate * (1 - 1e-7))
         assert len(found.scenarios) == 1
@@ -75,13 +75,13 @@ def test_admissible_work_bounds_what_replicas_are_given(way):
     admissible = {name: utilisation.admissible_work(way, 8) for name in ("E", "L", "EL")}
     rates = brute(solver, Terms(admissible=admissible), 4)
     for rate in (1.1, 2.4):
-        found = solver.least(rate, Terms(admissible=admissible))
+        found = solver.solve_least(rate, Terms(admissible=admissible))
 
         assert found.gpus == min(sum(vector) for vector, served in rates.items() if served >= rate * (1 - 1e-7))
-        assert found.gpus > solver.least(rate).gpus
+        assert found.gpus > solver.solve_least(rate).gpus
 
     best = max(rate for vector, rate in rates.items() if sum(vector) <= 4)
-    assert solver.most(gpus(4, admissible=admissible)).rate == pytest.approx(best)
+    assert solver.solve_most(gpus(4, admissible=admissible)).rate == pytest.approx(best)
 
 
 def test_each_gpu_type_has_its_budget():
@@ -132,10 +132,10 @@ def test_each_group_is_covered_at_the_least_cost():
         fewest = min(sum(vector) for vector, served in rates.items() if served >= rate * (1 - 1e-7))
         most = max(served for vector, served in rates.items() if sum(vector) <= 4)
 
-        for found in (solver.least(rate, text), solver.most(msgspec.structs.replace(text, gpus={"": 4}))):
+        for found in (solver.solve_least(rate, text), solver.solve_most(msgspec.structs.replace(text, gpus={"": 4}))):
             assert found.replicas.get("E", 0) + found.replicas.get("EL", 0) >= 1
-        assert solver.least(rate, text).gpus == fewest
-        assert solver.most(msgspec.structs.replace(text, gpus={"": 4})).rate == pytest.approx(most, rel=1e-6)
+        assert solver.solve_least(rate, text).gpus == fewest
+        assert solver.solve_most(msgspec.structs.replace(text, gpus={"": 4})).rate == pytest.approx(most, rel=1e-6)
 
 
 def test_a_group_that_nothing_may_cover_is_infeasible():
