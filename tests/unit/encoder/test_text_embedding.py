@@ -83,7 +83,9 @@ async def test_tokens_are_counted(runner: EmbedRunner, checkpoint: tuple[str, Pa
 
     made = await embed(runner, *TEXTS)
 
-    assert made.outputs["tokens"].items[0].data == {"value": sum(len(thinker.encode_text(text, True)) for text in TEXTS)}
+    assert made.outputs["tokens"].items[0].data == {
+        "value": sum(len(thinker.encode_text(text, True)) for text in TEXTS)
+    }
 
 
 async def test_texts_may_come_as_bytes(runner: EmbedRunner):

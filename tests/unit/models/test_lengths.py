@@ -83,4 +83,6 @@ def test_no_text_that_fits_is_refused(reader: Any, seed: int) -> None:
 def test_a_text_longer_than_a_piece_keeps_its_tokens(reader: Any) -> None:
     text = "the quick brown fox " * 10_000
 
-    assert list(reader.encode_text(text, context=10**6)) == reader._tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert (
+        list(reader.encode_text(text, context=10**6)) == reader._tokenizer(text, add_special_tokens=False)["input_ids"]
+    )

@@ -290,7 +290,7 @@ def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (LTX2TextConnectors.from_config(connectors), "connectors"),
         (LTX2VideoTransformer3DModel.from_config(transformer), "transformer"),
     ):
-        _weights.spread(made, 0)
+        _weights.redraw_weights(made, 0)
         made.save_pretrained(copy / part)
     return copy
 

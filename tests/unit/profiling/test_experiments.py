@@ -75,10 +75,10 @@ def test_an_option_is_also_measured_after_encoders_elsewhere():
 def test_roles_and_names_of_paths_are_those_of_the_plan():
     both = trial(vl(), "EL")
 
-    assert both.role(("E", "EL"), ("vision", "thinker")) == ("thinker",)
-    assert both.pin(("E", "EL"), ("vision", "thinker")) == "E>EL"
-    assert both.pin(("E", "EL"), ("thinker",)) == "EL"
-    assert both.pin(("EL",), ("vision", "thinker")) == "EL"
+    assert both.role_components(("E", "EL"), ("vision", "thinker")) == ("thinker",)
+    assert both.path_name(("E", "EL"), ("vision", "thinker")) == "E>EL"
+    assert both.path_name(("E", "EL"), ("thinker",)) == "EL"
+    assert both.path_name(("EL",), ("vision", "thinker")) == "EL"
 
 
 @pytest.mark.parametrize(("subject", "every"), [(vl(), True), (omni(), False), (omni(), True)])

@@ -27,7 +27,7 @@ def test_a_reader_sees_what_the_producer_writes_later(arena):
     mapped = Arena.attach(str(arena.path), SIZE)
     view = mapped.view(GOOD)
 
-    arena.array(GOOD)[:] = [[1, 2, 3], [4, 5, 6]]
+    arena.writable_array(GOOD)[:] = [[1, 2, 3], [4, 5, 6]]
 
     assert view.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert view.dtype == np.float32
@@ -109,10 +109,10 @@ def test_bfloat16_is_shown_as_words(arena):
 
 
 def test_clearing_leaves_zeros_and_nothing_but_the_block(arena):
-    arena.array(GOOD)[:] = 1
+    arena.writable_array(GOOD)[:] = 1
     before = arena.path.read_bytes()
 
-    arena.clear(GOOD.offset, GOOD.nbytes)
+    arena.zero_bytes(GOOD.offset, GOOD.nbytes)
 
     end = GOOD.offset + GOOD.nbytes
     assert arena.path.read_bytes() == before[: GOOD.offset] + bytes(GOOD.nbytes) + before[end:]

@@ -108,10 +108,10 @@ async def test_the_end_of_an_invocation_frees_all_of_it_and_nothing_else(pair):
     pair.consumer.view(handles[0])
     growing = await pair.producer.allocate(100, invocation="i", deadline=soon())
 
-    pair.producer.end("i")
+    pair.producer.end_invocation("i")
     assert (await pair.settle())["blocks"] == 2  # the consumer still reads one
-    pair.consumer.end("i")
-    pair.consumer.end("i")
+    pair.consumer.end_invocation("i")
+    pair.consumer.end_invocation("i")
 
     assert [row["id"] for row in await pair.consumer.ledger()] == [other.id]
     with pytest.raises(StaleHandle):
@@ -120,7 +120,7 @@ async def test_the_end_of_an_invocation_frees_all_of_it_and_nothing_else(pair):
 
 async def test_memory_of_a_cancelled_producer_is_not_given_to_others_while_it_may_write(pair):
     block = await pair.producer.allocate(100, invocation="i", deadline=soon())
-    pair.consumer.end("i")
+    pair.consumer.end_invocation("i")
     await pair.settle()
 
     other = await pair.consumer.allocate(100, invocation="j", deadline=soon())
@@ -128,7 +128,7 @@ async def test_memory_of_a_cancelled_producer_is_not_given_to_others_while_it_ma
     block.array[:] = 2
 
     assert (other.array == 1).all()
-    pair.producer.end("i")
+    pair.producer.end_invocation("i")
     assert (await pair.settle())["blocks"] == 1
 
 

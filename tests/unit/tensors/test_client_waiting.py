@@ -69,7 +69,7 @@ async def test_a_cancelled_waiter_leaves_the_queue(pair):
     waiting.cancel()
 
     await until(lambda: pair.sidecar.snapshot()["waiting"] == 0)
-    pair.producer.end("i")
+    pair.producer.end_invocation("i")
     assert (await pair.settle())["blocks"] == 0
 
 
@@ -92,7 +92,7 @@ async def test_the_end_of_an_invocation_ends_its_waiting(pair):
     waiting = asyncio.create_task(pair.consumer.allocate(HALF, invocation="j", deadline=soon(), wait=30))
     await until(lambda: pair.sidecar.snapshot()["waiting"] == 1)
 
-    pair.producer.end("j")
+    pair.producer.end_invocation("j")
 
     with pytest.raises(DeadlineExceeded, match="ended"):
         await waiting

@@ -110,8 +110,8 @@ def test_the_end_frees_at_once_what_nobody_has_open(desk):
     desk.do("seal", desk.producer, lease)
     other = desk.grant(tag=b"j")
 
-    desk.ledger.end(desk.reader, b"i")
-    desk.ledger.end(desk.reader, b"i")
+    desk.ledger.end_invocation(desk.reader, b"i")
+    desk.ledger.end_invocation(desk.reader, b"i")
 
     assert list(desk.ledger._leases) == [other.id]
     assert desk.ledger.freed == {"ended": 1}
@@ -122,15 +122,15 @@ def test_the_end_frees_at_once_what_nobody_has_open(desk):
 def test_memory_is_kept_from_others_until_a_cancelled_producer_stops_writing(desk, last):
     lease = desk.grant()
 
-    desk.ledger.end(desk.reader, b"i")
+    desk.ledger.end_invocation(desk.reader, b"i")
     assert desk.generation_in_memory(lease) == 0
     assert (desk.lingering, desk.ledger.condemned) == ([lease], 1)
     assert desk.space.used > 0
 
     if last == "end":
-        desk.ledger.end(desk.producer, b"i")
+        desk.ledger.end_invocation(desk.producer, b"i")
     elif last == "depart":
-        desk.ledger.depart(desk.producer)
+        desk.ledger.remove_owner(desk.producer)
     else:
         desk.do(last, desk.producer, lease)
     assert desk.empty()
@@ -168,7 +168,7 @@ def test_a_producer_that_dies_before_sealing_takes_its_block_along(desk):
     unsealed, sealed = desk.grant(), desk.grant()
     desk.do("seal", desk.producer, sealed)
 
-    desk.ledger.depart(desk.producer)
+    desk.ledger.remove_owner(desk.producer)
 
     assert list(desk.ledger._leases) == [sealed.id]
     assert desk.ledger.freed == {"orphaned": 1}
@@ -181,7 +181,7 @@ def test_a_reader_that_dies_has_released(desk):
     desk.do("hold", desk.reader, lease)
     desk.do("hold", desk.reader, lease)
 
-    desk.ledger.depart(desk.reader)
+    desk.ledger.remove_owner(desk.reader)
 
     assert desk.empty()
 
@@ -202,7 +202,7 @@ def test_only_its_producer_may_seal_a_block(desk):
 
     desk.do("seal", desk.reader, lease)
 
-    assert lease.row()["sealed"] is False
+    assert lease.to_row()["sealed"] is False
 
 
 def test_a_message_with_an_old_generation_changes_nothing(desk):
@@ -261,7 +261,7 @@ def test_a_retained_block_outlives_its_readers_until_its_invocation_ends(desk):
     assert desk.generation_in_memory(lease) == lease.generation
     assert desk.ledger.idle_bytes == lease.nbytes
 
-    desk.ledger.end(desk.reader, b"i")
+    desk.ledger.end_invocation(desk.reader, b"i")
     assert desk.empty()
     assert (desk.ledger.freed, desk.ledger.idle_bytes) == ({"ended": 1}, 0)
 
@@ -301,7 +301,7 @@ def test_what_a_dead_producer_had_not_completed_is_not_retained(desk):
     lease = desk.grant()
     desk.ledger.retain(lease.id, lease.generation)
 
-    desk.ledger.depart(desk.producer)
+    desk.ledger.remove_owner(desk.producer)
 
     assert desk.empty()
 
@@ -324,11 +324,11 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - o
             lease = desk.ledger.grant(owner, tag, chance.randrange(5000), chance.randrange(3), 9e9)
             granted += [lease] if lease else []
         elif verb == "end":
-            desk.ledger.end(owner, tag)
+            desk.ledger.end_invocation(owner, tag)
         elif granted and verb in KEPT:
             kept(desk, verb, chance.choice(granted[-40:]))
         elif verb == "depart" and chance.random() < 0.2:
-            desk.ledger.depart(owner)
+            desk.ledger.remove_owner(owner)
         elif alive and verb in ("expire", "force"):
             lease = chance.choice(alive)
             if verb == "expire" or lease.condemned:

@@ -77,11 +77,17 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        ("protocol.ServeAnswer(1, b'[\"text\"]', {'text': (0, 0, 'text')})", "the output .0, 0, 'text'. cannot be handed on"),
+        (
+            "protocol.ServeAnswer(1, b'[\"text\"]', {'text': (0, 0, 'text')})",
+            "the output .0, 0, 'text'. cannot be handed on",
+        ),
         ("protocol.ServeAnswer(1, b'[\"video\"]')", "a chat's answer has text, audio, not 'video'"),
         ('protocol.ServeAnswer(1, b\'["text","text"]\')', "a chat's answer has text, audio, not 'text, text'"),
         ("protocol.ServeAnswer(1, b'7')", "a chat's answer names no outputs"),
-        ("protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'audio', ())", "'audio' is no output that is awaited"),
+        (
+            "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'audio', ())",
+            "'audio' is no output that is awaited",
+        ),
         (
             "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'text', (PackedItem({}, Array('object', (1,), b'12345678')),))",
             "may not travel",
@@ -120,7 +126,11 @@ async def test_a_worker_that_closes_its_link_is_replaced(tmp_path):
 
 
 async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
-    text = SPEAKS + CHAT + "    say(protocol.ServeAnswer(1, b'[\"text\"]'), protocol.RequestEnd(1))\n    await asyncio.sleep(1000)\n"
+    text = (
+        SPEAKS
+        + CHAT
+        + "    say(protocol.ServeAnswer(1, b'[\"text\"]'), protocol.RequestEnd(1))\n    await asyncio.sleep(1000)\n"
+    )
     async with hosted(written(tmp_path, text)) as host:
         outputs = await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()
 

@@ -346,7 +346,7 @@ async def test_a_given_answer_has_the_rows_of_that_answer(omni_runner: ThinkRunn
 
     thinker = load_family("qwen2_5_omni").load("thinker", omni)
     rows = told.whole("rows")
-    assert len(rows) == len(thinker.words("hello world"))
+    assert len(rows) == len(thinker.encode_text("hello world"))
     np.testing.assert_array_equal(told.array("prompt"), other.array("prompt"))
     assert not np.allclose(rows[-1], other.whole("rows")[-1])
 
