@@ -38,7 +38,7 @@ def test_the_engine_follows_the_profile_or_else_the_checkpoint(path: str):
     engine = named("services.engines:sim")
 
     for given in ({"profile": path}, {"checkpoint": path}, {"profile": path, "checkpoint": "/models/m"}):
-        assert type(engine("vision", settings(**given))).__name__ == "Encode"
+        assert type(engine("vision", settings(**given))).__name__ == "SimulatedEncoder"
 
 
 def test_components_of_one_executor_share_a_device_and_executors_do_not(path: str):

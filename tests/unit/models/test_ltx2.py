@@ -45,7 +45,7 @@ def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str)
 
 
 def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
-    return parts["dit"].latents(one), parts["dit"].sound(one)
+    return parts["dit"].latents(one), parts["dit"].audio_latents(one)
 
 
 def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def test_film_and_sound_are_those_of_the_pipeline(
     one = made(parts, CAT, picture, HILL)
 
     frames = parts["vae"].decode(parts["dit"].latents(one)).numpy()
-    samples = parts["audio_vae"].decode(parts["dit"].sound(one)).numpy()
+    samples = parts["audio_vae"].decode(parts["dit"].audio_latents(one)).numpy()
 
     wanted = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, **guidance)
     assert one.rows == (1 if picture.guidance == 1.0 else 4)

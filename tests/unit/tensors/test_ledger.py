@@ -8,7 +8,7 @@ from omnibus.tensors.arena import HEADER_BYTES, Arena
 from omnibus.tensors.ledger import NEVER_DUE, BlockLease, BlockOwner, Ledger
 
 SIZE = 1 << 16
-KEPT = ["retain", "drop", "reclaim"]
+KEPT = ["retain", "drop", "reclaim_oldest"]
 
 
 class Desk:
@@ -307,7 +307,7 @@ def test_what_a_dead_producer_had_not_completed_is_not_retained(desk):
 
 
 def kept(desk: Desk, verb: str, lease: BlockLease) -> None:
-    getattr(desk.ledger, verb)(*(() if verb == "reclaim" else (lease.id, lease.generation)))
+    getattr(desk.ledger, verb)(*(() if verb == "reclaim_oldest" else (lease.id, lease.generation)))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -93,7 +93,7 @@ async def test_the_watch_ends_with_the_last_who_looks(store: Store, bus: MemoryB
     watching = LiveStates(store, bus)
     one, other = watching.stream_states(), watching.stream_states()
     await asyncio.gather(state(one), state(other))
-    before = {task for task in asyncio.all_tasks() if "_follow" in repr(task)}
+    before = {task for task in asyncio.all_tasks() if "_watch_states" in repr(task)}
 
     await one.aclose()
     after_one = watching.viewer_count
