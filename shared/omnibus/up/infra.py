@@ -46,7 +46,7 @@ def prepare_nats(
     """
     binary = binaries.find_binary(binaries.NATS, environ)
     port, monitor_port = _choose_ports(port, monitor_port)
-    store = directory.resolve() / "prepare_nats"
+    store = directory.resolve() / "nats"
     store.mkdir(parents=True, exist_ok=True)
     if password and config is None:
         user = f"user: {_USER}, password: {json.dumps(password)}"
@@ -83,7 +83,7 @@ def prepare_valkey(
     """
     binary = binaries.find_binary(binaries.VALKEY, environ)
     (port,) = _choose_ports(port)
-    store = directory.resolve() / "prepare_valkey"
+    store = directory.resolve() / "valkey"
     store.mkdir(parents=True, exist_ok=True)
     listen = ("--bind", LOOPBACK, "--port", str(port), "--dir", str(store))
     files: tuple[str, ...] = ()

@@ -318,7 +318,7 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - o
 
     for _ in range(4000):
         owner, tag = chance.choice(owners), chance.choice([b"a", b"b", b"c"])
-        verb = chance.choice(["grant", "seal", "hold", "release", "discard", "end", "expire", "force", "depart", *KEPT])
+        verb = chance.choice(["grant", "seal", "hold", "release", "discard", "end", "expire", "force_free", "depart", *KEPT])
         alive = [lease for lease in granted[-40:] if lease.id in desk.ledger._leases]
         if verb == "grant":
             lease = desk.ledger.grant(owner, tag, chance.randrange(5000), chance.randrange(3), 9e9)
@@ -329,7 +329,7 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - o
             kept(desk, verb, chance.choice(granted[-40:]))
         elif verb == "depart" and chance.random() < 0.2:
             desk.ledger.remove_owner(owner)
-        elif alive and verb in ("expire", "force"):
+        elif alive and verb in ("expire", "force_free"):
             lease = chance.choice(alive)
             if verb == "expire" or lease.condemned:
                 getattr(desk.ledger, verb)(lease)
@@ -339,7 +339,7 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - o
     assert len(granted) > 200
     for owner in owners:
         for tag in (b"a", b"b", b"c"):
-            desk.ledger.end(owner, tag)
+            desk.ledger.end_invocation(owner, tag)
     assert desk.empty()
     assert (desk.space.holes, desk.space.largest_hole) == (1, SIZE)
     assert desk.ledger.freed.total() == len(granted)
