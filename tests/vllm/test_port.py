@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import Fatal
 from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import TokenSamplingParams
-from omnibus_models.tiny import _chat_tokenizer, _qwen, weights
+from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from services.llm.vllm.protocol import Generation, Launch
 from services.llm.vllm.v032.engine import VllmEngineProcess
 
@@ -68,7 +68,7 @@ async def test_qwen3_text(tmp_path: Path) -> None:
     model = Qwen3ForCausalLM(
         Qwen3Config(**DECODER, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     ).eval()
-    weights.spread(model, 0)
+    _weights.redraw_weights(model, 0)
     _qwen.set_greedy(model.generation_config, tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -69,6 +69,6 @@ def asking(page: Page) -> Page:
     """The playground, with short answers."""
     page.get_by_role("link", name="Playground").click()
     page.get_by_text("Settings").click()
-    page.get_by_label("Most tokens").read_stream("6")
+    page.get_by_label("Most tokens").fill("6")
     page.get_by_role("combobox", name="Model").select_option(OMNI)
     return page

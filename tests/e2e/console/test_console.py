@@ -16,7 +16,7 @@ SEEN = (Path(__file__).parent / "seen.js").read_text()
 
 
 def send(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="Prompt").read_stream(text)
+    page.get_by_role("textbox", name="Prompt").fill(text)
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("article", name="Answer of").first).to_contain_text("total")
 
@@ -28,7 +28,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab_alone(stranger: Page):
     dialog = stranger.get_by_role("dialog", name="Keys")
     expect(dialog).to_be_visible()
 
-    dialog.get_by_label("Admin token").read_stream(TOKEN)
+    dialog.get_by_label("Admin token").fill(TOKEN)
     dialog.get_by_role("button", name="Use them").click()
 
     expect(stranger.locator("#link")).to_have_text(LIVE)
@@ -39,7 +39,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab_alone(stranger: Page):
 
 def test_a_wrong_key_is_asked_for_again(stranger: Page):
     dialog = stranger.get_by_role("dialog", name="Keys")
-    dialog.get_by_label("Admin token").read_stream("guessed")
+    dialog.get_by_label("Admin token").fill("guessed")
     dialog.get_by_role("button", name="Use them").click()
 
     expect(stranger.locator("#link")).to_have_text("closed: give a key")
@@ -121,8 +121,8 @@ def test_the_microphone_is_heard(asking: Page):
 
 def test_a_picture_becomes_clearer_while_it_comes(asking: Page):
     asking.get_by_role("combobox", name="Model").select_option("qwen-image-tiny")
-    asking.get_by_label("Size").read_stream("64x64")
-    asking.get_by_label("Steps").read_stream("4")
+    asking.get_by_label("Size").fill("64x64")
+    asking.get_by_label("Steps").fill("4")
 
     send(asking, "a red square")
 
@@ -160,7 +160,7 @@ def test_an_invocation_is_found_shown_and_replayed(asking: Page):
     id = href.rpartition("/")[2]
 
     asking.get_by_role("link", name="Invocations").click()
-    asking.get_by_label("Search").read_stream(f"{id} done")
+    asking.get_by_label("Search").fill(f"{id} done")
     link = asking.get_by_role("link", name=id)
     expect(link).to_be_visible()
     expect(asking.locator("tbody tr")).to_have_count(1)

@@ -83,7 +83,7 @@ async def test_what_succeeds_at_last_is_no_dead_letter_any_more(seen: System):
         kept = DeadLetter(**{name: getattr(found, name) for name in found.__struct_fields__} | {"inv": fine})
         assert recorded.ended is not None
         body = dead_letters.encode_dead_letter(kept, limit=60_000)
-        bus.publish_record(dead_letters.subjects.dead(found.app, fine), body, f"{fine}.dead")
+        bus.publish_record(dead_letters.subjects.dead_letter_subject(found.app, fine), body, f"{fine}.dead")
     await letter(seen, fine)
 
     code, output = await omnibus(seen, "retry", fine)
