@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two words of progress, at least.
 _REPORT_INTERVAL_SECONDS = 1.0
+_RETRY_PAUSE_SECONDS = 0.1  # between two attempts to confirm a lease while the store is away
 
 
 class JobLease:
@@ -61,6 +62,9 @@ class JobLease:
         try:
             async with asyncio.timeout_at(self._said + self._seconds):
                 held = not self._lost and await self._renew_in_store(asyncio.get_running_loop().time())
+                while held is None:  # the store may have lost the job: what is not known to be held is not completed
+                    await asyncio.sleep(_RETRY_PAUSE_SECONDS)
+                    held = not self._lost and await self._renew_in_store(asyncio.get_running_loop().time())
         except TimeoutError:
             held = False
         if not held:
@@ -78,20 +82,22 @@ class JobLease:
                 continue
             try:
                 async with asyncio.timeout_at(self._said + self._seconds):
-                    if not await self._renew_in_store(now):
+                    if await self._renew_in_store(now) is False:
                         return
             except TimeoutError:
                 log.warning("%s %s: the store is silent, so another worker may go on with it", *self._job)
                 return
 
-    async def _renew_in_store(self, now: float) -> bool:
+    async def _renew_in_store(self, now: float) -> bool | None:
+        """Return whether the job is held; None when the store does not answer: try again."""
         progress, trace = self._progress, self._trace()
         try:
             held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
             held = held or await self._restore_in_store(progress, trace)
         except StoreUnavailable as error:
             log.warning("%s %s: %s", *self._job, error)
-            return True  # until the time is over
+            self._told = None
+            return None
         if held:
             self._said, self._told = now, (progress, trace)
         return held

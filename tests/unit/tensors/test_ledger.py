@@ -318,7 +318,9 @@ def test_thousands_of_random_events_leave_nothing(desk, seed):  # noqa: C901 - o
 
     for _ in range(4000):
         owner, tag = chance.choice(owners), chance.choice([b"a", b"b", b"c"])
-        verb = chance.choice(["grant", "seal", "hold", "release", "discard", "end", "expire", "force_free", "depart", *KEPT])
+        verb = chance.choice(
+            ["grant", "seal", "hold", "release", "discard", "end", "expire", "force_free", "depart", *KEPT]
+        )
         alive = [lease for lease in granted[-40:] if lease.id in desk.ledger._leases]
         if verb == "grant":
             lease = desk.ledger.grant(owner, tag, chance.randrange(5000), chance.randrange(3), 9e9)

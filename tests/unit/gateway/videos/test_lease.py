@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from omnibus.errors import Retryable
+from omnibus.errors import Retryable, StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, JobRules, Store
 from omnibus.up import infra
@@ -144,6 +144,30 @@ async def test_who_holds_a_job_may_complete_it_and_who_lost_it_may_not(store: St
 
     with pytest.raises(Retryable, match="not held"):
         await lease.confirm()
+
+
+async def test_a_lease_that_a_silent_store_could_not_confirm_is_held_again_before_it_counts(
+    store: Store, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """A connection that broke with the store says nothing about who holds the job in the new one."""
+    lease = await held(store, 60.0)
+    job = await store.job(KIND, "a")
+    await raw.flushall()
+    assert job is not None
+    await store.restore_job(KIND, job, 60.0)  # as another gateway's mirror does: nobody holds it
+    failures = iter([StoreUnavailable("the connection was closed")] * 2)
+    hold = store.hold_job
+
+    async def broken_at_first(*arguments: Any) -> bool:
+        if failure := next(failures, None):
+            raise failure
+        return await hold(*arguments)
+
+    monkeypatch.setattr(store, "hold_job", broken_at_first)
+
+    await lease.confirm()
+
+    assert await store.held_jobs(KIND, {"a": "me"}) == {"a"}
 
 
 @pytest.fixture
