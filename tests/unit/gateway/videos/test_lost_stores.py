@@ -261,17 +261,17 @@ async def test_a_video_that_was_removed_stays_so_when_the_store_is_lost(site: Si
     site.place.toys.gate.set()
 
 
-async def test_an_end_that_the_store_lost_is_written_back_and_its_file_stays(site: Site):
-    site.place.toys.gate.clear()
-    id = (await asked(site.gateways["a"], seed=5))["id"]
-    await becomes(site.gateways["b"], id, progress=45)
-    for home in site.gateways.values():
+async def test_an_end_that_the_store_lost_is_written_back_and_its_file_stays(patient: Site):
+    patient.place.toys.gate.clear()
+    id = (await asked(patient.gateways["a"], seed=5))["id"]
+    await becomes(patient.gateways["b"], id, progress=45)
+    for home in patient.gateways.values():
         home.videos._tasks[0].cancel()  # nobody follows the store: only the worker sees that it has lost the job
 
-    async with stored(site.store.server.url) as store:
+    async with stored(patient.store.server.url) as store:
         await store._redis.flushall()
-    site.place.toys.gate.set()
+    patient.place.toys.gate.set()
 
-    await nodes.until(lambda: site.place.files == [f"{id}.mp4", f"{id}.webp"])
-    await becomes(site.gateways["a"], id, status="completed")
-    assert site.place.toys.begun == {5: 1}
+    await nodes.until(lambda: patient.place.files == [f"{id}.mp4", f"{id}.webp"])
+    await becomes(patient.gateways["a"], id, status="completed")
+    assert patient.place.toys.begun == {5: 1}
