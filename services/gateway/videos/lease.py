@@ -61,14 +61,17 @@ class JobLease:
         """Check with the store that the job is still held here. Raises ``Retryable`` when it is not."""
         try:
             async with asyncio.timeout_at(self._said + self._seconds):
-                held = not self._lost and await self._renew_in_store(asyncio.get_running_loop().time())
-                while held is None:  # the store may have lost the job: what is not known to be held is not completed
+                while not self._lost:
+                    held = await self._renew_in_store(asyncio.get_running_loop().time())
+                    if held:
+                        return
+                    if held is False:
+                        break
+                    # The store may have lost the job: what is not known to be held is not completed.
                     await asyncio.sleep(_RETRY_PAUSE_SECONDS)
-                    held = not self._lost and await self._renew_in_store(asyncio.get_running_loop().time())
         except TimeoutError:
-            held = False
-        if not held:
-            raise Retryable(f"{self._job[1]} is not held here any more")
+            pass
+        raise Retryable(f"{self._job[1]} is not held here any more")
 
     async def hold_until_lost(self) -> None:
         """Hold the job; returns when it is lost, and before another one can have it."""
