@@ -2,7 +2,7 @@
 
 | group              | the entry point's name | what it points to                                          |
 |--------------------|------------------------|------------------------------------------------------------|
-| `omnibus.families` | a model family         | a dict with the fields of ``PluginFamily``                       |
+| `omnibus.families` | a model family         | a dict with the fields of ``PluginFamily``                 |
 | `omnibus.apps`     | an app                 | its module, or an attribute that is the module or its name |
 
 An entry point of a family is imported by gateways and planners too, so its module must be light: name

@@ -1,6 +1,6 @@
 """Stands for a process that the fork server bears: has its standard streams, passes signals on, ends as it ends.
 
-Run as a file by a bare interpreter, see ``nursery_command``: with the standard library alone it costs a few
+Run as a file by a bare interpreter, see ``fork_server_command``: with the standard library alone it costs a few
 milliseconds and megabytes. Whoever starts it owns the process: killing the proxy kills the process, for it
 holds the other end of the process's lifeline. The fork server is needed for the birth, and for the exit code.
 """

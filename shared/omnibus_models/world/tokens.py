@@ -23,12 +23,15 @@ _UNASKED = ("Is it {}?",)
 
 
 def build_chat_template(image: str, video: str, audio: str = "") -> str:
-    """See ``tiny.text.template``. No system message where there is none: each token less makes training faster."""
+    """See ``tiny._chat_tokenizer.build_chat_template``.
+
+    No system message where there is none: each token less makes training faster.
+    """
     return _chat_tokenizer.build_chat_template(image, video, audio, system=False)
 
 
 def train_tokenizer(special: Sequence[str], names: Mapping[str, str], chat_template: str) -> Any:
-    """See ``tiny.text.tokenizer``."""
+    """See ``tiny._chat_tokenizer.train_tokenizer``."""
     return _chat_tokenizer.train_tokenizer(
         special, names, chat_template, texts=_training_texts(), vocabulary=_VOCABULARY
     )

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus.executor.python_task import engine
 from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan
 from services.planner.declared import declarations_file
@@ -193,6 +194,10 @@ def test_an_app_that_nobody_brings_is_refused_with_those_there_are(install: Inst
 
 def test_an_object_is_found_by_module_and_name():
     assert plugins.import_object("omnibus.families.plugins:import_object") is plugins.import_object
+
+
+def test_an_engine_is_found_by_the_former_name_that_stored_plans_give():
+    assert plugins.import_object("omnibus.executor.own:engine") is engine
 
 
 @pytest.mark.parametrize(
