@@ -1,10 +1,25 @@
-"""Concurrent calls whose first error is raised as it is, and keeps nothing in memory."""
+"""Concurrent calls whose first error is raised as it is, and calls that cannot lose a cancellation."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def keep_cancellation(call: Awaitable[T]) -> T:
+    """Result of ``call``, unless this task was cancelled meanwhile: then that is raised, also if ``call`` dropped it.
+
+    Libraries await with ``asyncio.wait_for``, which up to Python 3.11 returns its result in the place of a cancellation
+    that arrives in the same turn of the loop. Whoever cancelled then waits for an end that never comes, and the timeout
+    that did so is over: what the task awaits next has no limit any more.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await call
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, T]) -> list[T]:

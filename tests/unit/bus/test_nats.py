@@ -212,3 +212,21 @@ async def test_nobody_who_asks_for_nothing_disturbs_a_service(bus: NatsBus, raw:
 
     assert (await raw.request("omnibus.task.quiet", b"hello", timeout=PATIENCE)).data == b"hello"
     assert (bus.connected, bus.reconnects) == (True, 0)
+
+
+# Cancellation
+
+
+async def test_a_flush_that_is_cancelled_as_its_answer_arrives_is_cancelled(bus, monkeypatch):
+    """The library would return as if nothing had happened, and the timeout that cancelled it would be lost."""
+    task = asyncio.create_task(bus._flush_connection(5))
+    original = bus._nc._process_pong
+
+    async def cancelling_pong() -> None:
+        await original()
+        task.cancel()
+
+    monkeypatch.setattr(bus._nc, "_process_pong", cancelling_pong)
+
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.concurrency import gather_calls
+from omnibus.concurrency import gather_calls, keep_cancellation
 from omnibus.errors import BadMedia
 
 
@@ -77,3 +77,36 @@ async def test_what_an_error_held_is_gone_with_it_without_the_garbage_collector(
         assert seen() is None
     finally:
         gc.enable()
+
+
+async def dropping(answer: asyncio.Future[str]) -> str:
+    """As libraries do that drop a cancellation which arrives together with their answer."""
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        return answer.result() if answer.done() and not answer.cancelled() else "late"
+
+
+async def test_a_cancellation_that_a_call_drops_is_raised_afterwards():
+    task = asyncio.create_task(keep_cancellation(dropping(asyncio.get_running_loop().create_future())))
+    await asyncio.sleep(0)
+
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_call_that_is_not_cancelled_returns_its_result():
+    assert await keep_cancellation(after(2, "answer")) == "answer"
+
+
+async def test_a_timeout_ends_what_follows_a_call_that_dropped_it():
+    async def never_ending() -> None:
+        await keep_cancellation(dropping(asyncio.get_running_loop().create_future()))
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await never_ending()

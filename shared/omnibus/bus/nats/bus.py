@@ -19,6 +19,7 @@ from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, reque
 from omnibus.bus.nats.acks import RecordAcks
 from omnibus.bus.nats.connection import MAX_PENDING_BYTES, NatsConnection, encode_publish, open_connection
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
+from omnibus.concurrency import keep_cancellation
 from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
 from omnibus.settings import BusSettings
 
@@ -48,7 +49,7 @@ class NatsBus:
     @classmethod
     async def connect(cls, settings: BusSettings, name: str) -> "NatsBus":
         """Connect within ``settings.connect_timeout``; raises ``BusUnavailable`` with the URL."""
-        return cls(await open_connection(settings, name), settings)
+        return cls(await keep_cancellation(open_connection(settings, name)), settings)
 
     @property
     def connected(self) -> bool:
@@ -149,8 +150,8 @@ class NatsBus:
         nats-py's own ``flush`` alone lets its ping overtake what still waits for the socket.
         """
         try:
-            await self._nc._flush_pending(force_flush=True)
-            await self._nc.flush(timeout=seconds)
+            await keep_cancellation(self._nc._flush_pending(force_flush=True))
+            await keep_cancellation(self._nc.flush(timeout=seconds))
         except (TimeoutError, nats.errors.Error) as error:
             raise BusUnavailable(f"NATS did not answer a ping within {seconds} s: {error}") from error
 

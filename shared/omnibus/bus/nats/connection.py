@@ -12,9 +12,11 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from omnibus.bus import Delivery, Handler
 from omnibus.bus.permissions import inbox_prefix
+from omnibus.concurrency import keep_cancellation
 from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
 from omnibus.metrics import PROCESS
 from omnibus.settings import BusSettings, redact_url
@@ -34,6 +36,9 @@ class NatsConnection(Client):
         super().__init__()
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
+
+    async def request(self, *arguments: Any, **options: Any) -> Msg:
+        return await keep_cancellation(super().request(*arguments, **options))
 
     async def notify_reconnected(self) -> None:
         self.on_reconnect()
