@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omnibus.metrics import ARENA
+from omnibus.metrics import ARENA, NODES
 from omnibus.metrics.collectors import Values
 
 #: Metrics by the key of ``Sidecar.snapshot``.
@@ -20,6 +20,18 @@ _KEYS = {
     "clients": ARENA.clients,
     "dropped_clients_total": ARENA.dropped,
 }
+#: The same for what crosses between nodes; a sidecar without others has none of them.
+_NODE_KEYS = {
+    "sent_bytes_total": NODES.sent,
+    "mirror_bytes": NODES.mirrors,
+}
+_LABELLED_KEYS = {
+    "pulled_bytes_by_node": NODES.pulled,
+    "pull_seconds_by_node": NODES.seconds,
+    "pull_failures_total": NODES.failures,
+    "refused_peers_total": NODES.refused,
+    "unreachable_nodes": NODES.unreachable,
+}
 #: Reasons that are alerted of: an increase is seen where there was a number before.
 _BAD = {"expired": 0, "forced": 0}
 
@@ -30,8 +42,15 @@ def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
     def key_values(key: str) -> Callable[[], Values]:
         return lambda: {(): float(found[key])} if key in (found := snapshot()) else {}
 
+    def labelled_values(key: str) -> Callable[[], Values]:
+        return lambda: {(label,): float(count) for label, count in snapshot().get(key, {}).items()}
+
     for key, metric in _KEYS.items():
         metric.set_values(key_values(key))
+    for key, metric in _NODE_KEYS.items():
+        metric.set_values(key_values(key))
+    for key, metric in _LABELLED_KEYS.items():
+        metric.set_values(labelled_values(key))
     ARENA.freed.set_values(
         lambda: {(why,): float(count) for why, count in (_BAD | snapshot().get("freed_total", {})).items()}
     )

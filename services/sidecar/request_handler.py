@@ -3,7 +3,7 @@
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, Protocol
 
@@ -13,13 +13,15 @@ from omnibus.errors import ProtocolError
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
 from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
-from omnibus.tensors.protocol import SidecarFrame, Verb, encode_text
+from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, decode_pull, encode_text
 from services.sidecar.backing import Backing
 from services.sidecar.settings import SidecarConfig
 from services.sidecar.timer_queue import Agenda
 
 #: Most leases that one LEDGER answer lists.
 MAX_LISTED = 1000
+#: Longest JSON of a client's request.
+_MAX_TEXT_BYTES = 4096
 
 
 class Caller(Protocol):
@@ -30,6 +32,9 @@ class Caller(Protocol):
     def reply(self, frame: SidecarFrame) -> None: ...
 
     def reply_bytes(self, frames: bytes) -> None: ...
+
+
+_NOBODY = BlockOwner("nobody")
 
 
 class Waiter:
@@ -44,6 +49,32 @@ class Waiter:
         self.due = inf
 
 
+class Pulls(Protocol):
+    """Tensors of other nodes, as the desk sees them; see ``services.sidecar.peers.incoming``."""
+
+    def pull(self, caller: Caller, number: int, request: PullRequest) -> None: ...
+
+    def decline(self, request: PullRequest) -> None: ...
+
+    def on_release(self, owner: BlockOwner, block: int) -> None: ...
+
+    def withdraw_request(self, caller: Caller, number: int) -> None: ...
+
+    def end_invocation(self, invocation: str) -> None: ...
+
+    def remove_client(self, owner: BlockOwner) -> None: ...
+
+    def on_condemned(self, lease: BlockLease) -> bool: ...
+
+
+class Sends(Protocol):
+    """Blocks of this node that others read; see ``services.sidecar.peers.outgoing``."""
+
+    def key_of(self, lease: BlockLease) -> int: ...
+
+    def stop_sending(self, lease: BlockLease) -> bool: ...
+
+
 class Desk:
     """Serves the verbs of all clients, in the order in which they arrive."""
 
@@ -54,6 +85,10 @@ class Desk:
         self.ledger = Ledger(self.allocator, arena, boot, HEADER_BYTES, self._start_grace)
         self.ledger.clear_on_free = settings.clear_on_free
         self.refused = 0
+        self._pulls: Pulls | None = None
+        self._sends: Sends | None = None
+        self._more_counters: Callable[[], Mapping[str, Any]] = dict
+        self._texts: dict[tuple[Caller, int], bytes] = {}
         self._open = True
         self._loop = loop
         self._agenda: Agenda[BlockLease | Waiter] = Agenda(loop, self._on_due)
@@ -62,7 +97,7 @@ class Desk:
             Verb.ALLOCATE: self._handle_allocate,
             Verb.SEAL: lambda caller, frame: self.ledger.seal(caller.owner, frame.block, frame.generation),
             Verb.HOLD: lambda caller, frame: self.ledger.hold(caller.owner, frame.block, frame.generation),
-            Verb.RELEASE: lambda caller, frame: self.ledger.release(caller.owner, frame.block, frame.generation),
+            Verb.RELEASE: self._handle_release,
             Verb.DISCARD: lambda caller, frame: self.ledger.discard(caller.owner, frame.block, frame.generation),
             Verb.EXTEND: self._handle_extend,
             Verb.RETAIN: lambda caller, frame: self.ledger.retain(frame.block, frame.generation),
@@ -71,7 +106,20 @@ class Desk:
             Verb.CANCEL: self._handle_cancel,
             Verb.STATS: lambda caller, frame: self._reply_json(caller, frame, self.counters()),
             Verb.LEDGER: lambda caller, frame: self._reply_json(caller, frame, self.ledger.list_leases(MAX_LISTED)),
+            Verb.PULL: self._handle_pull,
+            Verb.DECLINE: self._handle_pull,
         }
+
+    def connect_nodes(self, pulls: Pulls, sends: Sends, counters: Callable[[], Mapping[str, Any]]) -> None:
+        """From now on clients may pull tensors of other nodes, and other nodes those of this one.
+
+        ``counters`` are added to those of the desk.
+        """
+        self._pulls, self._sends, self._more_counters = pulls, sends, counters
+
+    def call_later(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
+        """Call ``function`` in ``seconds``, unless the desk is closed by then."""
+        self._loop.call_later(seconds, lambda: function(*arguments) if self._open else None)
 
     def serve_frame(self, caller: Caller, frame: SidecarFrame) -> None:
         """Do what ``frame`` asks. Raises ``ProtocolError`` for a verb that no client may send."""
@@ -90,6 +138,8 @@ class Desk:
         if not self._open:
             return
         self._dismiss_waiters(lambda waiter: waiter.caller is caller)
+        if self._pulls is not None:
+            self._pulls.remove_client(caller.owner)
         self.ledger.remove_owner(caller.owner)
         self.admit_waiters()
 
@@ -123,6 +173,7 @@ class Desk:
             "expired_total": self.ledger.freed["expired"],
             "forced_total": self.ledger.freed["forced"],
             "freed_total": dict(self.ledger.freed),
+            **self._more_counters(),
         }
 
     def _handle_allocate(self, caller: Caller, frame: SidecarFrame) -> None:
@@ -143,9 +194,8 @@ class Desk:
                 return False
             lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
         self._agenda.set_due(lease, due)
-        caller.reply(
-            SidecarFrame(Verb.GRANTED, frame.request, block=lease.id, generation=lease.generation, offset=lease.offset)
-        )
+        key = 0 if self._sends is None else self._sends.key_of(lease)
+        caller.reply(SidecarFrame(Verb.GRANTED, frame.request, 0, lease.id, lease.generation, key, lease.offset))
         return True
 
     def _enqueue_waiter(self, caller: Caller, frame: SidecarFrame) -> None:
@@ -173,12 +223,42 @@ class Desk:
         if lease is not None:
             self._agenda.set_due(lease, due)
 
+    def _handle_release(self, caller: Caller, frame: SidecarFrame) -> None:
+        if self._pulls is not None:
+            self._pulls.on_release(caller.owner, frame.block)
+        self.ledger.release(caller.owner, frame.block, frame.generation)
+
+    def _handle_pull(self, caller: Caller, frame: SidecarFrame) -> None:
+        text = self._texts.pop((caller, frame.request), b"") + frame.text
+        if frame.nbytes + len(text) > _MAX_TEXT_BYTES:
+            raise ProtocolError(f"a request of {frame.nbytes + len(text)} bytes; {_MAX_TEXT_BYTES} are accepted")
+        if frame.nbytes:
+            self._texts[caller, frame.request] = text
+        elif self._pulls is None:
+            raise ProtocolError("this node has no others: set OMNIBUS_SIDECAR_HOST")
+        elif frame.verb == Verb.PULL:
+            self._pulls.pull(caller, frame.request, decode_pull(text))
+        else:
+            self._pulls.decline(decode_pull(text))
+
     def _handle_end(self, caller: Caller, frame: SidecarFrame) -> None:
-        self._dismiss_waiters(lambda waiter: waiter.frame.text == frame.text)
-        self.ledger.end_invocation(caller.owner, frame.text)
+        self._end_invocation(caller.owner, frame.text)
+
+    def end_invocation(self, invocation: str) -> None:
+        """An invocation of another node's gateway is over: what it left here is free once nobody has it open."""
+        self._end_invocation(_NOBODY, invocation.encode())
+        self.admit_waiters()
+
+    def _end_invocation(self, owner: BlockOwner, tag: bytes) -> None:
+        self._dismiss_waiters(lambda waiter: waiter.frame.text == tag)
+        if self._pulls is not None:
+            self._pulls.end_invocation(tag.decode(errors="replace"))
+        self.ledger.end_invocation(owner, tag)
 
     def _handle_cancel(self, caller: Caller, frame: SidecarFrame) -> None:
         self._dismiss_waiters(lambda waiter: waiter.caller is caller and waiter.frame.request == frame.request)
+        if self._pulls is not None:
+            self._pulls.withdraw_request(caller, frame.request)
 
     def _dismiss_waiters(self, goes: Callable[[Waiter], bool]) -> None:
         for waiter in [waiter for waiter in self._queue if goes(waiter)]:
@@ -196,11 +276,22 @@ class Desk:
         return deadline, self._loop.time() + deadline - now
 
     def _start_grace(self, lease: BlockLease) -> None:
-        self._agenda.set_due(lease, self._loop.time() + self.settings.grace)
+        self._stop_transfers(lease)
+        if lease.writing or lease.holders:
+            self._agenda.set_due(lease, self._loop.time() + self.settings.grace)
+
+    def _stop_transfers(self, lease: BlockLease) -> bool:
+        """End what moves bytes of ``lease`` between nodes; returns whether anything does."""
+        if self._sends is None or self._pulls is None:
+            return False
+        sending, writing = self._sends.stop_sending(lease), self._pulls.on_condemned(lease)
+        return sending or writing
 
     def _on_due(self, item: BlockLease | Waiter) -> None:
         if isinstance(item, Waiter):
             self._refuse_expired_waiters()
+        elif item.condemned and self._stop_transfers(item):
+            self._start_grace(item)  # its bytes are still on their way: they may not become somebody else's
         elif item.condemned:
             self.ledger.force_free(item)
         else:

@@ -13,6 +13,7 @@ from omnibus.tensors.arena import Arena
 from omnibus.tensors.protocol import Welcome
 from services.sidecar import limits
 from services.sidecar.connection import ClientConnection
+from services.sidecar.peers.plane import PeerPlane
 from services.sidecar.request_handler import Desk
 from services.sidecar.settings import SidecarConfig
 
@@ -28,6 +29,8 @@ class Sidecar:
         self._arena: Arena | None = None
         self._desk: Desk | None = None
         self._server: asyncio.AbstractServer | None = None
+        #: Pulls between this node and others; None where it has no others.
+        self.peers: PeerPlane | None = None
 
     async def start(self) -> None:
         """Make the arena and listen. Raises ``Fatal`` when another sidecar lives under the same names."""
@@ -39,11 +42,14 @@ class Sidecar:
         try:
             self._desk = desk = Desk(settings, self._arena, boot, loop)
             await desk.backing.start()
+            await self._start_peers(boot)
             listener = _bind_listener(settings.socket)
         except BaseException:
+            await self._close_peers()
             self._remove_arena()
             raise
-        welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot)
+        pulls = self.peers is not None
+        welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot, pulls)
         self._server = await loop.create_unix_server(
             lambda: ClientConnection(desk, welcome, self._clients.add, self._clients.discard, self._count_dropped),
             sock=listener,
@@ -61,6 +67,7 @@ class Sidecar:
             _remove_socket(self.settings.socket)
             for client in tuple(self._clients):
                 client.abort()
+            await self._close_peers()
             self._desk.close()
             await self._desk.backing.close()
             self._remove_arena()
@@ -74,6 +81,23 @@ class Sidecar:
         if self._desk is None:
             return {}
         return {**self._desk.counters(), "clients": len(self._clients), "dropped_clients_total": self._dropped}
+
+    def end_invocation(self, invocation: str) -> None:
+        """An invocation that another node's gateway sent is over."""
+        if self._desk is not None:
+            self._desk.end_invocation(invocation)
+
+    async def _start_peers(self, boot: int) -> None:
+        config = self.settings.peers
+        if config is None or self._arena is None or self._desk is None:
+            return
+        self.peers = PeerPlane(config, self.settings.node, boot, self._arena, self._desk)
+        await self.peers.start()
+        self._desk.connect_nodes(self.peers.mirrors, self.peers.reads, self.peers.counters)
+
+    async def _close_peers(self) -> None:
+        if self.peers is not None:
+            await self.peers.close()
 
     def _count_dropped(self) -> None:
         self._dropped += 1

@@ -1,15 +1,22 @@
 """The sidecar as a service: settings from the environment, counters to Prometheus."""
 
+import asyncio
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from omnibus import settings as environment
+from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from services.sidecar import metrics
+from services.sidecar.nodes import NodeDirectory
+from services.sidecar.peers import credentials
 from services.sidecar.server import Sidecar
-from services.sidecar.settings import MIB, SidecarConfig
+from services.sidecar.settings import MIB, PeerConfig, SidecarConfig
+
+_DRAIN_LOOK_SECONDS = 0.1
 
 
 def check_directory(directory: Path) -> None:
@@ -36,14 +43,63 @@ class SidecarService:
                 arena=f"omnibus-{subject_token(wanted.node_name)}",
                 size=wanted.arena_mib * MIB,
                 clear_on_free=wanted.clear,
+                peers=_peer_config(wanted),
             )
         )
+        self._host = wanted.advertise or wanted.host
+        self._bus: NatsBus | None = None
+        self._nodes: NodeDirectory | None = None
 
     async def startup(self) -> None:
         await self._sidecar.start()
         metrics.register_metrics(self._sidecar.snapshot)
+        if self._sidecar.peers is not None:
+            self._bus = await NatsBus.connect(environment.read_settings(environment.BusSettings), "sidecar")
+            self._nodes = NodeDirectory(self._bus, self._sidecar, self._host)
+            await self._nodes.start()
 
-    async def drain(self, seconds: float) -> None: ...
+    async def drain(self, seconds: float) -> None:
+        """Wait until nothing is leased here any more, where other nodes may still read it."""
+        if self._nodes is None:
+            return
+        self._nodes.begin_drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._sidecar.snapshot()["blocks"]:  # noqa: ASYNC110 once, at the end
+                    await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
     async def shutdown(self) -> None:
+        if self._nodes is not None:
+            await self._nodes.close()
+        if self._bus is not None:
+            await self._bus.drain()
         await self._sidecar.stop()
+
+
+def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
+    """Raises ``BadRequest`` for files that cannot be used, and for a listener without secret or TLS."""
+    if not wanted.host:
+        return None
+    secret = credentials.read_secret(wanted.secret_file) if wanted.secret_file else b""
+    client, server = credentials.load_tls(wanted.tls_ca, wanted.tls_cert, wanted.tls_key)
+    if not secret and server is None:
+        raise BadRequest(
+            "OMNIBUS_SIDECAR_HOST opens this node to others: set OMNIBUS_SIDECAR_SECRET_FILE, the same for all nodes, "
+            "or OMNIBUS_SIDECAR_TLS_CA, OMNIBUS_SIDECAR_TLS_CERT and OMNIBUS_SIDECAR_TLS_KEY"
+        )
+    if not 0 < wanted.incoming <= 1 or wanted.links < 1 or min(wanted.connect, wanted.stall) <= 0:
+        raise BadRequest(
+            "OMNIBUS_SIDECAR_INCOMING is above 0 and at most 1, OMNIBUS_SIDECAR_LINKS at least 1, "
+            "OMNIBUS_SIDECAR_CONNECT and OMNIBUS_SIDECAR_STALL are above 0"
+        )
+    return PeerConfig(
+        host=wanted.host,
+        port=wanted.port,
+        secret=secret,
+        tls_client=client,
+        tls_server=server,
+        links=wanted.links,
+        incoming=wanted.incoming,
+        connect_seconds=wanted.connect,
+        stall_seconds=wanted.stall,
+    )

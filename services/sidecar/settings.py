@@ -1,8 +1,41 @@
 """Settings of a sidecar. The service's entry point fills them from the environment."""
 
+import ssl
 from dataclasses import dataclass
 
 MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerConfig:
+    """Settings of the pulls between this node and others.
+
+    host, port        address at which other sidecars are served; port 0 takes a free one
+    secret            shared by all nodes; empty only with TLS
+    tls_client        contexts of mutual TLS; both or neither
+    tls_server
+    links             most data connections to one node, beside one for small tensors
+    incoming          share of the arena that blocks of other nodes may take
+    connect_seconds   longest time for a connection and its handshake
+    stall_seconds     longest time without a byte or an answer
+    ping_seconds      time between two questions whether a node lives
+    """
+
+    host: str
+    port: int = 0
+    secret: bytes = b""
+    tls_client: ssl.SSLContext | None = None
+    tls_server: ssl.SSLContext | None = None
+    links: int = 4
+    incoming: float = 0.5
+    connect_seconds: float = 2.0
+    stall_seconds: float = 2.0
+    ping_seconds: float = 0.5
+
+    @property
+    def silence_seconds(self) -> float:
+        """Longest time without a ping of a node that pulls from here."""
+        return self.ping_seconds + self.stall_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +52,7 @@ class SidecarConfig:
     max_wait       longest wait for memory, in seconds
     max_waiting    most requests that may wait for memory
     max_lease      longest lease, in seconds; later deadlines are cut
+    peers          pulls between nodes; None: this node has no others
     """
 
     node: str
@@ -31,3 +65,4 @@ class SidecarConfig:
     max_wait: float = 60.0
     max_waiting: int = 1024
     max_lease: float = 3600.0
+    peers: PeerConfig | None = None

@@ -18,6 +18,7 @@
     │   ├── StageUnavailable  503  no live executor for a stage; names the stage
     │   ├── GatewayStopping   503  the gateway ends; another one answers, after ``retry_after`` seconds
     │   ├── ArenaFull         503  the node's shared memory is exhausted
+    │   ├── NodeUnreachable   503  a tensor cannot be had from another node; names the node
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
     │   ├── StorageFull       507  the disk for media is full
@@ -57,6 +58,7 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     param: str = ""
     attempt: int = 0
     retry_after: float = 0.0
+    node: str = ""
 
 
 class OmnibusError(Exception):
@@ -84,6 +86,7 @@ class OmnibusError(Exception):
             param=self.param,
             attempt=self.attempt,
             retry_after=getattr(self, "retry_after", 0.0),
+            node=getattr(self, "node", ""),
         )
 
 
@@ -163,6 +166,16 @@ class GatewayStopping(Retryable):
 
 class ArenaFull(Retryable):
     code = "arena_full"
+
+
+class NodeUnreachable(Retryable):
+    """A tensor of ``node``, another machine, cannot be had."""
+
+    code = "node_unreachable"
+
+    def __init__(self, message: str, *, node: str = "", **where: Any) -> None:
+        super().__init__(message, **where)
+        self.node = node
 
 
 class BusUnavailable(Retryable):
@@ -258,6 +271,8 @@ def from_problem(problem: ProblemDetails) -> OmnibusError:
     kind = _BY_CODE.get(problem.code, Fatal)
     if kind is Overloaded:
         return Overloaded(problem.message, retry_after=problem.retry_after or 1.0, **where)
+    if kind is NodeUnreachable:
+        return NodeUnreachable(problem.message, node=problem.node, **where)
     return kind(problem.message, **where)
 
 

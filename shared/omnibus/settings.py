@@ -87,6 +87,25 @@ class SidecarSettings(Settings, frozen=True):
     arena_mib: int = 256
     #: Overwrite freed blocks with zeros: slower, for nodes that several tenants share.
     clear: bool = False
+    #: Address at which sidecars of other nodes are served, and its port (0: a free one); empty: this node has no
+    #: others, nothing listens, and the sidecar does not use the bus.
+    host: str = ""
+    port: int = 7400
+    #: Host name or address by which other nodes reach this one; empty: ``host``.
+    advertise: str = ""
+    #: File of the secret that the sidecars of all nodes share. Needed with ``host``, unless there is TLS.
+    secret_file: str = ""
+    #: PEM files for TLS between nodes: the authority, and this node's certificate, which names the node, with its key.
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    #: Data connections to one other node, besides one for tensors up to 256 KiB.
+    links: int = 4
+    #: Share of the arena that tensors of other nodes may take.
+    incoming: float = 0.5
+    #: Seconds for a connection to another node, and without a byte or an answer until it counts as unreachable.
+    connect: float = 2.0
+    stall: float = 2.0
 
     @property
     def node_name(self) -> str:

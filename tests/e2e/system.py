@@ -31,6 +31,7 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from omnibus.up import run_dir
+from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import STORE_SECRET
 
@@ -230,10 +231,15 @@ class System:
             await store.close()
 
     @contextlib.asynccontextmanager
-    async def tensors(self) -> AsyncIterator[TensorClient]:
-        socket_path = str(Path(self.state.directory) / "sidecar.sock")
-        async with await TensorClient.connect(socket_path, "test", f"local-{self.state.pid}") as client:
+    async def tensors(self, node: int = 0) -> AsyncIterator[TensorClient]:
+        """A client of the sidecar of a node, which is counted from 0."""
+        socket_path = str(Path(self.state.directory) / f"{sidecar_name(node)}.sock")
+        async with await TensorClient.connect(socket_path, "test", self.node_name(node)) as client:
             yield client
+
+    def node_name(self, node: int) -> str:
+        """The name of a node, which is counted from 0."""
+        return f"local-{self.state.pid}-{node}" if node else f"local-{self.state.pid}"
 
     def http(self, gateway: int = 0) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.urls[gateway], timeout=60)
@@ -267,10 +273,10 @@ class System:
         begin, end = (delivery.data for delivery in found)
         return begin, json.loads(end)
 
-    async def ledger_is_empty(self, within: float = 1.0) -> None:
-        """Fails unless every lease of the node's arena is given back ``within`` seconds."""
+    async def ledger_is_empty(self, within: float = 1.0, node: int = 0) -> None:
+        """Fails unless every lease of a node's arena is given back ``within`` seconds."""
         end = time.monotonic() + within
-        async with self.tensors() as tensors:
+        async with self.tensors(node) as tensors:
             while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:
                 await asyncio.sleep(0.02)
             assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()

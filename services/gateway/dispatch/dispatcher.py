@@ -19,6 +19,7 @@ from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, Hop, InvocationEnd, NodeFailed
 from omnibus.errors import (
+    NodeUnreachable,
     OmnibusError,
     Overloaded,
     ProtocolError,
@@ -38,6 +39,7 @@ from services.gateway.dispatch.failure_detector import FailureDetector
 from services.gateway.dispatch.inflight import Again, InflightInvocation
 from services.gateway.dispatch.playback import OutputPlayer, Tapes
 from services.gateway.dispatch.quarantine import Quarantine
+from services.gateway.dispatch.remote import RemoteChunks
 from services.gateway.dispatch.restart import StageRestarts
 from services.gateway.dispatch.retention import OFF, OutputRetention
 from services.gateway.routing.executors import ExecutorTable
@@ -68,6 +70,7 @@ class Dispatcher:
         #: What is retained of running invocations.
         self.retention = OutputRetention(tensors)
         self._restarts = StageRestarts(bus, self.retention, limit)
+        self._remote = RemoteChunks(tensors, partial(self._on_chunk, arrived=True), self._on_pull_failed)
         #: Whether what nodes pass to each other is asked for as well, and kept.
         self.keeps = False
         self.reply = subjects.reply_subject(gateway)
@@ -184,6 +187,8 @@ class Dispatcher:
         self._running.pop(running.id, None)
         if not self._running:
             self._emptied.set()
+        for pull in running.pulls:
+            pull.cancel()
         self._notify_end(running, status)
         if running.span is not None:
             why = running.failure.code if running.failure is not None else "" if status == "done" else status
@@ -203,6 +208,16 @@ class Dispatcher:
         holders = () if status == "done" and running.all_reported else dict.fromkeys(invocation.route)
         over = InvocationEnd(invocation.id, status, invocation.attempt)
         self._publish_end(over, ((executor, over) for executor in holders))
+        if running.nodes - {self._tensors.node}:
+            self._end_elsewhere(running, over)
+
+    def _end_elsewhere(self, running: InflightInvocation, over: InvocationEnd) -> None:
+        """Tell the sidecars of other nodes: this one's is told by ``end_invocation``."""
+        for node in running.nodes - {self._tensors.node}:
+            try:
+                self._bus.publish(subjects.node_subject(node), messages.encode(over))
+            except OmnibusError as error:  # memory there is freed at the deadline
+                log.warning("end of %s not sent to node %s: %s", over.inv, node, error)
 
     def _publish_end(self, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
         try:
@@ -256,7 +271,12 @@ class Dispatcher:
                     busy = Overloaded(f"executor {message.executor} is at its limit", retry_after=message.retry_after)
                     self._reroute(running, message.executor, busy, "busy")
 
-    def _on_chunk(self, running: InflightInvocation, chunk: Chunk) -> None:
+    def _on_chunk(self, running: InflightInvocation, chunk: Chunk, arrived: bool = False) -> None:
+        """Take ``chunk``; its tensor is viewed here at once, unless it lies on another node and has not ``arrived``."""
+        crosses = chunk.handle is not None and chunk.handle.node != self._tensors.node
+        if (crosses or running.arriving) and not arrived and self._remote.must_wait(running, chunk):
+            self._remote.add_chunk(running, chunk)
+            return
         key = (chunk.node, chunk.output)
         stream, tape = running.streams.get(key), running.tapes.get(key)
         try:
@@ -278,6 +298,8 @@ class Dispatcher:
         running.failed = failed.node
         if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
             self._reroute(running, error.executor, error, "unavailable")
+        elif isinstance(error, NodeUnreachable):
+            self._avoid_node(running, error, running.executors[failed.node])
         elif (
             isinstance(error, StaleHandle | ProtocolError | SequenceGap)
             and running.invocation.attempt + 1 < MAX_ATTEMPTS
@@ -285,6 +307,31 @@ class Dispatcher:
             self._retry(running, error, "retry")
         else:
             running.fail(error)
+
+    def _on_pull_failed(self, running: InflightInvocation, chunk: Chunk, error: OmnibusError) -> None:
+        """The tensor of ``chunk`` cannot be had."""
+        if running.over or running.attempts.get(chunk.node) != chunk.attempt:
+            return
+        if isinstance(error, NodeUnreachable):
+            self._avoid_node(running, error, "")
+        elif isinstance(error, StaleHandle) and running.invocation.attempt + 1 < MAX_ATTEMPTS:
+            self._retry(running, error, "retry")
+        else:
+            running.fail(error)
+
+    def _avoid_node(self, running: InflightInvocation, error: NodeUnreachable, reader: str) -> None:
+        """Run again without the node that cannot be reached, or if that cannot be without ``reader``, an executor."""
+        for others in (running.executors_on(error.node), frozenset({reader} - {""})):
+            if not others:
+                continue
+            try:
+                running.again(frozenset(running.lost | others))
+            except OmnibusError:
+                continue
+            running.lost |= others
+            self._reroute(running, "", error, "node")
+            return
+        running.fail(error)
 
     def _on_refused(self, delivery: Delivery) -> None:
         """The server says that nobody listens on an executor's subject."""

@@ -1,13 +1,14 @@
 """One invocation in flight: what was sent where, what came back, what is still out."""
 
+import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from omnibus.bus.messages import Hop
+from omnibus.bus.messages import Chunk, Hop
 from omnibus.errors import OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE, GraphNode, Invocation
 from omnibus.recording.records import Moved
@@ -67,6 +68,12 @@ class InflightInvocation:
         self.attempts = dict.fromkeys(range(len(invocation.nodes)), invocation.attempt)
         #: Executors and attempts that get an output of a node of an earlier attempt from here.
         self.forwards: dict[Key, list[tuple[str, int]]] = {}
+        #: Nodes on which it may have left something.
+        self.nodes: set[str] = set()
+        #: Chunks by output that wait until their tensors are here, and the tasks that see to it.
+        self.arriving: dict[Key, deque[Chunk]] = {}
+        self.pulls: set[asyncio.Task[None]] = set()
+        self.pulled = False  # tensors of it lie in this node's arena, too
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
@@ -113,6 +120,7 @@ class InflightInvocation:
             self._charged[node] = (executor, member)
             self._left[executor] += 1
             if member is not None:
+                self.nodes.add(member.status.node)
                 member.charge_work(self._work[node], first=self._left[executor] == 1)
                 if self._left[executor] == 1:
                     member.drain.add_invocation(self.id)
@@ -175,7 +183,8 @@ class InflightInvocation:
     def may_hold_tensors(self) -> bool:
         """A single node with only small inputs puts nothing into the arena, nor did an earlier attempt."""
         invocation = self.invocation
-        return len(invocation.nodes) > 1 or invocation.attempt > 0 or not self.body or _HANDLE in self.body
+        several = len(invocation.nodes) > 1 or invocation.attempt > 0
+        return several or self.pulled or not self.body or _HANDLE in self.body
 
     def record_failed_attempt(self, reason: str, error: OmnibusError) -> None:
         """This attempt is lost, and why."""
@@ -189,6 +198,11 @@ class InflightInvocation:
     def holds_nodes(self, executor: str, attempt: int) -> bool:
         """Return whether ``executor`` has nodes in ``attempt`` that count."""
         return (executor, attempt) in zip(self.executors, self.attempts.values(), strict=True)
+
+    def executors_on(self, node: str) -> frozenset[str]:
+        """Its executors on ``node``, a machine, as far as they are known."""
+        members = ((executor, self._members.get(executor)) for executor in self.executors)
+        return frozenset(executor for executor, member in members if member and member.status.node == node)
 
     def unfinished_nodes(self, executor: str) -> frozenset[int]:
         """The nodes of ``executor`` that have not said that they are finished."""

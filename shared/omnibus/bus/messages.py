@@ -135,6 +135,28 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     v: int = WIRE_VERSION
 
 
+class NodeStatus(msgspec.Struct, frozen=True):
+    """Status of a node's sidecar, where nodes pull from each other; sent at start, on census and as a heartbeat.
+
+    ``unreachable`` are nodes from which it could not pull lately. ``pulled`` is how many bytes it has pulled from each
+    node since its start, and ``seconds`` how long that took.
+    """
+
+    node: str
+    host: str
+    port: int
+    boot: int
+    state: str = "ready"  # ready | draining | gone
+    transport: str = "tcp"  # tcp | tls
+    unreachable: tuple[str, ...] = ()
+    pulled: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    used: int = 0  # bytes of its arena
+    size: int = 0
+    now: float = 0.0  # its clock, Unix seconds
+    v: int = WIRE_VERSION
+
+
 class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests of one type at one gateway since its last word: how many came, ended well, and ended otherwise.
 
@@ -195,6 +217,7 @@ _end = msgspec.json.Decoder(InvocationEnd).decode
 _status = msgspec.json.Decoder(ExecutorStatus).decode
 _gateway = msgspec.json.Decoder(GatewayStatus).decode
 _load = msgspec.json.Decoder(LoadEvent).decode
+_node = msgspec.json.Decoder(NodeStatus).decode
 _plan = msgspec.json.Decoder(PlanEvent).decode
 
 _HEAD = b'{"v":%d,"msgs":[' % WIRE_VERSION
@@ -259,6 +282,10 @@ def decode_status(body: bytes) -> ExecutorStatus:
 
 def decode_gateway(body: bytes) -> GatewayStatus:
     return _decode_message(_gateway, body, "gateway status")
+
+
+def decode_node(body: bytes) -> NodeStatus:
+    return _decode_message(_node, body, "node status")
 
 
 def decode_load(body: bytes) -> LoadEvent:

@@ -42,6 +42,7 @@ def permissions_by_user(models: Mapping[str, Sequence[str]] | None = None) -> di
     return {
         "gateway": _gateway_permissions(),
         "planner": _planner_permissions(),
+        "sidecar": _sidecar_permissions(),
         **{user: _executor_permissions(user) for user in _EXECUTORS},
         **{
             model_user(model): _executor_permissions(model_user(model), tasks)
@@ -58,11 +59,12 @@ def model_user(model: str) -> str:
 
 def _gateway_permissions() -> Permissions:
     says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.CLAIM)
-    hears = (subjects.EXECUTOR, subjects.GONE, subjects.PLAN, *says)
+    hears = (subjects.EXECUTOR, subjects.NODE, subjects.GONE, subjects.PLAN, *says)
     return Permissions(
         (
             f"{ROOT}.task.*.*",
             subjects.edge_subject("*"),
+            f"{ROOT}.node.*",
             subjects.end_subject("*"),
             subjects.RECORDS,
             subjects.REPLAY,  # for who asks over HTTP
@@ -94,6 +96,18 @@ def _planner_permissions() -> Permissions:
         (
             *map(subjects.event_subject, (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD)),
             f"{inbox_prefix('planner')}.>",
+        ),
+    )
+
+
+def _sidecar_permissions() -> Permissions:
+    """Sidecars know each other by their status, and hear which invocations are over."""
+    return Permissions(
+        (subjects.event_subject(subjects.NODE),),
+        (
+            *map(subjects.event_subject, (subjects.NODE, subjects.CENSUS)),
+            f"{ROOT}.node.*",
+            f"{inbox_prefix('sidecar')}.>",
         ),
     )
 

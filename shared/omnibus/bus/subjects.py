@@ -8,7 +8,8 @@
 | ``omnibus.reply.<gateway>``         | accepted, busy, chunks, done, failed                |
 | ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
-| ``omnibus.event.<kind>``            | executors, gateways, their load, plan epochs        |
+| ``omnibus.event.<kind>``            | executors, gateways, nodes, their load, plan epochs |
+| ``omnibus.node.<node>``             | the end of an invocation, for a node's sidecar      |
 | ``omnibus.event.deadletter.<app>.<invocation>`` | an input that crashed or failed an engine |
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 """
@@ -35,6 +36,8 @@ DEADLETTERS = StreamSpec("OMNIBUS_DEADLETTERS", DEAD)
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
+#: Status of a node's sidecar.
+NODE = "node"
 #: A streamed answer is sent by another gateway from now on.
 CLAIM = "claim"
 
@@ -64,6 +67,11 @@ def edge_subject(executor: str) -> str:
 def no_responders_prefix(executor: str) -> str:
     """Prefix of the reply-to of an executor's frames: the server answers there when nobody listens."""
     return f"{ROOT}.edge.{executor}.unheard"
+
+
+def node_subject(node: str) -> str:
+    """Return the subject on which the sidecar of ``node`` listens."""
+    return f"{ROOT}.node.{subject_token(node)}"
 
 
 def reply_subject(gateway: str) -> str:

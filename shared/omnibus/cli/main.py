@@ -119,6 +119,9 @@ def _add_up(commands: Any) -> None:
         "--port", type=int, default=8000, help="HTTP port of the gateway; 0 takes a free one (default 8000)"
     )
     up.add_argument("--gateways", type=int, default=1, metavar="N", help="gateways side by side (default 1)")
+    up.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="nodes, each with shared memory of its own (default 1)"
+    )
     models = up.add_mutually_exclusive_group()
     models.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
     models.add_argument("--no-models", action="store_true", help="serve what apps bring along and nothing else")

@@ -23,6 +23,7 @@ async def run_up(options: argparse.Namespace) -> int:
         await load_declarations(options),
         port=options.port,
         gateways=options.gateways,
+        nodes=options.nodes,
         apps_dir=Path(options.apps_dir) if options.apps_dir else None,
         fork_server=not options.no_models,  # it would only cost time and memory
     )

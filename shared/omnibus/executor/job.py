@@ -137,7 +137,7 @@ class LiveJob:
             return left
         try:
             array = self._view_tensor(messages.to_handle(left[HANDLE]))
-        except OmnibusError as error:  # its memory was given to others: this node begins at its beginning
+        except OmnibusError as error:  # given to others, or on another node: this node begins at its beginning
             log.info("%s: what was retained of %s is gone: %s", self.invocation, self.node.component, error)
             return {}
         return {"item": Item({key: value for key, value in left.items() if key != HANDLE}, array)}
@@ -160,7 +160,8 @@ class LiveJob:
         if type(value) is dict and HANDLE in value:
             handle = messages.to_handle(value[HANDLE])
             rest = {key: entry for key, entry in value.items() if key != HANDLE}
-            return Item(rest, self._view_tensor(handle))
+            local = handle.node == self._tensors.node
+            return Item(rest, self._view_tensor(handle) if local else await self._pull_tensor(handle))
         if type(value) is dict and _has_references(value):
             return {key: await self._resolve_input(element) for key, element in value.items()}
         return value
@@ -171,6 +172,8 @@ class LiveJob:
             piece = await self._channels[key].next_chunk()
             if piece is None:
                 raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
+            if piece.handle is not None and piece.handle.node != self._tensors.node:
+                await self._pull_tensor(piece.handle, piece.rows)
             self._values[key] = self._open_chunk(piece)
             if piece.handle is not None:
                 self._opened[key] = piece.handle
@@ -190,6 +193,8 @@ class LiveJob:
         while (piece := await channel.next_chunk()) is not None:
             if not piece.empty:
                 self._ready = self._ready if self._source.first else time.time()
+                if piece.handle is not None and piece.handle.node != self._tensors.node:
+                    await self._pull_tensor(piece.handle, piece.rows)
                 yield self._open_chunk(piece)
 
     def _open_chunk(self, piece: ChannelChunk) -> Item:
@@ -197,6 +202,18 @@ class LiveJob:
             return piece.item
         whole = self._view_tensor(piece.handle)
         return Item(piece.item.data, whole if piece.rows is None else whole[piece.rows[0] : piece.rows[1]])
+
+    async def _pull_tensor(self, handle: Handle, rows: tuple[int, int] | None = None) -> np.ndarray:
+        """The tensor of ``handle`` on another node; where it grows, at least ``rows`` of it."""
+        tensors, until = self._tensors, self.deadline
+        if handle in self._views:
+            if rows is not None:
+                await tensors.extend_read(handle, rows, invocation=self.invocation, deadline=until)
+            return self._views[handle]
+        array = await tensors.open_tensor(handle, rows, invocation=self.invocation, deadline=until)
+        if handle in self._views:  # another input names the same tensor, and was faster
+            tensors.release(handle)
+        return self._views.setdefault(handle, array)
 
     def _view_tensor(self, handle: Handle) -> np.ndarray:
         if handle not in self._views:

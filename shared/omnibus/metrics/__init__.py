@@ -15,7 +15,7 @@ from omnibus.metrics.gateway import GATEWAY
 from omnibus.metrics.planner import PLANNER, STREAMS
 from omnibus.metrics.process import PROCESS
 from omnibus.metrics.tenants import TENANTS
-from omnibus.metrics.tensors import ARENA, MAX_EDGES, TRANSFER
+from omnibus.metrics.tensors import ARENA, MAX_EDGES, NODES, TRANSFER
 
 __all__ = [
     "ARENA",
@@ -24,6 +24,7 @@ __all__ = [
     "EXECUTOR",
     "GATEWAY",
     "MAX_EDGES",
+    "NODES",
     "PLANNER",
     "PROCESS",
     "REGISTRY",

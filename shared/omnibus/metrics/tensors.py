@@ -60,5 +60,24 @@ class _Arena:
     dropped = CallbackMetric("omnibus_arena_dropped_clients_total", "Processes cut off.")
 
 
+class _Nodes:
+    """Metrics of tensors that cross from node to node, read from the sidecar of the node that reads them."""
+
+    #: Bytes that were pulled from each other node, and the seconds that this took. Few bytes per second: a slow link.
+    pulled = CallbackMetric("omnibus_node_pulled_bytes_total", "Bytes pulled from a node.", ["node"])
+    seconds = CallbackMetric("omnibus_node_pull_seconds_total", "Seconds of pulling from a node.", ["node"])
+    #: Bytes that others have pulled from here.
+    sent = CallbackMetric("omnibus_node_sent_bytes_total", "Bytes sent to other nodes.")
+    #: Pulls that failed, by the code of the error.
+    failures = CallbackMetric("omnibus_node_pull_failures_total", "Pulls that failed.", ["reason"])
+    #: Connections that were cut off. Any at all: another secret, another version, or a stranger.
+    refused = CallbackMetric("omnibus_node_refused_connections_total", "Connections cut off.", ["reason"])
+    #: Bytes of the arena that tensors of other nodes take.
+    mirrors = CallbackMetric("omnibus_node_mirror_bytes", "Bytes of tensors of other nodes.")
+    #: 1 for a node that could not be reached at the last attempt.
+    unreachable = CallbackMetric("omnibus_node_unreachable", "Nodes that cannot be reached.", ["node"])
+
+
 TRANSFER = _Transfer()
+NODES = _Nodes()
 ARENA = _Arena()

@@ -108,6 +108,14 @@ class Arena:
         """Overwrite ``nbytes`` bytes at ``offset`` with zeros."""
         np.ndarray((nbytes,), np.uint8, self._writable, offset).fill(0)
 
+    def fileno(self) -> int:
+        """The descriptor of the arena's file."""
+        return self._descriptor
+
+    def bytes_at(self, offset: int, nbytes: int) -> memoryview:
+        """``nbytes`` writable bytes at ``offset``."""
+        return memoryview(self._writable)[offset : offset + nbytes]
+
     def writable_array(self, handle: Handle) -> np.ndarray:
         """The tensor of ``handle`` for its producer: writable, in place, zero copies."""
         return np.ndarray(handle.shape, numpy_dtype(handle.dtype), self._writable, handle.offset)

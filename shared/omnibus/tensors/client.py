@@ -26,11 +26,13 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from omnibus.errors import ArenaFull, DeadlineExceeded, OmnibusError, ProtocolError, Retryable, TooLarge
+from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError, Retryable
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
+from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
 from omnibus.tensors.protocol import SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
+from omnibus.tensors.refusals import refusal_error
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class TensorClient:
         self._link: SidecarLink | None = None
         self._arena: Arena | None = None
         self._welcome: Welcome | None = None
+        self._mirrors = MirrorReads()
         self._back = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
 
@@ -147,9 +150,9 @@ class TensorClient:
         request = SidecarFrame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, encode_tag(invocation))
         answer = await link.call(request, wait + ANSWER_TIMEOUT_SECONDS)
         if answer.verb != Verb.GRANTED:
-            raise _refusal_error(answer, nbytes, wait)
-        offset, generation = answer.offset, answer.generation
-        handle = Handle(answer.block, self.node, arena.name, offset, nbytes, dtype, extents, generation)
+            raise refusal_error(answer, nbytes, wait)
+        offset, generation, key = answer.offset, answer.generation, answer.nbytes
+        handle = Handle(answer.block, self.node, arena.name, offset, nbytes, dtype, extents, generation, key)
         return Block(self, handle, arena.writable_array(handle))
 
     async def put(
@@ -179,14 +182,42 @@ class TensorClient:
     def view(self, handle: Handle) -> np.ndarray:
         """The tensor of ``handle``, read-only and without a copy; valid until ``release`` or ``end_invocation``.
 
-        Each call counts as one read and asks for one ``release``. Raises ``StaleHandle`` when the memory
+        Each call counts as one read and asks for one ``release``, but for a tensor of another node: ``open_tensor``
+        has begun its read. Raises ``StaleHandle`` when the memory
         was freed, ``ProtocolError`` when the handle is malformed, ``Retryable`` without sidecar or when
         the tensor is on another node.
         """
+        mirror = None if handle.node == self.node else self._mirrors.find(handle)
+        if mirror is not None:  # its read has begun
+            return self._require_link()[1].view(mirror)
         link, arena = self._require_arena(handle)
         array = arena.view(handle)
         link.send(encode_block(Verb.HOLD, handle.id, handle.generation))
         return array
+
+    def is_local(self, handle: Handle) -> bool:
+        """Return whether ``view`` shows the tensor of ``handle``: others have to be pulled by ``open_tensor`` first."""
+        return handle.node == self.node
+
+    async def open_tensor(
+        self, handle: Handle, rows: Rows | None = None, *, invocation: str, deadline: float
+    ) -> np.ndarray:
+        """Begin a read as ``view`` does, wherever the tensor is; one of another node is pulled here first.
+
+        Of a tensor that still grows only ``rows`` are pulled, and what ``extend_read`` asks for later. ``invocation``
+        is whose end frees the copy. Raises as ``view`` does, and ``NodeUnreachable``, ``ArenaFull`` and
+        ``DeadlineExceeded``.
+        """
+        if self.is_local(handle):
+            return self.view(handle)
+        mirror = await self._pull(handle, rows, begins=True, invocation=invocation, deadline=deadline)
+        self._mirrors.add(handle, mirror, invocation)
+        return self._require_link()[1].view(mirror)
+
+    async def extend_read(self, handle: Handle, rows: Rows, *, invocation: str, deadline: float) -> None:
+        """Pull more ``rows`` of a tensor whose read is open. Raises as ``open_tensor`` does."""
+        if not self.is_local(handle):
+            await self._pull(handle, rows, begins=False, invocation=invocation, deadline=deadline)
 
     def seal(self, handle: Handle) -> None:
         """The producer has written everything (``Block.seal``)."""
@@ -194,7 +225,14 @@ class TensorClient:
 
     def release(self, handle: Handle) -> None:
         """This read is over; without a ``view`` before it, the read is declined."""
-        self._send_verb(Verb.RELEASE, handle)
+        if handle.node == self.node:
+            self._send_verb(Verb.RELEASE, handle)
+            return
+        mirror = self._mirrors.pop(handle)
+        if mirror is not None:
+            self._send_verb(Verb.RELEASE, mirror)
+        elif self._link is not None and self._welcome is not None and self._welcome.pulls:
+            self._link.send(decline_text(handle))
 
     def retain(self, handle: Handle) -> None:
         """In the place of a read, let the tensor live on until its invocation ends or others need its memory.
@@ -225,6 +263,7 @@ class TensorClient:
 
         Everything of it that nobody else has open is free at once.
         """
+        self._mirrors.end_invocation(invocation)
         if self._link is not None:
             self._link.send(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
 
@@ -250,12 +289,25 @@ class TensorClient:
         link, arena = self._require_link()
         if handle.node != self.node:
             raise Retryable(
-                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}; pulls between nodes "
-                "are not configured, run producer and consumer on one node"
+                f"tensor {handle.id} is on node {handle.node!r} and this is {self.node!r}: it has to be pulled first"
             )
         if handle.arena != arena.name:
             raise ProtocolError(f"handle {handle.id} names arena {handle.arena!r}; this node's is {arena.name!r}")
         return link, arena
+
+    async def _pull(
+        self, handle: Handle, rows: Rows | None, *, begins: bool, invocation: str, deadline: float
+    ) -> Handle:
+        """The handle of a mirror of ``handle`` in this arena, with ``rows`` of it."""
+        link, arena = self._require_link()
+        if self._welcome is None or not self._welcome.pulls:
+            raise NodeUnreachable(
+                f"tensor {handle.id} is on node {handle.node!r} and the sidecar of {self.node!r} does not pull: "
+                "set OMNIBUS_SIDECAR_HOST on all nodes, or run producer and consumer on one",
+                node=handle.node,
+            )
+        request = pull_request(handle.validate(), rows, begins=begins, invocation=invocation, deadline=deadline)
+        return await pull_tensor(link, request, handle, arena.name, self.node)
 
     def _require_link(self) -> tuple[SidecarLink, Arena]:
         if self._link is None or self._arena is None:
@@ -291,6 +343,7 @@ class TensorClient:
     def _on_lost(self, error: OmnibusError) -> None:
         log.warning("client %r lost its sidecar: %s", self.owner, error)
         self._link = None
+        self._mirrors.clear()
         self._back.clear()
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect_link())
 
@@ -312,20 +365,3 @@ def _tensor_nbytes(shape: tuple[int, ...], dtype: str) -> int:
     if any(extent < 0 for extent in shape):
         raise ProtocolError(f"no tensor has the shape {shape}")
     return prod(shape) * size
-
-
-def _refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusError:
-    if answer.verb == Verb.TOO_LARGE:
-        return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
-    if answer.verb == Verb.FULL:
-        if answer.text:
-            return ArenaFull(f"no room for {nbytes} bytes within {wait:.2f} s: {answer.text.decode()}; retry later")
-        return ArenaFull(
-            f"no room for {nbytes} bytes within {wait:.2f} s: {answer.nbytes} bytes are free, "
-            f"{answer.offset} in one piece; retry, or give the sidecar a larger arena"
-        )
-    if answer.verb == Verb.LATE:
-        return DeadlineExceeded(f"the deadline passed before {nbytes} bytes were allocated")
-    if answer.verb == Verb.ENDED:
-        return DeadlineExceeded(f"the invocation ended while it waited for {nbytes} bytes")
-    return ProtocolError(f"the sidecar answered an allocation with verb {answer.verb}")

@@ -21,11 +21,11 @@ ITEMSIZE = {
 }
 
 
-class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Names ``nbytes`` bytes at ``offset`` of ``arena`` on ``node``, seen as ``shape`` of ``dtype``.
 
     ``generation`` changes each time the memory is given out again, so that an old handle is an
-    error and never somebody else's bytes.
+    error and never somebody else's bytes. ``key`` lets another node read it; 0 where nodes do not pull.
     """
 
     id: int
@@ -36,6 +36,7 @@ class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: tuple[int, ...]
     generation: int
+    key: int = 0
 
     def validate(self) -> "Handle":
         """Raise ``ProtocolError`` unless dtype, shape and nbytes agree."""

@@ -38,12 +38,16 @@ class Headers(Protocol):
 
 
 class BlockOwner:
-    """One client: the blocks that it is writing and those that it is reading, by id."""
+    """One client: the blocks that it is writing and those that it is reading, by id.
 
-    __slots__ = ("holding", "name", "writing")
+    ``on_freed`` is called with each block that was granted to it, once it is free.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("holding", "name", "on_freed", "writing")
+
+    def __init__(self, name: str, on_freed: "Callable[[BlockLease], None] | None" = None) -> None:
         self.name = name
+        self.on_freed = on_freed
         self.writing: dict[int, BlockLease] = {}
         self.holding: dict[int, BlockLease] = {}
 
@@ -165,6 +169,24 @@ class Ledger:
             lease.readers = max(lease.readers - 1, 0)
             self._free_if_unused(lease)
 
+    def find_readable(self, block: int, generation: int) -> BlockLease | None:
+        """The lease of a block that a new reader may begin to read; ``None`` when it is gone or over."""
+        lease = self._find_lease(block, generation)
+        return None if lease is None or lease.condemned else lease
+
+    def unhold(self, owner: BlockOwner) -> None:
+        """``owner`` reads nothing any more, and what it read is as expected as before."""
+        for lease in tuple(owner.holding.values()):
+            self._let_go(owner, lease, lease.holders[owner])
+            self._free_if_unused(lease)
+
+    def end_reads(self, block: int, generation: int, count: int) -> None:
+        """``count`` expected reads are over; those who read hold nothing here."""
+        lease = self._find_lease(block, generation)
+        if lease is not None:
+            lease.readers = max(lease.readers - count, 0)
+            self._free_if_unused(lease)
+
     def discard(self, owner: BlockOwner, block: int, generation: int) -> None:
         """The producer takes the block back, sealed or not."""
         lease = self._find_lease(block, generation)
@@ -284,6 +306,8 @@ class Ledger:
         lease.due = NEVER_DUE
         self.condemned -= bool(lease.condemned)
         self.freed[reason] += 1
+        if lease.owner.on_freed is not None:
+            lease.owner.on_freed(lease)
 
     def _forget_tag(self, lease: BlockLease) -> None:
         tagged = self._tags[lease.tag]

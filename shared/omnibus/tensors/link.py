@@ -10,7 +10,16 @@ from typing import cast
 import msgspec
 
 from omnibus.errors import OmnibusError, ProtocolError, Retryable
-from omnibus.tensors.protocol import FrameReader, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
+from omnibus.tensors.protocol import (
+    FrameReader,
+    SidecarFrame,
+    Verb,
+    Welcome,
+    encode_block,
+    encode_frame,
+    encode_tag,
+    encode_text,
+)
 
 #: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
 ANSWER_TIMEOUT_SECONDS = 5.0
@@ -94,9 +103,10 @@ class SidecarLink(asyncio.Protocol):
             self._loop.call_soon(self._flush_frames)
         self._out.append(frame)
 
-    async def call(self, frame: SidecarFrame, timeout: float) -> SidecarFrame:
+    async def call(self, frame: SidecarFrame, timeout: float, body: bytes = b"") -> SidecarFrame:
         """Send ``frame`` and wait ``timeout`` seconds for its answer; JSON comes whole, as ``text``.
 
+        With ``body``, JSON that may be longer than a frame, only the verb of ``frame`` is sent, as often as needed.
         Raises ``Retryable`` when no answer comes or the connection breaks, and at once while the sidecar is known
         to be silent: the request that found that out is still there, and its answer ends the silence. A caller that is
         cancelled withdraws its request, and gives back memory that was granted to it too late.
@@ -106,7 +116,7 @@ class SidecarLink(asyncio.Protocol):
         if self._silent:
             raise self._timeout_error(timeout)
         self._last = number = (self._last + 1) & 0xFFFF_FFFF
-        self.send(encode_frame(frame._replace(request=number)))
+        self.send(encode_text(number, body, Verb(frame.verb)) if body else encode_frame(frame._replace(request=number)))
         if not self._pending:
             # Alone: waiting for the end of this turn would cost a turn. In a crowd one write carries all.
             self._flush_frames()
@@ -143,6 +153,8 @@ class SidecarLink(asyncio.Protocol):
     def _give_back(self, frame: SidecarFrame) -> None:
         if frame.verb == Verb.GRANTED:
             self.send(encode_block(Verb.DISCARD, frame.block, frame.generation))
+        elif frame.verb == Verb.PULLED and frame.readers:
+            self.send(encode_block(Verb.RELEASE, frame.block, frame.generation))
 
     def _join_text(self, frame: SidecarFrame) -> SidecarFrame | None:
         pieces = self._texts.setdefault(frame.request, [])

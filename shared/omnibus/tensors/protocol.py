@@ -7,10 +7,12 @@ meaning in all versions, so that a refusal of a foreign version can be read by i
     8   version u16 | readers u16 | unused 4
     16  block u64 | generation u64 | nbytes u64 | offset u64
     48  deadline f64, wall-clock seconds | wait f64, seconds
-    64  text, 64 bytes: owner (HELLO), invocation (ALLOCATE, END), one piece of JSON (TEXT)
+    64  text, 64 bytes: owner (HELLO), invocation (ALLOCATE, END), one piece of JSON (TEXT, PULL, DECLINE)
 
-Only HELLO, ALLOCATE, STATS and LEDGER are answered, each exactly once and in any order; the answer
-repeats ``request``. JSON answers are TEXT frames whose ``nbytes`` is what follows in later frames.
+Only HELLO, ALLOCATE, STATS, LEDGER and PULL are answered, each exactly once and in any order; the answer
+repeats ``request``. JSON travels in several frames, whose ``nbytes`` is what follows in later frames: answers as TEXT,
+``PullRequest`` as PULL or DECLINE. PULLED has ``readers`` 1 when it began a read. A pull that fails is answered by TEXT
+with a ``ProblemDetails``.
 """
 
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ import msgspec
 from omnibus.errors import ProtocolError
 
 MAGIC = 0x4F4D
-VERSION = 1
+VERSION = 2
 #: Longest owner name or invocation tag, in UTF-8 bytes.
 TEXT_BYTES = 64
 
@@ -48,6 +50,8 @@ class Verb(IntEnum):
     LEDGER = 11
     RETAIN = 12
     DROP = 13
+    PULL = 14
+    DECLINE = 15
 
     GRANTED = 32
     FULL = 33
@@ -56,6 +60,7 @@ class Verb(IntEnum):
     ENDED = 36
     TEXT = 37
     REFUSED = 38
+    PULLED = 39
 
 
 _VERBS = frozenset(int(verb) for verb in Verb)
@@ -84,6 +89,28 @@ class Welcome(msgspec.Struct, frozen=True):
     path: str
     size: int
     boot: int
+    #: Whether this sidecar pulls tensors from other nodes.
+    pulls: bool = False
+
+
+class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The bytes from ``start`` to ``stop`` of a block of another node, of ``nbytes`` bytes in all.
+
+    ``begins`` is true for the first range of a read, which the client ends by one RELEASE of the block that PULLED
+    names. ``deadline`` is in wall-clock seconds, ``wait`` for memory in seconds. DECLINE uses only the first four.
+    """
+
+    node: str
+    block: int
+    generation: int
+    key: int
+    nbytes: int = 0
+    start: int = 0
+    stop: int = 0
+    begins: bool = True
+    invocation: str = ""
+    deadline: float = 0.0
+    wait: float = 0.0
 
 
 class VersionMismatch(ProtocolError):
@@ -110,11 +137,24 @@ def encode_block(verb: Verb, block: int, generation: int, deadline: float = 0.0)
     return _LAYOUT.pack(MAGIC, verb, 0, 0, VERSION, 0, block, generation, 0, 0, deadline, 0.0, b"")
 
 
-def encode_text(request: int, body: bytes) -> bytes:
-    """``body`` as the TEXT frames that answer ``request``; at least one."""
+def encode_text(request: int, body: bytes, verb: Verb = Verb.TEXT) -> bytes:
+    """``body`` as the frames of ``verb`` that answer or make ``request``; at least one."""
     starts = range(0, max(len(body), 1), TEXT_BYTES)
     pieces = ((body[start : start + TEXT_BYTES], max(len(body) - start - TEXT_BYTES, 0)) for start in starts)
-    return b"".join(encode_frame(SidecarFrame(Verb.TEXT, request, nbytes=rest, text=piece)) for piece, rest in pieces)
+    return b"".join(encode_frame(SidecarFrame(verb, request, nbytes=rest, text=piece)) for piece, rest in pieces)
+
+
+def decode_pull(text: bytes) -> PullRequest:
+    """The request in ``text``. Raises ``ProtocolError`` for anything else, and for a range outside of the block."""
+    try:
+        pull = msgspec.json.decode(text, type=PullRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a pull of a tensor: {error}") from error
+    if min(pull.block, pull.generation, pull.key, pull.start) < 0 or not pull.start <= pull.stop <= pull.nbytes:
+        raise ProtocolError(f"tensor {pull.block} has no bytes from {pull.start} to {pull.stop}")
+    if not isfinite(pull.deadline + pull.wait):
+        raise ProtocolError(f"deadline {pull.deadline} or wait {pull.wait} is out of range")
+    return pull
 
 
 def encode_tag(text: str) -> bytes:

@@ -28,6 +28,7 @@ from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
 from omnibus.up.fork_server import UpSettings, can_fork
 from omnibus.up.health import Endpoints, fork_server_answers
+from omnibus.up.nodes import NODE, Nodes, sidecar_name
 from omnibus.up.ports import free_ports
 from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
 from omnibus.up.run_dir import RunDirectory, RunState
@@ -35,7 +36,6 @@ from omnibus.up.supervisor import Supervisor
 from omnibus.up.tls import trusted_context
 from omnibus.up.watchdog import Watchdog
 
-NODE = "local"
 PLAN_TIMEOUT_SECONDS = 30.0  # seconds
 READY_TIMEOUT_SECONDS = 180.0  # seconds for all executors to load
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
@@ -62,18 +62,20 @@ class Stack:
 
     ``models`` is the text of a declarations file. ``env`` is added to every service's environment. The
     first of ``gateways`` listens on ``port``, 0 being a free one, the others on free ones; apps that are
-    directories may be registered from below ``apps_dir``, by default the current one.
+    directories may be registered from below ``apps_dir``, by default the current one. Gateways and executors take turns
+    on ``nodes``, each of which has a sidecar and an arena of its own.
     Executors are forked from a fork server on Linux, for the default engine on CPUs, unless ``fork_server`` or
     ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they are processes of their own. ``passing``: see
     ``RunDirectory``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 each is an option of the command
         self,
         models: str,
         *,
         port: int = 0,
         gateways: int = 1,
+        nodes: int = 1,
         apps_dir: Path | None = None,
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
@@ -82,6 +84,8 @@ class Stack:
     ) -> None:
         if gateways < 1:
             raise BadRequest(f"{gateways} gateways: one at least must run")
+        if nodes < 1:
+            raise BadRequest(f"{nodes} nodes: there is one at least")
         given = {**os.environ, **(env or {})}
         self.apps_dir = Path(apps_dir or given.get(APPS_DIR) or Path.cwd()).resolve()
         self.admin_token = given.get(ADMIN) or secrets.token_urlsafe(32)
@@ -96,6 +100,7 @@ class Stack:
         self._passing = passing
         self._asked_port = port
         self._gateways = gateways
+        self._nodes = Nodes(nodes)
         self._stack = AsyncExitStack()
         self._bus: NatsBus | None = None
 
@@ -118,6 +123,7 @@ class Stack:
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
         self._fork_server_socket = str(run.path / "fork-server.sock")
         (run.path / "models.json").write_text(self._models)
+        self._nodes.prepare(run.path)
         self._choose_ports()
         self._env = self._service_environment()
         self._endpoints = Endpoints(self._env[METRICS_DIR])
@@ -180,7 +186,10 @@ class Stack:
             *plans, env=self._env, fork_server=self._fork_server_socket if self._fork_server else ""
         )
         alive = self._endpoints.executor_answers
-        return {name: replace(spec, alive=partial(alive, spec.env[ID])) for name, spec in found.items()}
+        return {
+            name: self._nodes.place_executor(replace(spec, alive=partial(alive, spec.env[ID])))
+            for name, spec in found.items()
+        }
 
     @property
     def bus(self) -> NatsBus:
@@ -215,8 +224,7 @@ class Stack:
             "OMNIBUS_BUS_USER": "",  # that of the URL
             "OMNIBUS_BUS_PASSWORD": "",
             "OMNIBUS_STORE_URL": self.valkey.url,
-            "OMNIBUS_SIDECAR_SOCKET": str(self.directory / "sidecar.sock"),
-            "OMNIBUS_SIDECAR_NODE": f"{NODE}-{os.getpid()}",
+            **self._nodes.client_env(0),
             "OMNIBUS_PLANNER_MODELS": str(self.directory / "models.json"),
             "OMNIBUS_GATEWAY_MEDIA_DIR": str(self.directory / "media"),
             "OMNIBUS_EXECUTOR_APPS_DIR": str(self.apps_dir),
@@ -232,18 +240,28 @@ class Stack:
             self.nats.spec,
             self.valkey.spec,
             self._service_spec("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
-            self._service_spec("sidecar", ready=lambda: wait_for_socket(str(self.directory / "sidecar.sock"))),
+            *(self._sidecar_spec(index) for index in range(self._nodes.count)),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
             *([self._fork_server_spec()] if self._fork_server else []),
         ]
+
+    def _sidecar_spec(self, index: int) -> ProcessSpec:
+        return self._service_spec(
+            "sidecar",
+            name=sidecar_name(index),
+            after=("nats",) if self._nodes.count > 1 else (),
+            ready=lambda: wait_for_socket(self._nodes.socket(index)),
+            env=self._nodes.sidecar_env(index),
+        )
 
     def _gateway_spec(self, index: int, port: int) -> ProcessSpec:
         return self._service_spec(
             "gateway",
             name=_gateway_name(index),
-            after=("nats", "valkey", "sidecar"),
+            after=("nats", "valkey", sidecar_name(index % self._nodes.count)),
             ready=lambda: wait_for_port(port),
             env={
+                **self._nodes.client_env(index % self._nodes.count),
                 "OMNIBUS_GATEWAY_PORT": str(port),
                 APPS_DIR: str(self.apps_dir),
                 ADMIN: self.admin_token,

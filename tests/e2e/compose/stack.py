@@ -22,7 +22,7 @@ from tests.e2e.docker_engine import Engine
 HERE = Path(__file__).parent
 FILES = ROOT / "deploy/compose"
 SERVICES = ("sidecar", "planner", "gateway", "llm", "encoder", "generator")
-USERS = ("gateway", "planner", "encoder", "llm", "generator", "operator")
+USERS = ("gateway", "planner", "sidecar", "encoder", "llm", "generator", "operator")
 PASSWORDS = {user: f"word-of-{user}" for user in USERS}
 TOKEN = "the-operators-own-token"
 PLAIN = (FILES / "compose.yaml", HERE / "override.yaml")

@@ -54,6 +54,7 @@ class Puppet:
         self.ends: list[InvocationEnd] = []
         self.fed: list[Chunk] = []
         self.accepts = False  # at once
+        self.node = "n1"
         self._stops: list[Any] = []
         self._heart: asyncio.Task[None] | None = None
 
@@ -71,7 +72,7 @@ class Puppet:
             await asyncio.sleep(0.3)
 
     def say(self, state: str = "ready", **more: Any) -> None:
-        status = ExecutorStatus(self.id, "m", self.option, COMPONENTS[self.option], (), "n1", state, 8, **more)
+        status = ExecutorStatus(self.id, "m", self.option, COMPONENTS[self.option], (), self.node, state, 8, **more)
         self.bus.publish(subjects.event_subject(subjects.EXECUTOR), messages.encode(status))
 
     def _take(self, delivery: Delivery) -> None:

@@ -49,7 +49,7 @@ def test_frames_survive_any_cut_of_the_stream(frames, cuts):
 def test_the_layout_is_pinned():
     frame = SidecarFrame(Verb.ALLOCATE, 7, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
 
-    expected = struct.pack("<HBBIHHxxxxQQQQdd64s", 0x4F4D, 2, 3, 7, 1, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
+    expected = struct.pack("<HBBIHHxxxxQQQQdd64s", 0x4F4D, 2, 3, 7, 2, 2, 3, 4, 5, 6, 1.5, 2.5, b"inv")
     assert encode_frame(frame) == expected
     assert FRAME_BYTES == 128
 

@@ -36,7 +36,7 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 
 {{/* The users of the bus, as files/nats-users.conf has them. */}}
 {{- define "omnibus.users" -}}
-{{- list "gateway" "planner" "encoder" "llm" "generator" "operator" | toJson -}}
+{{- list "gateway" "planner" "sidecar" "encoder" "llm" "generator" "operator" | toJson -}}
 {{- end -}}
 
 {{- define "omnibus.busUrl" -}}

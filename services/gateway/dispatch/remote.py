@@ -1,0 +1,78 @@
+"""Chunks whose tensors lie on another node: pulled here, and fed in the order in which they came.
+
+Chunks of one output wait for each other, so that its stream sees no gap; other outputs go on. A local chunk that comes
+behind one that is still on its way waits, too.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from omnibus.bus.messages import Chunk
+from omnibus.errors import OmnibusError
+from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Handle
+from services.gateway.dispatch.inflight import InflightInvocation
+
+#: Takes a chunk whose tensor can be viewed here.
+FeedChunk = Callable[[InflightInvocation, Chunk], None]
+#: Takes an error of a pull, and the chunk that it was for.
+FailChunk = Callable[[InflightInvocation, Chunk, OmnibusError], None]
+
+
+class RemoteChunks:
+    """Pulls for all invocations of one gateway."""
+
+    def __init__(self, tensors: TensorClient, feed: FeedChunk, fail: FailChunk) -> None:
+        self._tensors = tensors
+        self._feed = feed
+        self._fail = fail
+
+    def must_wait(self, running: InflightInvocation, chunk: Chunk) -> bool:
+        """Return whether ``chunk``, with a tensor of another node or behind one, cannot be fed at once."""
+        key = (chunk.node, chunk.output)
+        if key in running.arriving:
+            return True
+        # What is only retained is not read here.
+        read = key in running.streams or key in running.tapes
+        return read and chunk.handle is not None and chunk.handle.node != self._tensors.node
+
+    def add_chunk(self, running: InflightInvocation, chunk: Chunk) -> None:
+        """Feed ``chunk`` once its tensor is here and those before it have been fed."""
+        key = (chunk.node, chunk.output)
+        waiting = running.arriving.get(key)
+        if waiting is not None:
+            waiting.append(chunk)
+            return
+        running.arriving[key] = deque([chunk])
+        task = asyncio.get_running_loop().create_task(self._pull_in_order(running, key))
+        running.pulls.add(task)
+        task.add_done_callback(running.pulls.discard)
+
+    async def _pull_in_order(self, running: InflightInvocation, key: tuple[int, str]) -> None:
+        waiting = running.arriving[key]
+        opened: Handle | None = None
+        try:
+            while waiting:
+                chunk = waiting[0]
+                if running.attempts.get(chunk.node) == chunk.attempt:
+                    opened = await self._open_tensor(running, chunk, opened)
+                    self._feed(running, chunk)
+                waiting.popleft()
+        except OmnibusError as error:
+            self._fail(running, waiting[0], error)
+        finally:
+            del running.arriving[key]
+
+    async def _open_tensor(self, running: InflightInvocation, chunk: Chunk, opened: Handle | None) -> Handle | None:
+        """Have the bytes of ``chunk`` here; returns the handle whose read is open."""
+        handle, rows = chunk.handle, chunk.rows
+        if handle is None or self._tensors.is_local(handle):
+            return opened
+        invocation, deadline = running.id, running.invocation.deadline
+        if rows is not None and handle == opened:
+            await self._tensors.extend_read(handle, rows, invocation=invocation, deadline=deadline)
+        else:
+            running.pulled = True
+            await self._tensors.open_tensor(handle, rows, invocation=invocation, deadline=deadline)
+        return handle

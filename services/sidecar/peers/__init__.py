@@ -1,0 +1,6 @@
+"""Pulls between nodes: the sockets to other sidecars, in a thread of their own, and what they mean for the ledger.
+
+``plane`` puts the parts together. ``incoming`` holds what this node pulls, ``outgoing`` what others pull from it: both
+belong to the loop of the sidecar, as the ledger does. ``dialler`` and ``listener`` hold the sockets and move the bytes,
+on the loop of ``thread``.
+"""

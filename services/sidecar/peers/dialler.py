@@ -1,0 +1,246 @@
+"""Connections to other sidecars: pools of links, pings, and transfers to this arena. On the loop of the peers' thread.
+
+A peer is dialled when something of it is needed first, and is then asked every ``ping_seconds`` whether it lives: the
+kernel finds peers that are gone, but not those that are frozen. What is under way ends when a peer is silent.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NamedTuple
+
+from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError
+from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus
+from services.sidecar.peers.handshake import CONTROL, DATA, PeerIdentity, greet_listener
+from services.sidecar.peers.stream import ArenaBytes, PeerStream, open_stream, read_frame, write_frame
+from services.sidecar.peers.thread import PeerThread, current_task
+from services.sidecar.settings import PeerConfig
+
+log = logging.getLogger(__name__)
+
+#: Pulls up to this size have a connection of their own, so that they never wait behind large ones.
+SMALL_BYTES = 256 << 10
+
+
+class PeerAddress(NamedTuple):
+    """Where a sidecar listens; ``boot`` differs after each of its starts."""
+
+    host: str
+    port: int
+    boot: int
+
+
+class LinkPool:
+    """At most ``limit`` data connections to one peer, each for one transfer at a time."""
+
+    def __init__(self, limit: int, dial: Callable[[], Awaitable[PeerStream]]) -> None:
+        self._limit = limit
+        self._dial = dial
+        self._open = 0
+        self._idle: list[PeerStream] = []
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self, fresh: bool = False) -> PeerStream:
+        """A connection for one transfer; one that was never used if ``fresh``."""
+        while self._open >= self._limit and (fresh or not self._idle):
+            if fresh and self._idle:
+                self.discard(self._idle.pop())
+                continue
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._wake_next()
+                raise
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+        if self._idle and not fresh:
+            return self._idle.pop()
+        self._open += 1
+        try:
+            return await self._dial()
+        except BaseException:
+            self._open -= 1
+            self._wake_next()
+            raise
+
+    def release(self, stream: PeerStream) -> None:
+        """The transfer is over and the connection as good as new."""
+        self._idle.append(stream)
+        self._wake_next()
+
+    def discard(self, stream: PeerStream) -> None:
+        """Close a connection in the middle of a transfer."""
+        stream.abort()
+        self._open -= 1
+        self._wake_next()
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses now."""
+        while self._idle:
+            self.discard(self._idle.pop())
+
+    def _wake_next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+class Peer:
+    """One other node, as long as its sidecar lives."""
+
+    def __init__(
+        self,
+        node: str,
+        address: PeerAddress,
+        config: PeerConfig,
+        own: PeerIdentity,
+        arena: ArenaBytes,
+        thread: PeerThread,
+        lost: "Callable[[Peer], None]",
+    ) -> None:
+        """``lost`` is called once, when this object is of no use any more."""
+        self.node = node
+        self.address = address
+        self._config = config
+        self._own = own
+        self._arena = arena
+        self._thread = thread
+        self._lost = lost
+        self._transfers: set[asyncio.Task[object]] = set()
+        self._failure: NodeUnreachable | None = None
+        self._ready: asyncio.Future[PeerStream] = asyncio.get_running_loop().create_future()
+        self._bulk = LinkPool(config.links, partial(self._dial, DATA))
+        self._small = LinkPool(1, partial(self._dial, DATA))
+        self._control = thread.spawn(self._keep_control())
+
+    async def fetch(self, get: PeerFrame, target: memoryview, reads: int) -> PullStatus:
+        """Fill ``target`` with what GET names, and report ``reads`` expected reads as over.
+
+        Raises ``NodeUnreachable``. A connection that breaks is tried once more: whether the block is gone or only the
+        connection is not known before.
+        """
+        task = current_task()
+        self._transfers.add(task)
+        try:
+            await asyncio.shield(self._ready)
+            for attempt in range(2):
+                try:
+                    return await self._transfer(get, target, reads, fresh=attempt > 0)
+                except OSError as error:
+                    if attempt or isinstance(error, TimeoutError):
+                        raise
+            raise AssertionError
+        except (OSError, TimeoutError, OmnibusError) as error:
+            raise self._failure or self._unreachable_error(error) from error
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
+        finally:
+            self._transfers.discard(task)
+
+    async def send_over(self, over: PeerFrame) -> None:
+        """Report reads that are over without a transfer. Raises ``NodeUnreachable``."""
+        try:
+            await write_frame(await asyncio.shield(self._ready), over)
+        except OSError as error:
+            raise self._unreachable_error(error) from error
+
+    def close(self) -> None:
+        """Stop using this peer."""
+        self._control.cancel()
+
+    async def _transfer(self, get: PeerFrame, target: memoryview, reads: int, fresh: bool) -> PullStatus:
+        pool = self._small if get.nbytes <= SMALL_BYTES else self._bulk
+        stream = await pool.acquire(fresh)
+        try:
+            status = await self._receive(stream, get, target, reads)
+        except BaseException:
+            pool.discard(stream)
+            raise
+        pool.release(stream)
+        return status
+
+    async def _receive(self, stream: PeerStream, get: PeerFrame, target: memoryview, reads: int) -> PullStatus:
+        loop, stall = asyncio.get_running_loop(), self._config.stall_seconds
+        async with asyncio.timeout(stall) as limit:
+
+            def progress() -> None:
+                limit.reschedule(loop.time() + stall)
+
+            await write_frame(stream, get)
+            head = await read_frame(stream)
+            if (head.verb, head.request, head.nbytes) != (PeerVerb.HEAD, get.request, get.nbytes):
+                raise ProtocolError(f"verb {head.verb} in the place of the head of a transfer")
+            if head.status == PullStatus.OK:
+                await stream.read_into(target, progress)
+                await write_frame(stream, PeerFrame(PeerVerb.DONE, get.request, reads=reads))
+                kept = await read_frame(stream)
+                if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
+                    raise ProtocolError(f"verb {kept.verb} in the place of the end of a transfer")
+        return PullStatus(head.status)
+
+    async def _dial(self, purpose: str) -> PeerStream:
+        async with asyncio.timeout(self._config.connect_seconds):
+            stream = await open_stream(self.address[:2], self._own.tls_client, self._arena)
+            try:
+                listener = await greet_listener(stream, self._own, self.node, purpose)
+                if listener.boot != self.address.boot:
+                    raise ProtocolError(f"the sidecar of node {self.node!r} was restarted meanwhile")
+            except BaseException:
+                stream.abort()
+                raise
+        return stream
+
+    async def _keep_control(self) -> None:
+        """Open the control connection, and ask whether the peer lives until it does not."""
+        stream: PeerStream | None = None
+        error: BaseException | None = None
+        try:
+            stream = await self._dial(CONTROL)
+            self._ready.set_result(stream)
+            await self._exchange_pings(stream)
+        except (OSError, OmnibusError) as failure:
+            error = failure
+        finally:
+            self._end(error)
+            if stream is not None:
+                stream.abort()
+
+    async def _exchange_pings(self, stream: PeerStream) -> None:
+        number = 0
+        while True:
+            async with asyncio.timeout(self._config.stall_seconds):
+                await write_frame(stream, PeerFrame(PeerVerb.PING, number))
+                pong = await read_frame(stream)
+            if (pong.verb, pong.request) != (PeerVerb.PONG, number):
+                raise ProtocolError(f"verb {pong.verb} in the place of an answer to a ping")
+            number += 1
+            await asyncio.sleep(self._config.ping_seconds)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._failure = self._unreachable_error(error)
+        log.warning("%s", self._failure)
+        if not self._ready.done():
+            self._ready.set_exception(self._failure)
+            self._ready.exception()  # nobody need wait for it
+        for task in self._transfers:
+            task.cancel()
+        self._bulk.close_idle()
+        self._small.close_idle()
+        self._lost(self)
+
+    def _unreachable_error(self, error: BaseException | None) -> NodeUnreachable:
+        reason = (
+            "it is silent" if isinstance(error, TimeoutError) else str(error) if error else "the connection is closed"
+        )
+        return NodeUnreachable(
+            f"node {self.node!r} at {self.address.host}:{self.address.port} is unreachable: {reason}", node=self.node
+        )

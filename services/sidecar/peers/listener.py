@@ -1,0 +1,193 @@
+"""Connections from other sidecars: authenticates them and sends what they ask for. On the loop of the peers' thread."""
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from omnibus.errors import Fatal, OmnibusError, ProtocolError
+from omnibus.tensors.ledger import BlockOwner
+from omnibus.tensors.peer_protocol import PeerFrame, PeerGreeting, PeerVerb, PullStatus
+from services.sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
+from services.sidecar.peers.outgoing import OutgoingReads
+from services.sidecar.peers.stream import (
+    ArenaBytes,
+    PeerStream,
+    PlainStream,
+    TlsStream,
+    read_frame,
+    write_frame,
+)
+from services.sidecar.peers.thread import PeerThread, current_task
+from services.sidecar.settings import PeerConfig
+
+log = logging.getLogger(__name__)
+
+#: Connections that may be in their handshake at the same time: strangers cannot take more.
+MAX_STRANGERS = 64
+_BACKLOG = 128
+
+
+class PeerListener:
+    """Serves other sidecars at one port."""
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        own: PeerIdentity,
+        arena: ArenaBytes,
+        reads: OutgoingReads,
+        thread: PeerThread,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        self.peers: Counter[str] = Counter()  # control connections by node
+        self._config = config
+        self._own = own
+        self._arena = arena
+        self._reads = reads
+        self._thread = thread
+        self._strangers = 0
+        self._sessions: dict[tuple[str, int], set[asyncio.Task[None]]] = {}
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises ``Fatal`` when the address cannot be had."""
+        config, loop = self._config, asyncio.get_running_loop()
+        try:
+            if self._own.tls_server is not None:
+                server = await asyncio.start_server(
+                    self._accept_tls, config.host, config.port, ssl=self._own.tls_server, backlog=_BACKLOG,
+                    ssl_handshake_timeout=config.connect_seconds,
+                )  # fmt: skip
+                self._thread.spawn(_serve_until_cancelled(server))
+                return int(server.sockets[0].getsockname()[1])
+            info = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+            listener = socket.create_server(info[0][4], family=info[0][0], backlog=_BACKLOG)
+        except OSError as error:
+            raise Fatal(
+                f"cannot listen for other nodes at {config.host}:{config.port}: {error}; "
+                "set OMNIBUS_SIDECAR_HOST and OMNIBUS_SIDECAR_PORT"
+            ) from error
+        listener.setblocking(False)
+        self._thread.spawn(self._accept_all(listener))
+        return int(listener.getsockname()[1])
+
+    async def _accept_all(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listener)
+                except OSError as error:  # no descriptors left: those that are open go on
+                    log.warning("cannot accept a connection of another node: %s", error)
+                    await asyncio.sleep(self._config.connect_seconds)
+                    continue
+                connection.setblocking(False)
+                self._thread.spawn(self._serve_stream(PlainStream(connection, self._arena)))
+        finally:
+            listener.close()
+
+    async def _accept_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._thread.spawn(self._serve_stream(TlsStream(reader, writer, self._arena)))
+
+    async def _serve_stream(self, stream: PeerStream) -> None:
+        """One connection from its first byte to its end; whatever is wrong with it costs it the connection."""
+        try:
+            greeting = await self._greet(stream)
+            if greeting is None:
+                return
+            await self._serve_greeted(stream, greeting)
+        except OmnibusError as error:
+            self.refused[error.code] += 1
+            log.warning("a connection of another node is cut off: %s", error)
+        except (OSError, TimeoutError) as error:
+            log.info("a connection of another node broke: %s", error or "silent")
+        finally:
+            stream.abort()
+
+    async def _greet(self, stream: PeerStream) -> PeerGreeting | None:
+        if self._strangers >= MAX_STRANGERS:
+            self.refused["busy"] += 1
+            return None
+        self._strangers += 1
+        try:
+            async with asyncio.timeout(self._config.connect_seconds):
+                return await greet_dialler(stream, self._own, lambda reason: None)
+        finally:
+            self._strangers -= 1
+
+    async def _serve_greeted(self, stream: PeerStream, greeting: PeerGreeting) -> None:
+        session = self._sessions.setdefault((greeting.node, greeting.boot), set())
+        task = current_task()
+        session.add(task)
+        try:
+            if greeting.purpose == CONTROL:
+                await self._serve_control(stream, greeting)
+            else:
+                await self._serve_data(stream, greeting)
+        finally:
+            session.discard(task)
+            if greeting.purpose == CONTROL:  # the peer is gone: so are its transfers
+                for other in session:
+                    other.cancel()
+            if not session:
+                self._sessions.pop((greeting.node, greeting.boot), None)
+
+    async def _serve_control(self, stream: PeerStream, greeting: PeerGreeting) -> None:
+        self.peers[greeting.node] += 1
+        try:
+            while True:
+                async with asyncio.timeout(self._config.silence_seconds):
+                    frame = await read_frame(stream)
+                if frame.verb == PeerVerb.PING:
+                    await write_frame(stream, PeerFrame(PeerVerb.PONG, frame.request))
+                elif frame.verb == PeerVerb.OVER:
+                    self._thread.call_main(self._reads.end_reads, frame)
+                else:
+                    raise ProtocolError(f"verb {frame.verb} on the control connection of node {greeting.node!r}")
+        finally:
+            self.peers[greeting.node] -= 1
+
+    async def _serve_data(self, stream: PeerStream, greeting: PeerGreeting) -> None:
+        """One transfer after the other."""
+        owner = BlockOwner(f"peer:{greeting.node}")
+        task = current_task()
+        abort = partial(self._thread.call, task.cancel)
+        try:
+            while True:
+                get = await read_frame(stream)
+                if get.verb != PeerVerb.GET:
+                    raise ProtocolError(f"verb {get.verb} on a data connection of node {greeting.node!r}")
+                await self._send_block(stream, owner, get, abort)
+        finally:
+            stream.abort()  # first the pages, then the memory
+            self._thread.call_main(self._reads.abandon_read, owner)
+
+    async def _send_block(
+        self, stream: PeerStream, owner: BlockOwner, get: PeerFrame, abort: Callable[[], None]
+    ) -> None:
+        stall = self._config.stall_seconds
+        granted = await self._thread.ask_main(self._reads.begin_read, owner, get, abort)
+        head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, status=granted.status)
+        async with asyncio.timeout(stall) as limit:
+
+            def progress() -> None:
+                limit.reschedule(asyncio.get_running_loop().time() + stall)
+
+            await write_frame(stream, head)
+            if granted.status != PullStatus.OK:
+                return
+            await stream.send_range(granted.offset, get.nbytes, progress)
+            progress()
+            done = await read_frame(stream)
+        if (done.verb, done.request) != (PeerVerb.DONE, get.request):
+            raise ProtocolError(f"verb {done.verb} in the place of the end of a transfer")
+        # The block is held until this call is made, so the bytes were its own when the reader had them all.
+        self._thread.call_main(self._reads.finish_read, owner, get, done.reads)
+        await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))
+
+
+async def _serve_until_cancelled(server: asyncio.Server) -> None:
+    async with server:
+        await server.serve_forever()

@@ -1,0 +1,213 @@
+"""One connection to another sidecar: frames, and bytes that go between the arena and the socket without a copy.
+
+Two kinds with the same methods. ``PlainStream`` receives straight into the arena and sends its pages by ``sendfile``;
+``TlsStream`` has to copy. Both belong to the loop of the peers' thread.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+from omnibus.tensors.peer_protocol import (
+    FRAME_BYTES,
+    PeerFrame,
+    PeerVerb,
+    decode_peer_frame,
+    encode_peer_frame,
+    encode_peer_text,
+)
+
+#: Most bytes that one call of ``sendfile`` or one write takes.
+SLICE_BYTES = 1 << 20
+_LINGER_NOT = struct.pack("ii", 1, 0)
+#: Seconds after which the kernel asks whether an idle peer lives, between questions, and how many stay unanswered.
+_KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 1, 1, 2
+_USER_TIMEOUT_MS = 3000
+
+Progress = Callable[[], None]
+
+
+class PeerStream(Protocol):
+    """A connection after its handshake, or during it. Methods raise ``OSError`` when it breaks."""
+
+    async def read_into(self, target: memoryview, progress: Progress) -> None:
+        """Fill ``target``; ``progress`` is called whenever bytes came."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
+        """Send ``nbytes`` bytes of the arena's file from ``offset``; ``progress`` is called whenever bytes left."""
+
+    def abort(self) -> None:
+        """Close at once and forget what was not sent: afterwards the kernel has no page of the arena any more."""
+
+
+class ArenaBytes(Protocol):
+    """The memory that connections read and write."""
+
+    def fileno(self) -> int: ...
+
+    def bytes_at(self, offset: int, nbytes: int) -> memoryview: ...
+
+
+class PlainStream:
+    """A TCP socket without encryption."""
+
+    def __init__(self, connection: socket.socket, arena: ArenaBytes) -> None:
+        set_options(connection)
+        self._socket = connection
+        self._arena = arena
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    async def read_into(self, target: memoryview, progress: Progress) -> None:
+        at = 0
+        while at < len(target):
+            count = await self._loop.sock_recv_into(self._socket, target[at:])
+            if not count:
+                raise ConnectionResetError("the other sidecar closed the connection")
+            at += count
+            progress()
+
+    async def write(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
+        source, target = self._arena.fileno(), self._socket.fileno()
+        while nbytes:
+            try:
+                sent = os.sendfile(target, source, offset, min(nbytes, SLICE_BYTES))
+            except BlockingIOError:
+                await self._wait_writable()
+                continue
+            if not sent:
+                raise ConnectionResetError("the arena's file ended early")
+            offset, nbytes = offset + sent, nbytes - sent
+            progress()
+
+    def abort(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            self._socket.close()
+
+    async def _wait_writable(self) -> None:
+        ready, number = self._loop.create_future(), self._socket.fileno()
+        self._loop.add_writer(number, _set_done, ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_writer(number)
+
+
+class TlsStream:
+    """A connection with TLS: bytes are encrypted, so they are copied."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, arena: ArenaBytes) -> None:
+        set_options(writer.get_extra_info("socket"))
+        self._reader = reader
+        self._writer = writer
+        self._arena = arena
+
+    @property
+    def peer_names(self) -> frozenset[str]:
+        """The DNS names in the certificate of the other side."""
+        certificate = self._writer.get_extra_info("ssl_object").getpeercert() or {}
+        return frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
+
+    async def read_into(self, target: memoryview, progress: Progress) -> None:
+        at = 0
+        while at < len(target):
+            piece = await self._reader.read(min(len(target) - at, SLICE_BYTES))
+            if not piece:
+                raise ConnectionResetError("the other sidecar closed the connection")
+            target[at : at + len(piece)] = piece
+            at += len(piece)
+            progress()
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
+        while nbytes:
+            count = min(nbytes, SLICE_BYTES)
+            # A copy: what TLS has not encrypted yet may not change.
+            self._writer.write(bytes(self._arena.bytes_at(offset, count)))
+            await self._writer.drain()
+            offset, nbytes = offset + count, nbytes - count
+            progress()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None, arena: ArenaBytes) -> PeerStream:
+    """Connect to ``address``, host and port. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    if tls is not None:
+        reader, writer = await asyncio.open_connection(*address, ssl=tls, server_hostname=address[0])
+        return TlsStream(reader, writer, arena)
+    error: OSError = OSError(f"{address[0]} has no address")
+    for family, kind, _, _, where in await loop.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind)
+        connection.setblocking(False)
+        try:
+            await loop.sock_connect(connection, where)
+            return PlainStream(connection, arena)
+        except OSError as failure:
+            connection.close()
+            error = failure
+        except BaseException:
+            connection.close()
+            raise
+    raise error
+
+
+async def read_frame(stream: PeerStream) -> PeerFrame:
+    """The next frame. Raises ``ProtocolError`` for bytes that are none."""
+    raw = bytearray(FRAME_BYTES)
+    await stream.read_into(memoryview(raw), _ignore)
+    return decode_peer_frame(raw)
+
+
+async def read_text(stream: PeerStream, nbytes: int) -> bytes:
+    """The ``nbytes`` bytes that follow a frame of the handshake."""
+    raw = bytearray(nbytes)
+    await stream.read_into(memoryview(raw), _ignore)
+    return bytes(raw)
+
+
+async def write_frame(stream: PeerStream, frame: PeerFrame) -> None:
+    await stream.write(encode_peer_frame(frame))
+
+
+async def write_text(stream: PeerStream, verb: PeerVerb, body: object) -> None:
+    await stream.write(encode_peer_text(verb, body))
+
+
+def set_options(connection: socket.socket) -> None:
+    """Send small frames at once, and let the kernel find out about peers that are gone without a word."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL),
+        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
+    ):
+        if hasattr(socket, name):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _set_done(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _ignore() -> None:
+    """Count no progress: the caller has a deadline for all of it."""

@@ -1,0 +1,22 @@
+"""Errors for what a sidecar refuses."""
+
+from omnibus.errors import ArenaFull, DeadlineExceeded, OmnibusError, ProtocolError, TooLarge
+from omnibus.tensors.protocol import SidecarFrame, Verb
+
+
+def refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusError:
+    """The error of an ``answer`` that is no memory for ``nbytes`` bytes; ``wait`` in seconds."""
+    if answer.verb == Verb.TOO_LARGE:
+        return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
+    if answer.verb == Verb.FULL:
+        if answer.text:
+            return ArenaFull(f"no room for {nbytes} bytes within {wait:.2f} s: {answer.text.decode()}; retry later")
+        return ArenaFull(
+            f"no room for {nbytes} bytes within {wait:.2f} s: {answer.nbytes} bytes are free, "
+            f"{answer.offset} in one piece; retry, or give the sidecar a larger arena"
+        )
+    if answer.verb == Verb.LATE:
+        return DeadlineExceeded(f"the deadline passed before {nbytes} bytes were allocated")
+    if answer.verb == Verb.ENDED:
+        return DeadlineExceeded(f"the invocation ended while it waited for {nbytes} bytes")
+    return ProtocolError(f"the sidecar answered an allocation with verb {answer.verb}")

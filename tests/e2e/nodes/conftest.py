@@ -1,0 +1,40 @@
+"""Three models on three nodes: executors take turns on them, so that every split path crosses from node to node."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import OMNI, VL, System, declaration, running
+
+NODES = 3
+PAINTER = "qwen-image-tiny"
+
+
+@pytest.fixture(scope="package")
+def nodes(
+    tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_checkpoint: Path, image_checkpoint: Path
+) -> Iterator[System]:
+    models = {
+        OMNI: declaration("qwen2_5_omni", omni_checkpoint),
+        VL: declaration("qwen2_5_vl", vl_checkpoint),
+        PAINTER: declaration("qwen_image", image_checkpoint),
+    }
+    with running(
+        tmp_path_factory.mktemp("nodes"),
+        models,
+        "--nodes",
+        str(NODES),
+        "--gateways",
+        "2",
+        OMNIBUS_GATEWAY_QUARANTINE="0",  # executors are killed from outside here
+    ) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(nodes: System) -> dict[str, int]:
+    """Process id of every executor: a test begins when all of them are there and the gateways know them."""
+    pids = await nodes.whole()
+    await nodes.becomes_ready()
+    return pids

@@ -1,0 +1,67 @@
+"""What happens to requests when the sidecar of a node on their path dies or stands still."""
+
+import asyncio
+import json
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.nodes.conftest import NODES
+from tests.e2e.nodes.test_same_answers import chat, nothing_is_left, post
+from tests.e2e.questions import VL_QUESTIONS
+from tests.e2e.system import System
+
+pytestmark = pytest.mark.e2e
+
+TYPED = {"node_unreachable", "unavailable", "stage_unavailable", "stale_handle", "stage_failed"}
+
+
+def sidecar_of(system: System, node: int) -> psutil.Process:
+    """The process of a node's sidecar."""
+    name = system.node_name(node)
+    sidecars = (one for one in system.processes() if "services.sidecar" in one.cmdline())
+    return next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
+
+
+async def ask(system: System, gateway: int) -> tuple[int, Any]:
+    async with system.http(gateway) as http:
+        answer = await http.post("/v1/chat/completions", json=chat(VL_QUESTIONS["image"]))
+    return answer.status_code, answer.json()
+
+
+async def ask_until(system: System, end: asyncio.Event) -> list[tuple[int, Any]]:
+    """Requests at both gateways, one after the other, until ``end``."""
+    answers = []
+    while not end.is_set():
+        answers += await asyncio.gather(ask(system, 0), ask(system, 1))
+    return answers
+
+
+@pytest.mark.parametrize("node", range(NODES))
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: System, node: int, how: signal.Signals):
+    wanted = (await post(nodes, "/v1/chat/completions", chat(VL_QUESTIONS["image"]), "EL"))["choices"][0]["message"]
+    end = asyncio.Event()
+    asking = asyncio.create_task(ask_until(nodes, end))
+    await asyncio.sleep(0.5)
+
+    sidecar_of(nodes, node).send_signal(how)
+    await asyncio.sleep(12.0)
+    end.set()
+    answers = await asyncio.wait_for(asking, 120.0)
+
+    for status, body in answers:
+        if status == 200:
+            assert body["choices"][0]["message"]["content"] == wanted["content"]
+        else:
+            assert status in (502, 503), json.dumps(body)
+            assert body["error"]["code"] in TYPED, json.dumps(body)
+    await nodes.whole()
+    await nodes.becomes_ready()
+    for gateway in (0, 1):
+        async with asyncio.timeout(60):
+            while (await ask(nodes, gateway))[0] != 200:
+                await asyncio.sleep(0.2)
+    await nothing_is_left(nodes)

@@ -1,0 +1,85 @@
+"""Invocations whose executors are on several nodes: their end is known everywhere, and unreachable nodes are left out."""
+
+from typing import Any
+
+from omnibus.bus import Delivery, messages, subjects
+from omnibus.bus.messages import InvocationEnd, NodeFailed
+from omnibus.errors import ProblemDetails
+from tests.unit.gateway.world import Puppet, World, finish
+from tests.unit.sidecar.node import until
+
+
+async def placed(there: World, *places: tuple[str, str, str]) -> list[Puppet]:
+    """Executors by id, option and node, known to the gateway as such."""
+    puppets = []
+    for id, option, node in places:
+        puppet = await there.puppet(id, option)
+        puppet.node = node
+        puppet.say()
+        puppets.append(puppet)
+    await until(lambda: all(there.members.get(each.id).status.node == each.node for each in puppets))
+    return puppets
+
+
+async def ends_at(there: World, node: str) -> list[InvocationEnd]:
+    """What the sidecar of ``node`` is told, from now on."""
+    ends: list[InvocationEnd] = []
+
+    def note(delivery: Delivery) -> None:
+        ends.append(messages.decode_end(delivery.data))
+
+    await there.bus.subscribe(subjects.node_subject(node), note)
+    return ends
+
+
+def unreachable(node: str, executor: str) -> ProblemDetails:
+    return ProblemDetails("node_unreachable", f"node {node!r} is unreachable", "thinker", executor, node=node)
+
+
+async def test_the_end_is_sent_to_every_other_node_that_was_used(there: World):
+    vision, thinker = await placed(there, ("e", "E", "n2"), ("l", "L", "n3"))
+    second, third, own = [await ends_at(there, node) for node in ("n2", "n3", "n1")]
+    running = there.submit()
+    await there.turn()
+
+    assert await finish(there, running, vision, thinker, "fine") == ["fine"]
+    await there.turn()
+
+    assert [end.inv for end in second] == [end.inv for end in third] == [running.id]
+    assert own == []  # by its sidecar's own socket
+
+
+async def test_what_cannot_be_pulled_from_a_node_runs_again_without_its_executors(there: World):
+    _, thinker = await placed(there, ("e", "E", "n2"), ("l", "L", "n1"))
+    running = there.submit()
+    await there.turn()
+    (other,) = await placed(there, ("e2", "E", "n1"))
+
+    thinker.reply(NodeFailed(running.id, 1, unreachable("n2", "l")))
+
+    again = await there.sent(other)
+    assert (again.attempt, again.route) == (1, ("e2", "l"))
+
+
+async def test_where_all_producers_are_on_that_node_the_reader_moves_to_another(there: World):
+    _, thinker = await placed(there, ("e", "E", "n2"), ("l", "L", "n1"))
+    running = there.submit()
+    await there.turn()
+    (near,) = await placed(there, ("l2", "L", "n2"))
+
+    thinker.reply(NodeFailed(running.id, 1, unreachable("n2", "l")))
+
+    again = await there.sent(near)
+    assert (again.attempt, again.route) == (1, ("e", "l2"))
+
+
+async def test_without_another_way_the_error_names_the_node(there: World):
+    _, thinker = await placed(there, ("e", "E", "n2"), ("l", "L", "n1"))
+    running = there.submit()
+    await there.turn()
+
+    thinker.reply(NodeFailed(running.id, 1, unreachable("n2", "l")))
+    await there.turn()
+
+    problem: Any = running.failure.to_problem() if running.failure is not None else None
+    assert (problem.code, problem.node) == ("node_unreachable", "n2")

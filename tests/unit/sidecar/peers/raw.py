@@ -1,0 +1,64 @@
+"""A peer that does what a sidecar would not do: it speaks the frames by hand."""
+
+import asyncio
+import socket
+
+from omnibus.tensors.handle import Handle
+from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb
+from services.sidecar.peers.handshake import PeerIdentity, greet_listener
+from services.sidecar.peers.stream import PeerStream, PlainStream, read_frame, write_frame
+from tests.unit.sidecar.peers.pair import SECRET, Node
+
+
+class NoArena:
+    """The memory of a peer that has none."""
+
+    def fileno(self) -> int:
+        raise AssertionError
+
+    def bytes_at(self, offset: int, nbytes: int) -> memoryview:
+        raise AssertionError
+
+
+def port_of(node: Node) -> int:
+    assert node.sidecar.peers is not None
+    return node.sidecar.peers.port
+
+
+async def dial(node: Node, receive_bytes: int = 0) -> PlainStream:
+    """A connection to ``node`` before any handshake; ``receive_bytes`` is the size of its receive buffer."""
+    connection = socket.socket()
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port_of(node)))
+    return PlainStream(connection, NoArena())
+
+
+async def greeted(
+    node: Node, purpose: str = "data", name: str = "raw", secret: bytes = SECRET, receive_bytes: int = 1 << 16
+) -> PlainStream:
+    """A connection to ``node`` after its handshake."""
+    stream = await dial(node, receive_bytes)
+    await greet_listener(stream, PeerIdentity(node=name, boot=1, secret=secret), node.name, purpose)
+    return stream
+
+
+async def ask(stream: PeerStream, handle: Handle, **changes: int) -> PeerFrame:
+    """Ask for a block; the head of the answer."""
+    get = PeerFrame(PeerVerb.GET, 1, handle.id, handle.generation, handle.key, 0, handle.nbytes, 30.0)
+    await write_frame(stream, get._replace(**changes))
+    return await read_frame(stream)
+
+
+async def rest(stream: PlainStream) -> bytes:
+    """Everything that still comes, until the connection is closed or reset."""
+    found = bytearray()
+    while True:
+        try:
+            piece = await asyncio.get_running_loop().sock_recv(stream._socket, 1 << 20)
+        except OSError:
+            return bytes(found)
+        if not piece:
+            return bytes(found)
+        found += piece

@@ -1,0 +1,170 @@
+"""Who may not read: without the secret, with garbage, too slowly, too many."""
+
+import asyncio
+import os
+import socket
+
+import numpy as np
+import pytest
+
+from omnibus.errors import NodeUnreachable, ProtocolError, Unauthorized
+from omnibus.tensors.peer_protocol import (
+    FRAME_BYTES,
+    PeerFrame,
+    PeerGreeting,
+    PeerVerb,
+    PullStatus,
+    decode_welcome,
+    encode_peer_frame,
+    encode_peer_text,
+    make_proof,
+)
+from services.sidecar.peers.handshake import PeerIdentity, greet_listener
+from services.sidecar.peers.listener import MAX_STRANGERS
+from services.sidecar.peers.stream import read_frame, read_text
+from tests.unit.sidecar.node import soon, until
+from tests.unit.sidecar.peers.pair import introduce, peer_config, start_node, two_nodes
+from tests.unit.sidecar.peers.raw import ask, dial, greeted, rest
+
+
+async def test_two_nodes_with_different_secrets_do_not_exchange_anything(tmp_path):
+    a = await start_node("a", tmp_path, peer_config())
+    b = await start_node("b", tmp_path, peer_config(secret=b"another secret of a node"))
+    introduce(a, b)
+    async with await a.client() as producer, await b.client() as consumer:
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
+
+        with pytest.raises(NodeUnreachable, match="secret"):
+            await consumer.open_tensor(handle, invocation="i", deadline=soon())
+
+        assert a.counters["sent_bytes_total"] == 0
+    await b.sidecar.stop()
+    await a.sidecar.stop()
+
+
+async def test_a_stranger_with_a_wrong_proof_is_refused(tmp_path):
+    async with two_nodes(tmp_path) as (a, _):
+        stream = await dial(a)
+        await stream.write(encode_peer_text(PeerVerb.HELLO, PeerGreeting("raw", 1, "n", "data")))
+        frame = await read_frame(stream)
+        await read_text(stream, frame.nbytes)
+        await stream.write(encode_peer_text(PeerVerb.PROVE, "0" * 64))
+
+        assert (await read_frame(stream)).verb == PeerVerb.REFUSED
+        await until(lambda: a.counters["refused_peers_total"] == {"unauthorized": 1})
+
+
+async def test_a_proof_of_another_connection_is_refused(tmp_path):
+    async with two_nodes(tmp_path) as (a, _):
+        greeting = PeerGreeting("raw", 1, "n", "data")
+        proofs = []
+        for _ in range(2):
+            stream = await dial(a)
+            await stream.write(encode_peer_text(PeerVerb.HELLO, greeting))
+            frame = await read_frame(stream)
+            welcome = decode_welcome(await read_text(stream, frame.nbytes))
+            proofs.append(make_proof(b"the same for all nodes", "dialler", greeting, welcome.greeting))
+            await stream.write(encode_peer_text(PeerVerb.PROVE, proofs[0]))
+            answer = await read_frame(stream)
+        assert answer.verb == PeerVerb.REFUSED
+
+
+async def test_the_listeners_own_proof_is_not_one_of_a_dialler(tmp_path):
+    async with two_nodes(tmp_path) as (a, _):
+        stream = await dial(a)
+        await stream.write(encode_peer_text(PeerVerb.HELLO, PeerGreeting("raw", 1, "n", "data")))
+        frame = await read_frame(stream)
+        welcome = decode_welcome(await read_text(stream, frame.nbytes))
+        await stream.write(encode_peer_text(PeerVerb.PROVE, welcome.proof))
+
+        assert (await read_frame(stream)).verb == PeerVerb.REFUSED
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 8,
+        encode_peer_frame(PeerFrame(PeerVerb.GET, nbytes=1 << 40)),
+        encode_peer_frame(PeerFrame(PeerVerb.HELLO, nbytes=1 << 40)),
+        encode_peer_text(PeerVerb.HELLO, {"node": "a"}),
+        encode_peer_text(PeerVerb.HELLO, PeerGreeting("x" * 300, 1, "n", "data")),
+        encode_peer_text(PeerVerb.HELLO, PeerGreeting("x", 1, "n", "everything")),
+    ],
+    ids=["random", "http", "a pull without a handshake", "a long greeting", "no greeting", "a long name", "a purpose"],
+)
+async def test_garbage_is_cut_off_at_once(tmp_path, garbage):
+    async with two_nodes(tmp_path) as (a, _):
+        stream = await dial(a)
+        await stream.write(garbage)
+
+        await asyncio.wait_for(rest(stream), 5.0)
+
+        assert sum(a.counters["refused_peers_total"].values()) == 1
+
+
+async def test_a_later_version_is_told_which_one_is_spoken_here(tmp_path):
+    async with two_nodes(tmp_path) as (a, _):
+        stream = await dial(a)
+        frame = bytearray(encode_peer_text(PeerVerb.HELLO, PeerGreeting("raw", 1, "n", "data")))
+        frame[2] = 99
+        await stream.write(bytes(frame))
+
+        answer = await read_frame(stream)
+
+        assert answer.verb == PeerVerb.REFUSED
+        assert b"version 99" in await read_text(stream, answer.nbytes)
+
+
+async def test_slow_handshakes_end_in_time_and_keep_nobody_out(tmp_path):
+    async with two_nodes(tmp_path, connect_seconds=1.0) as (a, b):
+        slow = [socket.create_connection(("127.0.0.1", a.sidecar.peers.port)) for _ in range(MAX_STRANGERS + 10)]
+        await asyncio.sleep(1.5)
+
+        async with await a.client() as producer, await b.client() as consumer:
+            handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
+            assert (await consumer.open_tensor(handle, invocation="i", deadline=soon())).sum() == 1000
+        for connection in slow:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"key": 1}, PullStatus.STALE),
+        ({"generation": 1}, PullStatus.STALE),
+        ({"block": 99}, PullStatus.STALE),
+        ({"offset": 1}, PullStatus.OUTSIDE),
+        ({"nbytes": 1001}, PullStatus.OUTSIDE),
+        ({"offset": 1 << 63}, PullStatus.OUTSIDE),
+        ({"remaining": 0}, PullStatus.LATE),
+    ],
+)
+async def test_a_node_reads_only_what_it_may(tmp_path, changes, status):
+    async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
+        stream = await greeted(a)
+
+        assert (await ask(stream, handle, **changes)).status == status
+        assert (await ask(stream, handle)).status == PullStatus.OK  # the connection is as good as before
+        assert await read_text(stream, 1000) == bytes([1] * 1000)
+
+
+async def test_a_frame_out_of_turn_costs_the_connection(tmp_path):
+    async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
+        stream = await greeted(a)
+        await ask(stream, handle)
+        await stream.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 99)))
+
+        assert len(await asyncio.wait_for(rest(stream), 5.0)) <= 1000 + FRAME_BYTES
+        await until(lambda: a.counters["refused_peers_total"] == {"protocol_error": 1})
+
+
+async def test_nobody_is_served_under_the_name_of_a_node_that_another_answers_for(tmp_path):
+    async with two_nodes(tmp_path) as (a, _):
+        with pytest.raises((Unauthorized, ProtocolError)):
+            stream = await dial(a)
+            await greet_listener(
+                stream, PeerIdentity(node="raw", boot=1, secret=b"the same for all nodes"), "c", "data"
+            )
