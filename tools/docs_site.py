@@ -9,6 +9,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -65,10 +66,9 @@ def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
 
 def rewrite_links(markdown: str, page: str) -> str:
     """``markdown`` of ``page`` with links as the site has them; what is fenced is left alone."""
-    kept: list[str] = []
-    text = _FENCE.sub(lambda fence: f"\0{kept.append(fence[0]) or len(kept) - 1}\0", markdown)
-    text = _LINK.sub(lambda link: _site_link(link[0], page), text)
-    return re.sub("\0(\\d+)\0", lambda mark: kept[int(mark[1])], text)
+    fences = _FENCE.findall(markdown)
+    prose = [_LINK.sub(lambda link: _site_link(link[0], page), each) for each in _FENCE.split(markdown)]
+    return "".join(map("".join, zip_longest(prose, fences, fillvalue="")))
 
 
 def source_page(path: str) -> str:
