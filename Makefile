@@ -65,7 +65,7 @@ lint-imports: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/lint-imports
 
 docs: $(VENV)/.dev ## Build the documentation into site/; a page or link that is missing fails it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not --quiet: that hides the warnings which are to fail it
 
 pages: $(VENV)/.dev ## Write docs/tasks.md, errors.md and settings.md from the definitions in the code
 	$(BIN)/python -m tests.pages

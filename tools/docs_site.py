@@ -57,11 +57,12 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
     """Keep the page from loading anything from other sites. Raises ``PluginError`` for what is left."""
-    own = os.path.relpath(_OWN_WORKER, PurePosixPath(page.file.dest_uri).parent)
-    output = output.replace(_WORKER_SHIM, own)
-    if loaded := _LOADED.findall(output):
-        raise PluginError(f"{page.file.src_uri} loads from other sites: {', '.join(loaded)}")
-    return output
+    return _keep_local(output, page.file.dest_uri)
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    """Keep pages without a source, as that of errors, from loading anything from other sites."""
+    return _keep_local(output, template_name)
 
 
 def rewrite_links(markdown: str, page: str) -> str:
@@ -69,6 +70,13 @@ def rewrite_links(markdown: str, page: str) -> str:
     fences = _FENCE.findall(markdown)
     prose = [_LINK.sub(lambda link: _site_link(link[0], page), each) for each in _FENCE.split(markdown)]
     return "".join(map("".join, zip_longest(prose, fences, fillvalue="")))
+
+
+def _keep_local(output: str, path: str) -> str:
+    output = output.replace(_WORKER_SHIM, os.path.relpath(_OWN_WORKER, PurePosixPath(path).parent))
+    if loaded := _LOADED.findall(output):
+        raise PluginError(f"{path} loads from other sites: {', '.join(loaded)}")
+    return output
 
 
 def source_page(path: str) -> str:

@@ -20,8 +20,8 @@ class EncodeOutput(TaskOutput):
 class Encode(UnitTask[EncodeInput, EncodeOutput]):
     """Image, video or audio to an embedding. One vision encoder serves image and video.
 
-    Raises ``BadMedia`` for a file that cannot be decoded, ``TooLarge`` for one over the limits of pixels, frames or seconds,
-    ``BadRequest`` for a modality that the encoder does not read.
+    Raises ``BadMedia`` for a file that cannot be decoded, ``TooLarge`` for one over the limits of pixels, frames or
+    seconds, ``BadRequest`` for a modality that the encoder does not read.
     """
 
     kind: ClassVar[str] = "encode"
