@@ -24,7 +24,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench fuzz chaos up down clean
+.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,12 @@ lint-types: $(VENV)/.dev
 lint-imports: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/lint-imports
 
+docs: $(VENV)/.dev ## Build the documentation into site/; a page or link that is missing fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not --quiet: that hides the warnings which are to fail it
+
+pages: $(VENV)/.dev ## Write docs/tasks.md, errors.md and settings.md from the definitions in the code
+	$(BIN)/python -m tests.pages
+
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -87,7 +93,7 @@ down: ## Stop the containers and remove their volumes
 	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
 
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 

@@ -5,7 +5,7 @@
     │   ├── BadRequest        400  malformed JSON, wrong type, wrong value
     │   ├── BadMedia          400  an image, sound or video that cannot be used
     │   ├── ContextTooLong    400  the prompt does not fit the model
-    │   ├── Unauthorized      401
+    │   ├── Unauthorized      401  no API key, or one that is not valid
     │   ├── Forbidden         403  switched off here; names the setting
     │   ├── NotFound          404  unknown model, invocation or route
     │   ├── Conflict          409  the name is taken, or somebody else was faster
@@ -27,7 +27,7 @@
         ├── AppFailed         500  an app failed on this request; names the app
         ├── NoSandbox         501  uploaded code cannot be kept from this machine's files or network
         ├── StageFailed       502  an engine failed on this request; names the stage
-        ├── DeadlineExceeded  504
+        ├── DeadlineExceeded  504  the deadline passed before the answer was complete
         ├── SequenceGap       502  a stream lost a chunk
         ├── CannotContinue    502  a streamed answer came out differently at the gateway that continues it
         ├── StaleHandle       502  a handle names memory that was freed

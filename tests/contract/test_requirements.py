@@ -1,6 +1,7 @@
-"""Programs that come in wheels are pinned by their bytes."""
+"""Dependencies have a pin, a purpose, and programs that come in wheels are pinned by their bytes."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -25,3 +26,25 @@ def test_installing_checks_them_before_anything_else_brings_them_along():
     ):
         assert rule.splitlines()[0] == "\t$(SERVERS)"
     assert "--require-hashes" in (ROOT / "Makefile").read_text()
+
+
+def test_the_page_of_dependencies_says_what_each_of_them_is_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    named = {re.split(r"[^\w.-]", each)[0] for group in groups for each in group} - {project["name"]}
+    table = (ROOT / "docs" / "dependencies.md").read_text().split("## What is used")[1].split("## Replaced")[0]
+
+    assert named - set(re.findall(r"`([\w.-]+)`", table)) == set()
+
+
+def test_every_dependency_has_an_exact_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {name: group for name, group in project["optional-dependencies"].items() if name not in ("ucx", "vllm")}
+    named = {re.split(r"[^\w.-]", each)[0] for group in groups.values() for each in group} - {project["name"]}
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+
+    assert {plain(name) for name in named} - {plain(name) for name in pinned} == set()
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

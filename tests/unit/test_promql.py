@@ -22,7 +22,15 @@ def test_several_matchers_and_variables():
     assert asked.labels == {"z", "w"}
 
 
-@pytest.mark.parametrize("text", ["sum(a", "a)", "a{b}", "a{b=c}", "a # b", "1 + 2", 'a{b="c}'])
+@pytest.mark.parametrize(
+    "text", ["sum(a", "a)", "a{b}", "a{b=c}", "a b", "1 + 2", 'a{b="c}', "sum by (x y) (a)", "a + on b"]
+)
 def test_what_is_no_expression_is_refused(text: str):
+    with pytest.raises(Bad):
+        read(text)
+
+
+@pytest.mark.parametrize("text", ["rate(a)", "nosuch(a)", "histogram_quantile(a)", "a[5m] + b", "rate(sum(a)[5m])"])
+def test_what_prometheus_could_not_compute_is_refused(text: str):
     with pytest.raises(Bad):
         read(text)

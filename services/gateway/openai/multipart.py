@@ -12,7 +12,10 @@ MAX_PARTS, MAX_HEADER_BYTES, MAX_FIELD_BYTES = 128, 4096, 1 << 20
 
 _KIND = re.compile(r"multipart/form-data\s*;(?:.*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I | re.S)
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}(?<! )")
-_NAMED = re.compile(r"(?<![\w*])(?P<key>name|filename)=\"(?P<value>[^\"\r\n]{0,256})\"", re.I)
+# Possessive: a run of backslashes is read in one way alone, so that a missing end is found at once.
+_NAMED = re.compile(r"(?<![\w*])(?P<key>name|filename)=\"(?P<value>(?:\\[\\\"]|[^\"\r\n]){0,256}+)\"", re.I)
+_QUOTED_PAIR = re.compile(r"\\([\\\"])")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _FORM_DATA = re.compile(r"form-data(\s*;.*)?", re.I | re.S)
 
 
@@ -113,13 +116,14 @@ def _parse_headers(block: bytes) -> Iterator[tuple[str, str]]:
         raise _malformed_error() from None
     for line in lines:
         name, mark, value = line.partition(":")
-        if not mark:
+        if not mark or not _HEADER_NAME.fullmatch(name):
             raise _malformed_error()
-        yield name.strip().lower(), value.strip()
+        yield name.lower(), value.strip()
 
 
 def _unescape_name(value: str) -> str:
-    return value.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+    """The text that browsers (``%22``) and other clients (a backslash) escape in quotes."""
+    return _QUOTED_PAIR.sub(r"\1", value).replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
 
 
 def _decode_text(part: FormPart) -> str:

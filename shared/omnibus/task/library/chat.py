@@ -13,21 +13,25 @@ from omnibus.task.record import pinned
 
 
 class ChatInput(BaseModel):
-    """A chat as a composite task sees it: ``media`` in the order in which ``messages`` mention them.
-
-    ``tokens`` are what each medium is expected to take, and ``answer`` what the answer may, for load
-    estimates. ``speech`` are the talker's params; None asks for text alone.
-    """
+    """A chat as a composite task sees it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    #: As ``ThinkInput.messages``.
     messages: Any
+    #: Files in the order in which ``messages`` mention them, each as ``EncodeInput.media``.
     media: tuple[Any, ...] = ()
+    #: Of each of ``media``: ``image``, ``video`` or ``audio``.
     modalities: tuple[str, ...] = ()
+    #: Of the text, as ``ThinkInput.params``.
     params: Any = {}
+    #: Of speech; empty for models without one.
     voice: str = ""
+    #: As ``TalkInput.params``; None asks for text alone.
     speech: Any = None
+    #: Tokens that each of ``media`` is expected to take, for load estimates.
     tokens: tuple[int, ...] = ()
+    #: Tokens that the answer is expected to take, for load estimates.
     answer: int = 256
 
     @classmethod
@@ -39,22 +43,28 @@ class ChatInput(BaseModel):
 
 
 class ChatOutput(BaseModel):
-    """The answer's streams: ``text`` of ``TextChunk``, ``audio`` of ``Audio``."""
+    """Streams of an answer."""
 
+    #: Stream of ``TextChunk``.
     text: Any
+    #: Stream of ``Audio``, where the request has ``speech``.
     audio: Any = None
 
 
 class MLLM(CompositeTask):
     """A multimodal LLM: encoders by modality, then one LLM, whole or in two halves (Cornserve listing 1).
 
-    ``encoder_fission`` True keeps encoders on executors of their own, False keeps each request on one
-    executor, None leaves it to the plan. ``path`` names one of the plan's paths, for example ``E>L``.
+    Raises ``BadRequest`` for a modality without an encoder.
     """
 
+    #: Encoder of each modality: ``image``, ``video``, ``audio``.
     encoders: dict[str, Encode]
+    #: The language model.
     thinker: Think | PrefillDecode
+    #: True keeps encoders on executors of their own, False keeps each request on one executor, None leaves it to the
+    #: plan.
     encoder_fission: bool | None = None
+    #: Name of one of the plan's paths, for example ``E>L``; empty leaves it to the plan.
     path: str = ""
 
     def invoke(self, request: ChatInput) -> ChatOutput:
@@ -98,9 +108,10 @@ class MLLM(CompositeTask):
 class Omni(MLLM):
     """Thinker, talker and vocoder: text and speech out. The three run pipelined by chunks."""
 
+    #: From the thinker's hidden rows to codes.
     talker: Talk
+    #: From codes to a waveform.
     vocoder: Vocode
-
     #: Codec codes that speech is expected to take, about 20 s.
     codes: int = 1024
 

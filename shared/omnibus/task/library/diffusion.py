@@ -11,10 +11,11 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 
 class TextEncodeInput(TaskInput):
+    #: What is to be seen, in words.
     prompt: str
-    #: What the picture is guided away from; None where nothing guides it so.
+    #: What the image is guided away from; None where nothing guides it so.
     negative_prompt: str | None = None
-    #: Embeddings of pictures that the prompt refers to, for editing.
+    #: Embeddings [tokens, width] float32 of images that the prompt refers to, for editing.
     items: list[Tensor] = []
 
 
@@ -28,7 +29,7 @@ class TextEncodeOutput(TaskOutput):
 
 
 class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
-    """A prompt to what guides a denoiser."""
+    """A prompt to what guides a denoiser. Raises ``BadRequest`` for a prompt or items that the model cannot use."""
 
     kind: ClassVar[str] = "text-encode"
     service: ClassVar[str] = "encoder"
@@ -37,74 +38,93 @@ class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
 class Progress(Part):
     """One step is done."""
 
+    #: Number of the step, from 1.
     step: int = 0
+    #: Steps there will be.
     steps: int = 0
 
 
 class Preview(Progress):
-    """Small preview of the unfinished picture: ``array`` is [height, width, 3] uint8."""
+    """Small preview of the unfinished image."""
 
+    #: [height, width, 3] uint8.
     array: np.ndarray | None = None
 
 
 class PriorInput(TaskInput):
+    #: What is to be seen, in words.
     prompt: str
-    #: Pixels, 0: the model's usual ones.
+    #: Pixels; 0: the model's usual ones.
     width: int
     height: int
-    #: Of the lots that are cast. None is the invocation's own, and another one for each equal call.
+    #: Of sampling. None is the invocation's own, and another one for each equal call.
     seed: int | None = None
 
 
 class PriorOutput(TaskOutput):
     #: [1, 1, rows, columns] float32.
     tokens: OnDemand[Tensor]
+    #: A part for each token.
     progress: OnDemand[Stream[Progress]]
 
 
 class Prior(UnitTask[PriorInput, PriorOutput]):
-    """A language model that draws a picture roughly, in tokens, for a denoiser to follow."""
+    """A language model that draws an image roughly, in tokens, for a denoiser to follow.
+
+    Raises ``TooLarge`` for more pixels than the model takes, ``BadRequest`` for other inputs that it cannot use.
+    """
 
     kind: ClassVar[str] = "prior"
 
 
 class DenoiseInput(TaskInput):
+    #: As those of ``TextEncodeOutput``.
     embeds: Tensor
     mask: Tensor
-    #: Pixels, 0: as ``image`` has them, and without one the model's usual ones; ``frames`` is 1 for a picture.
+    #: Pixels; 0: as ``image`` has them, and without one the model's usual ones.
     width: int
     height: int
+    #: Frames of a video; 1 for an image.
     frames: int = 1
+    #: Frames per second of a video, for models that are guided by it.
     fps: float | None = None
+    #: Denoising steps.
     steps: int
-    #: How far from the negative prompt; None is the model's usual one.
+    #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
     #: Of the noise. None is the invocation's own, and another one for each equal call.
     seed: int | None = None
     #: Steps from one preview to the next.
     every: int = 1
-    #: Latents of a picture, [channels, 1, height, width], for editing and for video from a picture.
+    #: Latents of an image, [channels, 1, height, width] float32, for editing and for video from an image.
     image: Tensor | None = None
-    #: Tokens of a prior, for models that have one.
+    #: As ``PriorOutput.tokens``, for models that have a prior.
     prior: Tensor | None = None
 
 
 class DenoiseOutput(TaskOutput):
-    #: [channels, frames, height, width] latents of picture or video.
+    #: [channels, frames, height, width] float32, latents of an image or a video.
     latents: OnDemand[Tensor]
-    #: [channels, time, bins] latents of the sound of a video, for models that make both.
+    #: [channels, time, bins] float32, latents of the sound of a video, for models that make both.
     sound: OnDemand[Tensor]
+    #: A part for each step.
     progress: OnDemand[Stream[Progress]]
+    #: A small image after every ``every`` steps.
     preview: OnDemand[Stream[Preview]]
 
 
 class Denoise(UnitTask[DenoiseInput, DenoiseOutput]):
-    """The diffusion transformer: noise to latents, step by step. Equal calls get different noise unless told a seed."""
+    """The diffusion transformer: noise to latents, step by step. Equal calls get different noise unless given a seed.
+
+    Raises ``TooLarge`` for more pixels than the executor takes, ``BadRequest`` for an image, a prior or a sound that
+    the model does not have.
+    """
 
     kind: ClassVar[str] = "denoise"
 
 
 class DecodeInputs(TaskInput):
+    #: As ``DenoiseOutput.latents``, for sound as ``DenoiseOutput.sound``.
     latents: Tensor
 
 
@@ -114,7 +134,7 @@ class DecodeImageOutput(TaskOutput):
 
 
 class DecodeImage(UnitTask[DecodeInputs, DecodeImageOutput]):
-    """A VAE's decoder: latents to a picture."""
+    """A VAE's decoder: latents to an image. Raises ``BadRequest`` for latents that are none of its model."""
 
     kind: ClassVar[str] = "decode-image"
 
@@ -125,16 +145,17 @@ class DecodeVideoOutput(TaskOutput):
 
 
 class DecodeVideo(UnitTask[DecodeInputs, DecodeVideoOutput]):
-    """A video VAE's decoder: latents to frames, as they come."""
+    """A video VAE's decoder: latents to frames. Raises as ``DecodeImage``."""
 
     kind: ClassVar[str] = "decode-video"
 
 
 class DecodeAudioOutput(TaskOutput):
+    #: Samples, float32 [n, channels] in [-1, 1], a second at a time.
     audio: Stream[Audio]
 
 
 class DecodeAudio(UnitTask[DecodeInputs, DecodeAudioOutput]):
-    """An audio VAE's decoder with its vocoder: latents to samples [n, channels]."""
+    """An audio VAE's decoder with its vocoder: latents to samples. Raises as ``DecodeImage``."""
 
     kind: ClassVar[str] = "decode-audio"

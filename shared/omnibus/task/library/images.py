@@ -26,25 +26,30 @@ _DEFAULT_PIXELS, _MAX_LOAD = 1024 * 1024, 10_000_000
 
 
 class DrawInput(BaseModel):
-    """A picture to be made, ``n`` times. ``width`` and ``height`` are pixels, 0: the model's usual ones.
-
-    With a ``seed`` the first one has that, the next one the next. ``progress`` tells of each step, and
-    ``previews`` is the number of steps from one preview to the next; 0: none are made. With ``count`` the prompt's
-    tokens are counted.
-    """
+    """Images to be made of a prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: What is to be seen, in words.
     prompt: str
+    #: What is not; it counts where ``guidance`` is above 1 or left to the model.
     negative_prompt: str = ""
+    #: Pixels; 0: the model's usual ones.
     width: int = Field(0, ge=0)
     height: int = Field(0, ge=0)
+    #: Images.
     n: int = Field(1, ge=1, le=16)
+    #: Denoising steps.
     steps: int = Field(20, ge=1)
+    #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
+    #: Of the first image; each further one has the next number. None is the invocation's own.
     seed: int | None = Field(None, ge=0, lt=2**62)
+    #: Report each step.
     progress: bool = False
+    #: Steps from one preview to the next; 0: none are made.
     previews: int = Field(0, ge=0)
+    #: Count the prompt's tokens.
     count: bool = False
 
     @property
@@ -64,12 +69,15 @@ class DrawInput(BaseModel):
 
 
 class ImageOutput(BaseModel):
-    """``images`` [height, width, 3] uint8 each; where asked for streams of ``progress`` and ``previews``, and the
-    prompt's ``tokens``."""
+    """Images that were made, and what else the request asks for."""
 
+    #: Tensors [height, width, 3] uint8.
     images: list[Any]
+    #: Streams of ``Progress``, one for each image.
     progress: list[Any] = []
+    #: Streams of ``Preview``, one for each image.
     previews: list[Any] = []
+    #: Tokens of the prompt.
     tokens: Any = None
 
 
@@ -79,9 +87,13 @@ class ImageGeneration(CompositeTask):
     Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
     """
 
+    #: Reads the prompts.
     text_encoder: TextEncode
+    #: Makes latents.
     denoiser: Denoise
+    #: Makes pixels of latents.
     decoder: DecodeImage
+    #: Drafts each image in tokens, for models that have one.
     prior: Prior | None = None
 
     def invoke(self, request: DrawInput) -> ImageOutput:
@@ -95,11 +107,12 @@ class ImageGeneration(CompositeTask):
 
 
 class EditInput(DrawInput):
-    """A picture to be made of another one, ``n`` times: ``image`` as the gateway placed it, see ``ChatInput.media``.
+    """Images to be made of another one.
 
-    Without ``width`` and ``height`` it is as large as that one is brought to: about a megapixel, in its proportions.
+    Without ``width`` and ``height`` they are as large as that one is brought to: about a megapixel, in its proportions.
     """
 
+    #: The image that is edited, as ``EncodeInput.media``.
     image: Any
 
     @property
@@ -111,10 +124,15 @@ class EditInput(DrawInput):
 class ImageEdit(CompositeTask):
     """A picture and text to pictures. Both are encoded once, however many are made of them."""
 
+    #: Encodes the image for the text encoder.
     vision: Encode
+    #: Reads the prompts, and the embedded image.
     text_encoder: TextEncode
+    #: Encodes the image for the denoiser.
     vae_encoder: Encode
+    #: Makes latents.
     denoiser: Denoise
+    #: Makes pixels of latents.
     decoder: DecodeImage
 
     def invoke(self, request: EditInput) -> ImageOutput:
@@ -186,20 +204,30 @@ PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)
 
 
 class VideoInput(BaseModel):
-    """A video to be made: ``seconds`` at ``fps`` frames per second; ``sound`` where the model makes it."""
+    """A video to be made of a prompt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: What is to be seen, in words.
     prompt: str
+    #: What is not; it counts where ``guidance`` is above 1 or left to the model.
     negative_prompt: str = ""
+    #: Pixels.
     width: int = Field(768, ge=1)
     height: int = Field(512, ge=1)
+    #: Length in seconds.
     seconds: float = Field(4.0, ge=0, le=3600)
+    #: Frames per second.
     fps: float = Field(24.0, gt=0, le=1000)
+    #: Denoising steps.
     steps: int = Field(30, ge=1)
+    #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
+    #: Of the noise. None is the invocation's own.
     seed: int | None = Field(None, ge=0, lt=2**62)
+    #: Make its sound, where the model makes it.
     sound: bool = False
+    #: Report each step.
     progress: bool = True
 
     @property
@@ -219,19 +247,26 @@ class VideoInput(BaseModel):
 
 
 class VideoOutput(BaseModel):
-    """Streams: ``frames`` uint8 [n, height, width, 3] in order, and where asked for ``audio`` and ``progress``."""
+    """Streams of a video."""
 
+    #: Stream of tensors [frames, height, width, 3] uint8, in order.
     frames: Any
+    #: Stream of ``Audio``, where the request asks for sound.
     audio: Any = None
+    #: Stream of ``Progress``, where the request asks for it.
     progress: Any = None
 
 
 class VideoGeneration(CompositeTask):
     """Text to video, with its sound where a decoder for it is given."""
 
+    #: Reads the prompts.
     text_encoder: TextEncode
+    #: Makes latents, of images and of sound.
     denoiser: Denoise
+    #: Makes frames of latents.
     decoder: DecodeVideo
+    #: Makes samples of latents, for models with sound.
     sound: DecodeAudio | None = None
 
     def invoke(self, request: VideoInput) -> VideoOutput:

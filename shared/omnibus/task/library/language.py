@@ -11,11 +11,15 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 
 class TextChunk(Part):
-    """Some tokens of an answer. The last chunk has ``finish_reason`` and ``usage`` (token counts)."""
+    """Some tokens of an answer. ``await`` of a stream gives the whole text."""
 
+    #: Characters that these tokens complete.
     text: str = ""
+    #: Token ids, for models that report them.
     ids: list[int] = []
+    #: In the last chunk: ``stop`` or ``length``; else empty.
     finish_reason: str = ""
+    #: In the last chunk: numbers of tokens by kind, ``prompt_tokens`` and ``completion_tokens`` among them.
     usage: dict[str, int] = {}
 
     @classmethod
@@ -26,24 +30,32 @@ class TextChunk(Part):
 class ThinkInput(TaskInput):
     #: List of chat messages, or a handle of their JSON when they are long.
     messages: Any
-    #: Embeddings, in the order in which the messages mention them.
+    #: Embeddings [tokens, width] float32 each, in the order in which the messages mention them.
     items: list[Tensor] = []
-    #: ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``ignore_eos``, and
-    #: ``say``, an answer that is given; a dict, or its JSON as ``msgspec.Raw``.
+    #: ``max_tokens``, ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``seed``,
+    #: ``ignore_eos``, and ``say``, an answer that is given; a dict, or its JSON as ``msgspec.Raw``.
     params: Any = {}
+    #: Voice of the talker that is to follow; None for text alone.
     voice: str | None = None
 
 
 class ThinkOutput(TaskOutput):
+    #: The answer.
     text: Stream[TextChunk]
-    #: For a talker: prompt [T + 3, width], position ids [axes, T], hidden rows [tokens, width] as they come.
+    #: For a talker: the prompt's rows [T + 3, width] float32, with those that begin and end a text.
     prompt: OnDemand[Tensor]
+    #: For a talker: position ids of the prompt, [axes, T] int64.
     layout: OnDemand[Tensor]
+    #: For a talker: hidden rows [tokens, width] float32, as they come.
     rows: OnDemand[Stream[Tensor]]
 
 
 class Think(UnitTask[ThinkInput, ThinkOutput]):
-    """The LLM: chat messages and embeddings to text, and to hidden rows for a talker."""
+    """The LLM: chat messages and embeddings to text, and to hidden rows for a talker.
+
+    Raises ``BadRequest`` for messages, items or params that the model cannot use, ``ContextTooLong`` for a prompt that
+    leaves no room for an answer.
+    """
 
     kind: ClassVar[str] = "think"
     service: ClassVar[str] = "llm"
@@ -55,35 +67,44 @@ class Think(UnitTask[ThinkInput, ThinkOutput]):
 
 
 class PrefillOutput(TaskOutput):
-    #: Keys and values of all layers, [layers, 2, kv_heads, tokens, head_dim].
+    #: Keys and values of all layers, [layers, 2, kv_heads, tokens, head_dim] in the model's dtype (bfloat16 as int16);
+    #: flat where some layers look at media alone; uint8 [layers, blocks, bytes] under vLLM.
     cache: OnDemand[Tensor]
     #: ``length``, ``rope_delta``, ``first_token`` and the prompt's token counts.
     start: OnDemand[dict[str, Any]]
-    #: For a talker, as those of ``ThinkOutput``.
+    #: As those of ``ThinkOutput``.
     prompt: OnDemand[Tensor]
     layout: OnDemand[Tensor]
 
 
 class Prefill(UnitTask[ThinkInput, PrefillOutput]):
-    """The prompt's forward pass: messages and embeddings to a KV cache."""
+    """The prompt's forward pass: messages and embeddings to a KV cache. Raises as ``Think``."""
 
     kind: ClassVar[str] = "prefill"
     service: ClassVar[str] = "llm"
 
 
 class DecodeInput(TaskInput):
+    #: As ``PrefillOutput.cache``, of the same model and engine.
     cache: Tensor
+    #: As ``PrefillOutput.start``.
     start: dict[str, Any]
+    #: As ``ThinkInput.params``, the same as for the prefill.
     params: Any = {}
 
 
 class DecodeOutput(TaskOutput):
+    #: The answer, its first token included.
     text: Stream[TextChunk]
+    #: As ``ThinkOutput.rows``.
     rows: OnDemand[Stream[Tensor]]
 
 
 class Decode(UnitTask[DecodeInput, DecodeOutput]):
-    """Tokens from a KV cache that a prefill made."""
+    """Tokens from a KV cache that a prefill made.
+
+    Raises ``ProtocolError`` for a cache of another model or engine, ``StageUnavailable`` when the prefill is gone.
+    """
 
     kind: ClassVar[str] = "decode"
     service: ClassVar[str] = "llm"
@@ -99,15 +120,18 @@ class Thought(NamedTuple):
 
 
 class TextOutput(BaseModel):
-    """``text`` is a stream of ``TextChunk``."""
+    """Answer of a language model."""
 
+    #: Stream of ``TextChunk``.
     text: Any
 
 
 class PrefillDecode(CompositeTask):
     """A language model in two halves, for executors that do only one of them, in the place of a ``Think``."""
 
+    #: Reads the prompt.
     prefill: Prefill
+    #: Writes the answer.
     decode: Decode
 
     def invoke(self, request: ThinkInput) -> TextOutput:
@@ -130,37 +154,46 @@ class EmbedInput(TaskInput):
 class EmbedOutput(TaskOutput):
     #: [texts, width] float32, each of length 1.
     embedding: Tensor
-    #: Of all texts.
+    #: Tokens of all texts together.
     tokens: OnDemand[int]
 
 
 class Embed(UnitTask[EmbedInput, EmbedOutput]):
-    """Texts to vectors: a language model's last hidden states, pooled. A prefill that keeps no cache."""
+    """Texts to vectors: a language model's last hidden states, pooled. A prefill that keeps no cache.
+
+    Raises ``BadRequest`` for texts without tokens, ``ContextTooLong`` for a text longer than the model's context.
+    """
 
     kind: ClassVar[str] = "embed"
     service: ClassVar[str] = "encoder"
 
 
 class TextInput(BaseModel):
-    """Texts to be embedded; ``work`` is how many tokens they are expected to have."""
+    """Texts to be embedded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    #: As ``EmbedInput.text``.
     text: Any
+    #: As ``EmbedInput.pooling``.
     pooling: str = "mean"
+    #: Tokens that the texts are expected to have, for load estimates.
     work: int = 1
 
 
 class Vectors(BaseModel):
-    """``embedding`` [texts, width], and how many ``tokens`` the texts had."""
+    """Embedded texts."""
 
+    #: Tensor [texts, width] float32, each row of length 1.
     embedding: Any
+    #: Tokens of all texts together.
     tokens: Any
 
 
 class TextEmbedding(CompositeTask):
     """Texts to vectors."""
 
+    #: The language model that embeds.
     embedder: Embed
 
     def invoke(self, request: TextInput) -> Vectors:

@@ -7,17 +7,22 @@ from omnibus.task.types import TaskInput, TaskOutput, Tensor
 
 
 class EncodeInput(TaskInput):
-    #: One picture, video or sound as the gateway placed it: a handle, with modality, mime type and content hash.
+    #: One image, video or audio file as the gateway placed it: a handle of its bytes, uint8 [n], with ``modality``,
+    #: ``mime``, ``sha256`` and ``nbytes``.
     media: Any
 
 
 class EncodeOutput(TaskOutput):
-    #: [tokens, width] float32.
+    #: [tokens, width] float32; of a VAE's encoder, which edits images, latents [channels, 1, height, width] float32.
     embedding: Tensor
 
 
 class Encode(UnitTask[EncodeInput, EncodeOutput]):
-    """Image, video or audio to an embedding. One vision encoder serves image and video."""
+    """Image, video or audio to an embedding. One vision encoder serves image and video.
+
+    Raises ``BadMedia`` for a file that cannot be decoded, ``TooLarge`` for one over the limits of pixels, frames or
+    seconds, ``BadRequest`` for a modality that the encoder does not read.
+    """
 
     kind: ClassVar[str] = "encode"
     service: ClassVar[str] = "encoder"

@@ -13,8 +13,9 @@ from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
 
 
 class Codes(Part):
-    """Codec codes, in order; a list per frame where a codec has several."""
+    """Codec codes, in order. ``await`` of a stream gives the list of all."""
 
+    #: Whole numbers; a list of them per frame where a codec has several.
     codes: list[Any] = []
 
     @classmethod
@@ -23,9 +24,11 @@ class Codes(Part):
 
 
 class Audio(Part):
-    """Samples, float32 [n] in [-1, 1], or [n, channels], ``rate`` per second."""
+    """Samples of a sound. ``await`` of a stream gives one ``Audio`` with all of them."""
 
+    #: Samples per second.
     rate: int = 24000
+    #: float32 [n] in [-1, 1], or [n, channels].
     array: np.ndarray | None = None
 
     @classmethod
@@ -36,78 +39,101 @@ class Audio(Part):
 
 
 class TalkInput(TaskInput):
+    #: As those of ``ThinkOutput``.
     prompt: Tensor
     layout: Tensor
     rows: Stream[Tensor]
-    #: ``max_codes``, ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``; a dict, or ``msgspec.Raw``.
+    #: ``max_codes``, ``temperature`` (0: greedy), ``top_k``, ``top_p``, ``repetition_penalty``, ``seed``; a dict, or
+    #: its JSON as ``msgspec.Raw``.
     params: Any = {}
+    #: Name of one of the model's voices.
     voice: str
 
 
 class TalkOutput(TaskOutput):
+    #: Codes as they come.
     codes: OnDemand[Stream[Codes]]
 
 
 class Talk(UnitTask[TalkInput, TalkOutput]):
-    """The talker of an omni model: a thinker's hidden rows to codec codes, as the rows come."""
+    """The talker of an omni model: a thinker's hidden rows to codec codes, as the rows come.
+
+    Raises ``BadRequest`` for params or a voice that the model does not have, ``ContextTooLong`` for a prompt that
+    leaves no room for codes.
+    """
 
     kind: ClassVar[str] = "talk"
     service: ClassVar[str] = "llm"
 
 
 class SayInput(TaskInput):
+    #: What is to be spoken: a string.
     text: Any
+    #: Name of one of the model's voices.
     voice: str
+    #: How it is to be spoken, in words, for models that follow such.
     instructions: str | None = None
+    #: As ``TalkInput.params``.
     params: Any = {}
 
 
 class SayOutput(TaskOutput):
+    #: Codes as they come.
     codes: OnDemand[Stream[Codes]]
 
 
 class Say(UnitTask[SayInput, SayOutput]):
-    """The language model of a text-to-speech model: text to codec codes."""
+    """The language model of a text-to-speech model: text to codec codes. Raises as ``Talk``."""
 
     kind: ClassVar[str] = "say"
     service: ClassVar[str] = "llm"
 
 
 class VocodeInput(TaskInput):
+    #: Codes of the codec that the vocoder belongs to.
     codes: Stream[Codes]
+    #: Name of one of the model's voices.
     voice: str
 
 
 class VocodeOutput(TaskOutput):
+    #: Samples, float32 [n] in [-1, 1], as soon as there are codes for them.
     audio: Stream[Audio]
 
 
 class Vocode(UnitTask[VocodeInput, VocodeOutput]):
-    """The vocoder: codes to waveform, as the codes come."""
+    """The vocoder: codes to waveform, as the codes come. Raises ``BadRequest`` for codes of another codec."""
 
     kind: ClassVar[str] = "vocode"
 
 
 class SpeechInput(BaseModel):
-    """Text to be spoken. ``codes`` is how many codes the answer may take, for load estimates."""
+    """Text to be spoken."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: As those of ``SayInput``.
     text: Any
     voice: str
     instructions: str | None = None
     params: Any = {}
+    #: Codes that the speech is expected to take, for load estimates.
     codes: int = 1024
 
 
 class SpeechOutput(BaseModel):
+    """Spoken text."""
+
+    #: Stream of ``Audio``.
     audio: Any
 
 
 class Speech(CompositeTask):
     """Text to speech: a language model of codes and a vocoder, pipelined by chunks."""
 
+    #: From text to codes.
     speaker: Say
+    #: From codes to a waveform.
     vocoder: Vocode
 
     def invoke(self, request: SpeechInput) -> SpeechOutput:

@@ -1,0 +1,20 @@
+"""Pages that are made from definitions: ``python -m tests.pages`` writes them into ``docs/``."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.pages import errors, settings, tasks
+
+DOCS = Path(__file__).parents[2] / "docs"
+#: File in ``docs/`` to what makes its text.
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors.page,
+    "settings.md": settings.page,
+    "tasks.md": tasks.page,
+}
+
+
+def write_pages() -> None:
+    """Write every page."""
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make())

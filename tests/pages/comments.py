@@ -1,0 +1,30 @@
+"""Comments above the fields of a class, as pages show them."""
+
+import ast
+import inspect
+
+
+def field_comments(owner: type) -> dict[str, str]:
+    """The ``#:`` comment above each field of ``owner`` and of the classes that it derives from; "" without one."""
+    found: dict[str, str] = {}
+    for base in reversed(owner.__mro__):
+        if base.__module__.split(".")[0] == "omnibus":
+            found |= _own_comments(base)
+    return found
+
+
+def _own_comments(owner: type) -> dict[str, str]:
+    source = inspect.getsource(owner)
+    lines, comments = source.splitlines(), {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            end = begin = node.lineno - 1
+            while lines[begin - 1].lstrip().startswith("#:"):
+                begin -= 1
+            comments[node.target.id] = " ".join(line.strip().removeprefix("#:").strip() for line in lines[begin:end])
+    return comments
+
+
+def to_markdown(text: str) -> str:
+    """Prose of a docstring or a comment, for a cell of a table."""
+    return text.replace("``", "`").replace("|", "\\|")

@@ -1,0 +1,55 @@
+"""The page of all errors that clients see, from the tree of ``omnibus.errors``."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from omnibus import errors
+from omnibus.errors import OmnibusError
+from tests.pages.comments import to_markdown
+
+HEAD = """# Errors
+
+Every error that Omnibus raises on purpose, on the bus, in HTTP answers and in tasks. Clients decide by `code`, which
+is stable; the message says what happened and what to do.
+
+The body of an answer is `{"error": {"message", "type", "param", "code", "request_id", "stage", "executor", "attempt"}}`,
+with the first four as in OpenAI's API: `param` names the place in the request; `stage` and `executor`, where they are
+known, the part of a model that failed. A stream that fails ends with the same object. Where another try is worth it,
+`Retry-After` says in how many seconds.
+
+This page is made from `shared/omnibus/errors.py`, by `python -m tests.pages`.
+"""
+GROUPS = {
+    errors.Rejected: "The request is at fault: change it, it would fail again.",
+    errors.Retryable: "Another try, or another replica, may succeed.",
+    errors.Fatal: "A defect or a broken promise of this system, of a model or of an app.",
+}
+_LINE = re.compile(r"[│├└─\s]*(?:├──|└──) (?P<name>\w+) *(?:\d{3})? *(?P<text>.*)")
+
+
+def page() -> str:
+    return "\n".join([HEAD, *map(_section, GROUPS)])
+
+
+def meanings() -> dict[str, str]:
+    """Meaning of each class that the tree in the docstring of ``omnibus.errors`` describes; "" where it says none."""
+    found = map(_LINE.fullmatch, (errors.__doc__ or "").splitlines())
+    return {line["name"]: line["text"].strip() for line in found if line}
+
+
+def subclasses_of(root: type[OmnibusError]) -> Iterator[type[OmnibusError]]:
+    """The classes below ``root`` that ``omnibus.errors`` defines, as the tree has them."""
+    for child in root.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield child
+            yield from subclasses_of(child)
+
+
+def _section(root: type[OmnibusError]) -> str:
+    rows = ["| code | HTTP | class | meaning |", "|---|---|---|---|"]
+    said = meanings()
+    for each in subclasses_of(root):
+        meaning = to_markdown(said[each.__name__]) or HTTPStatus(each.status).phrase
+        rows.append(f"| `{each.code}` | {each.status} | `{each.__name__}` | {meaning} |")
+    return "\n".join([f"## {root.__name__}", "", GROUPS[root], "", *rows, ""])

@@ -1,0 +1,141 @@
+"""Hooks of MkDocs: pages from outside of ``docs/``, and links that lead to files of the repository.
+
+In ``docs/`` links are those of a code host: relative to the page's file. On the site README, CONTRIBUTING and CHANGELOG
+are pages as well, and every file or directory that a page links to has a page below ``files/`` that shows it, so that
+no link leaves the site.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+#: Page of the site to the file that it shows, for pages that do not lie in ``docs/``.
+MOUNTED = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "examples.md": "examples/README.md",
+}
+_LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+#: Suffix to the name by which Pygments knows the language.
+_LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".toml": "toml"}
+#: Script that the theme takes from another site, for searches on a disk, and the one of ours in its place.
+_WORKER_SHIM, _OWN_WORKER = "https://unpkg.com/iframe-worker/shim", "assets/frame_worker.js"
+#: What a page loads, other than by a click.
+_LOADED = re.compile(
+    r"<(?:script|img|iframe|link rel=\"?(?:stylesheet|preconnect)\"?)[^>]*(?:src|href)=\"?(https?:[^\s\">]+)"
+)
+_HIDDEN = re.compile(r"\.|__pycache__$|.*\.egg-info$")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the mounted pages, and one for each file of the repository that a page links to."""
+    for page, source in MOUNTED.items():
+        head = "---\ntitle: Home\nhide: [navigation]\n---\n\n" if page == "index.md" else ""
+        files.append(File.generated(config, page, content=head + (ROOT / source).read_text()))
+    shown = {path for page in files.documentation_pages() for path in _linked_sources(page)}
+    for path in sorted(shown):
+        files.append(File.generated(config, source_page(path), content=render_source(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Turn links between files of the repository into links between pages of the site."""
+    uri = page.file.src_uri
+    return markdown if uri.startswith("files/") else rewrite_links(markdown, uri)
+
+
+def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
+    """Keep the page from loading anything from other sites. Raises ``PluginError`` for what is left."""
+    return _keep_local(output, page.file.dest_uri)
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    """Keep pages without a source, as that of errors, from loading anything from other sites."""
+    return _keep_local(output, template_name)
+
+
+def rewrite_links(markdown: str, page: str) -> str:
+    """``markdown`` of ``page`` with links as the site has them; what is fenced is left alone."""
+    fences = _FENCE.findall(markdown)
+    prose = [_LINK.sub(lambda link: _site_link(link[0], page), each) for each in _FENCE.split(markdown)]
+    return "".join(map("".join, zip_longest(prose, fences, fillvalue="")))
+
+
+def _keep_local(output: str, path: str) -> str:
+    output = output.replace(_WORKER_SHIM, os.path.relpath(_OWN_WORKER, PurePosixPath(path).parent))
+    if loaded := _LOADED.findall(output):
+        raise PluginError(f"{path} loads from other sites: {', '.join(loaded)}")
+    return output
+
+
+def source_page(path: str) -> str:
+    """Page of the site that shows the file or directory ``path`` of the repository."""
+    return f"files/{path}.md"
+
+
+def render_source(path: str) -> str:
+    """A page with the text of a file, or with a directory's entries and what they are."""
+    lines = ["---", f"title: {path}", "search: {exclude: true}", "---", "", f"# `{path}`", ""]
+    found = ROOT / path
+    if found.is_dir():
+        lines += ["| | |", "|---|---|", *_directory_rows(found)]
+    else:
+        lines += [f"````{_LANGUAGES.get(found.suffix, 'text')}", found.read_text().rstrip("\n"), "````"]
+    return "\n".join([*lines, ""])
+
+
+def _directory_rows(directory: Path) -> Iterator[str]:
+    for entry in sorted(directory.iterdir(), key=lambda each: (each.is_file(), each.name)):
+        if not _HIDDEN.match(entry.name):
+            yield f"| `{entry.name}{'/' * entry.is_dir()}` | {_summary_of(entry)} |"
+
+
+def _summary_of(entry: Path) -> str:
+    """First sentence of the docstring of a module or a package; "" where there is none."""
+    module = entry / "__init__.py" if entry.is_dir() else entry
+    if module.suffix != ".py" or not module.is_file():
+        return ""
+    first = (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n\n")[0]
+    return " ".join(first.split()).replace("``", "`").replace("|", "\\|")
+
+
+def _linked_sources(page: File) -> Iterator[str]:
+    for link in _LINK.findall(_FENCE.sub("", page.content_string)):
+        path = _linked_path(link, page.src_uri)
+        if path is not None and _page_of(path) is None and (ROOT / path).exists():
+            yield path
+
+
+def _linked_path(link: str, page: str) -> str | None:
+    """Path in the repository that ``link`` leads to; None for other sites and for places on the same page."""
+    target = link.partition("#")[0]
+    if not target or ":" in target:
+        return None
+    source = PurePosixPath(MOUNTED.get(page, f"docs/{page}"))
+    return os.path.normpath(source.parent / target)
+
+
+def _page_of(path: str) -> str | None:
+    """Page or asset of the site that shows the file ``path``; None when only its source can be shown."""
+    mounted = {source: page for page, source in MOUNTED.items()}
+    return mounted.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+
+
+def _site_link(link: str, page: str) -> str:
+    path = _linked_path(link, page)
+    if path is None:
+        return link
+    target = os.path.relpath(_page_of(path) or source_page(path), PurePosixPath(page).parent)
+    _, mark, anchor = link.partition("#")
+    return target + mark + anchor
