@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from omnibus.task.base import CompositeTask
 from omnibus.task.library.diffusion import (
@@ -12,13 +12,17 @@ from omnibus.task.library.diffusion import (
     DecodeVideo,
     Denoise,
     DenoiseInput,
+    Preview,
     Prior,
     PriorInput,
+    Progress,
     TextEncode,
     TextEncodeInput,
     TextEncodeOutput,
 )
 from omnibus.task.library.media import Encode, EncodeInput
+from omnibus.task.library.speech import Audio
+from omnibus.task.types import Stream, Tensor, Tensors, Value
 
 #: Pixels of a picture whose size is left to others, and the largest load that is told: estimates, whatever a client
 #: asks for.
@@ -37,14 +41,14 @@ class DrawInput(BaseModel):
 
     prompt: str
     negative_prompt: str = ""
-    width: int = Field(0, ge=0)
-    height: int = Field(0, ge=0)
-    n: int = Field(1, ge=1, le=16)
-    steps: int = Field(20, ge=1)
+    width: int = Field(default=0, ge=0)
+    height: int = Field(default=0, ge=0)
+    n: int = Field(default=1, ge=1, le=16)
+    steps: int = Field(default=20, ge=1)
     guidance: float | None = None
-    seed: int | None = Field(None, ge=0, lt=2**62)
+    seed: int | None = Field(default=None, ge=0, lt=2**62)
     progress: bool = False
-    previews: int = Field(0, ge=0)
+    previews: int = Field(default=0, ge=0)
     count: bool = False
 
     @property
@@ -67,13 +71,13 @@ class ImageOutput(BaseModel):
     """``images`` [height, width, 3] uint8 each; where asked for streams of ``progress`` and ``previews``, and the
     prompt's ``tokens``."""
 
-    images: list[Any]
-    progress: list[Any] = []
-    previews: list[Any] = []
-    tokens: Any = None
+    images: SkipValidation[Tensors]
+    progress: SkipValidation[list[Stream[Progress]]] = []
+    previews: SkipValidation[list[Stream[Preview]]] = []
+    tokens: SkipValidation[Value[int] | None] = None
 
 
-class ImageGeneration(CompositeTask):
+class ImageGeneration(CompositeTask[DrawInput, ImageOutput]):
     """Text to picture. The prompt is encoded once, however many pictures are made of it.
 
     Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
@@ -108,7 +112,7 @@ class EditInput(DrawInput):
         return min(_MAX_LOAD, (self.pixels + _DEFAULT_PIXELS) // 256 * self.steps)
 
 
-class ImageEdit(CompositeTask):
+class ImageEdit(CompositeTask[EditInput, ImageOutput]):
     """A picture and text to pictures. Both are encoded once, however many are made of them."""
 
     vision: Encode
@@ -138,7 +142,7 @@ def _generate_images(
     request: DrawInput,
     guide: TextEncodeOutput,
     prior: Prior | None = None,
-    image: Any = None,
+    image: Tensor | None = None,
 ) -> ImageOutput:
     """The pictures of ``request``, made of ``guide``, and of the latents of ``image`` where there is one."""
     made = [
@@ -167,7 +171,7 @@ def _generate_images(
     )
 
 
-def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Any:
+def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Tensor:
     """The tokens of one picture's prior, from the same seed as its noise."""
     drawn = prior.invoke(
         PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_image_seed(request, place)),
@@ -192,13 +196,13 @@ class VideoInput(BaseModel):
 
     prompt: str
     negative_prompt: str = ""
-    width: int = Field(768, ge=1)
-    height: int = Field(512, ge=1)
-    seconds: float = Field(4.0, ge=0, le=3600)
-    fps: float = Field(24.0, gt=0, le=1000)
-    steps: int = Field(30, ge=1)
+    width: int = Field(default=768, ge=1)
+    height: int = Field(default=512, ge=1)
+    seconds: float = Field(default=4.0, ge=0, le=3600)
+    fps: float = Field(default=24.0, gt=0, le=1000)
+    steps: int = Field(default=30, ge=1)
     guidance: float | None = None
-    seed: int | None = Field(None, ge=0, lt=2**62)
+    seed: int | None = Field(default=None, ge=0, lt=2**62)
     sound: bool = False
     progress: bool = True
 
@@ -221,12 +225,12 @@ class VideoInput(BaseModel):
 class VideoOutput(BaseModel):
     """Streams: ``frames`` uint8 [n, height, width, 3] in order, and where asked for ``audio`` and ``progress``."""
 
-    frames: Any
-    audio: Any = None
-    progress: Any = None
+    frames: SkipValidation[Stream[Tensor]]
+    audio: SkipValidation[Stream[Audio] | None] = None
+    progress: SkipValidation[Stream[Progress] | None] = None
 
 
-class VideoGeneration(CompositeTask):
+class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
     """Text to video, with its sound where a decoder for it is given."""
 
     text_encoder: TextEncode

@@ -7,7 +7,8 @@ from omnibus.task.types import TaskInput, TaskOutput, Tensor
 
 
 class EncodeInput(TaskInput):
-    #: One picture, video or sound as the gateway placed it: a handle, with modality, mime type and content hash.
+    """One picture, video or sound as the gateway placed it: a handle, with modality, mime type and content hash."""
+
     media: Any
 
 

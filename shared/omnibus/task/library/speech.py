@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SkipValidation
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.item_codec import Part
@@ -36,10 +36,14 @@ class Audio(Part):
 
 
 class TalkInput(TaskInput):
+    """What is spoken: ``prompt``, ``layout`` and ``rows`` of a ``Think``, and the ``voice``, by its name.
+
+    ``params`` are ``max_codes``, ``temperature``, ``top_k``, ``top_p`` and ``repetition_penalty``, a dict or its JSON.
+    """
+
     prompt: Tensor
     layout: Tensor
     rows: Stream[Tensor]
-    #: ``max_codes``, ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``; a dict, or ``msgspec.Raw``.
     params: Any = {}
     voice: str
 
@@ -56,6 +60,8 @@ class Talk(UnitTask[TalkInput, TalkOutput]):
 
 
 class SayInput(TaskInput):
+    """A ``text`` to be spoken by ``voice``, as ``instructions`` say; ``params`` as those of ``TalkInput``."""
+
     text: Any
     voice: str
     instructions: str | None = None
@@ -74,6 +80,8 @@ class Say(UnitTask[SayInput, SayOutput]):
 
 
 class VocodeInput(TaskInput):
+    """Codec codes as they come, and the name of the voice that speaks."""
+
     codes: Stream[Codes]
     voice: str
 
@@ -101,10 +109,10 @@ class SpeechInput(BaseModel):
 
 
 class SpeechOutput(BaseModel):
-    audio: Any
+    audio: SkipValidation[Stream[Audio]]
 
 
-class Speech(CompositeTask):
+class Speech(CompositeTask[SpeechInput, SpeechOutput]):
     """Text to speech: a language model of codes and a vocoder, pipelined by chunks."""
 
     speaker: Say
