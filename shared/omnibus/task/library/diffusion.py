@@ -75,7 +75,7 @@ class Prior(UnitTask[PriorInput, PriorOutput]):
 
 
 class DenoiseInput(TaskInput):
-    """What is drawn: ``embeds`` and ``mask`` of a ``TextEncode``.
+    """A picture or video to be drawn: ``embeds`` and ``mask`` of a ``TextEncode``.
 
     ``width`` and ``height`` are pixels, 0: as ``image`` has them, and without one the model's usual ones. ``frames`` is
     1 for a picture, ``fps`` frames per second of a video. ``steps`` is the number of denoising steps, ``every`` that

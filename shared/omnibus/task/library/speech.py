@@ -36,7 +36,7 @@ class Audio(Part):
 
 
 class TalkInput(TaskInput):
-    """What is spoken: ``prompt``, ``layout`` and ``rows`` of a ``Think``, and the ``voice``, by its name.
+    """Speech to be made: ``prompt``, ``layout`` and ``rows`` of a ``Think``, and the ``voice``, by its name.
 
     ``params`` are ``max_codes``, ``temperature``, ``top_k``, ``top_p`` and ``repetition_penalty``, a dict or its JSON.
     """
