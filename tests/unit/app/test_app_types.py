@@ -32,6 +32,8 @@ BLOCK = re.compile(r"^```py(?:thon)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CACHE = ROOT / ".mypy_cache" / "apps"
 CHECKERS = ("mypy", "pyright")
 
+pytestmark = pytest.mark.timeout(900)  # both checkers begin with nothing on a machine that has never run them
+
 
 class Finding(NamedTuple):
     """A message of a checker: an error, or a type that it reveals."""
@@ -108,7 +110,7 @@ def run_checker(here: Path, *command: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=400,
     )
     assert done.returncode == 1, done.stderr  # there are mistakes, and they are found
     return done.stdout
