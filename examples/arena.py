@@ -3,19 +3,18 @@
 ``omnibus up --only qwen2.5-vl-tiny --only qwen2.5-vl-tiny-b``."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
-from omnibus.task import ChatInput, CompositeTask, Encode, Think, merged
+from omnibus.task import ChatInput, CompositeTask, Encode, Stream, TextChunk, Think, merged
 from omnibus.task.library import EncodeInput, ThinkInput
 
 FIRST, SECOND = "qwen2.5-vl-tiny", "qwen2.5-vl-tiny-b"
 
 
-class Arena(CompositeTask):
+class Arena(CompositeTask[ChatInput, dict[str, Stream[TextChunk]]]):
     encoder: Encode
     players: dict[str, Think]
 
-    def invoke(self, request: ChatInput) -> dict[str, Any]:
+    def invoke(self, request: ChatInput) -> dict[str, Stream[TextChunk]]:
         seen = [self.encoder.invoke(EncodeInput(media=media)).embedding for media in request.media]
         question = ThinkInput(messages=request.messages, items=seen, params=request.params)
         return {name: player.invoke(question).text for name, player in self.players.items()}

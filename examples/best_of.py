@@ -24,7 +24,7 @@ class Best(BaseModel):
     rounds: int
 
 
-class BestOf(CompositeTask):
+class BestOf(CompositeTask[Question, Best]):
     model: Think = Think(model="qwen2.5-vl-tiny", component="thinker")
 
     async def invoke(self, question: Question) -> Best:

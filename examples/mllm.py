@@ -13,7 +13,7 @@ MODEL = "qwen2.5-vl-tiny"
 app = App(model="my-mllm")
 
 
-class MultimodalLLM(CompositeTask):
+class MultimodalLLM(CompositeTask[ChatInput, ChatOutput]):
     encoder: Encode
     llm: Think
 

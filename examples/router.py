@@ -19,7 +19,7 @@ def path(name: str) -> MLLM:
     return MLLM(encoders={"image": encoder, "video": encoder}, thinker=thinker, path=name)
 
 
-class Router(CompositeTask):
+class Router(CompositeTask[ChatInput, ChatOutput]):
     paths: list[MLLM]
     with_pictures: list[float]
     text_only: MLLM

@@ -31,7 +31,7 @@ class Echo(UnitTask[Said, Echoes]):
                 yield {"words": word + " "}
 
 
-class Canyon(CompositeTask):
+class Canyon(CompositeTask[Said, Echoes]):
     shout: Shout = Shout()
     echo: Echo = Echo()
 

@@ -106,6 +106,8 @@ class ImageGenerationRoute(PostRoute):
         for previews in output.previews:
             index = 0
             async for preview in previews:
+                if preview.array is None:
+                    continue
                 size = extent or _full_size(preview.array)
                 file = await encode_image(preview.array, wanted.format, wanted.compression, size)
                 yield images.encode_event(

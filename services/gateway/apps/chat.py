@@ -3,6 +3,8 @@
 An app that takes a ``ChatInput`` may be no model, and answer with whatever it likes: see ``asked`` and ``invoke``.
 """
 
+from typing import Any
+
 from omnibus.app import protocol
 from omnibus.app_record import AppRecord
 from omnibus.errors import BadRequest
@@ -44,7 +46,7 @@ class AppChats:
         app itself raises.
         """
         run, call = await self.open_call(name, request, pinned, deadline)
-        streams = await call.wait_for_outputs()
+        streams: dict[str, Any] = await call.wait_for_outputs()
         if request.wants_audio and "audio" not in streams:
             call.close()
             run.end("failed")
@@ -87,7 +89,7 @@ class AppChats:
         )
         _, worker = self._registry.worker(name)
         call = worker.invoke_chat(run, wanted)
-        streams = await call.wait_for_outputs()
+        streams: dict[str, Any] = await call.wait_for_outputs()
         if "text" not in streams:
             call.close()
             raise BadRequest(f"the app {name} writes no text", param="model")

@@ -9,7 +9,7 @@ from omnibus.task.library import MLLM, Audio, ChatInput, ChatOutput, Encode, Omn
 from omnibus.task.record import Segment, choose, pinned, record, replay
 from omnibus.task.result import Result, Source
 from omnibus.task.runtime import Runtime, merged, run, tool, use
-from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
 
 __all__ = [
     "MLLM",
@@ -30,9 +30,11 @@ __all__ = [
     "TaskInput",
     "TaskOutput",
     "Tensor",
+    "Tensors",
     "TextChunk",
     "Think",
     "UnitTask",
+    "Value",
     "Vocode",
     "choose",
     "merged",

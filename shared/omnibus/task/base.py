@@ -5,13 +5,14 @@ the same task and share executors. A *composite task* is plain Python whose ``in
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeVar
 
 from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
@@ -22,8 +23,11 @@ from omnibus.task.types import TaskInput, TaskOutput
 #: Characters of a field's value that a name shows; longer ones are digested.
 _MAX_VALUE_CHARS = 24
 
-In = TypeVar("In")
-Out = TypeVar("Out")
+# Without arguments a task takes and gives anything.
+In = TypeVar("In", default=Any)
+Out = TypeVar("Out", default=Any)
+R = TypeVar("R", default=Any)
+A = TypeVar("A", default=Any)
 
 
 class _Task(BaseModel):
@@ -50,6 +54,18 @@ class UnitTask(_Task, Generic[In, Out]):
 
     model: str = ""
     component: str = ""
+
+    if TYPE_CHECKING:  # of a class that brings its own engine
+
+        def run(
+            self, inputs: In, /
+        ) -> (
+            Awaitable[Out | Mapping[str, Any]]
+            | AsyncIterator[Mapping[str, Any]]
+            | Iterator[Mapping[str, Any]]
+            | Mapping[str, Any]
+            | Out
+        ): ...
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -100,16 +116,17 @@ class UnitTask(_Task, Generic[In, Out]):
         return await run(self.invoke, inputs)
 
 
-class CompositeTask(_Task):
-    """A graph in plain Python. ``invoke`` must be deterministic: it runs once to record, once to replay.
+class CompositeTask(_Task, Generic[R, A]):
+    """A graph in plain Python, from a request ``R`` to an answer ``A``: ``class Caption(CompositeTask[Photo, Title])``.
 
-    ``async def invoke`` may await results and decide on them.
+    ``invoke`` must be deterministic: it runs once to record, once to replay. ``async def invoke`` may await results
+    and decide on them. Results in ``A`` are read with ``await`` and ``async for``.
     """
 
-    def invoke(self, request: Any) -> Any:
+    def invoke(self, request: R, /) -> A | Coroutine[Any, Any, A]:
         raise BadRequest(f"{type(self).__name__} has no invoke(self, request): write one that calls its tasks")
 
-    async def __call__(self, request: Any) -> Any:
+    async def __call__(self, request: R) -> A:
         """Run the graph, in an app's ``serve``; results are read with ``await`` and ``async for``."""
         return await run(self.invoke, request)
 

@@ -7,7 +7,7 @@ A part of type ``T`` travels as its fields when ``T`` is a pydantic model (at mo
 
 import math
 from collections.abc import Sequence
-from typing import Any, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -25,10 +25,12 @@ class Part(BaseModel):
 
     model_config = {"arbitrary_types_allowed": True, "extra": "ignore"}
 
-    @classmethod
-    def join(cls, parts: Sequence[Any]) -> Any:
-        """The whole that ``await`` gives; by default the list of parts."""
-        return list(parts)
+    if not TYPE_CHECKING:  # what a class returns here is what awaiting a stream of it gives, and without it a list
+
+        @classmethod
+        def join(cls, parts: Sequence[Any]) -> Any:
+            """The whole that ``await`` gives; by default the list of parts."""
+            return list(parts)
 
 
 def decode_part(element: Any, item: Item) -> Any:
@@ -43,7 +45,8 @@ def decode_part(element: Any, item: Item) -> Any:
 def join_parts(element: Any, parts: list[Any], transformed: bool) -> Any:
     """All parts of a stream as one value: text is joined, arrays are put one after the other."""
     if not transformed and isinstance(element, type) and issubclass(element, Part):
-        return element.join(parts)
+        whole: Any = element
+        return whole.join(parts)
     if not parts:
         return "" if element is str and not transformed else parts
     if all(isinstance(each, str) for each in parts):

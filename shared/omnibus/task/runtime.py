@@ -2,11 +2,20 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
 from omnibus.errors import PlaceholderError
 from omnibus.task import purity
@@ -14,6 +23,10 @@ from omnibus.task.dynamic import run_live
 from omnibus.task.record import record, replay
 from omnibus.task.result import Source
 from omnibus.task.session import Segment, current_session
+
+R = TypeVar("R")
+A = TypeVar("A")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Runtime(Protocol):
@@ -56,7 +69,7 @@ def use(runtime: Runtime) -> Iterator[None]:
         _request.reset(token)
 
 
-async def run(invoke: Callable[[Any], Any], request: Any) -> Any:
+async def run(invoke: Callable[[R], A | Coroutine[Any, Any, A]], request: R) -> A:
     """Run ``invoke`` on the current runtime: record, send and replay, or live when it is async."""
     if current_session() is not None:
         raise PlaceholderError("inside of `invoke` call a task's `.invoke(...)`, not the task itself")
@@ -71,7 +84,11 @@ async def run(invoke: Callable[[Any], Any], request: Any) -> Any:
     return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
 
 
-async def tool(function: Callable[..., Any], *arguments: Any) -> Any:
+@overload
+async def tool(function: Callable[[*Arguments], Awaitable[A]], *arguments: *Arguments) -> A: ...
+@overload
+async def tool(function: Callable[[*Arguments], A], *arguments: *Arguments) -> A: ...
+async def tool(function: Callable[..., Any], *arguments: Any) -> Any:  # type: ignore[misc]
     """Call ``function`` (plain or async) once in the life of a request: what has effects belongs in here.
 
     When ``invoke`` runs again, the result is repeated and not the call.
@@ -83,7 +100,7 @@ async def tool(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def merged(streams: Mapping[str, AsyncIterable[Any]]) -> AsyncIterator[tuple[str, Any]]:
+async def merged(streams: Mapping[str, AsyncIterable[A]]) -> AsyncIterator[tuple[str, A]]:
     """Parts of several streams as they come, each with its stream's name.
 
     Raises what makes one of them fail, after what it gave before, and stops reading the others.

@@ -4,12 +4,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from omnibus.errors import BadRequest, OmnibusError, PlaceholderError
 from omnibus.graph import GraphNode
+
+T = TypeVar("T")
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -110,7 +112,7 @@ class pinned:
         pin.reset(self._around)
 
 
-def choose(options: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
+def choose(options: Sequence[T], weights: Sequence[float] | None = None) -> T:
     """One of ``options``, in proportion to ``weights`` over many requests, and the same on replay.
 
     The choice is part of the recorded invocation. Source: Cornserve listing 2, ``replayable_choice``.

@@ -3,13 +3,29 @@
 class Letters(TaskOutput):
     letters: Stream[str]         # chunk by chunk
     picture: Tensor              # an array in the arena
-    count: int                   # small JSON
+    count: Value[int]            # small JSON
     states: OnDemand[Tensor]     # made only when another task or the client reads it
+
+Type checkers see what each of them is where it stands: as an output of a call it is a result, to be read with
+``await`` or ``async for``; as an input inside of a task's own ``run`` it is the array, the parts or the value.
 """
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, field_validator
@@ -18,6 +34,9 @@ from pydantic_core import CoreSchema, core_schema
 from omnibus.task.result import STREAM, TENSOR, VALUE, Result
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+Whole_co = TypeVar("Whole_co", covariant=True)
 #: Marks outputs that are only made when somebody reads them, e.g. hidden states for a talker.
 ON_DEMAND = "on demand"
 OnDemand = Annotated[T, ON_DEMAND]
@@ -29,28 +48,123 @@ class Tensor:
     if TYPE_CHECKING:  # what its results can do
 
         def __await__(self) -> Generator[Any, None, np.ndarray]: ...
+        @overload
+        def __get__(self, instance: "TaskInput", owner: Any) -> np.ndarray: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> Self: ...
+        def __get__(self, instance: object, owner: Any) -> Any: ...
+        def __set__(self, instance: Any, value: "Tensor | np.ndarray") -> None: ...
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(_validate_tensor)
 
 
-class Stream(Generic[T]):
+class Stream(Generic[T_co]):
     """Annotation of a stream of ``T``: a pydantic model, plain JSON, or ``Tensor``.
 
-    As an input it takes a stream output of another task, of the same ``T``.
+    As an input it takes a stream output of another task, of the same ``T``. ``async for`` reads its parts, and
+    ``await`` all of them: texts joined, arrays one after the other, what ``T.join`` makes of them, or else a list.
     """
 
     if TYPE_CHECKING:
-
+        # mypy passes over the third one, because it binds no type variable through a protocol.
+        @overload
+        def __await__(self: "Stream[TextParts]") -> Generator[Any, None, str]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __await__(self: "Stream[UniformParts]") -> Generator[Any, None, T_co]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __await__(self: "Stream[Joinable[U]]") -> Generator[Any, None, U]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __await__(self: "Stream[Joinable[Any]]") -> Generator[Any, None, Any]: ...
+        @overload
+        def __await__(self: "Stream[Tensor]") -> Generator[Any, None, np.ndarray]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __await__(self) -> Generator[Any, None, list[T_co]]: ...
         def __await__(self) -> Generator[Any, None, Any]: ...
-        def __aiter__(self) -> AsyncIterator[T]: ...
-        def transform(self, function: Callable[[T], Any]) -> "Stream[Any]": ...
+        @overload
+        def __aiter__(self: "Stream[Tensor]") -> AsyncIterator[np.ndarray]: ...
+        @overload
+        def __aiter__(self) -> AsyncIterator[T_co]: ...
+        def __aiter__(self) -> AsyncIterator[Any]: ...
+        @overload
+        def __get__(self: "Stream[Tensor]", instance: "TaskInput", owner: Any) -> "StreamParts[np.ndarray]": ...
+        @overload
+        def __get__(self, instance: "TaskInput", owner: Any) -> "StreamParts[T_co]": ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> Self: ...
+        def __get__(self, instance: object, owner: Any) -> Any: ...
+        def __set__(
+            self, instance: Any, value: "Stream[T_co] | Iterable[T_co] | AsyncIterable[T_co] | Iterable[np.ndarray]"
+        ) -> None: ...
+        @overload
+        def transform(self: "Stream[Tensor]", function: Callable[[np.ndarray], U]) -> "TransformedStream[U]": ...
+        @overload
+        def transform(self, function: Callable[[T_co], U]) -> "TransformedStream[U]": ...
+        def transform(self, function: Callable[[Any], Any]) -> "TransformedStream[Any]":
+            """This stream with ``function`` applied to each part where it is read."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         element = (get_args(source) or (Any,))[0]
         return core_schema.no_info_plain_validator_function(lambda value: _validate_stream(value, element))
+
+
+if TYPE_CHECKING:
+
+    class Joinable(Protocol[Whole_co]):
+        """A part whose class joins parts to a whole, as ``Part.join``."""
+
+        def join(self, parts: Any, /) -> Whole_co: ...
+
+    class TextParts(Protocol):
+        """A part whose class joins parts to text; text itself does."""
+
+        def join(self, parts: Any, /) -> str: ...
+
+    class UniformParts(Protocol):
+        """A part whose class joins parts to one of their own type."""
+
+        def join(self, parts: Any, /) -> Self: ...
+
+    class TransformedStream(Stream[T_co]):
+        """A stream whose parts are changed where it is read."""
+
+        @overload
+        def __await__(self: "TransformedStream[str]") -> Generator[Any, None, str]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __await__(self: "TransformedStream[np.ndarray]") -> Generator[Any, None, np.ndarray]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __await__(self) -> Generator[Any, None, list[T_co]]: ...
+        def __await__(self) -> Generator[Any, None, Any]: ...
+
+    class StreamParts(list[T], AsyncIterator[T]):
+        """A stream inside of ``run``: an async iterator, or a list where ``run`` is a plain function."""
+
+    class Value(Generic[T_co]):
+        """Annotation of small JSON of type ``T``. As an input it also takes a value output of another task."""
+
+        def __await__(self) -> Generator[Any, None, T_co]: ...
+        @overload
+        def __get__(self, instance: "TaskInput", owner: Any) -> T_co: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> Self: ...
+        def __get__(self, instance: object, owner: Any) -> Any: ...
+        def __set__(self, instance: Any, value: "T_co | Value[T_co]") -> None: ...
+
+    class Tensors:
+        """Annotation of a list of arrays. As an input it takes tensor outputs of other tasks."""
+
+        @overload
+        def __get__(self, instance: "TaskInput", owner: Any) -> list[np.ndarray]: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> list[Tensor]: ...
+        def __get__(self, instance: object, owner: Any) -> Any: ...
+        def __set__(self, instance: Any, value: Sequence[Tensor]) -> None: ...
+
+else:
+    Value = Annotated[T, VALUE]
+    Tensors = list[Tensor]
 
 
 def _validate_tensor(value: Any) -> Any:
@@ -197,10 +311,12 @@ class TaskOutput(BaseModel):
         object.__setattr__(made, "__pydantic_private__", None)
         return made
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            return super().__getattr__(name)  # type: ignore[misc]
-        raise AttributeError(f"{type(self).__name__} has no output {name!r}; it has {', '.join(self.fields)}")
+    if not TYPE_CHECKING:  # a checker would take any name for an output
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                return super().__getattr__(name)
+            raise AttributeError(f"{type(self).__name__} has no output {name!r}; it has {', '.join(self.fields)}")
 
 
 def kind_of(annotation: Any) -> tuple[str, Any]:

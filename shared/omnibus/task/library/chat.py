@@ -1,15 +1,27 @@
 """Chat models: multimodal LLMs, and omni models that also speak."""
 
-from typing import Any
+from collections.abc import AsyncIterable, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from pydantic import BaseModel, ConfigDict, SkipValidation
 
 from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask
-from omnibus.task.library.language import PrefillDecode, Think, ThinkInput, Thought
+from omnibus.task.library.language import (
+    Messages,
+    Params,
+    PrefillDecode,
+    TextChunk,
+    TextParams,
+    Think,
+    ThinkInput,
+    Thought,
+)
 from omnibus.task.library.media import Encode, EncodeInput
-from omnibus.task.library.speech import Talk, TalkInput, Vocode, VocodeInput
+from omnibus.task.library.speech import Audio, Talk, TalkInput, Vocode, VocodeInput
 from omnibus.task.record import pinned
+from omnibus.task.types import Stream
 
 
 class ChatInput(BaseModel):
@@ -18,13 +30,13 @@ class ChatInput(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     #: As ``ThinkInput.messages``.
-    messages: Any
+    messages: Messages
     #: Files in the order in which ``messages`` mention them, each as ``EncodeInput.media``.
     media: tuple[Any, ...] = ()
     #: Of each of ``media``: ``image``, ``video`` or ``audio``.
     modalities: tuple[str, ...] = ()
     #: Of the text, as ``ThinkInput.params``.
-    params: Any = {}
+    params: Params = {}
     #: Of speech; empty for models without one.
     voice: str = ""
     #: As ``TalkInput.params``; None asks for text alone.
@@ -35,23 +47,53 @@ class ChatInput(BaseModel):
     answer: int = 256
 
     @classmethod
-    def of(cls, text: str, system: str = "", **params: Any) -> "ChatInput":
-        """One user message; ``params`` as ``max_tokens=40, temperature=0.0``."""
+    def of(  # noqa: PLR0913 - named one by one, editors show them
+        cls,
+        text: str,
+        system: str = "",
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        repetition_penalty: float | None = None,
+        stop: Sequence[str] | None = None,
+        seed: int | None = None,
+        ignore_eos: bool | None = None,
+        say: str | None = None,
+    ) -> Self:
+        """One user message, after a ``system`` one if given. For units of the parameters see ``TextParams``."""
+        given = {
+            "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+            "repetition_penalty": repetition_penalty, "stop": stop, "seed": seed, "ignore_eos": ignore_eos, "say": say,
+        }  # fmt: skip
+        params = cast(TextParams, {name: value for name, value in given.items() if value is not None})
         said = [{"role": "system", "content": system}] if system else []
-        answer = params.get("max_tokens") or 256
-        return cls(messages=[*said, {"role": "user", "content": text}], params=params, answer=answer)
+        return cls(messages=[*said, {"role": "user", "content": text}], params=params, answer=max_tokens or 256)
+
+
+if TYPE_CHECKING:
+    ChatText = Stream[TextChunk] | Stream[str] | AsyncIterable[TextChunk | str] | TextChunk | str
+    ChatAudio = Stream[Audio] | Stream[np.ndarray] | AsyncIterable[Audio | np.ndarray] | Audio | np.ndarray
 
 
 class ChatOutput(BaseModel):
-    """Streams of an answer."""
+    """The answer's streams: ``text`` of ``TextChunk``, ``audio`` of ``Audio``. A request for text alone has no audio.
+
+    An app may also give text or samples (float [n]) that it made itself, at once or as an async iterator of parts.
+    """
 
     #: Stream of ``TextChunk``.
-    text: Any
+    text: SkipValidation[Stream[TextChunk]]
     #: Stream of ``Audio``, where the request has ``speech``.
-    audio: Any = None
+    audio: SkipValidation[Stream[Audio] | None] = None
+
+    if TYPE_CHECKING:  # an app may give what it has, whole or in parts
+
+        def __init__(self, *, text: ChatText | None, audio: ChatAudio | None = None) -> None: ...
 
 
-class MLLM(CompositeTask):
+class MLLM(CompositeTask[ChatInput, ChatOutput]):
     """A multimodal LLM: encoders by modality, then one LLM, whole or in two halves (Cornserve listing 1).
 
     Raises ``BadRequest`` for a modality without an encoder.

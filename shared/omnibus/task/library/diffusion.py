@@ -7,16 +7,21 @@ import numpy as np
 from omnibus.task.base import UnitTask
 from omnibus.task.item_codec import Part
 from omnibus.task.library.speech import Audio
-from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
 
 
 class TextEncodeInput(TaskInput):
+    """A prompt. ``negative_prompt`` is what the picture is guided away from; None where nothing guides it so.
+
+    ``items`` are embeddings of pictures that the prompt refers to, for editing, each [tokens, width].
+    """
+
     #: What is to be seen, in words.
     prompt: str
     #: What the image is guided away from; None where nothing guides it so.
     negative_prompt: str | None = None
     #: Embeddings [tokens, width] float32 of images that the prompt refers to, for editing.
-    items: list[Tensor] = []
+    items: Tensors = Tensors()
 
 
 class TextEncodeOutput(TaskOutput):
@@ -25,7 +30,7 @@ class TextEncodeOutput(TaskOutput):
     #: [1 or 2, tokens] bool: which of them count.
     mask: Tensor
     #: Tokens of the prompt.
-    tokens: OnDemand[int]
+    tokens: OnDemand[Value[int]]
 
 
 class TextEncode(UnitTask[TextEncodeInput, TextEncodeOutput]):
@@ -52,6 +57,11 @@ class Preview(Progress):
 
 
 class PriorInput(TaskInput):
+    """A picture to be sketched. ``width`` and ``height`` are pixels, 0: the model's usual ones.
+
+    ``seed`` None is the invocation's own, and another one for each equal call.
+    """
+
     #: What is to be seen, in words.
     prompt: str
     #: Pixels; 0: the model's usual ones.
@@ -78,6 +88,16 @@ class Prior(UnitTask[PriorInput, PriorOutput]):
 
 
 class DenoiseInput(TaskInput):
+    """A picture or video to be drawn: ``embeds`` and ``mask`` of a ``TextEncode``.
+
+    ``width`` and ``height`` are pixels, 0: as ``image`` has them, and without one the model's usual ones. ``frames`` is
+    1 for a picture, ``fps`` frames per second of a video. ``steps`` is the number of denoising steps, ``every`` that
+    from one preview to the next. ``guidance`` is a factor, how far from the negative prompt; None is the model's usual
+    one. ``seed`` is that of the noise; None is the invocation's own, and another one for each equal call. ``image`` are
+    latents of a picture, [channels, 1, height, width], for editing and for video from a picture; ``prior`` are tokens
+    of a prior, [1, 1, rows, columns], for models that have one.
+    """
+
     #: As those of ``TextEncodeOutput``.
     embeds: Tensor
     mask: Tensor
@@ -92,9 +112,7 @@ class DenoiseInput(TaskInput):
     steps: int
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
-    #: Of the noise. None is the invocation's own, and another one for each equal call.
     seed: int | None = None
-    #: Steps from one preview to the next.
     every: int = 1
     #: Latents of an image, [channels, 1, height, width] float32, for editing and for video from an image.
     image: Tensor | None = None
@@ -124,6 +142,8 @@ class Denoise(UnitTask[DenoiseInput, DenoiseOutput]):
 
 
 class DecodeInputs(TaskInput):
+    """Latents of a ``Denoise``, [channels, frames, height, width], or [channels, time, bins] of sound."""
+
     #: As ``DenoiseOutput.latents``, for sound as ``DenoiseOutput.sound``.
     latents: Tensor
 

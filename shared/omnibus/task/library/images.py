@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from omnibus.task.base import CompositeTask
 from omnibus.task.library.diffusion import (
@@ -12,13 +12,17 @@ from omnibus.task.library.diffusion import (
     DecodeVideo,
     Denoise,
     DenoiseInput,
+    Preview,
     Prior,
     PriorInput,
+    Progress,
     TextEncode,
     TextEncodeInput,
     TextEncodeOutput,
 )
 from omnibus.task.library.media import Encode, EncodeInput
+from omnibus.task.library.speech import Audio
+from omnibus.task.types import Stream, Tensor, Tensors, Value
 
 #: Pixels of a picture whose size is left to others, and the largest load that is told: estimates, whatever a client
 #: asks for.
@@ -35,20 +39,20 @@ class DrawInput(BaseModel):
     #: What is not; it counts where ``guidance`` is above 1 or left to the model.
     negative_prompt: str = ""
     #: Pixels; 0: the model's usual ones.
-    width: int = Field(0, ge=0)
-    height: int = Field(0, ge=0)
+    width: int = Field(default=0, ge=0)
+    height: int = Field(default=0, ge=0)
     #: Images.
-    n: int = Field(1, ge=1, le=16)
+    n: int = Field(default=1, ge=1, le=16)
     #: Denoising steps.
-    steps: int = Field(20, ge=1)
+    steps: int = Field(default=20, ge=1)
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
     #: Of the first image; each further one has the next number. None is the invocation's own.
-    seed: int | None = Field(None, ge=0, lt=2**62)
+    seed: int | None = Field(default=None, ge=0, lt=2**62)
     #: Report each step.
     progress: bool = False
     #: Steps from one preview to the next; 0: none are made.
-    previews: int = Field(0, ge=0)
+    previews: int = Field(default=0, ge=0)
     #: Count the prompt's tokens.
     count: bool = False
 
@@ -72,16 +76,16 @@ class ImageOutput(BaseModel):
     """Images that were made, and what else the request asks for."""
 
     #: Tensors [height, width, 3] uint8.
-    images: list[Any]
+    images: SkipValidation[Tensors]
     #: Streams of ``Progress``, one for each image.
-    progress: list[Any] = []
+    progress: SkipValidation[list[Stream[Progress]]] = []
     #: Streams of ``Preview``, one for each image.
-    previews: list[Any] = []
+    previews: SkipValidation[list[Stream[Preview]]] = []
     #: Tokens of the prompt.
-    tokens: Any = None
+    tokens: SkipValidation[Value[int] | None] = None
 
 
-class ImageGeneration(CompositeTask):
+class ImageGeneration(CompositeTask[DrawInput, ImageOutput]):
     """Text to picture. The prompt is encoded once, however many pictures are made of it.
 
     Where there is a ``prior``, the denoiser follows what that one draws, for each picture anew.
@@ -121,7 +125,7 @@ class EditInput(DrawInput):
         return min(_MAX_LOAD, (self.pixels + _DEFAULT_PIXELS) // 256 * self.steps)
 
 
-class ImageEdit(CompositeTask):
+class ImageEdit(CompositeTask[EditInput, ImageOutput]):
     """A picture and text to pictures. Both are encoded once, however many are made of them."""
 
     #: Encodes the image for the text encoder.
@@ -156,7 +160,7 @@ def _generate_images(
     request: DrawInput,
     guide: TextEncodeOutput,
     prior: Prior | None = None,
-    image: Any = None,
+    image: Tensor | None = None,
 ) -> ImageOutput:
     """The pictures of ``request``, made of ``guide``, and of the latents of ``image`` where there is one."""
     made = [
@@ -185,7 +189,7 @@ def _generate_images(
     )
 
 
-def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Any:
+def _prior_tokens(prior: Prior, request: DrawInput, place: int) -> Tensor:
     """The tokens of one picture's prior, from the same seed as its noise."""
     drawn = prior.invoke(
         PriorInput(prompt=request.prompt, width=request.width, height=request.height, seed=_image_seed(request, place)),
@@ -213,18 +217,18 @@ class VideoInput(BaseModel):
     #: What is not; it counts where ``guidance`` is above 1 or left to the model.
     negative_prompt: str = ""
     #: Pixels.
-    width: int = Field(768, ge=1)
-    height: int = Field(512, ge=1)
+    width: int = Field(default=768, ge=1)
+    height: int = Field(default=512, ge=1)
     #: Length in seconds.
-    seconds: float = Field(4.0, ge=0, le=3600)
+    seconds: float = Field(default=4.0, ge=0, le=3600)
     #: Frames per second.
-    fps: float = Field(24.0, gt=0, le=1000)
+    fps: float = Field(default=24.0, gt=0, le=1000)
     #: Denoising steps.
-    steps: int = Field(30, ge=1)
+    steps: int = Field(default=30, ge=1)
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
     #: Of the noise. None is the invocation's own.
-    seed: int | None = Field(None, ge=0, lt=2**62)
+    seed: int | None = Field(default=None, ge=0, lt=2**62)
     #: Make its sound, where the model makes it.
     sound: bool = False
     #: Report each step.
@@ -250,14 +254,14 @@ class VideoOutput(BaseModel):
     """Streams of a video."""
 
     #: Stream of tensors [frames, height, width, 3] uint8, in order.
-    frames: Any
+    frames: SkipValidation[Stream[Tensor]]
     #: Stream of ``Audio``, where the request asks for sound.
-    audio: Any = None
+    audio: SkipValidation[Stream[Audio] | None] = None
     #: Stream of ``Progress``, where the request asks for it.
-    progress: Any = None
+    progress: SkipValidation[Stream[Progress] | None] = None
 
 
-class VideoGeneration(CompositeTask):
+class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
     """Text to video, with its sound where a decoder for it is given."""
 
     #: Reads the prompts.

@@ -1,13 +1,15 @@
 """Language models: whole, split into prefill and decode, and as embedders."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+import msgspec
+from pydantic import BaseModel, ConfigDict, SkipValidation
+from typing_extensions import TypedDict
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.item_codec import Part
-from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
 
 
 class TextChunk(Part):
@@ -27,14 +29,47 @@ class TextChunk(Part):
         return "".join(part.text for part in parts)
 
 
+class TextParams(TypedDict, total=False):
+    """Sampling parameters of a language model; what is missing has the engine's default.
+
+    ``max_tokens`` bounds the answer, in tokens. ``temperature`` is 0 (greedy) to 2, ``top_p`` a share above 0 up to 1,
+    ``top_k`` a number of tokens (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16 texts
+    that end the answer. ``seed`` None is the invocation's. ``ignore_eos`` goes on until ``max_tokens``. ``say`` is an
+    answer that is given, word for word.
+    """
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_penalty: float
+    stop: Sequence[str]
+    seed: int | None
+    ignore_eos: bool
+    say: str | None
+
+
+#: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.
+Messages = Annotated[Sequence[Mapping[str, Any]] | Mapping[str, Any], SkipValidation]
+#: Parameters, or their JSON encoded before. The engine checks them.
+Params = Annotated[TextParams | msgspec.Raw, SkipValidation]
+
+
 class ThinkInput(TaskInput):
+    """Call of a language model.
+
+    ``messages`` as OpenAI's API has them; ``items`` are the embeddings of their media, each [tokens, width], in the
+    order in which they mention them. ``params``: see ``TextParams``. ``voice`` is the name of the voice that speaks
+    the answer, for models with a talker.
+    """
+
     #: List of chat messages, or a handle of their JSON when they are long.
-    messages: Any
+    messages: Messages
     #: Embeddings [tokens, width] float32 each, in the order in which the messages mention them.
-    items: list[Tensor] = []
+    items: Tensors = Tensors()
     #: ``max_tokens``, ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``repetition_penalty``, ``stop``, ``seed``,
     #: ``ignore_eos``, and ``say``, an answer that is given; a dict, or its JSON as ``msgspec.Raw``.
-    params: Any = {}
+    params: Params = {}
     #: Voice of the talker that is to follow; None for text alone.
     voice: str | None = None
 
@@ -71,7 +106,8 @@ class PrefillOutput(TaskOutput):
     #: flat where some layers look at media alone; uint8 [layers, blocks, bytes] under vLLM.
     cache: OnDemand[Tensor]
     #: ``length``, ``rope_delta``, ``first_token`` and the prompt's token counts.
-    start: OnDemand[dict[str, Any]]
+    start: OnDemand[Value[dict[str, Any]]]
+    #: For a talker, as those of ``ThinkOutput``.
     #: As those of ``ThinkOutput``.
     prompt: OnDemand[Tensor]
     layout: OnDemand[Tensor]
@@ -88,9 +124,9 @@ class DecodeInput(TaskInput):
     #: As ``PrefillOutput.cache``, of the same model and engine.
     cache: Tensor
     #: As ``PrefillOutput.start``.
-    start: dict[str, Any]
+    start: Value[dict[str, Any]]
     #: As ``ThinkInput.params``, the same as for the prefill.
-    params: Any = {}
+    params: Params = {}
 
 
 class DecodeOutput(TaskOutput):
@@ -113,20 +149,20 @@ class Decode(UnitTask[DecodeInput, DecodeOutput]):
 class Thought(NamedTuple):
     """Results of a language model, whole or in two halves: ``text``, and what a talker reads."""
 
-    text: Any
-    prompt: Any
-    layout: Any
-    rows: Any
+    text: Stream[TextChunk]
+    prompt: Tensor
+    layout: Tensor
+    rows: Stream[Tensor]
 
 
 class TextOutput(BaseModel):
     """Answer of a language model."""
 
     #: Stream of ``TextChunk``.
-    text: Any
+    text: SkipValidation[Stream[TextChunk]]
 
 
-class PrefillDecode(CompositeTask):
+class PrefillDecode(CompositeTask[ThinkInput, TextOutput]):
     """A language model in two halves, for executors that do only one of them, in the place of a ``Think``."""
 
     #: Reads the prompt.
@@ -145,9 +181,12 @@ class PrefillDecode(CompositeTask):
 
 
 class EmbedInput(TaskInput):
-    #: A list of texts, or a handle of its JSON when they are long.
+    """A list of texts, or a handle of its JSON when they are long.
+
+    ``pooling`` is ``mean``, of all tokens of a text, or ``last``, the last one.
+    """
+
     text: Any
-    #: ``mean`` of all tokens of a text, or the ``last`` one.
     pooling: str = "mean"
 
 
@@ -155,7 +194,7 @@ class EmbedOutput(TaskOutput):
     #: [texts, width] float32, each of length 1.
     embedding: Tensor
     #: Tokens of all texts together.
-    tokens: OnDemand[int]
+    tokens: OnDemand[Value[int]]
 
 
 class Embed(UnitTask[EmbedInput, EmbedOutput]):
@@ -185,12 +224,12 @@ class Vectors(BaseModel):
     """Embedded texts."""
 
     #: Tensor [texts, width] float32, each row of length 1.
-    embedding: Any
+    embedding: SkipValidation[Tensor]
     #: Tokens of all texts together.
-    tokens: Any
+    tokens: SkipValidation[Value[int]]
 
 
-class TextEmbedding(CompositeTask):
+class TextEmbedding(CompositeTask[TextInput, Vectors]):
     """Texts to vectors."""
 
     #: The language model that embeds.

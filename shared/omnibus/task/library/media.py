@@ -7,6 +7,8 @@ from omnibus.task.types import TaskInput, TaskOutput, Tensor
 
 
 class EncodeInput(TaskInput):
+    """One picture, video or sound as the gateway placed it: a handle, with modality, mime type and content hash."""
+
     #: One image, video or audio file as the gateway placed it: a handle of its bytes, uint8 [n], with ``modality``,
     #: ``mime``, ``sha256`` and ``nbytes``.
     media: Any

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SkipValidation
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.item_codec import Part
@@ -39,6 +39,11 @@ class Audio(Part):
 
 
 class TalkInput(TaskInput):
+    """Speech to be made: ``prompt``, ``layout`` and ``rows`` of a ``Think``, and the ``voice``, by its name.
+
+    ``params`` are ``max_codes``, ``temperature``, ``top_k``, ``top_p`` and ``repetition_penalty``, a dict or its JSON.
+    """
+
     #: As those of ``ThinkOutput``.
     prompt: Tensor
     layout: Tensor
@@ -67,6 +72,8 @@ class Talk(UnitTask[TalkInput, TalkOutput]):
 
 
 class SayInput(TaskInput):
+    """A ``text`` to be spoken by ``voice``, as ``instructions`` say; ``params`` as those of ``TalkInput``."""
+
     #: What is to be spoken: a string.
     text: Any
     #: Name of one of the model's voices.
@@ -90,6 +97,8 @@ class Say(UnitTask[SayInput, SayOutput]):
 
 
 class VocodeInput(TaskInput):
+    """Codec codes as they come, and the name of the voice that speaks."""
+
     #: Codes of the codec that the vocoder belongs to.
     codes: Stream[Codes]
     #: Name of one of the model's voices.
@@ -125,10 +134,10 @@ class SpeechOutput(BaseModel):
     """Spoken text."""
 
     #: Stream of ``Audio``.
-    audio: Any
+    audio: SkipValidation[Stream[Audio]]
 
 
-class Speech(CompositeTask):
+class Speech(CompositeTask[SpeechInput, SpeechOutput]):
     """Text to speech: a language model of codes and a vocoder, pipelined by chunks."""
 
     #: From text to codes.

@@ -1,0 +1,194 @@
+"""What type checkers say of apps: of the examples, of the code in the documentation, of right and of wrong ones.
+
+Both checkers see ``omnibus`` as an installed package, in their strict modes, without a plugin.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from omnibus.task import ChatInput, Think, record, tasks_of, use
+from tests.unit.app.typed_programs import FORMER, MISTAKES, READS
+from tests.unit.task.memory import Memory
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = (ROOT / "README.md", ROOT / "docs" / "apps.md")
+PROGRAMS = {"reads": READS, "mistakes": MISTAKES, "former": FORMER}
+#: Annotations whose values are one class at run time.
+RESULTS = dict.fromkeys(("Tensor", "Stream", "Value"), "Result")
+BLOCK = re.compile(r"^```py(?:thon)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: Apart from that of this repository, whose options are others.
+CACHE = ROOT / ".mypy_cache" / "apps"
+CHECKERS = ("mypy", "pyright")
+
+pytestmark = pytest.mark.timeout(900)  # both checkers begin with nothing on a machine that has never run them
+
+
+class Finding(NamedTuple):
+    """A message of a checker: an error, or a type that it reveals."""
+
+    file: str
+    line: int
+    error: bool
+    text: str
+
+
+class Findings(NamedTuple):
+    mypy: list[Finding]
+    pyright: list[Finding]
+
+    def errors(self, checker: str, file: str) -> list[Finding]:
+        return [found for found in getattr(self, checker) if found.error and found.file == file]
+
+    def revealed(self, checker: str, file: str) -> dict[int, str]:
+        """The types that are revealed, by line, with the last parts of their names."""
+        notes = [found for found in getattr(self, checker) if not found.error and found.file == file]
+        types = {found.line: re.search(r'(?:Revealed type|^Type of .*) is "(.*)"$', found.text) for found in notes}
+        return {line: re.sub(r"(\w+\.)+(?=\w)", "", match[1]) for line, match in types.items() if match}
+
+
+def page_modules(page: Path) -> Iterator[str]:
+    """Code blocks of ``page`` as modules whose lines are those of the page.
+
+    Blocks continue one another; one that has a ``serve`` is an app of its own.
+    """
+    text, shared = page.read_text(), []
+    for block in BLOCK.finditer(text):
+        names = {node.name for node in ast.parse(block[1]).body if isinstance(node, ast.AsyncFunctionDef)}
+        if "serve" in names:
+            yield only_blocks(text, [*shared, block])
+        else:
+            shared.append(block)
+    yield only_blocks(text, shared)
+
+
+def only_blocks(text: str, blocks: list[re.Match[str]]) -> str:
+    """``text`` with empty lines in place of all that is in none of ``blocks``."""
+    lines = ["" for _ in text.splitlines()]
+    for block in blocks:
+        first, code = text.count("\n", 0, block.start(1)), block[1].splitlines()
+        lines[first : first + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+DOCUMENTED = {f"{page.stem.lower()}_{at}": code for page in PAGES for at, code in enumerate(page_modules(page))}
+CORRECT = [*(path.stem for path in EXAMPLES), *DOCUMENTED, "reads", "former"]
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """All that both checkers say, each of them run once."""
+    here = tmp_path_factory.mktemp("typed")
+    for path in EXAMPLES:
+        shutil.copy(path, here)
+    for name, code in {**DOCUMENTED, **PROGRAMS}.items():
+        (here / f"{name}.py").write_text(code)
+    (here / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    (here / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict", "pythonVersion": "3.11"}')
+    mypy = run_checker(here, "mypy", "--cache-dir", str(CACHE), "--output", "json", ".")
+    pyright = run_checker(here, "pyright", "--outputjson", "--pythonpath", sys.executable, ".")
+    return Findings(list(mypy_findings(mypy)), list(pyright_findings(pyright)))
+
+
+def run_checker(here: Path, *command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "shared"), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=here,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 1, done.stderr  # there are mistakes, and they are found
+    return done.stdout
+
+
+def mypy_findings(output: str) -> Iterator[Finding]:
+    for found in map(json.loads, output.splitlines()):
+        yield Finding(Path(found["file"]).stem, found["line"], found["severity"] == "error", found["message"])
+
+
+def pyright_findings(output: str) -> Iterator[Finding]:
+    for found in json.loads(output)["generalDiagnostics"]:
+        line = found["range"]["start"]["line"] + 1
+        yield Finding(Path(found["file"]).stem, line, found["severity"] == "error", found["message"])
+
+
+def marked_lines(code: str, mark: str) -> dict[int, str]:
+    """The lines of ``code`` that match ``mark``, with its group."""
+    found = ((at, re.search(mark, line)) for at, line in enumerate(code.splitlines(), 1))
+    return {at: match[1] for at, match in found if match}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_correct_app_has_no_errors(findings: Findings, checker: str, name: str):
+    assert findings.errors(checker, name) == []
+
+
+def test_pages_have_code_and_all_of_it_is_checked():
+    for page in PAGES:
+        modules = [code for name, code in DOCUMENTED.items() if name.startswith(page.stem.lower())]
+        lines = {line for block in BLOCK.findall(page.read_text()) for line in block.splitlines()}
+        assert lines
+        assert lines <= {line for code in modules for line in code.splitlines()}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_results_have_exact_types(findings: Findings, checker: str):
+    assert findings.revealed(checker, "reads") == marked_lines(READS, r"reveal_type\(.*\)  # (.*)$")
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_each_mistake_is_reported_at_its_line_and_nothing_else(findings: Findings, checker: str):
+    assert {found.line for found in findings.errors(checker, "mistakes")} == set(
+        marked_lines(MISTAKES, r"# (mistake)$")
+    )
+
+
+async def test_results_are_at_run_time_what_their_types_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module, seen = load_program(tmp_path, "reads", monkeypatch), dict[int, set[str]]()
+    monkeypatch.setattr(
+        module, "reveal_type", lambda value: seen.setdefault(sys._getframe(1).f_lineno, set()).add(type(value).__name__)
+    )
+
+    with use(Memory(module.ALBUM, module.PAIR)):
+        assert [part async for part in module.serve("a boat")] != []
+
+    library = READS[: READS.index("async def read_library")].count("\n")
+    types = {line: text for line, text in marked_lines(READS, r"reveal_type\(.*\)  # (\w+)").items() if line <= library}
+    assert seen == {line: {RESULTS.get(text, text)} for line, text in types.items()}
+
+
+async def test_apps_without_types_run_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = load_program(tmp_path, "former", monkeypatch)
+
+    segment = record(module.FORMER.invoke, ChatInput.of("hi"))
+
+    assert [node.task for node in segment.nodes] == ["think-qwen3-tiny-thinker"]
+    assert tasks_of(module.Awaiting()) == tasks_of(module.FORMER) == [Think(model="qwen3-tiny", component="thinker")]
+
+
+def load_program(directory: Path, name: str, patch: pytest.MonkeyPatch) -> Any:
+    file = directory / f"{name}.py"
+    file.write_text(PROGRAMS[name])
+    spec = importlib.util.spec_from_file_location(f"typed_{name}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    patch.setitem(sys.modules, module.__name__, module)
+    spec.loader.exec_module(module)
+    return module
