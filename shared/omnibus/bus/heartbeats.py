@@ -1,7 +1,7 @@
-"""How often processes report on the bus, and how long each silence may last, in seconds.
+"""Intervals of reports on the bus, and limits of silence, in seconds.
 
-Who decides what on which silence is in docs/reliability.md. A limit is longer the more a false alarm costs: heartbeats
-are late on a busy machine.
+The page docs/reliability.md says who decides what on which silence. A limit is longer the more a false alarm costs:
+heartbeats are late on a busy machine.
 """
 
 EXECUTOR_HEARTBEAT_SECONDS = 0.5

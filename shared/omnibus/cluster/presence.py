@@ -73,7 +73,7 @@ class PresenceTracker(Generic[Entry]):
         return entry if seen >= self._clock() - self._lost_after else None
 
     def last_seen(self, id: str) -> float:
-        """When ``id`` has reported last, by the clock; minus infinity when it is not known."""
+        """Time of the last report of ``id`` by the clock; minus infinity when it is not known."""
         return self._known[id][1] if id in self._known else -math.inf
 
     def entries(self) -> dict[str, Entry]:

@@ -225,5 +225,5 @@ def _replica_text(options: Mapping[str, int]) -> str:
 
 
 def _family_title(name: str) -> str:
-    """What people call family ``name``; its name when it is a plugin's."""
+    """Title of family ``name``; its name when it is a plugin's."""
     return KNOWN[name].title if name in KNOWN else name
