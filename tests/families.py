@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from omnibus.families import catalog
-from omnibus.families.specs import ABSENT, KNOWN, TITLES
+from omnibus.families.specs import ABSENT, KNOWN
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
@@ -37,7 +37,7 @@ def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
     shapes = [" ".join(f"`{shape}`" for shape in _shapes(name, engine, cells)) for engine in ENGINES]
     words = [
         f"`{name}`",
-        TITLES[name],
+        KNOWN[name].title,
         ", ".join(catalog.input_kinds(about)),
         ", ".join(catalog.output_kinds(about)),
         *shapes,

@@ -12,6 +12,7 @@ from typing import Any
 
 from omnibus.app_record import VERSION_SEPARATOR, AppRecord, AppSource
 from omnibus.errors import Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
+from omnibus.process.restart import Backoff, RestartPolicy
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.apps import source_policy
@@ -23,8 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt when the store or the machine was at fault.
 RETRY_PAUSE_SECONDS = 1.0
-#: Seconds until the next attempt to load an app that was found broken: the first pause, and the longest.
-INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 30.0, 600.0
+#: Attempts to load an app that was found broken.
+BROKEN_APP_RETRIES = RestartPolicy(first=30.0, longest=600.0)
 
 
 #: Makes the worker of a source; the text is that of an uploaded one.
@@ -231,7 +232,7 @@ class Registry:
 
     async def _start_with_retries(self, served: ServedApp, record: AppRecord) -> None:
         """Start the worker of ``record``; whatever is wrong with it is tried again later."""
-        pause = INITIAL_BACKOFF_SECONDS
+        backoff = Backoff(BROKEN_APP_RETRIES)
         while True:
             try:
                 worker = await self._start_worker(record)
@@ -243,8 +244,7 @@ class Registry:
                 served.problem = typed.to_problem()
                 log.error("app %s version %d does not start here: %s", record.name, record.version, typed)
                 self._update_routes()
-                await asyncio.sleep(RETRY_PAUSE_SECONDS if isinstance(error, Retryable) else pause)
-                pause = pause if isinstance(error, Retryable) else min(2 * pause, MAX_BACKOFF_SECONDS)
+                await asyncio.sleep(RETRY_PAUSE_SECONDS if isinstance(error, Retryable) else backoff.next_delay())
         self._switch_worker(served, worker)
 
     async def _start_worker(self, record: AppRecord) -> WorkerSupervisor:

@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,16 +17,15 @@ from omnibus.app.protocol import Description
 from omnibus.app.transport import WorkerLink
 from omnibus.app_record import AppSource
 from omnibus.errors import AppFailed, Fatal, OmnibusError, ProtocolError, from_problem
+from omnibus.process.process import ChildProcess
 from services.gateway.apps.heartbeat import FreezeDetector
-from services.gateway.apps.subprocess import SpawnedProcess
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a line of its output that are logged.
-_MAX_LOGGED_LINE_BYTES = 2000
-_READ_BYTES = 16 << 10
-#: Seconds that its pipe may stay open after its end: something that it started may hold it.
-_PIPE_CLOSE_SECONDS = 1.0
+#: Characters of a line of its output that are logged.
+_MAX_LOGGED_CHARS = 2000
+#: Seconds within which a worker that has closed its link ends by itself.
+_LINK_CLOSE_SECONDS = 1.0
 #: Libraries of numbers start threads when they are loaded; a worker needs none, and uploads may have none.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -46,38 +43,31 @@ class WorkerRequest(Protocol):
 class WorkerProcess:
     """A running worker. ``requests`` are those that have not ended in it."""
 
-    def __init__(self, name: str, process: SpawnedProcess, output: int) -> None:
+    def __init__(self, source: AppSource, link: int) -> None:
         loop = asyncio.get_running_loop()
-        self.name = name
+        self.name = source.module.rpartition(".")[2]
         self.requests: dict[int, WorkerRequest] = {}
         self.gone = asyncio.Event()
         self.on_idle: Callable[[], None] | None = None
         self._last = 0
-        self._process = process
+        self._process = _execute_worker(source, link, self._log_line)
         self._link: WorkerLink | None = None
         self._ready: asyncio.Future[Description] = loop.create_future()
-        self._pulse = FreezeDetector(process.pid, lambda: self.send(protocol.Ping()))
+        self._pulse = FreezeDetector(self.pid, lambda: self.send(protocol.Ping()))
         self._why = ""
-        self._tasks = [
-            loop.create_task(self._log_output(output), name=f"log of app {name}"),
-            loop.create_task(self._watch_exit(), name=f"watch of app {name}"),
-        ]
+        self._tasks = [loop.create_task(self._watch_exit(), name=f"watch of app {self.name}")]
 
     @classmethod
     async def spawn(cls, source: AppSource, text: str, memory: int) -> "WorkerProcess":
         """Start a worker and tell it what to load. Raises ``Fatal`` when no process can be started."""
-        name = source.module.rpartition(".")[2]
         mine, theirs = socket.socketpair()
-        output, write_end = os.pipe()
         try:
-            made = cls(name, _execute_worker(source, theirs.fileno(), write_end), output)
+            made = cls(source, theirs.fileno())
         except BaseException:
             mine.close()
-            os.close(output)
             raise
         finally:
             theirs.close()
-            os.close(write_end)
         mine.setblocking(False)
         made._link = await WorkerLink.open(mine, made._handle_message, made._on_link_lost)
         made._link.send(protocol.encode_message(protocol.LoadApp(source, text, memory)))
@@ -130,9 +120,7 @@ class WorkerProcess:
     def kill(self, why: str) -> None:
         """End it at once, with everything that it started. ``why`` is told to whoever waits for it."""
         self._why = self._why or why
-        if not self.gone.is_set():
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     async def stop(self, within: float) -> None:
         """Let it cancel what it does, for ``within`` seconds; then nothing of it is left."""
@@ -151,38 +139,14 @@ class WorkerProcess:
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it started
         self._why = self._why or (f"signal {-code}" if code < 0 else f"exit code {code}")
         self.gone.set()
         self._fail_requests(self._ended_error())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PIPE_CLOSE_SECONDS):
-                await asyncio.shield(self._tasks[0])
-        self._tasks[0].cancel()
+        await self._process.drain_output()
 
-    async def _log_output(self, output: int) -> None:
-        """Log each line of its output under the app's name, without what would steer a terminal or begin a line."""
-        reader = asyncio.StreamReader()
-        file = os.fdopen(output, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), file
-        )
-        rest = b""
-        try:
-            while block := await reader.read(_READ_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
-                if len(rest) > _MAX_LOGGED_LINE_BYTES:
-                    lines, rest = [*lines, rest], b""
-                for line in lines:
-                    self._log_line(line)
-        finally:
-            self._log_line(rest)
-            transport.close()
-
-    def _log_line(self, line: bytes) -> None:
-        if line:
-            text = line[:_MAX_LOGGED_LINE_BYTES].decode(errors="replace").rstrip()
+    def _log_line(self, line: str) -> None:
+        """Log a line of its output under the app's name, without what would steer a terminal or begin a line."""
+        if text := line[:_MAX_LOGGED_CHARS].rstrip():
             log.info("app %s: %s", self.name, "".join(each if each.isprintable() else "\ufffd" for each in text))
 
     def _ended_error(self) -> AppFailed:
@@ -225,24 +189,22 @@ class WorkerProcess:
             self.kill(f"it sent what no app sends ({error})"[:300])
         elif not self.gone.is_set():
             # Nothing can be said to it any more; it is on its way out, and must not stay there.
-            asyncio.get_running_loop().call_later(_PIPE_CLOSE_SECONDS, self._kill_if_running)
+            asyncio.get_running_loop().call_later(_LINK_CLOSE_SECONDS, self._kill_if_running)
 
     def _kill_if_running(self) -> None:
         if not self.gone.is_set():
             self.kill("it closed its link")
 
 
-def _execute_worker(source: AppSource, link: int, output: int) -> SpawnedProcess:
+def _execute_worker(source: AppSource, link: int, log_line: Callable[[str], None]) -> ChildProcess:
     try:
-        return SpawnedProcess(
+        return ChildProcess(
+            f"app {source.module}",
             (sys.executable, "-P", "-u", "-m", "omnibus.app.worker", str(link)),
+            log_line,
             env=worker_environment(source.kind, os.environ),
             cwd="/" if source.kind == UPLOAD else None,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
             pass_fds=(link,),
-            start_new_session=True,  # Ctrl-C at a terminal reaches the gateway alone
         )
     except OSError as error:
         raise Fatal(f"no process can be started for {source.module}: {error.strerror}") from error

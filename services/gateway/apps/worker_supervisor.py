@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from itertools import count
 
@@ -13,6 +12,7 @@ from omnibus.app.protocol import Description
 from omnibus.app_record import AppSource
 from omnibus.errors import DeadlineExceeded, OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE
+from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
 from omnibus.service import until_cancelled
 from omnibus.task import ChatInput
 from services.gateway.apps import graph_submission
@@ -23,6 +23,8 @@ from services.gateway.apps.worker_process import WorkerProcess
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
+
+RESTART_POLICY = RestartPolicy(first=0.1, longest=10.0, healthy=30.0)
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,7 @@ class WorkerLimits:
     ping: float = 1.0
     answer_within: float = 5.0
     memory: int = 2 << 30  # less than a gateway itself has in a container
-    #: Pauses before a restart, the first and the longest; it doubles until a worker has lived for ``settled``.
-    first: float = 0.1
-    longest: float = 10.0
-    settled: float = 30.0
+    restart: RestartPolicy = RESTART_POLICY
 
 
 class WorkerSupervisor:
@@ -79,8 +78,11 @@ class WorkerSupervisor:
         Raises what is wrong with the app (``BadRequest``, ``NoSandbox``), ``AppFailed`` when its process ends,
         and ``DeadlineExceeded``.
         """
-        self._process = await self._spawn_process()
-        self._keeper = asyncio.get_running_loop().create_task(self._restart_on_exit(self._process))
+        process = self._process = await self._spawn_process()
+        restarts = restart_on_exit(
+            process, self._wait_for_end, self._try_restart, Backoff(self._rules.restart), self._announce_restart
+        )
+        self._keeper = asyncio.get_running_loop().create_task(restarts)
 
     # Requests
 
@@ -156,28 +158,20 @@ class WorkerSupervisor:
         process.begin_watch(self._rules.ping, self._rules.answer_within)
         return process
 
-    async def _restart_on_exit(self, process: WorkerProcess) -> None:
-        """Start the worker again whenever it ends."""
-        pause = self._rules.first
-        while True:
-            begun = time.monotonic()
-            await process.gone.wait()
-            self._process = None
-            await process.stop(0)
-            if self._draining:
-                return
-            if time.monotonic() - begun > self._rules.settled:
-                pause = self._rules.first
-            process, pause = await self._retry_spawn(pause)
-            self._process = process
+    async def _wait_for_end(self, process: WorkerProcess) -> bool:
+        """Wait for the end of ``process``; True when another one is to follow."""
+        await process.gone.wait()
+        self._process = None
+        await process.stop(0)
+        return not self._draining
 
-    async def _retry_spawn(self, pause: float) -> tuple[WorkerProcess, float]:
-        """Try until it is there; returns the next pause too."""
-        while True:
-            log.error("the worker of app %s ended: it starts again in %g s", self._app_name, pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self._rules.longest)
-            try:
-                return await self._spawn_process(), pause
-            except OmnibusError as error:
-                log.error("app %s does not start again: %s", self._app_name, error)
+    def _announce_restart(self, pause: float) -> None:
+        log.error("the worker of app %s ended: it starts again in %.1f s", self._app_name, pause)
+
+    async def _try_restart(self) -> WorkerProcess | None:
+        try:
+            self._process = await self._spawn_process()
+        except OmnibusError as error:
+            log.error("app %s does not start again: %s", self._app_name, error)
+            return None
+        return self._process

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from starlette.types import ASGIApp
 
 from omnibus.bus import Bus, subjects
+from omnibus.bus.heartbeats import GATEWAY_HEARTBEAT_SECONDS
+from omnibus.cluster.presence import follow_events
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -17,7 +19,7 @@ from services.gateway.routing.router import Router
 from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
 from services.gateway.tenancy.cost_model import RequestCostModel
-from services.gateway.tenancy.gateway_count import HEARTBEAT_SECONDS, GatewayPeers
+from services.gateway.tenancy.gateway_count import GatewayPeers
 from services.gateway.tenancy.key_store import KeyStore
 from services.gateway.tenancy.rate_limits import RateLimits
 
@@ -51,9 +53,9 @@ class Tenancy:
                 )
             return
         self._book.load_file()
-        await bus.subscribe(subjects.event_subject(subjects.GATEWAY), self._peers.handle_status)
+        await follow_events(bus, {subjects.GATEWAY: self._peers.handle_status})
         loop = asyncio.get_running_loop()
-        work = (self._book.follow_sources(), self._follow_profiles(), _repeat_every(HEARTBEAT_SECONDS, beat))
+        work = (self._book.follow_sources(), self._follow_profiles(), _repeat_every(GATEWAY_HEARTBEAT_SECONDS, beat))
         self._tasks = [loop.create_task(each) for each in work]
 
     def guard_application(self, application: ASGIApp) -> ASGIApp:

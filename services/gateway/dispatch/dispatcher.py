@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.messages import Accepted, BusyReply, Chunk, Hop, InvocationEnd, NodeFailed
+from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
+from omnibus.cluster.presence import follow_events
 from omnibus.errors import (
     NodeUnreachable,
     OmnibusError,
@@ -78,9 +80,8 @@ class Dispatcher:
     async def startup(self) -> None:
         await self._bus.subscribe(self.reply, self._on_reply)
         await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
-        await self._bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
-        gone = subjects.event_subject(subjects.GONE)
-        await self._bus.subscribe(gone, lambda d: self._on_gone(d.data.decode(errors="replace")))
+        handlers: dict[str, Callable[[Any], None]] = {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone}
+        await follow_events(self._bus, handlers, partial(log.warning, "%s"))
         await self._bus.subscribe(subjects.DEAD, self._on_dead_letter)
         self._watcher.start()
 
@@ -343,12 +344,7 @@ class Dispatcher:
         if running is not None and running.invocation.attempt == attempt and executor not in running.lost:
             self._reroute(running, executor, running.gone_error(executor), "gone")
 
-    def _on_status(self, delivery: Delivery) -> None:
-        try:
-            status = messages.decode_status(delivery.data)
-        except ProtocolError as error:
-            log.warning("%s", error)
-            return
+    def _on_status(self, status: ExecutorStatus) -> None:
         if self._members.handle_status(status):
             self._on_gone(status.id, died=False)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from omnibus.bus import Bus, subjects
+from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_LOST_SECONDS
 from omnibus.bus.reconnect import ReconnectMonitor
 from omnibus.errors import BusUnavailable, OmnibusError
 from omnibus.service import until_cancelled
@@ -20,12 +21,6 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25  # seconds between two looks for silent executors
 RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that executors have to show up again
 ACCEPT_TIMEOUT_SECONDS = 3.0  # seconds within which every executor of a route must have answered
-LOST_AFTER_SECONDS = (
-    5.0  # seconds without a word from one that has answered: a machine without power closes no connection
-)
-NO_ALTERNATIVE_TIMEOUT_SECONDS = (
-    15.0  # both while there is nobody else: on a busy machine a first request can hold an executor up
-)
 MAX_POLL_DELAY_SECONDS = (
     1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
 )
@@ -99,8 +94,8 @@ class FailureDetector:
     def _replace_silent(self) -> None:
         """Let others take the work of executors that answered to it, and then fell silent."""
         lost, hopeless = (
-            set(self._members.silent_executors(LOST_AFTER_SECONDS)),
-            set(self._members.silent_executors(NO_ALTERNATIVE_TIMEOUT_SECONDS)),
+            set(self._members.silent_executors(EXECUTOR_LOST_SECONDS)),
+            set(self._members.silent_executors(EXECUTOR_LAST_RESORT_SECONDS)),
         )
         for running in list(self._inflight.values()) if lost else ():
             holders = (executor for executor in lost & running.accepted if running.waits_for(executor))
@@ -117,6 +112,6 @@ class FailureDetector:
                 continue
             silent = next((executor for executor in route - running.accepted if running.waits_for(executor)), None)
             if silent is not None and (
-                running.sent <= now - NO_ALTERNATIVE_TIMEOUT_SECONDS or running.has_alternative(silent)
+                running.sent <= now - EXECUTOR_LAST_RESORT_SECONDS or running.has_alternative(silent)
             ):
                 self._move(running, silent, running.gone_error(silent), "silent")

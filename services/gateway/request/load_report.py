@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from omnibus.bus import Bus, messages, subjects
+from omnibus.bus.heartbeats import LOAD_REPORT_SECONDS
 from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.errors import OmnibusError, Overloaded
 from omnibus.metrics import GATEWAY
@@ -22,8 +23,6 @@ from services.gateway.routing.router import Router
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two events.
-REPORT_INTERVAL_SECONDS = 1.0
 #: What one request may claim of a quantity: it comes from engines, which may be an app's own code.
 MAX_QUANTITY = 1 << 32
 
@@ -153,7 +152,7 @@ class LoadReporter:
             self._schedule_publish()
 
     def _schedule_publish(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(REPORT_INTERVAL_SECONDS, self._on_timer)
+        self._timer = asyncio.get_running_loop().call_later(LOAD_REPORT_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
         # What is published while the bus is away arrives at once when it is back, as if all had come just then.

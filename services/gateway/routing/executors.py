@@ -3,14 +3,10 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import ExecutorStatus
 from services.gateway.routing.draining import DrainRate
 
-#: Seconds without a heartbeat after which an executor gets no new work and is asked whether it lives.
-SUSPECT_AFTER_SECONDS = 1.2
-#: While an option has nobody else, its executors get work for so many seconds: heartbeats are late on a busy machine,
-#: and for one that is dead the bus says so.
-LAST_RESORT_SECONDS = 15.0
 #: Seconds that an executor may hold work without a single step before its stage counts as stuck.
 STUCK_AFTER_SECONDS = 15.0
 #: How much of what a heartbeat says of other gateways' work is believed at once. All gateways hear the same
@@ -89,7 +85,7 @@ class ExecutorEntry:
         """Invocations that it can take before it is busy, as far as is known here."""
         return self.status.credits - self.own - self.foreign
 
-    def is_fit(self, now: float, within: float = SUSPECT_AFTER_SECONDS) -> bool:
+    def is_fit(self, now: float, within: float = EXECUTOR_SUSPECT_SECONDS) -> bool:
         """Ready and heard of lately."""
         return self.status.state == "ready" and now - self.seen < within
 
@@ -153,7 +149,7 @@ class ExecutorTable:
         now = time.monotonic()
         others = [member for id, member in pool.members.items() if id not in exclude]
         return [member for member in others if member.is_fit(now)] or [
-            member for member in others if member.is_fit(now, LAST_RESORT_SECONDS)
+            member for member in others if member.is_fit(now, EXECUTOR_LAST_RESORT_SECONDS)
         ]
 
     def serving_executors(
@@ -190,7 +186,7 @@ class ExecutorTable:
         loads = self.work_by_executor(self.serving_executors(model, option, exclude, origin), turn)
         return self._members[min(loads, key=loads.__getitem__)] if loads else None
 
-    def silent_executors(self, seconds: float = SUSPECT_AFTER_SECONDS) -> Iterator[str]:
+    def silent_executors(self, seconds: float = EXECUTOR_SUSPECT_SECONDS) -> Iterator[str]:
         """Executors that have missed their heartbeats for so long."""
         now = time.monotonic()
         for member in list(self._members.values()):

@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from omnibus.errors import StageUnavailable
+from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
 from services.llm.vllm.protocol import VllmEngine
 
 log = logging.getLogger(__name__)
 
-#: Seconds before the first and the longest pause before a later attempt to start.
-BACKOFF_SECONDS = (0.5, 30.0)
-#: Seconds after which an engine counts as having worked.
-STABLE_AFTER_SECONDS = 60.0
+#: An engine takes minutes to load: it counts as having worked later than other processes do.
+RESTART_POLICY = RestartPolicy(first=0.5, longest=30.0, healthy=60.0)
 
 
 class EngineSupervisor:
@@ -24,7 +22,6 @@ class EngineSupervisor:
         self._make = make
         self._engine: VllmEngine | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._pause = BACKOFF_SECONDS[0]
         self.restarts = 0
 
     @property
@@ -46,8 +43,11 @@ class EngineSupervisor:
 
     async def start(self) -> None:
         """Start the first engine; what it raises is the caller's."""
-        self._engine = await self._start_engine()
-        self._watching = asyncio.create_task(self._watch_engine(), name=f"keeper of {self._component}")
+        engine = self._engine = await self._start_engine()
+        restarts = restart_on_exit(
+            engine, self._wait_for_end, self._try_restart, Backoff(RESTART_POLICY), self._announce_restart
+        )
+        self._watching = asyncio.create_task(restarts, name=f"keeper of {self._component}")
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -57,27 +57,25 @@ class EngineSupervisor:
             engine, self._engine = self._engine, None
             await engine.stop()
 
-    async def _watch_engine(self) -> None:
-        while True:
-            engine, began = self.engine, time.monotonic()
-            await engine.wait_for_exit()
-            self._engine = None
-            log.error("the engine of %s has died; starting another one", self._component)
-            if time.monotonic() - began > STABLE_AFTER_SECONDS:
-                self._pause = BACKOFF_SECONDS[0]
-            await engine.stop()
-            self._engine = await self._restart_engine()
-            self.restarts += 1
-            log.info("the engine of %s serves again", self._component)
+    async def _wait_for_end(self, engine: VllmEngine) -> bool:
+        await engine.wait_for_exit()
+        self._engine = None
+        log.error("the engine of %s has died", self._component)
+        await engine.stop()
+        return True
 
-    async def _restart_engine(self) -> VllmEngine:
-        while True:
-            await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, BACKOFF_SECONDS[1])
-            try:
-                return await self._start_engine()
-            except Exception:  # the engine's boundary: whatever is wrong, it may be right the next time
-                log.exception("the engine of %s cannot be started; trying again", self._component)
+    def _announce_restart(self, pause: float) -> None:
+        log.info("starting another engine of %s in %.1f s", self._component, pause)
+
+    async def _try_restart(self) -> VllmEngine | None:
+        try:
+            self._engine = await self._start_engine()
+        except Exception:  # the engine's boundary: whatever is wrong, it may be right the next time
+            log.exception("the engine of %s cannot be started; trying again", self._component)
+            return None
+        self.restarts += 1
+        log.info("the engine of %s serves again", self._component)
+        return self._engine
 
     async def _start_engine(self) -> VllmEngine:
         engine = self._make()

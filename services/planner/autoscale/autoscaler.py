@@ -4,13 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus import Bus, subjects
+from omnibus.bus.messages import LoadEvent
 from omnibus.cluster.desired import added_replicas, replica_counts
-from omnibus.errors import OmnibusError, ProtocolError
+from omnibus.cluster.presence import follow_events
+from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
 from services.planner.autoscale.load_window import LoadWindows
@@ -84,14 +87,10 @@ class Autoscaler:
     async def listen(self, bus: Bus) -> None:
         """Hear of the load from now on."""
         self._bus, self._reconnects = bus, bus.reconnects
-        await bus.subscribe(subjects.event_subject(subjects.LOAD), self._on_load)
+        await follow_events(bus, {subjects.LOAD: self._on_load}, partial(log.warning, "%s"))
 
-    def _on_load(self, delivery: Delivery) -> None:
-        try:
-            self._windows.add_event(messages.decode_load(delivery.data))
-        except ProtocolError as error:
-            log.warning("%s", error)
-            return
+    def _on_load(self, event: LoadEvent) -> None:
+        self._windows.add_event(event)
         self._heard.set()
 
     def restore_load(self, plan: Plan | None) -> None:

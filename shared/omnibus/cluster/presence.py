@@ -1,35 +1,116 @@
-"""Status of other services, from their events on the bus: ready executors, and the plan that each gateway follows."""
+"""Processes known from their events on the bus: ready executors, and the plan that each gateway follows."""
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS
+from omnibus.bus.messages import ExecutorStatus, GatewayStatus
 from omnibus.cluster.desired import ExecutorKind
 from omnibus.errors import BusUnavailable, ProtocolError
 
-#: Seconds without a word after which an executor does not count as ready: some heartbeats.
-LOST_AFTER_SECONDS = 3.0
+Entry = TypeVar("Entry")
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    subjects.EXECUTOR: messages.decode_status,
+    subjects.GATEWAY: messages.decode_gateway,
+    subjects.LOAD: messages.decode_load,
+    subjects.GONE: lambda data: data.decode(errors="replace"),
+}
+
+
+async def follow_events(
+    bus: Bus,
+    handlers: Mapping[str, Callable[[Any], None]],
+    on_unreadable: Callable[[ProtocolError], None] = lambda error: None,
+) -> list[Callable[[], Awaitable[None]]]:
+    """Call each handler with the events of its kind, as ``bus.messages`` has them; of ``GONE`` with the executor's id.
+
+    ``on_unreadable`` gets what is wrong with events of another build. Returns what ends each subscription.
+    """
+
+    def subscriber(kind: str, handler: Callable[[Any], None]) -> Callable[[Delivery], None]:
+        def on_delivery(delivery: Delivery) -> None:
+            try:
+                event = _DECODERS[kind](delivery.data)
+            except ProtocolError as error:
+                on_unreadable(error)
+            else:
+                handler(event)
+
+        return on_delivery
+
+    return [
+        await bus.subscribe(subjects.event_subject(kind), subscriber(kind, handler))
+        for kind, handler in handlers.items()
+    ]
+
+
+class PresenceTracker(Generic[Entry]):
+    """Processes by id, each with an entry. One that was silent for ``lost_after`` seconds is forgotten."""
+
+    def __init__(self, lost_after: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lost_after = lost_after
+        self._clock = clock
+        self._known: dict[str, tuple[Entry, float]] = {}
+        self._changed = asyncio.Event()
+
+    def record(self, id: str, entry: Entry) -> None:
+        """Process ``id`` has just reported."""
+        self._known[id] = (entry, self._clock())
+
+    def remove(self, id: str) -> Entry | None:
+        """Forget ``id``, which has ended. Returns its entry."""
+        return self._known.pop(id, (None, 0.0))[0]
+
+    def get(self, id: str) -> Entry | None:
+        """The entry of ``id``; None when it is not present."""
+        entry, seen = self._known.get(id, (None, 0.0))
+        return entry if seen >= self._clock() - self._lost_after else None
+
+    def last_seen(self, id: str) -> float:
+        """Time of the last report of ``id`` by the clock; minus infinity when it is not known."""
+        return self._known[id][1] if id in self._known else -math.inf
+
+    def entries(self) -> dict[str, Entry]:
+        """The entries of all that are present."""
+        self.forget_before(self._clock() - self._lost_after)
+        return {id: entry for id, (entry, _) in self._known.items()}
+
+    def forget_before(self, time: float) -> None:
+        """Forget all that have been silent since ``time``."""
+        for id in [id for id, (_, seen) in self._known.items() if seen < time]:
+            del self._known[id]
+
+    def notify_change(self) -> None:
+        """Have ``wait_until`` look again."""
+        self._changed.set()
+
+    async def wait_until(self, true: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Return whether ``true`` becomes so within ``seconds``; evaluated at each ``notify_change``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not true():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return true()
 
 
 class ReadyExecutors:
     """Follows the executors' own word from ``listen`` on. One that names no origin stands for any."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[ExecutorStatus, float]] = {}
-        self._draining: dict[str, tuple[ExecutorStatus, float]] = {}
-        self._news = asyncio.Event()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._statuses = PresenceTracker[ExecutorStatus](EXECUTOR_ABSENT_SECONDS, clock)
         self._tell: Callable[[], None] = lambda: None
 
     async def listen(self, bus: Bus, tell: Callable[[], None] | None = None) -> None:
         """``tell`` is called whenever one comes, begins to drain, or goes."""
         self._tell = tell or self._tell
-        await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
-        await bus.subscribe(
-            subjects.event_subject(subjects.GONE), lambda delivery: self._on_gone(delivery.data.decode())
-        )
+        await follow_events(bus, {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone})
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
     def ready_ids(self) -> set[str]:
@@ -46,7 +127,7 @@ class ReadyExecutors:
     def count_present(self) -> dict[ExecutorKind, int]:
         """Return the number of executors of each kind that have not ended yet: the ready and the draining ones."""
         found: dict[ExecutorKind, int] = {}
-        for status in (*self._ready_statuses(), *_recent_statuses(self._draining)):
+        for status in self._statuses.entries().values():
             kind = ExecutorKind(status.model, status.option, status.origin)
             found[kind] = found.get(kind, 0) + 1
         return found
@@ -58,44 +139,30 @@ class ReadyExecutors:
 
     async def wait_for_kinds(self, wanted: Mapping[ExecutorKind, int], seconds: float) -> bool:
         """Return whether as many as ``wanted`` of each kind are ready within ``seconds``."""
-        return await self._wait_until(lambda: not self.count_missing(wanted), seconds)
+        return await self._statuses.wait_until(lambda: not self.count_missing(wanted), seconds)
 
     async def wait_for(self, executors: Collection[str], seconds: float) -> bool:
         """Return whether all ``executors`` are ready within ``seconds``."""
-        return await self._wait_until(lambda: self.ready_ids().issuperset(executors), seconds)
-
-    async def _wait_until(self, true: Callable[[], bool], seconds: float) -> bool:
-        return await _wait_until(self._news, true, seconds)
+        return await self._statuses.wait_until(lambda: self.ready_ids().issuperset(executors), seconds)
 
     def _ready_statuses(self) -> list[ExecutorStatus]:
-        return _recent_statuses(self._known)
+        return [status for status in self._statuses.entries().values() if status.state == "ready"]
 
-    def _on_status(self, delivery: Delivery) -> None:
-        try:
-            status = messages.decode_status(delivery.data)
-        except ProtocolError:
-            return  # of another build; gateways say so in their logs
-        now = time.monotonic()
-        if status.state == "draining":
-            self._draining[status.id] = (status, now)
-            if self._known.pop(status.id, None) is not None:
-                self._notify_change()
-            return
-        if status.state != "ready":
+    def _on_status(self, status: ExecutorStatus) -> None:
+        if status.state not in ("ready", "draining"):
             self._on_gone(status.id)
             return
-        known = self._known.get(status.id)
-        self._known[status.id] = (status, now)
-        if known is None or known[0].origin != status.origin or known[1] <= now - LOST_AFTER_SECONDS:
+        known = self._statuses.get(status.id)
+        self._statuses.record(status.id, status)
+        if known is None or (known.state, known.origin) != (status.state, status.origin):
             self._notify_change()
 
     def _on_gone(self, executor: str) -> None:
-        known, draining = self._known.pop(executor, None), self._draining.pop(executor, None)
-        if known is not None or draining is not None:
+        if self._statuses.remove(executor) is not None:
             self._notify_change()
 
     def _notify_change(self) -> None:
-        self._news.set()
+        self._statuses.notify_change()
         self._tell()
 
 
@@ -103,14 +170,12 @@ class GatewayPlans:
     """Follows which plan each gateway goes by, from ``listen`` on."""
 
     def __init__(self) -> None:
-        self._plans: dict[str, float] = {}
-        self._heard: set[str] = set()
-        self._news = asyncio.Event()
+        self._plans = PresenceTracker[float]()
         self._bus: Bus | None = None
 
     async def listen(self, bus: Bus) -> None:
         self._bus = bus
-        await bus.subscribe(subjects.event_subject(subjects.GATEWAY), self._on_status)
+        await follow_events(bus, {subjects.GATEWAY: self._on_status})
         self._publish_census()
 
     async def wait_for_plan(self, created: float, seconds: float) -> bool:
@@ -118,12 +183,12 @@ class GatewayPlans:
 
         One that has said nothing by then is forgotten, so that its end costs this time once.
         """
-        self._heard.clear()
+        asked = time.monotonic()
         self._publish_census()
-        if await _wait_until(self._news, lambda: all(plan >= created for plan in self._plans.values()), seconds):
+        plans = self._plans
+        if await plans.wait_until(lambda: all(plan >= created for plan in plans.entries().values()), seconds):
             return True
-        for silent in self._plans.keys() - self._heard:
-            del self._plans[silent]
+        plans.forget_before(asked)
         return False
 
     def _publish_census(self) -> None:
@@ -132,30 +197,9 @@ class GatewayPlans:
         with suppress(BusUnavailable):  # whoever is asked cannot be heard either
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
-    def _on_status(self, delivery: Delivery) -> None:
-        try:
-            status = messages.decode_gateway(delivery.data)
-        except ProtocolError:
-            return
-        self._heard.add(status.id)
+    def _on_status(self, status: GatewayStatus) -> None:
         if status.state == "ready":
-            self._plans[status.id] = status.created
+            self._plans.record(status.id, status.created)
         else:
-            self._plans.pop(status.id, None)
-        self._news.set()
-
-
-def _recent_statuses(known: Mapping[str, tuple[ExecutorStatus, float]]) -> list[ExecutorStatus]:
-    oldest = time.monotonic() - LOST_AFTER_SECONDS
-    return [status for status, heard in known.values() if heard > oldest]
-
-
-async def _wait_until(news: asyncio.Event, true: Callable[[], bool], seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            while not true():
-                news.clear()
-                await news.wait()
-    except TimeoutError:
-        return False
-    return True
+            self._plans.remove(status.id)
+        self._plans.notify_change()

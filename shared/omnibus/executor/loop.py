@@ -16,6 +16,7 @@ import msgspec
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.coalescer import Outbox
+from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS
 from omnibus.bus.messages import BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
 from omnibus.bus.reconnect import ReconnectMonitor
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
@@ -35,7 +36,6 @@ from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 0.5  # seconds between status events
 RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that gateways have to show up again
 
 
@@ -102,7 +102,7 @@ class Executor:
             self._publish_status()
             self._end_expired()
             self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # so that it knows when
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(EXECUTOR_HEARTBEAT_SECONDS)
 
     def _publish_status(self) -> None:
         try:

@@ -6,7 +6,8 @@ from typing import Any
 
 from omnibus.errors import BadRequest
 from omnibus.families import plugins
-from omnibus.families.specs import KNOWN, FamilyDeclaration, prefill_decode_options
+from omnibus.families.specs import KNOWN
+from omnibus.families.templates import FamilyDeclaration, prefill_decode_options
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"

@@ -1,6 +1,5 @@
 """Log lines of many processes on one stream, each under the name of its process."""
 
-import asyncio
 import os
 import sys
 from collections import deque
@@ -8,7 +7,6 @@ from collections.abc import Mapping
 from typing import TextIO
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foreground colours, no red: red is for errors
-_MAX_LINE_BYTES = 64 * 1024  # bytes; a longer one is cut into several
 _TAIL_LINE_COUNT = 15  # lines kept per process, for error messages
 
 
@@ -42,19 +40,3 @@ class Log:
         """The last lines of ``name`` for an error message; empty when it wrote none."""
         lines = self._tails.get(name, ())
         return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
-
-    async def copy_lines(self, name: str, reader: asyncio.StreamReader) -> None:
-        """Copy the lines of ``reader`` until it ends."""
-        rest = b""
-        while block := await reader.read(_MAX_LINE_BYTES):
-            *lines, rest = (rest + block).split(b"\n")
-            if len(rest) > _MAX_LINE_BYTES:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self.write_line(name, _decode_line(line))
-        if rest:
-            self.write_line(name, _decode_line(rest))
-
-
-def _decode_line(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r")

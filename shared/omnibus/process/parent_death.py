@@ -11,17 +11,17 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent(death: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
+def die_with_parent(death: signal.Signals = signal.SIGKILL, parent: int | None = None) -> Callable[[], None] | None:
     """A ``preexec_fn`` that makes the kernel send ``death`` to the child when its parent thread ends.
 
-    Call it in the parent: what runs between fork and exec must not import or allocate much. Start the
-    child from a thread that lives as long as the process, because the kernel watches the thread. Linux
-    only; elsewhere None.
+    Call it in the parent, or in the child with the id of its ``parent``: what runs between fork and exec must not
+    import or allocate much. Start the child from a thread that lives as long as the process, because the kernel
+    watches the thread. Linux only; elsewhere None.
     """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
+    parent = os.getpid() if parent is None else parent
 
     def bind_to_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, int(death))

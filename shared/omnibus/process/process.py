@@ -1,39 +1,48 @@
-"""One operating-system process of the supervisor: born, logged, ended with its whole group."""
+"""One child process: started, its output read line by line, its end watched, ended with its whole group."""
 
 import asyncio
 import os
 import signal
+import subprocess
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-
-from omnibus.errors import Fatal
-from omnibus.process.logs import Log
-from omnibus.process.parent_death import die_with_parent
-from omnibus.process.spec import ProcessSpec
+from typing import Any
 
 _PIPE_CLOSE_SECONDS = 2.0  # seconds; a grandchild that left the group may keep the pipe open
+_MAX_LINE_BYTES = 64 * 1024  # bytes; a longer line is cut into several
+
+WriteLine = Callable[[str], None]
 
 
 class ChildProcess:
-    """A running process in a session of its own: Ctrl-C reaches the supervisor alone."""
+    """A running process in a session of its own: Ctrl-C reaches its parent alone.
 
-    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log: Log, output: int) -> None:
-        self.spec = spec
-        self._process = process
-        self._pump = asyncio.create_task(_copy_output(spec.name, log, output), name=f"log of {spec.name}")
+    ``write_line`` gets each line of its output and of its errors; ``options`` are more of ``subprocess.Popen``.
+    Raises ``OSError`` when the program cannot be executed.
 
-    @classmethod
-    async def spawn(cls, spec: ProcessSpec, log: Log) -> "ChildProcess":
-        """Start ``spec``. Raises ``Fatal`` when the program cannot be executed."""
-        # A pipe of our own: asyncio reports the end of a process only once its pipes are closed, and a
-        # grandchild can hold them open for ever.
+    Without a ``preexec_fn`` it starts without a copy of the parent's page tables, which asyncio and uvloop make:
+    for as long as that takes a large parent answers nobody.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], write_line: WriteLine, **options: Any) -> None:
+        loop = asyncio.get_running_loop()
         output, write_end = os.pipe()
         try:
-            return cls(spec, await _start_process(spec, write_end), log, output)
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **options,
+            )
         except BaseException:
             os.close(output)
             raise
         finally:
             os.close(write_end)
+        self._exit = _watch_exit(self._process, loop)
+        self._output = loop.create_task(_copy_output(output, write_line), name=f"log of {name}")
 
     @property
     def pid(self) -> int:
@@ -41,71 +50,92 @@ class ChildProcess:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for the end; the exit code, or minus the signal that killed it."""
-        return await self._process.wait()
+        """Wait for the end; the exit code, or minus the signal that killed it. What it started has ended then too."""
+        return await asyncio.shield(self._exit)
 
     def kill(self) -> None:
         """KILL the process and everything in its group, at once."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self._exit.done():
+            _kill_group(self.pid)
 
     def terminate(self) -> None:
         """Send TERM, and wait for nothing."""
-        with suppress(ProcessLookupError):
-            self._process.terminate()
+        if not self._exit.done():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
-    async def end(self) -> int:
-        """TERM, then KILL after the spec's grace; nothing of the group is left. The exit code.
+    async def end(self, grace: float) -> int:
+        """TERM, then KILL after ``grace`` seconds; nothing of the group is left. The exit code.
 
         Cancelling does not leave a process behind: it is killed before the cancellation goes on. Ending
         twice is harmless.
         """
-        if self._pump.done() and self._process.returncode is not None:
-            return self._process.returncode
+        self.terminate()
         try:
-            if self._process.returncode is None:
-                await self._terminate_gracefully()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self.wait()
         finally:
-            self.kill()  # grandchildren too, also when the process ended by itself
-        code = await self._process.wait()
-        await self._drain_log()
+            self.kill()
+        code = await self.wait()
+        await self.drain_output()
         return code
 
-    async def _terminate_gracefully(self) -> None:
-        self.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.spec.grace):
-                await self._process.wait()
-
-    async def _drain_log(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PIPE_CLOSE_SECONDS):
-                await self._pump
+    async def drain_output(self) -> None:
+        """Wait for the last lines of a process that has ended, for some seconds at most."""
+        await asyncio.wait({self._output}, timeout=_PIPE_CLOSE_SECONDS)
+        self._output.cancel()
 
 
-async def _start_process(spec: ProcessSpec, output: int) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *spec.argv,
-            env={**os.environ, **spec.env},
-            cwd=spec.cwd,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
-    except OSError as error:
-        raise Fatal(f"cannot start {spec.name}: {error}", executor=spec.name) from error
+async def copy_lines(reader: asyncio.StreamReader, write_line: WriteLine) -> None:
+    """Call ``write_line`` for each line of ``reader`` until it ends."""
+    rest = b""
+    while block := await reader.read(_MAX_LINE_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            write_line(_decode_line(line))
+    if rest:
+        write_line(_decode_line(rest))
 
 
-async def _copy_output(name: str, log: Log, output: int) -> None:
+async def _copy_output(output: int, write_line: WriteLine) -> None:
     reader = asyncio.StreamReader()
     file = os.fdopen(output, "rb", buffering=0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), file
     )
     try:
-        await log.copy_lines(name, reader)
+        await copy_lines(reader, write_line)
     finally:
         transport.close()
+
+
+def _watch_exit(process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+    """The exit code of ``process``, once it and its group have ended."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # another system, or an old kernel
+        waiting = loop.run_in_executor(None, process.wait)
+        waiting.add_done_callback(lambda _: _kill_group(process.pid))
+        return waiting
+    code: asyncio.Future[int] = loop.create_future()
+
+    def on_exit() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        _kill_group(process.pid)  # what it started: no other process can have this id before ``wait``
+        code.set_result(process.wait())
+
+    loop.add_reader(descriptor, on_exit)
+    return code
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # the latter: macOS, where all that is left are zombies
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _decode_line(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")

@@ -1,14 +1,17 @@
 """Keeps one process running: start, readiness, restart with backoff, end."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError
-from omnibus.process.backoff import Backoff, RestartPolicy
 from omnibus.process.logs import Log
+from omnibus.process.parent_death import die_with_parent
 from omnibus.process.process import ChildProcess
+from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
 from omnibus.process.spec import ProcessSpec
 
 _CALLBACK_TIMEOUT_SECONDS = 5.0  # seconds for the on_exit callback
@@ -40,7 +43,6 @@ class ProcessKeeper:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._confirmed = False
-        self._since = 0.0  # when the present life became ready, in ``time.monotonic()`` seconds
 
     @property
     def pid(self) -> int | None:
@@ -60,16 +62,16 @@ class ProcessKeeper:
         Raises ``Fatal`` and ``DeadlineExceeded``, with the last log lines.
         """
         began = time.monotonic()
-        child = await self._spawn_child()
+        child = self._spawn_child()
         try:
             await self._until_ready(child)
         except BaseException:
             await self._end_child(child, wanted=True)
             raise
-        self._since = time.monotonic()
         self._confirmed = self._confirmed or self.spec.ready is not None
-        self._log.write_line(self.spec.name, f"ready after {self._since - began:.2f} s")
-        self._task = asyncio.create_task(self._keep_running(child), name=f"keeper of {self.spec.name}")
+        self._log.write_line(self.spec.name, f"ready after {time.monotonic() - began:.2f} s")
+        restarts = restart_on_exit(child, self._wait_for_end, self._try_start, self._backoff, self._announce_restart)
+        self._task = asyncio.create_task(restarts, name=f"keeper of {self.spec.name}")
         self._task.add_done_callback(given_up)
 
     def confirm(self) -> None:
@@ -95,39 +97,26 @@ class ProcessKeeper:
         if self._child:
             self._child.terminate()
 
-    async def _keep_running(self, child: ChildProcess) -> None:
-        while await self._wait_for_end(child) and self.spec.restart:
-            child = await self._restart_child()
-
     async def _wait_for_end(self, child: ChildProcess) -> bool:
-        """Wait for the end of ``child``; True when it ended by itself."""
+        """Wait for the end of ``child``; True when another one is to follow."""
         wanted = True
         try:
             await child.wait()
             wanted = False
         finally:
             await self._end_child(child, wanted)
-        return True
+        return self.spec.restart
 
-    async def _restart_child(self) -> ChildProcess:
-        """A new child that is ready; tries until one is, or the policy gives up one that never served."""
-        lived = time.monotonic() - self._since
-        while True:
-            pause, lived = self._backoff.next_delay(lived), 0.0
-            if self._backoff.exhausted and not self._confirmed:
-                raise Fatal(self._give_up_message(), executor=self.spec.name)
-            self._log.write_line(self.spec.name, f"restarting in {pause:.1f} s")
-            await asyncio.sleep(pause)
-            child = await self._try_start()
-            if child is not None:
-                self._since = time.monotonic()
-                return child
+    def _announce_restart(self, pause: float) -> None:
+        if self._backoff.exhausted and not self._confirmed:
+            raise Fatal(self._give_up_message(), executor=self.spec.name)
+        self._log.write_line(self.spec.name, f"restarting in {pause:.1f} s")
 
     async def _try_start(self) -> ChildProcess | None:
         """A new child that is ready; None when it could not be started or did not become ready."""
         child: ChildProcess | None = None
         try:
-            child = await self._spawn_child()
+            child = self._spawn_child()
             await self._until_ready(child)
         except (OmnibusError, OSError) as error:  # the latter: no descriptors or processes left
             self._log.write_line(self.spec.name, str(error).splitlines()[0])
@@ -140,8 +129,19 @@ class ProcessKeeper:
             raise
         return child
 
-    async def _spawn_child(self) -> ChildProcess:
-        self._child = await ChildProcess.spawn(self.spec, self._log)
+    def _spawn_child(self) -> ChildProcess:
+        spec = self.spec
+        try:
+            self._child = ChildProcess(
+                spec.name,
+                spec.argv,
+                partial(self._log.write_line, spec.name),
+                env={**os.environ, **spec.env},
+                cwd=spec.cwd,
+                preexec_fn=die_with_parent(),
+            )
+        except OSError as error:
+            raise Fatal(f"cannot start {spec.name}: {error}", executor=spec.name) from error
         return self._child
 
     async def _until_ready(self, child: ChildProcess) -> None:
@@ -160,7 +160,7 @@ class ProcessKeeper:
 
     async def _not_ready_error(self, child: ChildProcess, ended: bool) -> OmnibusError:
         name = self.spec.name
-        code = await child.end()  # first, so that its last lines are in the log
+        code = await child.end(self.spec.grace)  # first, so that its last lines are in the log
         if ended:
             return Fatal(
                 f"{name} ended ({_describe_exit(code)}) before it was ready{self._log.tail(name)}", executor=name
@@ -174,7 +174,7 @@ class ProcessKeeper:
 
     async def _end_child(self, child: ChildProcess, wanted: bool) -> None:
         pid = child.pid
-        code = await child.end()
+        code = await child.end(self.spec.grace)
         self._child = None
         if not wanted:
             self._log.write_line(self.spec.name, f"ended ({_describe_exit(code)})")

@@ -12,6 +12,7 @@ import msgspec
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.messages import Chunk, ExecutorStatus, Hop
+from omnibus.cluster.presence import PresenceTracker, follow_events
 from omnibus.errors import BusUnavailable, OmnibusError, ProtocolError, StageFailed
 from omnibus.graph import Invocation
 
@@ -33,20 +34,16 @@ class ExecutorMonitor:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._known: dict[str, tuple[float, ExecutorStatus]] = {}
+        self._known = PresenceTracker[ExecutorStatus]()
         self._first: dict[str, float] = {}
         self._ends: dict[str, int] = {}
-        self._news = asyncio.Event()
 
     async def listen(self) -> None:
-        await self._bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
-        await self._bus.subscribe(
-            subjects.event_subject(subjects.GONE), lambda delivery: self._on_gone(delivery.data.decode())
-        )
+        await follow_events(self._bus, {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone})
 
     def ready_executors(self, model: str, option: str) -> list[ExecutorStatus]:
         """The executors of an option that are ready."""
-        return [each for _, each in self._known.values() if (each.model, each.option) == (model, option)]
+        return [each for each in self._known.entries().values() if (each.model, each.option) == (model, option)]
 
     def ready_since(self, executor: str) -> float:
         """Return the time at which ``executor`` first reported that it is ready, on the monotonic clock; 0 before."""
@@ -59,21 +56,17 @@ class ExecutorMonitor:
 
     async def wait_until(self, true: Callable[[], bool], seconds: float) -> bool:
         """Return whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not true():
-                    self._news.clear()
-                    await self._news.wait()
-        return true()
+        return await self._known.wait_until(true, seconds)
 
     async def read_busy(self, executor: str) -> BusySample:
         """Read the busy time of ``executor`` up to now. Raises ``StageFailed`` when it does not answer."""
         asked = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
-        if not await self.wait_until(lambda: self._last_status_time(executor) > asked, STATUS_TIMEOUT_SECONDS):
+        await self.wait_until(lambda: self._known.last_seen(executor) > asked, STATUS_TIMEOUT_SECONDS)
+        at, status = self._known.last_seen(executor), self._known.get(executor)
+        if status is None or at <= asked:
             raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
-        at, status = self._known[executor]
         named = dict(zip(status.components, status.busy, strict=False))
         return BusySample(at, named if len(named) == len(status.components) else None)
 
@@ -95,37 +88,30 @@ class ExecutorMonitor:
 
     async def _wait_for_end(self, executors: dict[str, str]) -> StageFailed:
         before = {id: self._ends.get(id, 0) for id in executors}
-        while True:
-            for id, option in executors.items():
-                if self._ends.get(id, 0) > before[id]:
-                    return StageFailed(f"executor {id} of option {option} ended while it was measured", executor=id)
-            self._news.clear()
-            await self._news.wait()
 
-    def _last_status_time(self, executor: str) -> float:
-        return self._known[executor][0] if executor in self._known else 0.0
+        def ended_executor() -> str:
+            return next((id for id in executors if self._ends.get(id, 0) > before[id]), "")
 
-    def _on_status(self, delivery: Delivery) -> None:
-        try:
-            status = messages.decode_status(delivery.data)
-        except ProtocolError:
-            return
-        now = time.monotonic()
+        await self._known.wait_until(lambda: bool(ended_executor()))
+        ended = ended_executor()
+        return StageFailed(f"executor {ended} of option {executors[ended]} ended while it was measured", executor=ended)
+
+    def _on_status(self, status: ExecutorStatus) -> None:
         if status.state == "ready":
-            self._first.setdefault(status.id, now)
-            self._known[status.id] = (now, status)
+            self._first.setdefault(status.id, time.monotonic())
+            self._known.record(status.id, status)
+            self._known.notify_change()
         else:
             self._forget_executor(status.id)
-        self._news.set()
 
     def _on_gone(self, executor: str) -> None:
         self._ends[executor] = self._ends.get(executor, 0) + 1
         self._forget_executor(executor)
-        self._news.set()
 
     def _forget_executor(self, executor: str) -> None:
-        self._known.pop(executor, None)
+        self._known.remove(executor)
         self._first.pop(executor, None)
+        self._known.notify_change()
 
 
 class EdgeRecorder:

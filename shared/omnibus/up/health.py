@@ -4,8 +4,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from omnibus.bus import Bus, Delivery, messages, subjects
-from omnibus.errors import ProtocolError
+from omnibus.bus import Bus, subjects
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.cluster.presence import follow_events
 from omnibus.up import fork_client
 
 _READY = "200"
@@ -59,7 +60,7 @@ class Endpoints:
 
     async def listen(self, bus: Bus) -> None:
         """Follow which process is which executor: one that was forked is no child of the supervisor."""
-        await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), self._on_status)
+        await follow_events(bus, {subjects.EXECUTOR: self._on_status})
 
     async def service_answers(self, pid: int) -> bool:
         """The event loop of the service in process ``pid`` answers, and has started."""
@@ -71,11 +72,7 @@ class Endpoints:
         pid = self._executors.get(id)
         return pid is not None and await self.service_answers(pid)
 
-    def _on_status(self, delivery: Delivery) -> None:
-        try:
-            executor = messages.decode_status(delivery.data)
-        except ProtocolError:
-            return  # of another build
+    def _on_status(self, executor: ExecutorStatus) -> None:
         self._executors[executor.id] = executor.pid
 
     def _find_address(self, pid: int) -> tuple[str, int] | None:

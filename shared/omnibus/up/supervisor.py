@@ -8,8 +8,8 @@ from graphlib import TopologicalSorter
 from types import TracebackType
 from typing import Any, TypeVar
 
-from omnibus.process.backoff import RestartPolicy
 from omnibus.process.logs import Log
+from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import OnExit, ProcessKeeper
 from omnibus.up.shm import remove_shared_memory

@@ -7,12 +7,12 @@ import time
 import msgspec
 import pytest
 
+from omnibus.bus.heartbeats import GATEWAY_FORGOTTEN_SECONDS
 from omnibus.bus.messages import GatewayStatus, LoadCounts
 from omnibus.cli import top
 from omnibus.cli.format import top as top_format
 from omnibus.cluster.monitor import state_values
 from omnibus.cluster.monitor.snapshot import (
-    FORGET_AFTER_SECONDS,
     RATE_WINDOW_SECONDS,
     SystemState,
     planned_rates,
@@ -125,7 +125,7 @@ def test_gateways_that_do_not_answer_are_forgotten_with_what_they_had_in_flight(
     seen.handle_gateway(GatewayStatus("b", 3, 1.0, "gone"))
     seen.handle_gateway(GatewayStatus("c", 2, 1.0))
     before = (seen.gateways, seen.inflight)
-    clock.now += FORGET_AFTER_SECONDS + 1
+    clock.now += GATEWAY_FORGOTTEN_SECONDS + 1
 
     assert before == ({"a": 3, "c": 2}, 4)
     assert (seen.gateways, seen.inflight) == ({}, 0)

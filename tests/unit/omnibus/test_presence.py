@@ -1,18 +1,18 @@
 """What the bus says of executors and gateways."""
 
 import asyncio
-import time
+import math
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
 from omnibus.bus import subjects
+from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
-from omnibus.cluster import presence
 from omnibus.cluster.desired import ExecutorKind
-from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
+from omnibus.cluster.presence import GatewayPlans, PresenceTracker, ReadyExecutors
 from omnibus.settings import BusSettings
 
 L, NEW = ExecutorKind("m", "L", "aaaa"), ExecutorKind("m", "L", "bbbb")
@@ -38,6 +38,40 @@ def executor(bus: MemoryBus, id: str, origin: str = "aaaa", state: str = "ready"
 def gateway(bus: MemoryBus, id: str, created: float, state: str = "ready") -> None:
     status = GatewayStatus(id, int(created), created, state)
     bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
+
+
+# All
+
+
+async def test_processes_are_present_until_they_end_or_fall_silent():
+    now = 0.0
+    tracker = PresenceTracker[str](lost_after=2.0, clock=lambda: now)
+    for id in "abc":
+        tracker.record(id, id.upper())
+    now = 1.5
+    tracker.record("a", "again")
+
+    assert tracker.remove("b") == "B"
+    assert tracker.remove("b") is None
+    assert tracker.entries() == {"a": "again", "c": "C"}
+    now = 3.0
+    assert (tracker.get("a"), tracker.get("c"), tracker.get("b")) == ("again", None, None)
+    assert tracker.entries() == {"a": "again"}
+    assert (tracker.last_seen("a"), tracker.last_seen("c")) == (1.5, -math.inf)
+
+
+async def test_who_waits_looks_again_at_each_change():
+    tracker = PresenceTracker[bool]()
+    waiting = asyncio.ensure_future(tracker.wait_until(lambda: tracker.get("a") is not None, 10.0))
+    tracker.notify_change()
+    await turn()
+    assert not waiting.done()
+
+    tracker.record("a", True)
+    tracker.notify_change()
+
+    assert await waiting
+    assert not await tracker.wait_until(lambda: False, 0.01)
 
 
 # Executors
@@ -85,13 +119,13 @@ async def test_who_was_seen_to_die_is_not_counted(bus: MemoryBus, ready: ReadyEx
     assert ready.count_ready(L) == 0
 
 
-async def test_who_is_silent_is_not_counted_until_it_speaks_again(
-    bus: MemoryBus, ready: ReadyExecutors, monkeypatch: pytest.MonkeyPatch
-):
+async def test_who_is_silent_is_not_counted_until_it_speaks_again(bus: MemoryBus):
+    now = 0.0
+    ready = ReadyExecutors(clock=lambda: now)
+    await ready.listen(bus)
     executor(bus, "a")
     await turn()
-    later = time.monotonic() + presence.LOST_AFTER_SECONDS + 1
-    monkeypatch.setattr(presence.time, "monotonic", lambda: later)
+    now += EXECUTOR_ABSENT_SECONDS + 1
     silent = ready.count_ready(L)
 
     executor(bus, "a")
@@ -129,6 +163,14 @@ async def test_comings_and_goings_are_told_and_heartbeats_are_not(bus: MemoryBus
     await turn()
 
     assert told == [1, 0, 0]
+
+
+async def test_one_that_drains_and_comes_back_is_counted_once(bus: MemoryBus, ready: ReadyExecutors):
+    for state in ("ready", "draining", "ready"):
+        executor(bus, "a", state=state)
+    await turn()
+
+    assert (ready.count_ready(L), ready.count_present()) == (1, {L: 1})
 
 
 async def test_who_drains_is_there_until_it_is_gone(bus: MemoryBus, ready: ReadyExecutors):

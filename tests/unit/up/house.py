@@ -10,7 +10,7 @@ from typing import Any
 
 from omnibus.cluster.presence import GatewayPlans
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
-from omnibus.process.backoff import RestartPolicy
+from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import Exit
 from omnibus.settings import StoreSettings

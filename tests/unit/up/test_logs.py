@@ -3,8 +3,10 @@
 import asyncio
 import io
 import re
+from functools import partial
 
 from omnibus.process.logs import Log
+from omnibus.process.process import copy_lines
 
 
 class Terminal(io.StringIO):
@@ -16,7 +18,7 @@ async def pumped(log: Log, name: str, data: bytes) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    await log.copy_lines(name, reader)
+    await copy_lines(reader, partial(log.write_line, name))
 
 
 async def test_each_line_has_the_padded_name_in_front():

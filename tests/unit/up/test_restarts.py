@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from omnibus.process.backoff import RestartPolicy
+from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import SLEEPS, WITHIN, Lines, log_to, python_code

@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.errors import DeadlineExceeded, Fatal
-from omnibus.process.backoff import RestartPolicy
+from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import Exit
 from omnibus.up import infra

@@ -1,29 +1,23 @@
 """The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run_core_process``."""
 
-import ctypes
 import os
-import signal
-import sys
 from typing import Any
 
 import torch
 
+from omnibus.process.parent_death import die_with_parent
 from omnibus_models import torchvision_cpu
 
 # A spawned process imports this module for its target, before it imports vLLM for its arguments, and
 # vLLM imports torchvision as soon as it sees it.
 torchvision_cpu.install_operators()
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
 
 def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
     """An engine core that dies with ``parent`` and hears none of its terminal's signals."""
-    if sys.platform == "linux":
-        # The kernel watches the thread that has started this process; see ``Core._thread``.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(1)
+    bind_to_parent = die_with_parent(parent=parent)
+    if bind_to_parent is not None:
+        bind_to_parent()  # the kernel watches the thread that has started this process; see ``VllmEngineProcess``
     os.setpgrp()
     from vllm.v1.engine import core
 

@@ -9,7 +9,7 @@ from omnibus.checkpoints import is_id
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.families import catalog
-from omnibus.families.specs import KNOWN, TITLES
+from omnibus.families.specs import KNOWN
 from omnibus.plan import ModelPlan, Plan
 
 #: The dtype that executors load when nobody says otherwise.
@@ -23,7 +23,7 @@ def family_info(name: str) -> dict[str, Any]:
     options = {each: {**option, "usual": each in usual} for each, option in found["options"].items()}
     return {
         "family": name,
-        "title": TITLES.get(name, name),
+        "title": _family_title(name),
         "takes": catalog.input_kinds(found),
         "gives": catalog.output_kinds(found),
         "components": {part: found["tasks"][part] for part in found["components"]},
@@ -125,8 +125,7 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
 
 def check_lines(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of ``omnibus models check``."""
-    title = TITLES.get(report.family, report.family)
-    yield f"{report.path}: {report.family} ({title}); weights: {_stored_text(report)}"
+    yield f"{report.path}: {report.family} ({_family_title(report.family)}); weights: {_stored_text(report)}"
     yield ""
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}
     if not report.stored:
@@ -223,3 +222,8 @@ def _checkpoint_text(model: Mapping[str, Any]) -> str:
 
 def _replica_text(options: Mapping[str, int]) -> str:
     return " ".join(name if replicas == 1 else f"{replicas}x{name}" for name, replicas in options.items())
+
+
+def _family_title(name: str) -> str:
+    """Title of family ``name``; its name when it is a plugin's."""
+    return KNOWN[name].title if name in KNOWN else name

@@ -4,16 +4,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
-from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus import Bus, subjects
+from omnibus.bus.heartbeats import CENSUS_INTERVAL_SECONDS
 from omnibus.cluster.monitor.snapshot import SystemState
+from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
 from omnibus.store import REREAD_SECONDS, PlanState, Store
 
-#: Seconds between two questions to all who are there: gateways say nothing while their plan is the same.
-CENSUS_INTERVAL_SECONDS = 5.0
 #: Seconds between two attempts to read from a store that is away.
 RETRY_PAUSE_SECONDS = 1.0
 
@@ -36,17 +37,16 @@ class Watch:
     @asynccontextmanager
     async def following(self) -> AsyncIterator["Watch"]:
         """Follow as long as the block lasts."""
-        heard: dict[str, Callable[[Delivery], None]] = {
-            subjects.EXECUTOR: lambda delivery: self.seen.handle_executor(messages.decode_status(delivery.data)),
-            subjects.GATEWAY: lambda delivery: self.seen.handle_gateway(messages.decode_gateway(delivery.data)),
-            subjects.LOAD: lambda delivery: self.seen.handle_load(messages.decode_load(delivery.data)),
-            subjects.GONE: lambda delivery: self.seen.handle_gone(delivery.data.decode(errors="replace")),
+        handlers: dict[str, Callable[[Any], None]] = {
+            subjects.EXECUTOR: self.seen.handle_executor,
+            subjects.GATEWAY: self.seen.handle_gateway,
+            subjects.LOAD: self.seen.handle_load,
+            subjects.GONE: self.seen.handle_gone,
         }
         async with AsyncExitStack() as stack:
-            for kind, handler in heard.items():
-                stack.push_async_callback(
-                    await self._bus.subscribe(subjects.event_subject(kind), self._skip_unreadable(handler))
-                )
+            told = {kind: self._with_news(handler) for kind, handler in handlers.items()}
+            for stop in await follow_events(self._bus, told):
+                stack.push_async_callback(stop)
             for following in (self._follow_plans(), self._follow_problems()):
                 stack.push_async_callback(until_cancelled, asyncio.create_task(following))
             yield self
@@ -101,11 +101,10 @@ class Watch:
             self._tell()
             await asyncio.sleep(RETRY_PAUSE_SECONDS if self._store_lost else REREAD_SECONDS)
 
-    def _skip_unreadable(self, handler: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
-        def handle(delivery: Delivery) -> None:
-            with suppress(ProtocolError):  # another build's
-                handler(delivery)
-                self._tell()
+    def _with_news(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        def handle(event: Any) -> None:
+            handler(event)
+            self._tell()
 
         return handle
 

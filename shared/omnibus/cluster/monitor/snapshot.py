@@ -1,21 +1,21 @@
 """Observations of plans, executors, gateways and their load over the last seconds. No I/O."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS, GATEWAY_FORGOTTEN_SECONDS, LOAD_ABSENT_SECONDS
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus, LoadCounts, LoadEvent
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.load_window import LoadWindow
-from omnibus.cluster.presence import LOST_AFTER_SECONDS
+from omnibus.cluster.presence import PresenceTracker
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, PlanState
 
 #: Seconds that rates are over.
 RATE_WINDOW_SECONDS = 5.0
-#: Seconds without an answer to what is asked of all after which a gateway is forgotten.
-FORGET_AFTER_SECONDS = 15.0
 
 
 class Totals(NamedTuple):
@@ -49,11 +49,10 @@ class _ExecutorHistory:
 
     def __init__(self) -> None:
         self.status: ExecutorStatus
-        self.heard = 0.0
         self._samples: deque[tuple[float, float, int]] = deque()
 
     def add_status(self, status: ExecutorStatus, now: float) -> None:
-        self.status, self.heard = status, now
+        self.status = status
         self._samples.append((now, sum(status.busy), sum(status.done)))
         while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_WINDOW_SECONDS:
             self._samples.popleft()
@@ -85,9 +84,9 @@ class SystemState:
         self.staged: Plan | None = None
         self.problems: Mapping[str, PlanProblem] = {}
         self._clock = clock
-        self._executors: dict[str, _ExecutorHistory] = {}
-        self._gateways: dict[str, tuple[int, float]] = {}  # epoch, when it was heard
-        self._inflight: dict[str, tuple[int, float]] = {}
+        self._executors = PresenceTracker[_ExecutorHistory](EXECUTOR_ABSENT_SECONDS, clock)
+        self._gateways = PresenceTracker[int](GATEWAY_FORGOTTEN_SECONDS, clock)  # epochs
+        self._inflight = PresenceTracker[int](LOAD_ABSENT_SECONDS, clock)
         self._recent = LoadWindow(RATE_WINDOW_SECONDS, clock)
         self._lost: dict[tuple[str, str], list[int]] = {}  # failed and refused since the beginning
 
@@ -97,23 +96,24 @@ class SystemState:
         if status.state == "gone":
             self.handle_gone(status.id)
             return
-        self._executors.setdefault(status.id, _ExecutorHistory()).add_status(status, self._clock())
+        history = self._executors.get(status.id) or _ExecutorHistory()
+        history.add_status(status, self._clock())
+        self._executors.record(status.id, history)
 
     def handle_gone(self, executor: str) -> None:
-        self._executors.pop(executor, None)
+        self._executors.remove(executor)
 
     def handle_gateway(self, status: GatewayStatus) -> None:
         if status.state == "ready":
-            self._gateways[status.id] = (status.epoch, self._clock())
+            self._gateways.record(status.id, status.epoch)
         else:
-            self._gateways.pop(status.id, None)
-            self._inflight.pop(status.id, None)
+            self._gateways.remove(status.id)
+            self._inflight.remove(status.id)
 
     def handle_load(self, event: LoadEvent) -> None:
-        now = self._clock()
         self._recent.add_event(event)
-        self._inflight[event.gateway] = (event.inflight, now)
-        self._gateways[event.gateway] = (event.epoch, now)
+        self._inflight.record(event.gateway, event.inflight)
+        self._gateways.record(event.gateway, event.epoch)
         for model, types in event.models.items():
             for kind, load in types.items():
                 lost = self._lost.setdefault((model, kind), [0, 0])
@@ -123,22 +123,19 @@ class SystemState:
     def handle_disconnect(self) -> None:
         """The bus was away: what it had to say in the meantime is lost."""
         self._recent.clear()
-        self._inflight.clear()
+        self._inflight.forget_before(math.inf)
 
     # What is so
 
     @property
     def gateways(self) -> dict[str, int]:
         """The plan's epoch at each gateway."""
-        oldest = self._clock() - FORGET_AFTER_SECONDS
-        self._gateways = {id: known for id, known in self._gateways.items() if known[1] > oldest}
-        return {id: epoch for id, (epoch, _) in sorted(self._gateways.items())}
+        return dict(sorted(self._gateways.entries().items()))
 
     @property
     def inflight(self) -> int:
         """Invocations in flight at all gateways."""
-        oldest = self._clock() - LOST_AFTER_SECONDS  # who has something in flight tells each second
-        return sum(count for count, heard in self._inflight.values() if heard > oldest)
+        return sum(self._inflight.entries().values())
 
     @property
     def span(self) -> float:
@@ -158,7 +155,7 @@ class SystemState:
     def ready_counts(self) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each kind."""
         found: dict[ExecutorKind, int] = {}
-        for each in self._live_executors():
+        for each in self._executors.entries().values():
             if each.status.state == "ready":
                 kind = self._executor_kind(each.status)
                 found[kind] = found.get(kind, 0) + 1
@@ -169,18 +166,13 @@ class SystemState:
         wanted = replica_counts(self.plan.models) if self.plan is not None else {}
         staged = replica_counts(self.staged.models) if self.staged is not None else None
         there: dict[ExecutorKind, list[_ExecutorHistory]] = {}
-        for each in self._live_executors():
+        for each in self._executors.entries().values():
             there.setdefault(self._executor_kind(each.status), []).append(each)
         kinds = dict.fromkeys([*wanted, *(staged or {}), *sorted(there)])
         return [
             _option_state(kind, self._option_components(kind, there), wanted, staged, there.get(kind, []))
             for kind in sorted(kinds, key=lambda kind: kind[:2])
         ]
-
-    def _live_executors(self) -> Iterable[_ExecutorHistory]:
-        oldest = self._clock() - LOST_AFTER_SECONDS
-        self._executors = {id: each for id, each in self._executors.items() if each.heard > oldest}
-        return self._executors.values()
 
     def _executor_kind(self, status: ExecutorStatus) -> ExecutorKind:
         """One that names no origin stands for any, so for the one that the plan wants."""

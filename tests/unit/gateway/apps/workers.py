@@ -13,6 +13,7 @@ import numpy as np
 from omnibus.app_record import AppSource
 from omnibus.errors import OmnibusError
 from omnibus.graph import as_ref
+from omnibus.process.restart import RestartPolicy
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
 from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
@@ -20,9 +21,9 @@ from services.gateway.dispatch.streams import ItemStream
 
 PATIENCE = 20.0  # seconds
 #: No test waits long for a worker to start again.
-CALM = WorkerLimits(cancel_within=PATIENCE, stop_within=1.0, first=0.01)
+CALM = WorkerLimits(cancel_within=PATIENCE, stop_within=1.0, restart=RestartPolicy(first=0.01))
 #: Nor for one that has to be forced.
-QUICK = WorkerLimits(cancel_within=0.3, stop_within=1.0, first=0.01)
+QUICK = WorkerLimits(cancel_within=0.3, stop_within=1.0, restart=RestartPolicy(first=0.01))
 
 HEAD = """
 import asyncio, os, sys, time

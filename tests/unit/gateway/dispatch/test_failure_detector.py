@@ -6,10 +6,10 @@ import time
 import msgspec
 import pytest
 
+from omnibus.bus.heartbeats import EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import BusyReply
 from omnibus.errors import StageUnavailable
 from services.gateway.dispatch import failure_detector
-from services.gateway.routing.executors import SUSPECT_AFTER_SECONDS
 from tests.unit.gateway.dispatch.test_moves import moved
 from tests.unit.gateway.world import World, finish
 from tests.unit.sidecar.node import until
@@ -39,7 +39,7 @@ async def test_an_executor_that_has_no_other_beside_it_may_take_longer_to_answer
 
 
 async def test_an_executor_that_never_answers_fails_the_request(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "NO_ALTERNATIVE_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(failure_detector, "EXECUTOR_LAST_RESORT_SECONDS", 0.0)
     monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 0.0)
     await there.puppets_of(e="E", l="L")
     running = there.submit()
@@ -96,7 +96,7 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
 
 
 async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "LOST_AFTER_SECONDS", SUSPECT_AFTER_SECONDS)
+    monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
     running = there.submit()
     await there.turn()
@@ -110,7 +110,7 @@ async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: Worl
 async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_then_named(
     there: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(failure_detector, "LOST_AFTER_SECONDS", SUSPECT_AFTER_SECONDS)
+    monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     vision, frozen = await there.puppets_of(e="E", l="L")
     vision.accepts = frozen.accepts = True
     running = there.submit()
@@ -120,7 +120,7 @@ async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_t
     await asyncio.sleep(2 * failure_detector.POLL_SECONDS)
     assert (running.failure, running.invocation.attempt) == (None, 0)
 
-    monkeypatch.setattr(failure_detector, "NO_ALTERNATIVE_TIMEOUT_SECONDS", SUSPECT_AFTER_SECONDS)
+    monkeypatch.setattr(failure_detector, "EXECUTOR_LAST_RESORT_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     await until(lambda: running.failure is not None)
 
     assert isinstance(running.failure, StageUnavailable)
@@ -128,14 +128,14 @@ async def test_a_frozen_executor_that_has_no_other_beside_it_is_waited_for_and_t
 
 
 async def test_a_gateway_that_was_held_up_itself_takes_nobody_for_frozen(there: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_detector, "LOST_AFTER_SECONDS", SUSPECT_AFTER_SECONDS)
+    monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     _, thinker, _ = puppets = await there.puppets_of(e="E", l="L", l2="L")
     for puppet in puppets:
         puppet.accepts = True
     running = there.submit()
     await there.sent(thinker)
 
-    time.sleep(SUSPECT_AFTER_SECONDS + 2 * failure_detector.MAX_POLL_DELAY_SECONDS)  # noqa: ASYNC251 nothing here goes on meanwhile
+    time.sleep(EXECUTOR_SUSPECT_SECONDS + 2 * failure_detector.MAX_POLL_DELAY_SECONDS)  # noqa: ASYNC251 nothing here goes on meanwhile
     await asyncio.sleep(2 * failure_detector.POLL_SECONDS)
 
     assert (running.failure, running.invocation.attempt) == (None, 0)

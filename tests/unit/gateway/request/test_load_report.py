@@ -39,7 +39,7 @@ BOTH = "vision+thinker"
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.request.load_report.REPORT_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("services.gateway.request.load_report.LOAD_REPORT_SECONDS", 0.02)
 
 
 class Ear:
@@ -222,7 +222,7 @@ async def test_as_long_as_a_request_runs_there_is_word_of_it(home: House, ear: E
 
 
 async def test_the_last_word_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.gateway.request.load_report.REPORT_INTERVAL_SECONDS", 1000.0)
+    monkeypatch.setattr("services.gateway.request.load_report.LOAD_REPORT_SECONDS", 1000.0)
     async with house(tmp_path) as home:
         ear = await Ear().listen(home.bus)
         await home.all_of(VL)

@@ -57,7 +57,7 @@ def test_a_silent_executor_gets_nothing_until_it_speaks_again(clock: Clock):
     members = ExecutorTable()
     members.handle_status(status())
 
-    clock.now += module.SUSPECT_AFTER_SECONDS - 0.01
+    clock.now += module.EXECUTOR_SUSPECT_SECONDS - 0.01
     assert (fit(members), list(members.silent_executors())) == (["e-0"], [])
     clock.now += 0.01
     members.handle_status(status("e-1"))
@@ -71,7 +71,7 @@ def test_a_silent_executor_that_has_no_other_beside_it_is_the_last_resort_for_a_
     members = ExecutorTable()
     members.handle_status(status())
 
-    clock.now += module.LAST_RESORT_SECONDS - 0.01
+    clock.now += module.EXECUTOR_LAST_RESORT_SECONDS - 0.01
     assert (fit(members), list(members.silent_executors())) == (["e-0"], ["e-0"])
     clock.now += 0.01
     assert fit(members) == []

@@ -119,7 +119,7 @@ async def test_gpu_seconds_that_are_used_up_are_counted_for_their_model(tmp_path
 async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.gateway.request.load_report.REPORT_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("services.gateway.request.load_report.LOAD_REPORT_SECONDS", 0.02)
     limits = {"gpu_seconds": 1e-9}
     async with gated(tmp_path, limits, admit=1, admit_queue=1, admit_wait=0.2) as gate, asyncio.timeout(PATIENCE):
         ear, growth, held = await Ear().listen(gate.home.bus), Growth(), await holding(gate)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
+from omnibus.process.restart import RestartPolicy
 from services.llm.vllm import supervisor as module
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Tokens
 from services.llm.vllm.supervisor import EngineSupervisor
@@ -40,7 +41,7 @@ class Mortal:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", (0.001, 0.002))
+    monkeypatch.setattr(module, "RESTART_POLICY", RestartPolicy(first=0.001, longest=0.002))
 
 
 def made(*engines: Mortal) -> tuple[EngineSupervisor, Iterator[Mortal]]:

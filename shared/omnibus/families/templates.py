@@ -9,7 +9,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One family.
+    """One family. ``title`` is what people call it.
 
     ``components`` are in the order in which data flows; ``encoders`` names the component that encodes each modality,
     ``tasks`` the kind of the unit task of each component. ``options`` and ``paths`` are the usual deployment,
@@ -17,6 +17,7 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     the names of a component's tensors begin, the longest that fits counts; components that share tensors name it both.
     """
 
+    title: str
     components: Sequence[str]
     tasks: Mapping[str, str]
     options: Options
@@ -30,9 +31,10 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     engine: str = ""
 
 
-def language_model(tiny: str, **more: Any) -> FamilyDeclaration:
+def language_model(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     """A language model that takes text alone."""
     return FamilyDeclaration(
+        title=title,
         components=["thinker"],
         tasks={"thinker": "think"},
         options={"L": _deployment_option("llm", "thinker")},
@@ -42,9 +44,10 @@ def language_model(tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
-def vision_language(tiny: str, *modalities: str, **more: Any) -> FamilyDeclaration:
+def vision_language(title: str, tiny: str, *modalities: str, **more: Any) -> FamilyDeclaration:
     """One encoder of ``modalities`` and a language model."""
     return FamilyDeclaration(
+        title=title,
         components=["vision", "thinker"],
         encoders=dict.fromkeys(modalities, "vision"),
         tasks={"vision": "encode", "thinker": "think"},
@@ -64,10 +67,11 @@ def vision_language(tiny: str, *modalities: str, **more: Any) -> FamilyDeclarati
     )
 
 
-def omni_model(tiny: str, voices: Sequence[str], **more: Any) -> FamilyDeclaration:
+def omni_model(title: str, tiny: str, voices: Sequence[str], **more: Any) -> FamilyDeclaration:
     """Pictures, videos and sound in, text and speech out."""
     whole = ["vision", "audio", "thinker", "talker", "vocoder"]
     return FamilyDeclaration(
+        title=title,
         components=whole,
         encoders={"image": "vision", "video": "vision", "audio": "audio"},
         tasks={"vision": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode"},
@@ -87,10 +91,11 @@ def omni_model(tiny: str, voices: Sequence[str], **more: Any) -> FamilyDeclarati
     )
 
 
-def image_generation(tiny: str, **more: Any) -> FamilyDeclaration:
+def image_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     """Text in, pictures out."""
     whole = ["text_encoder", "dit", "vae"]
     return FamilyDeclaration(
+        title=title,
         components=whole,
         tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-image"},
         options={
@@ -105,10 +110,11 @@ def image_generation(tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
-def image_generation_with_prior(tiny: str, **more: Any) -> FamilyDeclaration:
+def image_generation_with_prior(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     """Text in, pictures out, each of which follows a rough one."""
     whole = ["text_encoder", "prior", "dit", "vae"]
     return FamilyDeclaration(
+        title=title,
         components=whole,
         tasks={"text_encoder": "text-encode", "prior": "prior", "dit": "denoise", "vae": "decode-image"},
         options={
@@ -124,10 +130,11 @@ def image_generation_with_prior(tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
-def image_editing(tiny: str, **more: Any) -> FamilyDeclaration:
+def image_editing(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     """A picture and text in, pictures out. The picture is seen by who reads the text, and by who paints."""
     whole = ["vision", "text_encoder", "vae_encoder", "dit", "vae"]
     return FamilyDeclaration(
+        title=title,
         components=whole,
         tasks={
             "vision": "encode",
@@ -154,10 +161,11 @@ def image_editing(tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
-def video_generation(tiny: str, **more: Any) -> FamilyDeclaration:
+def video_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     """Text in, films with sound out."""
     whole = ["text_encoder", "dit", "vae", "audio_vae"]
     return FamilyDeclaration(
+        title=title,
         components=whole,
         tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-video", "audio_vae": "decode-audio"},
         options={

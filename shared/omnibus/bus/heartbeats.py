@@ -1,0 +1,28 @@
+"""Intervals of reports on the bus, and limits of silence, in seconds.
+
+The page docs/reliability.md says who decides what on which silence. A limit is longer the more a false alarm costs:
+heartbeats are late on a busy machine.
+"""
+
+EXECUTOR_HEARTBEAT_SECONDS = 0.5
+#: Of a gateway that asks for API keys. Others report when their plan changes, and on census.
+GATEWAY_HEARTBEAT_SECONDS = 2.0
+#: Of a gateway that has requests in flight.
+LOAD_REPORT_SECONDS = 1.0
+#: Census by ``omnibus top``.
+CENSUS_INTERVAL_SECONDS = 5.0
+
+#: Two heartbeats: the executor gets no new work and is probed. A false alarm costs one empty message.
+EXECUTOR_SUSPECT_SECONDS = 1.2
+#: Six heartbeats: it does not count as ready or present. A false alarm makes a rollout wait.
+EXECUTOR_ABSENT_SECONDS = 3.0
+#: Ten heartbeats: its invocations move. A false alarm costs what they have computed.
+EXECUTOR_LOST_SECONDS = 5.0
+#: The same while no other executor can take the work, and while it may still get some: a false alarm fails requests.
+EXECUTOR_LAST_RESORT_SECONDS = 15.0
+#: Three heartbeats: its part of the tenants' limits goes to the other gateways. A false alarm exceeds the limits.
+GATEWAY_ABSENT_SECONDS = 7.0
+#: Three censuses, the only reports of a gateway without API keys and load.
+GATEWAY_FORGOTTEN_SECONDS = 15.0
+#: Three reports: what a gateway had in flight does not count any more.
+LOAD_ABSENT_SECONDS = 3.0
