@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 
-def nightly(*values: Any) -> list[ParameterSet]:
+def nightly(*values: Any) -> list[Any]:
     """Return ``values`` of one parameter with the marker ``nightly``; a test with any of them has it."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
