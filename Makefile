@@ -8,8 +8,9 @@ PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH
 # A browser, if there is one: by the names that tests/e2e/console/browser.py knows, or playwright's own.
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable
 BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
-# Which tests `make test` leaves out: measurements, what needs vLLM, and what needs a browser where there is none.
-MARKS ?= not bench and not vllm$(if $(BROWSER),, and not browser)
+# Which tests `make test` leaves out: measurements, repetitions, what needs vLLM, and what needs a browser where there
+# is none.
+MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
@@ -24,7 +25,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
+.PHONY: help install demo test test-nightly test-kernels install-browser install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,9 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
+
+test-nightly: $(VENV)/.dev ## Run what `make test` leaves out as repetition: more examples and shapes
+	$(BIN)/python -m pytest -m nightly $(ARGS)
 
 # Debian has the smallest one, 0.1 GB to download, 0.3 GB on disk.
 install-browser: $(VENV)/.dev ## Install Chromium, for the tests of the console

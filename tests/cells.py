@@ -32,7 +32,7 @@ KINDS = {
     "film": "frames are those of the library's pipeline before they are rounded, its sound to 1e-5; shapes agree exactly",
 }
 #: A test with one of these is not run, or may fail: it can claim nothing.
-IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")
+IDLE = ("skip", "skipif", "xfail", "bench", "nightly", "browser", "docker")
 
 
 class Claim(NamedTuple):

@@ -135,7 +135,7 @@ def unsafe(node: ast.AST) -> list[str]:
 
 
 def _unsafe_call(call: ast.Call) -> list[str]:
-    name = ast.unparse(call.func)
+    name = _dotted_name(call.func)
     found = [name] if name in UNSAFE_CALLS else []
     for argument in call.keywords:
         value = argument.value
@@ -144,6 +144,13 @@ def _unsafe_call(call: ast.Call) -> list[str]:
     if name == "torch.load" and not _sets(call, "weights_only"):
         found.append("torch.load without weights_only=True")
     return found
+
+
+def _dotted_name(function: ast.expr) -> str:
+    """Name of what is called; what is no name has three dots in it."""
+    if isinstance(function, ast.Attribute):
+        return f"{_dotted_name(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else "..."
 
 
 def _sets(call: ast.Call, name: str) -> bool:

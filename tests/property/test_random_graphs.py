@@ -11,6 +11,7 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.nightly import nightly
 from tests.property.drawn import Drawn, LiveDrawn, Log, Request
 from tests.property.estate import Estate, estate, plain
 from tests.property.oracle import Oracle
@@ -18,7 +19,7 @@ from tests.property.programs import Program, programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-GRAPHS, AT_ONCE = 2000, 5
+AT_ONCE = 5
 #: Seconds that a batch may take, on however busy a machine.
 PATIENCE = 60.0
 
@@ -90,9 +91,10 @@ async def all_agree(place: Estate, drawn: list[Program]) -> None:
             group.create_task(agree(place, program))
 
 
-def test_random_graphs_agree_with_plain_python(loop: Loop, place: Estate):
+@pytest.mark.parametrize("graphs", [200, *nightly(2000)])
+def test_random_graphs_agree_with_plain_python(loop: Loop, place: Estate, graphs: int):
     @settings(
-        max_examples=GRAPHS // AT_ONCE,
+        max_examples=graphs // AT_ONCE,
         deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],
@@ -107,5 +109,5 @@ def test_random_graphs_agree_with_plain_python(loop: Loop, place: Estate):
     ran = 0
     check()
 
-    assert ran >= GRAPHS
+    assert ran >= graphs
     loop.run(place.settled())

@@ -9,6 +9,7 @@ import pytest
 from omnibus.cli import main
 from omnibus.cli.profile import ProgressBar
 from omnibus.profiling.checkpoint import PartialProfile
+from omnibus_models import tiny
 from tests.unit.profiling.subjects import declared
 
 APP = """
@@ -76,6 +77,7 @@ def test_any_model_that_is_built_here_can_be_named(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("OMNIBUS_CACHE", str(here.parent))
+    tiny.build("qwen2", here.parent / "tiny" / "qwen2")
     path = here / "speech.json"
     path.write_text(json.dumps({"requests": [{"body": {**WORKLOAD["requests"][0]["body"], "modalities": ["audio"]}}]}))
 

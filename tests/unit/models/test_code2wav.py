@@ -12,6 +12,7 @@ from torch import Tensor
 from omnibus.errors import BadRequest
 from omnibus_models import families, tiny
 from omnibus_models.families import _code2wav
+from tests.nightly import nightly
 
 VOICE = "Ethan"
 SAMPLES, LOST = 1920, 555  # of a frame, and what is missing at the end
@@ -41,8 +42,8 @@ def streamed(vocoder: Any, frames: list[list[int]], size: int) -> Tensor:
     return torch.cat([*pieces, stream.push([], last=True)])
 
 
-@pytest.mark.parametrize("count", [1, 2, 11, 40, 90])
-@pytest.mark.parametrize("size", [1, 3, 7, 25])
+@pytest.mark.parametrize("count", [1, 11, 40, *nightly(2, 90)])
+@pytest.mark.parametrize("size", [3, 25, *nightly(1, 7)])
 def test_a_streamed_waveform_is_the_whole_one_however_it_is_cut(vocoder: Any, count: int, size: int) -> None:
     frames = some_frames(count, count)
 
@@ -153,8 +154,8 @@ def test_the_waveform_is_neither_silent_nor_clipped(vocoder: Any) -> None:
     assert float((wave.abs() >= 1).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("sent", [0, 1, 30, 60, 89])
-@pytest.mark.parametrize("size", [1, 7, 90])
+@pytest.mark.parametrize("sent", [0, 30, 89, *nightly(1, 60)])
+@pytest.mark.parametrize("size", [7, 90, *nightly(1)])
 def test_a_waveform_begins_behind_what_somebody_has(vocoder: Any, sent: int, size: int) -> None:
     frames = some_frames(90, 5)
     stream = vocoder.open(VOICE, 0)

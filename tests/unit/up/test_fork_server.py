@@ -22,6 +22,7 @@ from omnibus.families import catalog
 from omnibus.up import fork_client, fork_server, health
 from omnibus.up.stack import FORK_SERVER_MODULES, ROOT, Stack
 from omnibus.up.tiny_models import tiny_models
+from omnibus_models import tiny
 from tests.unit.up.births import ForkServer, numbers
 from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
 
@@ -219,40 +220,45 @@ def test_other_engines_and_devices_have_no_fork_server(setting):
 
 # With real engines
 
-#: Prints the number of threads, then what loading every component of a family imports.
+#: Prints the number of threads, then for each family what a fork imports to load every component of it.
 LOADS = """
-import importlib, os, sys, pathlib
-for name in sys.argv[3:]:
+import importlib, os, pathlib, sys
+directory, families, *modules = sys.argv[1:]
+for name in modules:
     importlib.import_module(name)
-print(len(os.listdir("/proc/self/task")))
-from omnibus_models.families import load_family
-before = set(sys.modules)
-found = load_family(sys.argv[1])
-for component in found.components:
-    found.load(component, pathlib.Path(sys.argv[2]))
-print(*sorted(set(sys.modules) - before))
+print(len(os.listdir("/proc/self/task")), flush=True)
+for family in families.split():
+    if (child := os.fork()) == 0:
+        from omnibus_models.families import load_family
+        before = set(sys.modules)
+        found = load_family(family)
+        for component in found.components:
+            found.load(component, pathlib.Path(directory) / family)
+        print(family, *sorted(set(sys.modules) - before), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, family
 """
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """Where tiny models are built once for all of these tests."""
-    return tmp_path_factory.mktemp("checkpoints")
+    """Where tiny models are, built here once for all of these tests."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    for family in catalog.TINY.values():
+        tiny.build(family, directory / family)
+    return directory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", catalog.TINY)
-async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_have(checkpoints, model):
-    await tiny_models([model], checkpoints)
-    family = catalog.TINY[model]
+async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_have(checkpoints):
+    families = list(catalog.TINY.values())
 
-    loads = [sys.executable, "-c", LOADS, family, str(checkpoints / family), *FORK_SERVER_MODULES]
+    loads = [sys.executable, "-c", LOADS, str(checkpoints), " ".join(families), *FORK_SERVER_MODULES]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
-    output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=120)
-    threads, imported = output.splitlines()
+    output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=240)
 
-    assert threads == "1"
-    assert imported == ""
+    # One thread, and behind the name of each family no module.
+    assert output.splitlines() == ["1", *families]
 
 
 @pytest.mark.slow
