@@ -8,8 +8,8 @@ PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH
 # A browser, if there is one: by the names that tests/e2e/console/browser.py knows, or playwright's own.
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable
 BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
-# Which tests `make test` leaves out: measurements, repetitions, what needs vLLM, and what needs a browser where there
-# is none.
+# Which tests `make test` leaves out: measurements, full counts, what needs vLLM, and what needs a browser where there
+# is none. `make test MARKS=nightly` runs the full counts.
 MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm

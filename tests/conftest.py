@@ -86,11 +86,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """A directory whose tests share a system, all tests that need the Docker engine, or else a file."""
+    """The group that a file names, all tests that need the Docker engine, a directory that has one system, or a file."""
+    if (named := item.get_closest_marker("xdist_group")) is not None:
+        return str(named.args[0])
     if item.get_closest_marker("docker") is not None:
         return "docker"
     directory = item.path.parent
-    shared = "e2e" in directory.parts and directory.name != "e2e" and (directory / "conftest.py").exists()
+    shared = "e2e" in directory.parts and directory.name not in ("e2e", "families")
+    shared = shared and (directory / "conftest.py").exists()
     return str((directory if shared else item.path).relative_to(TESTS))
 
 

@@ -34,6 +34,7 @@ from omnibus.up import run_dir
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import STORE_SECRET
+from tests.e2e import warm
 
 ROOT = Path(__file__).parents[2]
 VL, OMNI = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny"
@@ -56,8 +57,9 @@ def running(
     """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
     ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
+    Executors' libraries are those of the session's fork server, see ``tests.e2e.warm``.
     """
-    system = System(directory, models, settings, flags, more)
+    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings))
     try:
         system.start()
         yield system
@@ -70,7 +72,7 @@ def running(
 
 
 class System:
-    """The processes of one ``omnibus up``."""
+    """The processes of one ``omnibus up``; ``is_warm``: its fork server imports nothing, see ``tests.e2e.warm``."""
 
     def __init__(
         self,
@@ -79,8 +81,10 @@ class System:
         settings: Mapping[str, str],
         flags: Sequence[str] = (),
         more: Mapping[str, Any] | None = None,
+        is_warm: bool = False,
     ) -> None:
         self._flags = flags
+        self._is_warm = is_warm
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
@@ -114,15 +118,19 @@ class System:
 
     def _begin(self) -> bool:
         self._up.clear()
-        self._process = self.command("up", "--port", "0", *self._models, *self._flags)
+        program = ("tests.e2e.warm", warm.fork_server_socket()) if self._is_warm else ("omnibus.cli",)
+        self._process = self._popen(*program, "up", "--port", "0", *self._models, *self._flags)
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         assert self._up.wait(_UP_WITHIN), "not up in time"
         return "Omnibus is up" in self.log
 
     def command(self, *arguments: str) -> "subprocess.Popen[str]":
         """``omnibus <arguments>`` beside this system, output and errors in one pipe."""
+        return self._popen("omnibus.cli", *arguments)
+
+    def _popen(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", "omnibus.cli", *arguments],
+            [sys.executable, "-u", "-m", module, *arguments],
             env=self.env,
             cwd=ROOT,
             text=True,
@@ -176,7 +184,16 @@ class System:
     def processes(self) -> list[psutil.Process]:
         """Everything that this system runs at this moment, the supervisor left out."""
         assert self._process is not None
-        return psutil.Process(self._process.pid).children(recursive=True)
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return [*children, *self._warm_processes()] if self._is_warm and hasattr(self, "state") else children
+
+    def _warm_processes(self) -> list[psutil.Process]:
+        """The fork server and what it has born, which are no children of the supervisor when it is warm."""
+        pid = warm.listener_process_id(str(Path(self.state.directory) / "fork-server.sock"))
+        if pid is None:
+            return []
+        fork_server = psutil.Process(pid)
+        return [fork_server, *fork_server.children(recursive=True)]
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""

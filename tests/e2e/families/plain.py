@@ -57,5 +57,9 @@ async def equals_the_monolith(system: System, family: str, checkpoint: Path, sha
     await system.ledger_is_empty()
 
 
+#: Families of the one system of ``conftest.plain``.
+FAMILIES = ("llava", "llava_next", "internvl", "llava_onevision")
+
+
 def _halves(family: str) -> str:
     return f"{family}-halves"

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus_models import tiny
 from tests.e2e.apps.estate import error
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System
 from tests.oracles import glm_image as oracle
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("painters")]
 
 MODEL = "glm-image-tiny"
-STUDIO = Path(__file__).parent / "studio"
 APART, TOGETHER = "T>Pr>D>V", "TPrDV"
 WISHES: dict[str, dict[str, Any]] = {
     "sign": {"prompt": 'a sign: "hello world"', "width": 64, "height": 64, "steps": 3, "guidance": 3.0, "seed": 1},
@@ -29,23 +26,10 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("glm_image", tmp_path_factory.mktemp("checkpoints") / "glm")
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
-    models = {MODEL: declaration("glm_image", checkpoint)}
-    flags = ("--apps-dir", str(STUDIO), "--app", str(STUDIO / "glm_painter.py"))
-    with running(tmp_path_factory.mktemp("studio"), models, *flags) as system:
-        yield system
-
-
 @pytest.fixture(autouse=True)
-async def everybody(studio: System) -> None:
-    await studio.whole()
-    await studio.becomes_ready()
+async def everybody(painters: System) -> None:
+    await painters.whole()
+    await painters.becomes_ready()
 
 
 async def paint(system: System, wish: dict[str, Any], path: str = "") -> tuple[list[np.ndarray], httpx.Response]:
@@ -58,31 +42,31 @@ async def paint(system: System, wish: dict[str, Any], path: str = "") -> tuple[l
 
 @pytest.mark.cell("transformers", "glm_image", "pixels", shape=(APART, TOGETHER))
 @pytest.mark.parametrize("name", WISHES)
-async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: System, checkpoint: Path, name: str):
+async def test_a_picture_is_that_of_the_pipeline_apart_and_together(painters: System, glm_checkpoint: Path, name: str):
     wish = WISHES[name]
 
-    [apart], first = await paint(studio, wish, APART)
-    [together], second = await paint(studio, wish, TOGETHER)
+    [apart], first = await paint(painters, wish, APART)
+    [together], second = await paint(painters, wish, TOGETHER)
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
     # Only what lies between two of 256 values may be rounded to the other one.
-    np.testing.assert_allclose(apart, oracle.painted(checkpoint, **wish).pixels, atol=0.51)
+    np.testing.assert_allclose(apart, oracle.painted(glm_checkpoint, **wish).pixels, atol=0.51)
     assert apart.std() > 10
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
-async def test_pictures_of_many_requests_at_once_are_each_their_own(studio: System, checkpoint: Path):
+async def test_pictures_of_many_requests_at_once_are_each_their_own(painters: System, glm_checkpoint: Path):
     wishes = [{**WISHES["sign"], "seed": 7, "n": 2}, *WISHES.values()]
 
-    painted = await asyncio.gather(*(paint(studio, wish) for wish in wishes))
+    painted = await asyncio.gather(*(paint(painters, wish) for wish in wishes))
 
     for wish, (pictures, _) in zip(wishes, painted, strict=True):
         assert len(pictures) == wish.get("n", 1)
         for place, picture in enumerate(pictures):
-            alike = oracle.painted(checkpoint, **{**wish, "seed": wish["seed"] + place}).pixels
+            alike = oracle.painted(glm_checkpoint, **{**wish, "seed": wish["seed"] + place}).pixels
             np.testing.assert_allclose(picture, alike, atol=0.51)
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
 @pytest.mark.parametrize(
@@ -94,10 +78,10 @@ async def test_pictures_of_many_requests_at_once_are_each_their_own(studio: Syst
         ({"width": 16384, "height": 16384}, "over the limit"),
     ],
 )
-async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
-    async with studio.http() as http:
+async def test_wishes_that_cannot_be_met_are_refused(painters: System, changed: dict[str, Any], message: str):
+    async with painters.http() as http:
         answer = await http.post("/v1/apps/glm_painter/invoke", json={**WISHES["sign"], **changed})
 
     assert 400 <= answer.status_code < 500
     assert message in error(answer)["message"]
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()

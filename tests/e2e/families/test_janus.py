@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnibus.families import catalog
-from omnibus_models import tiny
 from tests.e2e.apps.estate import error
 from tests.e2e.questions import Question, ask, image
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System
 from tests.e2e.watch import Watch
 from tests.oracles import janus as oracle
 from tests.oracles import plain
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("painters")]
 
 MODEL, HALVES = "janus-tiny", "janus-halves"
-STUDIO = Path(__file__).parent / "studio"
 APART, TOGETHER = "T>D>V", "TDV"
 TOKENS = 24
 QUESTIONS = {
@@ -42,26 +38,10 @@ CHATS = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("janus", tmp_path_factory.mktemp("checkpoints") / "janus")
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
-    models = {
-        MODEL: declaration("janus", checkpoint),
-        HALVES: catalog.split_declaration("janus", str(checkpoint), "E>P>D", "EP>D"),
-    }
-    flags = ("--apps-dir", str(STUDIO), "--app", str(STUDIO / "janus_painter.py"))
-    with running(tmp_path_factory.mktemp("studio"), models, *flags) as system:
-        yield system
-
-
 @pytest.fixture(autouse=True)
-async def everybody(studio: System) -> None:
-    await studio.whole()
-    await studio.becomes_ready()
+async def everybody(painters: System) -> None:
+    await painters.whole()
+    await painters.becomes_ready()
 
 
 async def said(system: System, question: Question, model: str, path: str) -> tuple[str, list[int]]:
@@ -91,66 +71,68 @@ def wished(prompt: str, seed: int, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, "width": 64, "height": 64, "seed": seed, **more}
 
 
-def wanted(checkpoint: Path, wish: dict[str, Any], place: int = 0) -> np.ndarray:
-    return oracle.picture(checkpoint, wish["prompt"], wish["seed"] + place, wish.get("guidance"))[1]
+def wanted(janus_checkpoint: Path, wish: dict[str, Any], place: int = 0) -> np.ndarray:
+    return oracle.picture(janus_checkpoint, wish["prompt"], wish["seed"] + place, wish.get("guidance"))[1]
 
 
 @pytest.mark.cell("transformers", "janus", "tokens")
 @pytest.mark.parametrize("shape", CHATS)
 @pytest.mark.parametrize("name", QUESTIONS)
-async def test_ids_and_text_are_those_of_the_whole_model(studio: System, checkpoint: Path, shape: str, name: str):
+async def test_ids_and_text_are_those_of_the_whole_model(
+    painters: System, janus_checkpoint: Path, shape: str, name: str
+):
     question = QUESTIONS[name]
     model, textual = CHATS[shape]
-    ids, text = plain.answer(checkpoint, question.plain, question.media, TOKENS)
+    ids, text = plain.answer(janus_checkpoint, question.plain, question.media, TOKENS)
 
-    answer = await said(studio, question, model, shape if question.media else textual)
+    answer = await said(painters, question, model, shape if question.media else textual)
 
     assert answer == (text, ids)
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
 @pytest.mark.cell("transformers", "janus", "pixels", shape=(APART, TOGETHER))
 @pytest.mark.parametrize("wish", [wished("a red square", 1, guidance=3.0), wished("birds over the hill", 2)])
-async def test_a_picture_is_that_of_the_whole_model(studio: System, checkpoint: Path, wish: dict[str, Any]):
-    [apart], first = await paint(studio, wish, APART)
-    [together], second = await paint(studio, wish, TOGETHER)
+async def test_a_picture_is_that_of_the_whole_model(painters: System, janus_checkpoint: Path, wish: dict[str, Any]):
+    [apart], first = await paint(painters, wish, APART)
+    [together], second = await paint(painters, wish, TOGETHER)
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
     # Only what lies between two of 256 values may be rounded to the other one.
-    np.testing.assert_allclose(apart, wanted(checkpoint, wish), atol=0.51)
+    np.testing.assert_allclose(apart, wanted(janus_checkpoint, wish), atol=0.51)
     assert apart.std() > 10
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
-async def test_a_picture_whose_size_nobody_says_has_that_of_the_model(studio: System, checkpoint: Path):
+async def test_a_picture_whose_size_nobody_says_has_that_of_the_model(painters: System, janus_checkpoint: Path):
     wish = wished("a red square", 1, guidance=3.0)
 
-    [picture], _ = await paint(studio, {key: wish[key] for key in ("prompt", "seed", "guidance")})
+    [picture], _ = await paint(painters, {key: wish[key] for key in ("prompt", "seed", "guidance")})
 
-    np.testing.assert_allclose(picture, wanted(checkpoint, wish), atol=0.51)
+    np.testing.assert_allclose(picture, wanted(janus_checkpoint, wish), atol=0.51)
 
 
-async def test_chats_and_pictures_at_the_same_time_are_each_their_own(studio: System, checkpoint: Path):
+async def test_chats_and_pictures_at_the_same_time_are_each_their_own(painters: System, janus_checkpoint: Path):
     wishes = [wished(prompt, seed, n=2) for seed in range(4) for prompt in ("a red square", "a long river")]
     questions = [ask(image(seed), "describe the image") for seed in range(6)]
 
-    async with studio.client() as client:
+    async with painters.client() as client:
         chats = [
             client.chat.completions.create(model=MODEL, messages=one.messages, max_tokens=TOKENS, temperature=0)
             for one in questions
         ]
         answers, painted = await asyncio.gather(
-            asyncio.gather(*chats), asyncio.gather(*(paint(studio, wish) for wish in wishes))
+            asyncio.gather(*chats), asyncio.gather(*(paint(painters, wish) for wish in wishes))
         )
 
     for wish, (pictures, _) in zip(wishes, painted, strict=True):
         for place, picture in enumerate(pictures):
-            np.testing.assert_allclose(picture, wanted(checkpoint, wish, place), atol=0.51)
+            np.testing.assert_allclose(picture, wanted(janus_checkpoint, wish, place), atol=0.51)
     for question, answer in zip(questions, answers, strict=True):
-        text = plain.answer(checkpoint, question.plain, question.media, TOKENS)[1]
+        text = plain.answer(janus_checkpoint, question.plain, question.media, TOKENS)[1]
         assert answer.choices[0].message.content == text
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
 @pytest.mark.parametrize(
@@ -161,10 +143,10 @@ async def test_chats_and_pictures_at_the_same_time_are_each_their_own(studio: Sy
         ({"prompt": "a <begin_of_image> b"}, "control token"),
     ],
 )
-async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
-    async with studio.http() as http:
+async def test_wishes_that_cannot_be_met_are_refused(painters: System, changed: dict[str, Any], message: str):
+    async with painters.http() as http:
         answer = await http.post("/v1/apps/janus_painter/invoke", json={**wished("a red square", 1), **changed})
 
     assert answer.status_code == 400
     assert message in error(answer)["message"]
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()

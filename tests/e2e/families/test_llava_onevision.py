@@ -1,46 +1,34 @@
 """LLaVA-OneVision, however it is taken apart, says what the whole model says."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.families.plain import FILMS, PATHS, QUESTIONS, TOKENS, checkpoints, equals_the_monolith, models
+from tests.e2e.families.plain import FILMS, PATHS, QUESTIONS, TOKENS, equals_the_monolith
 from tests.e2e.questions import ask, image
-from tests.e2e.system import System, running
+from tests.e2e.system import System
 from tests.oracles import plain as oracle
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
 NAME = "llava_onevision"
 ASKED = {**QUESTIONS, **FILMS}
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return checkpoints(tmp_path_factory.mktemp("checkpoints"), NAME)
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, built: dict[str, Path]) -> Iterator[System]:
-    with running(tmp_path_factory.mktemp("onevision"), models(built)) as made:
-        yield made
-
-
 @pytest.mark.cell("transformers", "llava_onevision", "tokens")
 @pytest.mark.parametrize("shape", PATHS)
 @pytest.mark.parametrize("name", ASKED)
-async def test_it_says_what_the_whole_model_says(system: System, built: dict[str, Path], name: str, shape: str):
-    await equals_the_monolith(system, NAME, built[NAME], shape, ASKED[name])
+async def test_it_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
+    await equals_the_monolith(plain, NAME, built[NAME], shape, ASKED[name])
 
 
-async def test_equal_pictures_alone_and_in_company_are_not_taken_for_each_other(system: System, built: dict[str, Path]):
+async def test_equal_pictures_alone_and_in_company_are_not_taken_for_each_other(plain: System, built: dict[str, Path]):
     picture = image(5, 150, 90)
     questions = [ask(picture, "describe"), ask(picture, picture, "describe"), ask(picture, image(6), "describe")] * 4
     expected = [oracle.answer(built[NAME], one.plain, one.media, TOKENS)[1] for one in questions]
 
-    async with system.client() as client:
+    async with plain.client() as client:
         answers = await asyncio.gather(
             *(
                 client.chat.completions.create(model=NAME, messages=one.messages, max_tokens=TOKENS, temperature=0)

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ from PIL import Image
 
 from tests.e2e.apps.estate import error
 from tests.e2e.questions import ask
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import System
 from tests.oracles import qwen_image_edit as oracle
 from tests.unit.models import files
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("painters")]
 
 MODEL = "qwen-image-edit-tiny"
-STUDIO = Path(__file__).parent / "studio"
 APART, TOGETHER = "E>T>I>D>V", "M"
 WIDE, TALL = files.picture(1), files.picture(2, 50, 130)
 WISHES: dict[str, tuple[bytes, dict[str, Any]]] = {
@@ -32,18 +30,10 @@ WISHES: dict[str, tuple[bytes, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory, edit_checkpoint: Path) -> Iterator[System]:
-    models = {MODEL: declaration("qwen_image_edit", edit_checkpoint)}
-    flags = ("--apps-dir", str(STUDIO), "--app", str(STUDIO / "editor.py"))
-    with running(tmp_path_factory.mktemp("studio"), models, *flags) as system:
-        yield system
-
-
 @pytest.fixture(autouse=True)
-async def everybody(studio: System) -> None:
-    await studio.whole()
-    await studio.becomes_ready()
+async def everybody(painters: System) -> None:
+    await painters.whole()
+    await painters.becomes_ready()
 
 
 def wanted(checkpoint: Path, data: bytes, wish: dict[str, Any]) -> np.ndarray:
@@ -53,57 +43,57 @@ def wanted(checkpoint: Path, data: bytes, wish: dict[str, Any]) -> np.ndarray:
     return picture
 
 
-async def asked(studio: System, data: bytes, wish: dict[str, Any], path: str = "") -> httpx.Response:
+async def asked(painters: System, data: bytes, wish: dict[str, Any], path: str = "") -> httpx.Response:
     body = {"messages": ask(("image", data), json.dumps(wish)).messages}
-    async with studio.http() as http:
+    async with painters.http() as http:
         return await http.post("/v1/apps/editor/invoke", json=body, headers={"x-omnibus-path": path} if path else {})
 
 
 async def edited(
-    studio: System, data: bytes, wish: dict[str, Any], path: str = ""
+    painters: System, data: bytes, wish: dict[str, Any], path: str = ""
 ) -> tuple[list[np.ndarray], httpx.Response]:
-    answer = await asked(studio, data, wish, path)
+    answer = await asked(painters, data, wish, path)
     assert answer.status_code == 200, answer.text
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(each)))) for each in answer.json()], answer
 
 
 @pytest.mark.cell("transformers", "qwen_image_edit", "pixels", shape=(APART, TOGETHER))
 @pytest.mark.parametrize("name", WISHES)
-async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: System, edit_checkpoint: Path, name: str):
+async def test_a_picture_is_that_of_the_pipeline_apart_and_together(painters: System, edit_checkpoint: Path, name: str):
     data, wish = WISHES[name]
 
-    [apart], first = await edited(studio, data, wish, APART)
-    [together], second = await edited(studio, data, wish, TOGETHER)
+    [apart], first = await edited(painters, data, wish, APART)
+    [together], second = await edited(painters, data, wish, TOGETHER)
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
     # Only what lies between two of 256 values may be rounded to the other one.
     np.testing.assert_allclose(apart, wanted(edit_checkpoint, data, wish), atol=0.51)
     assert apart.std() > 10
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
-async def test_pictures_of_many_requests_at_once_are_each_their_own(studio: System, edit_checkpoint: Path):
+async def test_pictures_of_many_requests_at_once_are_each_their_own(painters: System, edit_checkpoint: Path):
     wishes = [
         (files.picture(seed), {**WISHES["small"][1], "seed": seed, "steps": 2 + seed % 3, "n": 1 + seed % 2})
         for seed in range(6)
     ]
 
-    made = await asyncio.gather(*(edited(studio, data, wish) for data, wish in wishes))
+    made = await asyncio.gather(*(edited(painters, data, wish) for data, wish in wishes))
 
     for (data, wish), (pictures, _) in zip(wishes, made, strict=True):
         assert len(pictures) == wish["n"]
         for place, picture in enumerate(pictures):
             alike = wanted(edit_checkpoint, data, {**wish, "seed": wish["seed"] + place})
             np.testing.assert_allclose(picture, alike, atol=0.51)
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
-async def test_another_picture_is_edited_to_another_one(studio: System):
+async def test_another_picture_is_edited_to_another_one(painters: System):
     wish = WISHES["red"][1]
 
-    [one], _ = await edited(studio, WIDE, wish)
-    [other], _ = await edited(studio, files.picture(3), wish)
+    [one], _ = await edited(painters, WIDE, wish)
+    [other], _ = await edited(painters, files.picture(3), wish)
 
     assert np.abs(one.astype(int) - other).max() > 10
 
@@ -117,19 +107,19 @@ async def test_another_picture_is_edited_to_another_one(studio: System):
         ({"width": 16384, "height": 16384}, "over the limit"),
     ],
 )
-async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
-    answer = await asked(studio, WIDE, {**WISHES["red"][1], **changed})
+async def test_wishes_that_cannot_be_met_are_refused(painters: System, changed: dict[str, Any], message: str):
+    answer = await asked(painters, WIDE, {**WISHES["red"][1], **changed})
 
     assert 400 <= answer.status_code < 500
     assert message in error(answer)["message"]
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()
 
 
-async def test_a_picture_that_cannot_be_read_fails_its_request_alone(studio: System, edit_checkpoint: Path):
+async def test_a_picture_that_cannot_be_read_fails_its_request_alone(painters: System, edit_checkpoint: Path):
     data, wish = WISHES["red"]
 
-    bad, (good, _) = await asyncio.gather(asked(studio, data[:-400], wish), edited(studio, data, wish))
+    bad, (good, _) = await asyncio.gather(asked(painters, data[:-400], wish), edited(painters, data, wish))
 
     assert bad.status_code == 400
     np.testing.assert_allclose(good[0], wanted(edit_checkpoint, data, wish), atol=0.51)
-    await studio.ledger_is_empty()
+    await painters.ledger_is_empty()

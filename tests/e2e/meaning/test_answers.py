@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnibus_models.world import audio_oracle, dialogues, scenes, tone_synth
-from tests.e2e.meaning.asking import ENOUGH, ask, open_door, share, some_at_once
+from tests.e2e.meaning.asking import ENOUGH, ask, open_door, share, some_at_once, thinned
 from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
@@ -22,9 +22,10 @@ async def right(house: System, asked: list[dialogues.Dialogue], path: str = "") 
     return share([answer.text == talk.answer for answer, talk in zip(answers, asked, strict=True)])
 
 
+@thinned
 @pytest.mark.parametrize("path", ["EV>Th", "M"])
-async def test_scenes_are_named_right(house: System, path: str):
-    assert await right(house, [dialogues.scene_question(scene) for scene in UNSEEN], path) >= ENOUGH
+async def test_scenes_are_named_right(house: System, path: str, every: int):
+    assert await right(house, [dialogues.scene_question(scene) for scene in UNSEEN[::every]], path) >= ENOUGH
     await house.ledger_is_empty()
 
 
@@ -32,26 +33,29 @@ async def test_tones_are_named_right(house: System):
     assert await right(house, [dialogues.tones_question(row) for row in TONES]) >= ENOUGH
 
 
-async def test_what_is_seen_and_heard_is_named_in_one_answer(house: System):
-    pairs = zip(UNSEEN, itertools.cycle(TONES))
+@thinned
+async def test_what_is_seen_and_heard_is_named_in_one_answer(house: System, every: int):
+    pairs = zip(UNSEEN[::every], itertools.cycle(TONES))
 
     assert await right(house, [dialogues.scene_and_tones_question(scene, row) for scene, row in pairs]) >= ENOUGH
 
 
+@thinned
 @pytest.mark.parametrize("kind", ["colour", "shape", "count", "place", "ground", "say", "read"])
-async def test_each_question_gets_the_answer_to_it(house: System, kind: str):
+async def test_each_question_gets_the_answer_to_it(house: System, kind: str, every: int):
     random = np.random.default_rng(5)
-    asked = [dialogues.sample_question(random, kind, scene, TONES[4]) for scene in UNSEEN[::2]]
+    asked = [dialogues.sample_question(random, kind, scene, TONES[4]) for scene in UNSEEN[:: 2 * every]]
 
     assert len({talk.answer for talk in asked}) > 1
     assert await right(house, asked) >= ENOUGH
 
 
+@thinned
 @pytest.mark.parametrize("voice", tone_synth.VOICES)
-async def test_the_spoken_answer_says_the_words_of_the_written_one(house: System, voice: str):
+async def test_the_spoken_answer_says_the_words_of_the_written_one(house: System, voice: str, every: int):
     asked = [
         dialogues.scene_and_tones_question(scene, row)
-        for scene, row in zip(UNSEEN[::4], itertools.cycle(TONES), strict=False)
+        for scene, row in zip(UNSEEN[:: 4 * every], itertools.cycle(TONES), strict=False)
     ]
 
     async with open_door(house) as http:

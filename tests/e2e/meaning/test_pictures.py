@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omnibus_models.world import audio_oracle, dialogues, image_oracle, scenes
-from tests.e2e.meaning.asking import ENOUGH, Answer, ask, look, open_door, paint, share, some_at_once
+from tests.e2e.meaning.asking import ENOUGH, Answer, ask, look, open_door, paint, share, some_at_once, thinned
 from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
@@ -12,10 +12,11 @@ pytestmark = pytest.mark.e2e
 UNSEEN = scenes.held_out_scenes()
 
 
+@thinned
 @pytest.mark.parametrize("path", ["TDV", "T>D>V"])
-async def test_scenes_are_drawn_as_they_are_told(house: System, path: str):
+async def test_scenes_are_drawn_as_they_are_told(house: System, path: str, every: int):
     random = np.random.default_rng(7)
-    chosen = UNSEEN if path == "TDV" else UNSEEN[::2]
+    chosen = UNSEEN[::every] if path == "TDV" else UNSEEN[:: 2 * every]
     wishes = [dialogues.sample_image_prompt(random, scene) for scene in chosen]
 
     async with open_door(house) as http:
@@ -55,9 +56,10 @@ async def test_a_picture_of_the_words_for_a_picture_has_the_same_words(house: Sy
     await house.ledger_is_empty()
 
 
-async def test_what_is_drawn_is_named_in_speech(house: System):
+@thinned
+async def test_what_is_drawn_is_named_in_speech(house: System, every: int):
     """Drawn, seen, spoken: through every component of both models but the ear."""
-    chosen = UNSEEN[2::4]
+    chosen = UNSEEN[2 :: 4 * every]
 
     async with open_door(house) as http:
 

@@ -1,0 +1,54 @@
+"""Systems that several families share, for they need the same settings. Who harms or sets a system has its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus.families import catalog
+from omnibus_models import tiny
+from tests.e2e.families import plain as plain_families
+from tests.e2e.system import System, declaration, running
+
+STUDIO = Path(__file__).parent / "studio"
+
+
+@pytest.fixture(scope="package")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of the families that ``plain`` serves."""
+    return plain_families.checkpoints(tmp_path_factory.mktemp("checkpoints"), *plain_families.FAMILIES, "qwen2_vl")
+
+
+@pytest.fixture(scope="package")
+def plain(tmp_path_factory: pytest.TempPathFactory, built: dict[str, Path]) -> Iterator[System]:
+    """Models that look and tell, each as usual and in halves, under the name of the family."""
+    with running(tmp_path_factory.mktemp("plain"), plain_families.models(built)) as system:
+        yield system
+
+
+@pytest.fixture(scope="package")
+def glm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("glm_image", tmp_path_factory.mktemp("checkpoints") / "glm")
+
+
+@pytest.fixture(scope="package")
+def janus_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("janus", tmp_path_factory.mktemp("checkpoints") / "janus")
+
+
+@pytest.fixture(scope="package")
+def painters(
+    tmp_path_factory: pytest.TempPathFactory, glm_checkpoint: Path, janus_checkpoint: Path, edit_checkpoint: Path
+) -> Iterator[System]:
+    """Models that paint and the apps before them: GLM-Image, Janus (its language model in halves too), Qwen-Image-Edit."""
+    models = {
+        "glm-image-tiny": declaration("glm_image", glm_checkpoint),
+        "janus-tiny": declaration("janus", janus_checkpoint),
+        "janus-halves": catalog.split_declaration("janus", str(janus_checkpoint), "E>P>D", "EP>D"),
+        "qwen-image-edit-tiny": declaration("qwen_image_edit", edit_checkpoint),
+    }
+    apps = [
+        flag for name in ("glm_painter", "janus_painter", "editor") for flag in ("--app", str(STUDIO / f"{name}.py"))
+    ]
+    with running(tmp_path_factory.mktemp("painters"), models, "--apps-dir", str(STUDIO), *apps) as system:
+        yield system

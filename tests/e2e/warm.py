@@ -1,0 +1,101 @@
+"""One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
+
+The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET up ...`` is ``omnibus up ...``
+with that one difference: its fork server is a child of the one at SOCKET, and bears executors as any other.
+"""
+
+import atexit
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from omnibus.cli import main as run_command
+from omnibus.cli import up
+from omnibus.process.parent_death import die_with_parent
+from omnibus.process.spec import ProcessSpec, python_command
+from omnibus.up import fork_client
+from omnibus.up.stack import FORK_SERVER_MODULES, Stack
+
+_ROOT = Path(__file__).parents[2]
+_STOP_SECONDS = 10.0
+_IMPORT_SECONDS = 240.0  # on a busy machine
+_OURS = "OMNIBUS_"
+
+
+def may_start_warm(settings: Mapping[str, str]) -> bool:
+    """Return whether ``settings`` are all Omnibus's own: libraries read theirs while they are imported."""
+    return all(name.startswith(_OURS) for name in settings)
+
+
+@lru_cache(1)
+def fork_server_socket() -> str:
+    """The socket of the session's fork server, which is started by the first call and ends with this process."""
+    directory = tempfile.mkdtemp(prefix="omnibus-warm-")
+    path = str(Path(directory) / "fork-server.sock")
+    # As `omnibus up` sets them for its own.
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "shared")]),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    command = python_command("omnibus.up.fork_server", path, *FORK_SERVER_MODULES)
+    process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
+
+    def end() -> None:
+        process.terminate()
+        process.wait(_STOP_SECONDS)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(end)
+    give_up = time.monotonic() + _IMPORT_SECONDS
+    while listener_process_id(path) is None:
+        assert process.poll() is None, "the fork server ended"
+        assert time.monotonic() < give_up, "the fork server imports for too long"
+        time.sleep(0.05)
+    return path
+
+
+def listener_process_id(path: str) -> int | None:
+    """The process that listens at the socket ``path``; None when there is none."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return None
+        packed = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", packed)[0]
+    return pid
+
+
+class _WarmStack(Stack):
+    """A stack whose fork server is born by another one."""
+
+    parent_socket = ""
+
+    def _fork_server_spec(self) -> ProcessSpec:
+        spec = super()._fork_server_spec()
+        _, _, _, module, *arguments = spec.argv
+        return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, module, *arguments))
+
+
+def main(parent_socket: str, *arguments: str) -> int:
+    """Run ``omnibus`` with ``arguments``."""
+    _WarmStack.parent_socket = parent_socket
+    up.Stack = _WarmStack  # type: ignore[misc]
+    return run_command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
