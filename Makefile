@@ -17,6 +17,8 @@ ARGS ?=
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
+# Settings of tests/kernels.py.
+KERNELS ?= avx2,baseline,shapes
 MINUTES ?= 60
 SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -24,7 +26,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test install-browser install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench fuzz chaos up down clean
+.PHONY: help install demo test test-kernels install-browser install-vllm test-vllm lint lint-style lint-types lint-imports fmt cells bench fuzz chaos up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +39,9 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
+
+test-kernels: $(VENV)/.dev ## Run the numeric tests with kernels of other processors (KERNELS=avx2,baseline,shapes)
+	$(BIN)/python -m tests.kernels --settings $(KERNELS) $(PARALLEL) $(ARGS)
 
 # Debian has the smallest one, 0.1 GB to download, 0.3 GB on disk.
 install-browser: $(VENV)/.dev ## Install Chromium, for the tests of the console

@@ -12,6 +12,7 @@ from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
@@ -44,7 +45,7 @@ async def test_a_picture_is_encoded_by_whether_others_are_beside_it(runner: Enco
     for found, is_alone in ((alone, True), (beside, False)):
         with torch.inference_mode():
             [expected] = encoder.encode([encoder.prepare(memoryview(PICTURE), "image", is_alone)])
-        np.testing.assert_allclose(found, expected.embeds.numpy(), atol=1e-5)
+        assert_close(found, expected.embeds.numpy())
 
 
 async def test_both_ways_are_kept_and_neither_is_taken_for_the_other(runner: EncodeRunner) -> None:

@@ -19,6 +19,7 @@ from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
@@ -66,7 +67,7 @@ async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner,
         [item] = one.outputs["embedding"].items
         assert item.array is not None
         assert item.array.dtype == np.float32
-        np.testing.assert_allclose(item.array, expected.embeds.numpy(), atol=1e-5)
+        assert_close(item.array, expected.embeds.numpy())
         assert item.data["modality"] == "image"
         assert item.data["n_tokens"] == len(item.array)
     assert runner.stats()["parameters"] == encoder.parameters
@@ -82,8 +83,8 @@ async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner
 
     assert [isinstance(result, BadMedia) for result in results] == [False, True, False, True]
     first, third = (jobs[n].array("embedding") for n in (0, 2))
-    np.testing.assert_allclose(first, third, atol=1e-5)
-    np.testing.assert_allclose(first, after.array("embedding"), atol=1e-5)
+    assert_close(first, third)
+    assert_close(first, after.array("embedding"))
 
 
 async def test_an_item_that_breaks_its_batch_fails_alone(encoder: MediaEncoder) -> None:

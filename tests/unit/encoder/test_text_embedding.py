@@ -15,6 +15,7 @@ from omnibus_models import tiny
 from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeSettings
 from services.encoder.text_embedding import EmbedRunner
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 
 TEXTS = ["the quick brown fox", "hello world, how are you today?", "a", "the cat sat on the mat " * 5]
@@ -67,8 +68,8 @@ async def test_company_does_not_change_a_vector(runner: EmbedRunner):
     together = await asyncio.gather(*(embed(runner, text) for text in TEXTS))
 
     for one, other in zip(alone, together, strict=True):
-        np.testing.assert_allclose(other.array("embedding")[0], one, atol=1e-5)
-    assert max(int(size) for size in runner.stats()["batches"]) == 3
+        assert_close(other.array("embedding")[0], one)
+    assert max(int(size) for size in runner.stats()["batches"]) > 1
 
 
 async def test_other_texts_are_elsewhere(runner: EmbedRunner):

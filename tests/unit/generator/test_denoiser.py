@@ -14,6 +14,7 @@ from omnibus.executor.runner import Item
 from omnibus_models.contract import Denoiser, ImageSpec
 from omnibus_models.families import load_family
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
+from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 
 WIDTH = 64
@@ -60,7 +61,7 @@ async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser:
     one = await run(runner, job(width=96, height=48, steps=5, guidance=2.5, seed=3))
 
     wanted = alone(denoiser, ImageSpec(96, 48, 5, 3, 2.5))
-    np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
+    assert_close(one.array("latents"), wanted, DENOISED_BOUND)
     assert one.array("latents").shape == (4, 1, 6, 12)
     assert {"embeds", "mask"} <= {*one.read}
 
@@ -68,7 +69,7 @@ async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser:
 async def test_without_a_seed_it_is_the_invocations(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one, other = [await run(runner, job(invocation=seed)) for seed in (11, 12)]
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 11)), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 11)), DENOISED_BOUND)
     assert not np.allclose(one.array("latents"), other.array("latents"), atol=1e-2)
 
 
@@ -79,7 +80,7 @@ async def test_one_prompt_alone_guides_without_a_negative_one(runner: DenoiseRun
 
     await run(runner, one)
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7, 1.0)), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7, 1.0)), DENOISED_BOUND)
 
 
 async def test_many_pictures_at_once_are_as_if_each_were_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
@@ -102,7 +103,7 @@ async def test_many_pictures_at_once_are_as_if_each_were_alone(runner: DenoiseRu
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for (wish, prompt), one in zip(wishes, jobs, strict=True):
-        np.testing.assert_allclose(one.array("latents"), alone(denoiser, wish, prompt), atol=1e-5)
+        assert_close(one.array("latents"), alone(denoiser, wish, prompt), DENOISED_BOUND)
     assert max(map(int, runner.stats()["batches"])) > 1
     assert runner.stats()["used"] == 0
 
@@ -116,7 +117,7 @@ async def test_a_picture_that_comes_later_joins_the_steps_of_others(runner: Deno
 
     assert not long.outputs["latents"].closed
     assert runner.stats()["batches"]["2"] == 5
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 5, 7)), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 5, 7)), DENOISED_BOUND)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -178,7 +179,7 @@ async def test_a_picture_that_cannot_step_fails_alone(
     failed, made = await asyncio.gather(run(runner, bad), run(runner, good), return_exceptions=True)
 
     assert isinstance(failed, RuntimeError)
-    np.testing.assert_allclose(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), atol=1e-5)
+    assert_close(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), DENOISED_BOUND)
     assert runner.stats()["used"] == 0
 
 
@@ -189,7 +190,7 @@ async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: Den
     failed, made = await asyncio.gather(run(runner, job("preview")), run(runner, job()), return_exceptions=True)
 
     assert isinstance(failed, RuntimeError)
-    np.testing.assert_allclose(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), atol=1e-5)
+    assert_close(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), DENOISED_BOUND)
 
 
 @pytest.mark.parametrize(

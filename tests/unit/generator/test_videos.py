@@ -18,6 +18,7 @@ from services import engines
 from services.generator import vae_decoder
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, LatentDecodeSettings
+from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 
 TOKENS, WIDTH = 9, 64
@@ -61,8 +62,8 @@ async def test_film_and_sound_are_made_together(runner: DenoiseRunner, denoiser:
     one = await run(runner, job("sound", seed=3, fps=12.0))
 
     film, sound = alone(denoiser, ImageSpec(64, 32, 3, 3, frames=9, fps=12.0))
-    np.testing.assert_allclose(one.array("latents"), film, atol=1e-5)
-    np.testing.assert_allclose(one.array("sound"), sound, atol=1e-5)
+    assert_close(one.array("latents"), film, DENOISED_BOUND)
+    assert_close(one.array("sound"), sound, DENOISED_BOUND)
     assert (film.shape, sound.shape) == ((8, 2, 4, 8), (2, 19, 4))
 
 
@@ -73,8 +74,8 @@ async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, 
 
     for seed, one in enumerate(jobs):
         film, sound = alone(denoiser, ImageSpec(64, 32, 2 + seed, seed, 1.0 if seed == 1 else 4.0, 9))
-        np.testing.assert_allclose(one.array("latents"), film, atol=1e-5)
-        np.testing.assert_allclose(one.array("sound"), sound, atol=1e-5)
+        assert_close(one.array("latents"), film, DENOISED_BOUND)
+        assert_close(one.array("sound"), sound, DENOISED_BOUND)
 
 
 async def test_a_film_is_the_same_whoever_is_there(runner: DenoiseRunner) -> None:
@@ -104,7 +105,7 @@ async def test_a_film_that_comes_later_takes_turns_with_others(runner: DenoiseRu
 
     assert not long.outputs["latents"].closed
     assert set(runner.stats()["batches"]) == {"1"}
-    np.testing.assert_allclose(one.array("sound"), alone(denoiser, ImageSpec(64, 32, 3, 5, frames=9))[1], atol=1e-5)
+    assert_close(one.array("sound"), alone(denoiser, ImageSpec(64, 32, 3, 5, frames=9))[1], DENOISED_BOUND)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

@@ -11,6 +11,7 @@ from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded
 from omnibus_models.tiny import gemma3 as recipe
+from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, think, whole
@@ -164,7 +165,7 @@ def test_a_window_is_a_window_with_and_without_a_mask(parts: dict[str, Any]) -> 
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
     assert size > 2 * recipe.WINDOW
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
     assert not torch.equal(*thinker._layer_masks(causal, prefill.positions[:, None]).values())
 
 
@@ -190,7 +191,7 @@ def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == {"modality": "image", "n_tokens": recipe.TOKENS}
         assert one.embeds.shape == (recipe.TOKENS, 32)
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
     assert vision.encode([]) == []
 
 

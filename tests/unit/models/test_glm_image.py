@@ -14,6 +14,7 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, tiny
 from omnibus_models.contract import ImageSpec
 from omnibus_models.families import _glm_denoiser, glm_image
+from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import glm_image as oracle
 
 SIGN, RED = 'a sign that says "hello world"', "a red square"
@@ -73,10 +74,10 @@ def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, 
 
     for prompt, found in zip(prompts, together, strict=True):
         wanted, nothing = oracle.pipeline(checkpoint).encode_prompt(prompt)
-        torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-5)
+        assert_close(found, wanted[0])
         alone, unwanted = guides(parts, prompt)
-        torch.testing.assert_close(alone, wanted[0], rtol=0, atol=1e-5)
-        torch.testing.assert_close(unwanted, nothing[0], rtol=0, atol=1e-5)
+        assert_close(alone, wanted[0])
+        assert_close(unwanted, nothing[0])
     assert len({len(found) for found in together}) == 3
 
 
@@ -224,7 +225,7 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
 
     for prompt, picture, one in zip(prompts, PICTURES, everybody, strict=True):
         alone = made(parts, prompt, picture, rough(picture, picture.seed))
-        torch.testing.assert_close(one.latents, alone.latents, rtol=0, atol=1e-5)
+        assert_close(one.latents, alone.latents, DENOISED_BOUND)
 
 
 def test_another_prior_seed_or_text_makes_another_picture(parts: dict[str, Any]) -> None:

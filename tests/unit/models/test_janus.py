@@ -14,6 +14,7 @@ from torch import Tensor
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded, ImageSpec
+from tests.close import assert_close
 from tests.oracles import janus as oracle
 from tests.oracles import plain
 from tests.unit.models import files
@@ -88,7 +89,7 @@ def test_pictures_of_a_batch_are_as_if_each_were_alone(parts: dict[str, Any]) ->
 
     for item, found in zip(items, together, strict=True):
         assert found.meta == {"modality": "image", "n_tokens": 16}
-        torch.testing.assert_close(found.embeds, vision.encode([item])[0].embeds, rtol=0, atol=1e-5)
+        assert_close(found.embeds, vision.encode([item])[0].embeds)
 
 
 def test_what_the_joint_processor_says_before_a_chat_is_said(checkpoint: Path, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_pass_with_a_mask_equals_one_without(model: Model) -> None:
         for mask in (causal, None, looking_back)
     )
 
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
     assert not torch.allclose(narrow, plain, atol=1e-2)
 
 

@@ -9,6 +9,7 @@ import torch
 from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded
+from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
@@ -141,7 +142,7 @@ def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None
     for one, item in zip(together, batch, strict=True):
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == {"modality": "image", "n_tokens": ROWS, "tiles": item.meta["tiles"]}
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
     assert vision.encode([]) == []
 
 

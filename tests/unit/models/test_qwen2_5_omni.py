@@ -9,6 +9,7 @@ import torch
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from omnibus_models import families, media
 from tests import models_oracle as oracle
+from tests.close import assert_close
 from tests.unit.models import files
 from tests.unit.models.split import encode, talk, think
 
@@ -115,7 +116,7 @@ def test_a_batch_of_sounds_equals_its_items_alone(omni_parts: dict[str, Any]) ->
     for one, item in zip(together, batch, strict=True):
         [alone] = audio.encode([item])
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_nothing_to_encode_is_nothing(omni_parts: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, media
 from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
+from tests.close import assert_close
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
 
@@ -112,7 +113,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str,
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_a_video_that_was_thinned_out_keeps_its_pace(vl: Path, vl_parts: dict[str, Any]) -> None:
@@ -145,7 +146,7 @@ def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) 
     masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|vision_start|>"])

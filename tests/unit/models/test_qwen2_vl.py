@@ -11,6 +11,7 @@ from omnibus.errors import BadRequest, Fatal, NotFound
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
+from tests.close import assert_close
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
 from tests.unit.models.test_loading import count, without
@@ -74,7 +75,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vision: Any) -> Non
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape == (item.meta["n_tokens"], 64)
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_frames_are_one_position_apart_whatever_the_pace(vision: Any, thinker: Any) -> None:

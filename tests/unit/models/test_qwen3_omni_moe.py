@@ -11,6 +11,7 @@ import torch
 from omnibus.errors import BadMedia, BadRequest, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded, Prepared
+from tests.close import assert_close
 from tests.oracles import qwen3_omni_moe as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, talk, think
@@ -158,7 +159,7 @@ def test_a_batch_of_sounds_equals_its_items_alone(parts: dict[str, Any]) -> None
         [alone] = audio.encode([item])
         assert one.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Path, parts: dict[str, Any]) -> None:
@@ -172,7 +173,7 @@ def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Pat
 
     # Once it does not, all sounds of a batch can go through the tower at once.
     assert not torch.allclose(alone, beside, rtol=0, atol=1e-3)
-    torch.testing.assert_close(parts["audio"].encode([short, long])[0].embeds, alone, rtol=0, atol=1e-5)
+    assert_close(parts["audio"].encode([short, long])[0].embeds, alone)
 
 
 def test_a_sound_may_be_longer_than_half_a_minute(parts: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, media, tiny
 from omnibus_models.contract import Encoded, Thinker
+from tests.close import assert_close
 from tests.oracles import qwen3_vl as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
@@ -133,7 +134,7 @@ def test_a_decode_step_with_a_mask_equals_one_without(parts: dict[str, Any]) -> 
     masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
 
 
 def test_a_batch_of_images_and_videos_equals_its_items_alone(parts: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(parts: dict[str, An
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_a_video_that_was_thinned_out_keeps_its_seconds(checkpoint: Path, parts: dict[str, Any]) -> None:
