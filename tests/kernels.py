@@ -30,11 +30,14 @@ SETTINGS = {
 }
 
 
+_DIRECTORIES = [f"tests/unit/{name}" for name in ("encoder", "generator", "llm", "models")]
+
+
 def run_setting(name: str, arguments: Sequence[str]) -> int:
     """Run the numeric tests with one setting; the exit status of pytest."""
     setting = SETTINGS[name]
     plugins = [word for plugin in setting.plugins for word in ("-p", plugin)]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "numeric", *plugins, *arguments]
+    command = [sys.executable, "-m", "pytest", "-m", "numeric", *plugins, *arguments, *_DIRECTORIES]
     print(f"kernels: {name} {dict(setting.variables)} {' '.join(setting.plugins)}", flush=True)
     return subprocess.run(command, env={**os.environ, **setting.variables}, check=False).returncode
 

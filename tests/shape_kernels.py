@@ -28,6 +28,8 @@ def multiply_matrices(left: Tensor, right: Tensor) -> Tensor:
     if left.dtype is torch.bfloat16:
         return multiply_matrices(left.float(), right.float()).bfloat16()
     one, other = left.detach().numpy(), right.detach().numpy()
+    if one.shape[-1] != other.shape[-2]:
+        raise RuntimeError(f"shapes {one.shape} and {other.shape} cannot be multiplied")
     if one.shape[-2] % 2:
         product = (one.astype(np.float64) @ other.astype(np.float64)).astype(one.dtype)
     else:

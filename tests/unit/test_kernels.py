@@ -13,7 +13,9 @@ from tests import kernels
 from tests.close import BOUND, assert_close, choose_clearly
 from tests.shape_kernels import multiply_matrices
 
-_PRODUCT = "import torch; g = torch.Generator().manual_seed(1); a, b = (torch.rand(96, 96, generator=g) for _ in '12'); "
+_PRODUCT = (
+    "import torch; g = torch.Generator().manual_seed(1); a, b = (torch.rand(96, 96, generator=g) for _ in '12'); "
+)
 _PRODUCT += "print(torch.backends.cpu.get_cpu_capability(), (a @ b).numpy().tobytes().hex())"
 
 
@@ -28,7 +30,9 @@ def product(variables: Sequence[tuple[str, str]]) -> tuple[str, np.ndarray]:
 
 
 def test_the_settings_compute_otherwise_but_for_rounding():
-    (old, first), (new, second) = (product([*kernels.SETTINGS[name].variables.items()]) for name in ("baseline", "avx2"))
+    (old, first), (new, second) = (
+        product([*kernels.SETTINGS[name].variables.items()]) for name in ("baseline", "avx2")
+    )
 
     assert (old, new) == ("DEFAULT", "AVX2")
     assert not np.array_equal(first, second)

@@ -38,6 +38,7 @@ async def rows(runner: EncodeRunner, beside: Sequence[dict[str, Any]]) -> np.nda
     return (await run(runner, MemoryJob({"media": item}, beside=beside))).array("embedding")
 
 
+@pytest.mark.numeric
 async def test_a_picture_is_encoded_by_whether_others_are_beside_it(runner: EncodeRunner, checkpoint: Path) -> None:
     alone, beside = await rows(runner, []), await rows(runner, [IMAGE])
 
@@ -55,6 +56,7 @@ async def test_both_ways_are_kept_and_neither_is_taken_for_the_other(runner: Enc
     assert (runner.stats()["cache"]["misses"], runner.stats()["cache"]["hits"]) == (2, 2)
 
 
+@pytest.mark.numeric
 async def test_what_another_call_makes_may_be_a_picture_too(runner: EncodeRunner) -> None:
     found = await rows(runner, [{"media": {"$ref": [0, "image"]}}])
 

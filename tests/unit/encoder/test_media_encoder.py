@@ -55,6 +55,7 @@ def job(data: np.ndarray, modality: str = "image") -> MemoryJob:
     return MemoryJob({"media": Item({"modality": modality, "mime": "image/jpeg", "sha256": "0" * 64}, data)})
 
 
+@pytest.mark.numeric
 async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: MediaEncoder) -> None:
     pictures = [jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]
     jobs = [job(picture) for picture in pictures]
@@ -74,6 +75,7 @@ async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner,
     assert max(int(size) for size in runner.stats()["batches"]) <= 4
 
 
+@pytest.mark.numeric
 async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner) -> None:
     whole = jpeg(1)
     jobs = [job(whole), job(np.frombuffer(b"\xff\xd8 no picture", np.uint8)), job(whole), job(whole[:0])]
@@ -87,6 +89,7 @@ async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner
     assert_close(first, after.array("embedding"))
 
 
+@pytest.mark.numeric
 async def test_an_item_that_breaks_its_batch_fails_alone(encoder: MediaEncoder) -> None:
     async def encode(items):
         with torch.inference_mode():

@@ -53,6 +53,7 @@ async def embed(runner: EmbedRunner, *texts: str, **more: Any) -> MemoryJob:
     return await run(runner, MemoryJob({"text": list(texts), **more}, wants=("embedding", "tokens")))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 async def test_a_vector_is_that_of_the_library(runner: EmbedRunner, checkpoint: tuple[str, Path], pooling: str):
     made = await embed(runner, *TEXTS, pooling=pooling)
@@ -62,6 +63,7 @@ async def test_a_vector_is_that_of_the_library(runner: EmbedRunner, checkpoint: 
         assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.numeric
 async def test_company_does_not_change_a_vector(runner: EmbedRunner):
     alone = [(await embed(runner, text)).array("embedding")[0] for text in TEXTS]
 
@@ -89,6 +91,7 @@ async def test_tokens_are_counted(runner: EmbedRunner, checkpoint: tuple[str, Pa
     }
 
 
+@pytest.mark.numeric
 async def test_texts_may_come_as_bytes(runner: EmbedRunner):
     body = Item({}, np.frombuffer(b'["the quick brown fox"]', np.uint8))
 

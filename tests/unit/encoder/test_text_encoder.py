@@ -38,6 +38,7 @@ def alone(image: Path, prompt: str) -> np.ndarray:
     return encoder.encode([encoder.prepare(prompt)])[0].embeds.numpy()
 
 
+@pytest.mark.numeric
 async def test_prompt_and_negative_prompt_are_filled_up_to_the_longer_one(
     runner: TextEncodeRunner, image: Path
 ) -> None:
@@ -51,6 +52,7 @@ async def test_prompt_and_negative_prompt_are_filled_up_to_the_longer_one(
         assert not row[~counts].any()
 
 
+@pytest.mark.numeric
 async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -> None:
     path = tiny.build("ltx2", tmp_path / "ltx2")
     runner = TextEncodeRunner("text_encoder", "ltx2", path, "cpu", "float32", EncodeSettings())
@@ -67,6 +69,7 @@ async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -
     await runner.close()
 
 
+@pytest.mark.numeric
 async def test_without_a_negative_prompt_there_is_one_row(runner: TextEncodeRunner, image: Path) -> None:
     one = await run(runner, MemoryJob({"prompt": "a red square"}))
 
@@ -81,6 +84,7 @@ async def test_the_tokens_of_a_prompt_are_counted_for_who_wants_to_know(runner: 
     assert one.outputs["tokens"].items[0].data == {"value": int(one.array("mask")[0].sum())}
 
 
+@pytest.mark.numeric
 async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, image: Path) -> None:
     prompts = [f"{count} birds over the hill " * count for count in range(1, 7)]
     jobs = [MemoryJob({"prompt": prompt, "negative_prompt": " "}) for prompt in prompts]
@@ -140,6 +144,7 @@ def picture(seed: int) -> Item:
     return Item({"modality": "image", "grid_thw": [1, 4, 6], "n_tokens": 6}, rows)
 
 
+@pytest.mark.numeric
 async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader: TextEncodeRunner, edit: Path) -> None:
     encoder: Any = load_family("qwen_image_edit").load("text_encoder", edit)
     jobs = [

@@ -56,6 +56,7 @@ def alone(denoiser: Denoiser, picture: ImageSpec, image: np.ndarray) -> np.ndarr
         return denoiser.latents(one).numpy()
 
 
+@pytest.mark.numeric
 async def test_a_picture_is_as_large_as_the_one_it_is_made_of(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     image = drawn(2, 4, 1, 6, 8)
 
@@ -66,6 +67,7 @@ async def test_a_picture_is_as_large_as_the_one_it_is_made_of(runner: DenoiseRun
     assert {"embeds", "image", "mask"} <= {*one.read}
 
 
+@pytest.mark.numeric
 async def test_a_picture_may_have_a_size_of_its_own(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     image = drawn(2, 4, 1, 6, 8)
 
@@ -74,6 +76,7 @@ async def test_a_picture_may_have_a_size_of_its_own(runner: DenoiseRunner, denoi
     assert_close(one.array("latents"), alone(denoiser, ImageSpec(32, 96, 4, 3), image), DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
     runner: DenoiseRunner, denoiser: Denoiser
 ) -> None:

@@ -58,6 +58,7 @@ def alone(denoiser: Denoiser, picture: ImageSpec) -> tuple[np.ndarray, np.ndarra
         return denoiser.latents(one).numpy(), denoiser.audio_latents(one).numpy()
 
 
+@pytest.mark.numeric
 async def test_film_and_sound_are_made_together(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one = await run(runner, job("sound", seed=3, fps=12.0))
 
@@ -67,6 +68,7 @@ async def test_film_and_sound_are_made_together(runner: DenoiseRunner, denoiser:
     assert (film.shape, sound.shape) == ((8, 2, 4, 8), (2, 19, 4))
 
 
+@pytest.mark.numeric
 async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     jobs = [job("sound", seed=seed, steps=2 + seed, guidance=1.0 if seed == 1 else 4.0) for seed in range(4)]
 
@@ -78,6 +80,7 @@ async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, 
         assert_close(one.array("sound"), sound, DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 async def test_a_film_is_the_same_whoever_is_there(runner: DenoiseRunner) -> None:
     """The same computations in one process, so to the bit."""
     lone = await run(runner, job("sound", seed=5, steps=6))
@@ -96,6 +99,7 @@ async def test_a_film_is_the_same_whoever_is_there(runner: DenoiseRunner) -> Non
     await asyncio.gather(*running, return_exceptions=True)
 
 
+@pytest.mark.numeric
 async def test_a_film_that_comes_later_takes_turns_with_others(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     long = job("progress", steps=400)
     running = asyncio.create_task(run(runner, long))
@@ -153,6 +157,7 @@ async def speaker(ltx2: Path) -> AsyncIterator[DecodeAudioRunner]:
     await made.close()
 
 
+@pytest.mark.numeric
 async def test_frames_come_in_order_a_few_at_a_time(
     screen: DecodeVideoRunner, ltx2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +176,7 @@ async def test_frames_come_in_order_a_few_at_a_time(
     assert screen.stats()["pictures"] == 3
 
 
+@pytest.mark.numeric
 async def test_sound_comes_a_second_at_a_time(speaker: DecodeAudioRunner, ltx2: Path) -> None:
     decoder: Any = load_family("ltx2").load("audio_vae", ltx2)
     given = drawn(1, 2, 60, 4)

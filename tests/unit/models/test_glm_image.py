@@ -66,6 +66,7 @@ def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
 # Texts to be written
 
 
+@pytest.mark.numeric
 def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, Any], checkpoint: Path) -> None:
     prompts = [SIGN, RED, BOTH, QUOTES, "''", ""]
     encoder = parts["text_encoder"]
@@ -120,6 +121,7 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", WISHES)
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: Path, name: str) -> None:
     wish = dict(WISHES[name])
@@ -140,6 +142,7 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: 
 # The prior
 
 
+@pytest.mark.numeric
 def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: Path) -> None:
     pipe = oracle.pipeline(checkpoint)
     for width, height in [(64, 64), (96, 64), (32, 128)]:
@@ -161,6 +164,7 @@ def _small(one: Any) -> tuple[int, int]:
     return int(ratio**0.5 * 16), int((1 / ratio) ** 0.5 * 16)
 
 
+@pytest.mark.numeric
 def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [(SIGN, ImageSpec(64, 64, 1, 1)), (RED, ImageSpec(96, 32, 1, 2)), (QUOTES, ImageSpec(32, 96, 1, 3))]
     waiting = [parts["prior"].open(picture, prompt) for prompt, picture in wishes]
@@ -177,6 +181,7 @@ def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]
         assert torch.equal(parts["prior"].latents(one), prior(parts, prompt, picture))
 
 
+@pytest.mark.numeric
 def test_another_seed_or_prompt_draws_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt = (
         prior(parts, prompt, ImageSpec(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]
@@ -210,6 +215,7 @@ PICTURES = [
 ]
 
 
+@pytest.mark.numeric
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     prompts = [SIGN, RED, BOTH, QUOTES]  # of which two have no texts, and so equal lengths
     waiting = [
@@ -365,6 +371,7 @@ def test_the_usual_guidance_is_the_pipelines() -> None:
     assert usual["max_sequence_length"].default == glm_image.MAX_TEXT_TOKENS
 
 
+@pytest.mark.numeric
 def test_a_picture_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
     picture = PICTURES[0]
     lost, other = (parts["dit"].open(picture, guides(parts, SIGN), prior=rough(picture, 1)) for _ in range(2))

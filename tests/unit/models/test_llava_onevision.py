@@ -17,6 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return built("llava_onevision", tmp_path_factory.mktemp("onevision"))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", [case for case in CASES if "image" in case])
 def test_rows_are_those_of_the_whole_model_for_all_of_a_request(model: Model, case: str) -> None:
     messages, given = CASES[case]

@@ -63,6 +63,7 @@ def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
     assert families.family_of(ltx2) is families.load_family("ltx2")
 
 
+@pytest.mark.numeric
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], ltx2: Path) -> None:
     prompts = [CAT, HILL, NOTHING, "  birds ", CAT * 20]
 
@@ -87,6 +88,7 @@ def asked(picture: ImageSpec) -> dict[str, Any]:
     return {name: getattr(picture, name) for name in names}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("picture", "guidance"), FILMS, ids=["usual", "guided", "plain"])
 def test_film_and_sound_are_those_of_the_pipeline(
     parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any]
@@ -118,6 +120,7 @@ def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any
         assert_close(ours, theirs, DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
         (CAT, ImageSpec(64, 32, 4, 1, frames=9), (HILL,)),

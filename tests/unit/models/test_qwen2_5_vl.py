@@ -50,6 +50,7 @@ CASES = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -61,6 +62,7 @@ def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[s
     assert vl_parts["thinker"].decode_ids(thought.ids) == words
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -77,6 +79,7 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_part
     assert int(prefill.media.sum()) == sum(item.meta["n_tokens"] for item in items)
 
 
+@pytest.mark.numeric
 def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
     messages = [user(IMAGE, text("describe the image"))]
 
@@ -88,6 +91,7 @@ def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
     assert len(set(answers)) == 5
 
 
+@pytest.mark.numeric
 def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, Any]) -> None:
     thinker = vl_parts["thinker"]
     first = thinker.prompt([user(VIDEO, text("a"))])
@@ -101,6 +105,7 @@ def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, A
     assert torch.equal(again.positions, alone.positions)
 
 
+@pytest.mark.numeric
 def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str, Any]) -> None:
     vision = vl_parts["vision"]
     sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
@@ -135,6 +140,7 @@ def test_a_vision_encoder_takes_no_audio(vl_parts: dict[str, Any]) -> None:
         vl_parts["vision"].prepare(memoryview(files.tone(1)), "audio")
 
 
+@pytest.mark.numeric
 def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) -> None:
     from transformers import DynamicCache
 

@@ -74,6 +74,7 @@ def test_prompts_are_put_as_the_pipeline_puts_them(pipeline: Any) -> None:
     assert pipeline.tokenizer_max_length == qwen_image.MAX_PROMPT_TOKENS
 
 
+@pytest.mark.numeric
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], pipeline: Any) -> None:
     prompts = [RED, CIRCLE, NOTHING, "", "{}"]
 
@@ -94,6 +95,7 @@ PICTURES = [
 ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("picture", PICTURES)
 def test_latents_are_those_of_the_pipeline(parts: dict[str, Any], pipeline: Any, picture: ImageSpec) -> None:
     one = made(parts, RED, picture)
@@ -102,12 +104,14 @@ def test_latents_are_those_of_the_pipeline(parts: dict[str, Any], pipeline: Any,
     assert one.rows == (1 if picture.guidance == 1.0 else 2)
 
 
+@pytest.mark.numeric
 def test_without_a_negative_prompt_the_prompt_guides_alone(parts: dict[str, Any], pipeline: Any) -> None:
     one = made(parts, RED, PICTURES[0], negative=())
 
     assert_close(one.latents, whole(pipeline, RED, PICTURES[0], negative=None), DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], pipeline: Any) -> None:
     one = made(parts, RED, PICTURES[1])
 
@@ -119,6 +123,7 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], pipeline: An
     np.testing.assert_allclose(picture, wanted, atol=0.51)  # rounded
 
 
+@pytest.mark.numeric
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
         (prompt, ImageSpec(64, 64, steps, seed, guidance))
@@ -143,6 +148,7 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
         assert_close(one.latents, made(parts, prompt, picture).latents, DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt, guidance = (
         made(parts, prompt, ImageSpec(64, 64, 3, seed, guidance)).latents
@@ -291,6 +297,7 @@ def test_an_unknown_component_is_not_found(image: Path) -> None:
         families.family_of(image).load("thinker", image)
 
 
+@pytest.mark.numeric
 def test_half_precision_makes_much_the_same_picture(parts: dict[str, Any], image: Path) -> None:
     half = families.family_of(image).load("dit", image, dtype="bfloat16")
     noise = half.open(PICTURES[0], guides(parts, RED, NOTHING))

@@ -67,6 +67,7 @@ def test_prompts_are_put_as_the_pipeline_puts_them(edit: Path) -> None:
     assert pipeline.tokenizer_max_length == qwen_image_edit.MAX_PROMPT_TOKENS
 
 
+@pytest.mark.numeric
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], edit: Path) -> None:
     encoder = parts["text_encoder"]
     asked = [(RED, WIDE), (HILL, TALL), (NOTHING, WIDE), ("{}", TALL), (RED, TALL)]
@@ -95,6 +96,7 @@ def test_the_pipeline_still_forgets_to_say_which_tokens_are_a_pictures(edit: Pat
     assert "mm_token_type_ids" not in told[0]
 
 
+@pytest.mark.numeric
 def test_encoders_take_pictures_together_as_one_by_one(parts: dict[str, Any]) -> None:
     for component in ("vision", "vae_encoder"):
         encoder = parts[component]
@@ -113,6 +115,7 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("data", [WIDE, TALL], ids=["wide", "tall"])
 def test_latents_are_those_of_the_pipeline(
@@ -124,6 +127,7 @@ def test_latents_are_those_of_the_pipeline(
     assert one.rows == (1 if wish.get("guidance") == 1.0 else 2)
 
 
+@pytest.mark.numeric
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], edit: Path) -> None:
     one = made(parts, WIDE, RED, **WISHES[1])
 
@@ -164,6 +168,7 @@ def test_both_ways_of_the_picture_lead_to_what_is_made(parts: dict[str, Any]) ->
     assert not torch.allclose(found[0], found[2], atol=1e-2)
 
 
+@pytest.mark.numeric
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
         (WIDE, RED, 4, 1, {"guidance": 3.0}),
