@@ -18,14 +18,19 @@ DENOISED_BOUND = 5e-5
 
 def assert_close(found: ArrayLike, expected: ArrayLike, bound: float = BOUND) -> None:
     """Fail when ``found`` is not ``expected``, but for rounding."""
-    found, expected = np.asarray(found), np.asarray(expected)
+    found, expected = _to_array(found), _to_array(expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound * float(np.abs(expected).max(initial=0)))
+
+
+def _to_array(given: ArrayLike) -> np.ndarray:
+    return np.asarray(given.detach() if isinstance(given, Tensor) else given)
 
 
 def choose_clearly(logits: Tensor) -> Tensor:
     """The best of ``logits`` [..., V] as [...]; fails where rounding may choose another: such a case tests nothing."""
     best, ids = logits.float().topk(2, dim=-1)
     lead = best[..., 0] - best[..., 1]
-    assert torch.all(lead > BOUND * logits.abs().amax(-1)), f"nearly a tie, by {lead.min():.1e}: take other inputs"
+    scale = logits.masked_fill(logits.isinf(), 0).abs().amax(-1)  # ids that are never chosen have -inf
+    assert torch.all(lead > BOUND * scale), f"nearly a tie, by {lead.min():.1e}: take other inputs"
     return ids[..., 0]

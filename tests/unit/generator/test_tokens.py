@@ -79,7 +79,6 @@ def alone(checkpoint: Path, length: int, seed: int, guidance: float | None = Non
     return found
 
 
-@pytest.mark.numeric
 async def test_many_pictures_at_once_are_as_if_each_were_alone(painter: DenoiseRunner, janus: Path) -> None:
     wishes = [(9, 1, 3.0), (5, 2, None), (14, 3, 1.0), (9, 4, 6.0), (7, 5, None)]
     jobs = [job(length=length, seed=seed, guidance=guidance) for length, seed, guidance in wishes]
@@ -141,7 +140,6 @@ def drawn(checkpoint: Path, prompt: str, picture: ImageSpec) -> np.ndarray:
     return found
 
 
-@pytest.mark.numeric
 async def test_priors_of_many_requests_are_each_their_own(prior: PriorRunner, glm: Path) -> None:
     wishes = [("a red square", ImageSpec(64, 64, 1, 1)), ("a green hill", ImageSpec(96, 64, 1, 2))]
     jobs = [
@@ -159,7 +157,6 @@ async def test_priors_of_many_requests_are_each_their_own(prior: PriorRunner, gl
     assert prior.stats()["used"] == 0
 
 
-@pytest.mark.numeric
 async def test_without_a_seed_a_prior_is_the_invocations(prior: PriorRunner, glm: Path) -> None:
     one = await run(prior, wish(invocation=11))
 

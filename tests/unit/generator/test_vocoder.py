@@ -58,7 +58,6 @@ def once(vocoder: Vocoder, all_codes: Sequence[int], seed: int = 7) -> np.ndarra
         return vocoder.open(VOICE, seed).push(all_codes, last=True).numpy()
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("sizes", [[60], [1] * 60, [12, 24, 24], [5, 50, 5]])
 async def test_a_waveform_does_not_depend_on_the_chunks(
     runner: VocodeRunner, vocoder: Vocoder, sizes: list[int]

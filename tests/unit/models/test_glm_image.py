@@ -164,7 +164,6 @@ def _small(one: Any) -> tuple[int, int]:
     return int(ratio**0.5 * 16), int((1 / ratio) ** 0.5 * 16)
 
 
-@pytest.mark.numeric
 def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [(SIGN, ImageSpec(64, 64, 1, 1)), (RED, ImageSpec(96, 32, 1, 2)), (QUOTES, ImageSpec(32, 96, 1, 3))]
     waiting = [parts["prior"].open(picture, prompt) for prompt, picture in wishes]
@@ -181,7 +180,6 @@ def test_priors_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]
         assert torch.equal(parts["prior"].latents(one), prior(parts, prompt, picture))
 
 
-@pytest.mark.numeric
 def test_another_seed_or_prompt_draws_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt = (
         prior(parts, prompt, ImageSpec(128, 128, 1, seed)) for prompt, seed in [(RED, 1), (RED, 2), (SIGN, 1)]

@@ -88,7 +88,6 @@ def asked(picture: ImageSpec) -> dict[str, Any]:
     return {name: getattr(picture, name) for name in names}
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("picture", "guidance"), FILMS, ids=["usual", "guided", "plain"])
 def test_film_and_sound_are_those_of_the_pipeline(
     parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any]

@@ -65,7 +65,6 @@ def heard(thought: MemoryJob, **params: Any) -> MemoryJob:
     return MemoryJob({**given, "voice": VOICE, "params": {"max_codes": FRAMES, **params}}, seed=3)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("share", [3, 4096])
 async def test_speech_in_company_is_that_of_the_whole_model(
     checkpoint: Path, encoders: list[Any], answers: list[oracle.Answer], talking: TalkRunner, share: int

@@ -33,7 +33,6 @@ async def test_halves_answer_as_single_runs_do(halves: Halves, thinker: Thinker)
     assert halves.prefill.stats()["used"] == halves.decode.stats()["used"] == 0
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     "params",
     [

@@ -100,7 +100,6 @@ async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, sh
     assert [one.ids for one in jobs] == [alone(thinker, one) for one in jobs]
 
 
-@pytest.mark.numeric
 async def test_the_end_of_turn_stops_the_answer_and_is_an_id_without_text(
     runner: ThinkRunner, thinker: Thinker
 ) -> None:
