@@ -12,7 +12,7 @@ from torch import Tensor
 
 #: Largest difference of two equal float32 arrays, as a part of the largest value.
 BOUND = 1e-5
-#: The same after all steps of a denoiser. Another seed, prompt or guidance makes a thousand times as much.
+#: The same after all steps of a denoiser; one row of one weight that is 1 % off makes 7e-5.
 DENOISED_BOUND = 5e-5
 
 
