@@ -18,6 +18,8 @@ ARGS ?=
 WORKERS ?= 2
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
+# Settings of tests/kernels.py.
+KERNELS ?= avx2,baseline,shapes
 MINUTES ?= 60
 SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -40,7 +42,10 @@ test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
 
 test-nightly: $(VENV)/.dev ## Run what `make test` leaves out as repetition: more examples and shapes
-	$(BIN)/python -m pytest -m nightly $(ARGS)
+	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
+
+test-kernels: $(VENV)/.dev ## Run the numeric tests with kernels of other processors (KERNELS=avx2,baseline,shapes)
+	$(BIN)/python -m tests.kernels --settings $(KERNELS) $(PARALLEL) $(ARGS)
 
 # Debian has the smallest one, 0.1 GB to download, 0.3 GB on disk.
 install-browser: $(VENV)/.dev ## Install Chromium, for the tests of the console

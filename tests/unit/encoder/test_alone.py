@@ -12,6 +12,7 @@ from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
@@ -37,6 +38,7 @@ async def rows(runner: EncodeRunner, beside: Sequence[dict[str, Any]]) -> np.nda
     return (await run(runner, MemoryJob({"media": item}, beside=beside))).array("embedding")
 
 
+@pytest.mark.numeric
 async def test_a_picture_is_encoded_by_whether_others_are_beside_it(runner: EncodeRunner, checkpoint: Path) -> None:
     alone, beside = await rows(runner, []), await rows(runner, [IMAGE])
 
@@ -44,7 +46,7 @@ async def test_a_picture_is_encoded_by_whether_others_are_beside_it(runner: Enco
     for found, is_alone in ((alone, True), (beside, False)):
         with torch.inference_mode():
             [expected] = encoder.encode([encoder.prepare(memoryview(PICTURE), "image", is_alone)])
-        np.testing.assert_allclose(found, expected.embeds.numpy(), atol=1e-5)
+        assert_close(found, expected.embeds.numpy())
 
 
 async def test_both_ways_are_kept_and_neither_is_taken_for_the_other(runner: EncodeRunner) -> None:
@@ -54,6 +56,7 @@ async def test_both_ways_are_kept_and_neither_is_taken_for_the_other(runner: Enc
     assert (runner.stats()["cache"]["misses"], runner.stats()["cache"]["hits"]) == (2, 2)
 
 
+@pytest.mark.numeric
 async def test_what_another_call_makes_may_be_a_picture_too(runner: EncodeRunner) -> None:
     found = await rows(runner, [{"media": {"$ref": [0, "image"]}}])
 

@@ -78,6 +78,7 @@ def alone(encoder: MediaEncoder, file: File) -> np.ndarray:
     return encoded.embeds.numpy()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("component", ["vision", "audio"])
 async def test_a_batch_of_any_sizes_equals_its_items(
     parts: dict[str, MediaEncoder], files_of: dict[str, list[File]], component: str
@@ -99,6 +100,7 @@ async def test_a_batch_of_any_sizes_equals_its_items(
             assert_close(encoded.embeds.numpy(), expected[index])
 
 
+@pytest.mark.numeric
 async def test_a_hit_equals_the_miss_and_runs_nothing(omni: Path, files_of: dict[str, list[File]]):
     async with encoding(omni, "vision", cache=1 << 20) as runner:
         first, second = [await run(runner, job(files_of["vision"][0])) for _ in range(2)]
@@ -121,6 +123,7 @@ async def test_another_salt_or_content_is_a_miss_whatever_hash_the_request_names
         assert runner.stats()["cache"]["hits"] == 1
 
 
+@pytest.mark.numeric
 async def test_without_a_cache_equal_items_are_computed_each(omni: Path, files_of: dict[str, list[File]]):
     async with encoding(omni, "vision") as runner:
         jobs = [await run(runner, job(files_of["vision"][0])) for _ in range(2)]

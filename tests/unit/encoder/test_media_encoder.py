@@ -19,6 +19,7 @@ from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
@@ -54,6 +55,7 @@ def job(data: np.ndarray, modality: str = "image") -> MemoryJob:
     return MemoryJob({"media": Item({"modality": modality, "mime": "image/jpeg", "sha256": "0" * 64}, data)})
 
 
+@pytest.mark.numeric
 async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: MediaEncoder) -> None:
     pictures = [jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]
     jobs = [job(picture) for picture in pictures]
@@ -66,13 +68,14 @@ async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner,
         [item] = one.outputs["embedding"].items
         assert item.array is not None
         assert item.array.dtype == np.float32
-        np.testing.assert_allclose(item.array, expected.embeds.numpy(), atol=1e-5)
+        assert_close(item.array, expected.embeds.numpy())
         assert item.data["modality"] == "image"
         assert item.data["n_tokens"] == len(item.array)
     assert runner.stats()["parameters"] == encoder.parameters
     assert max(int(size) for size in runner.stats()["batches"]) <= 4
 
 
+@pytest.mark.numeric
 async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner) -> None:
     whole = jpeg(1)
     jobs = [job(whole), job(np.frombuffer(b"\xff\xd8 no picture", np.uint8)), job(whole), job(whole[:0])]
@@ -82,10 +85,11 @@ async def test_a_corrupt_picture_fails_only_its_own_request(runner: EncodeRunner
 
     assert [isinstance(result, BadMedia) for result in results] == [False, True, False, True]
     first, third = (jobs[n].array("embedding") for n in (0, 2))
-    np.testing.assert_allclose(first, third, atol=1e-5)
-    np.testing.assert_allclose(first, after.array("embedding"), atol=1e-5)
+    assert_close(first, third)
+    assert_close(first, after.array("embedding"))
 
 
+@pytest.mark.numeric
 async def test_an_item_that_breaks_its_batch_fails_alone(encoder: MediaEncoder) -> None:
     async def encode(items):
         with torch.inference_mode():

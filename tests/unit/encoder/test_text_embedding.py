@@ -15,6 +15,7 @@ from omnibus_models import tiny
 from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeSettings
 from services.encoder.text_embedding import EmbedRunner
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 
 TEXTS = ["the quick brown fox", "hello world, how are you today?", "a", "the cat sat on the mat " * 5]
@@ -52,6 +53,7 @@ async def embed(runner: EmbedRunner, *texts: str, **more: Any) -> MemoryJob:
     return await run(runner, MemoryJob({"text": list(texts), **more}, wants=("embedding", "tokens")))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 async def test_a_vector_is_that_of_the_library(runner: EmbedRunner, checkpoint: tuple[str, Path], pooling: str):
     made = await embed(runner, *TEXTS, pooling=pooling)
@@ -61,14 +63,15 @@ async def test_a_vector_is_that_of_the_library(runner: EmbedRunner, checkpoint: 
         assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.numeric
 async def test_company_does_not_change_a_vector(runner: EmbedRunner):
     alone = [(await embed(runner, text)).array("embedding")[0] for text in TEXTS]
 
     together = await asyncio.gather(*(embed(runner, text) for text in TEXTS))
 
     for one, other in zip(alone, together, strict=True):
-        np.testing.assert_allclose(other.array("embedding")[0], one, atol=1e-5)
-    assert max(int(size) for size in runner.stats()["batches"]) == 3
+        assert_close(other.array("embedding")[0], one)
+    assert max(int(size) for size in runner.stats()["batches"]) > 1
 
 
 async def test_other_texts_are_elsewhere(runner: EmbedRunner):
@@ -88,6 +91,7 @@ async def test_tokens_are_counted(runner: EmbedRunner, checkpoint: tuple[str, Pa
     }
 
 
+@pytest.mark.numeric
 async def test_texts_may_come_as_bytes(runner: EmbedRunner):
     body = Item({}, np.frombuffer(b'["the quick brown fox"]', np.uint8))
 

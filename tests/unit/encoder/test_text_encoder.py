@@ -16,6 +16,7 @@ from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeSettings
 from services.encoder.text_encoder import TextEncodeRunner
+from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 
 
@@ -37,6 +38,7 @@ def alone(image: Path, prompt: str) -> np.ndarray:
     return encoder.encode([encoder.prepare(prompt)])[0].embeds.numpy()
 
 
+@pytest.mark.numeric
 async def test_prompt_and_negative_prompt_are_filled_up_to_the_longer_one(
     runner: TextEncodeRunner, image: Path
 ) -> None:
@@ -46,10 +48,11 @@ async def test_prompt_and_negative_prompt_are_filled_up_to_the_longer_one(
     assert (mask.dtype.name, embeds.dtype.name, mask.shape) == ("bool", "float32", embeds.shape[:2])
     assert mask[0].all()
     for row, counts, prompt in zip(embeds, mask, ["a red square", ""], strict=True):
-        np.testing.assert_allclose(row[counts], alone(image, prompt), atol=1e-5)
+        assert_close(row[counts], alone(image, prompt))
         assert not row[~counts].any()
 
 
+@pytest.mark.numeric
 async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -> None:
     path = tiny.build("ltx2", tmp_path / "ltx2")
     runner = TextEncodeRunner("text_encoder", "ltx2", path, "cpu", "float32", EncodeSettings())
@@ -66,10 +69,11 @@ async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -
     await runner.close()
 
 
+@pytest.mark.numeric
 async def test_without_a_negative_prompt_there_is_one_row(runner: TextEncodeRunner, image: Path) -> None:
     one = await run(runner, MemoryJob({"prompt": "a red square"}))
 
-    np.testing.assert_allclose(one.array("embeds")[0], alone(image, "a red square"), atol=1e-5)
+    assert_close(one.array("embeds")[0], alone(image, "a red square"))
     assert one.array("mask").shape == one.array("embeds").shape[:2]
     assert len(one.array("mask")) == 1
 
@@ -80,6 +84,7 @@ async def test_the_tokens_of_a_prompt_are_counted_for_who_wants_to_know(runner: 
     assert one.outputs["tokens"].items[0].data == {"value": int(one.array("mask")[0].sum())}
 
 
+@pytest.mark.numeric
 async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, image: Path) -> None:
     prompts = [f"{count} birds over the hill " * count for count in range(1, 7)]
     jobs = [MemoryJob({"prompt": prompt, "negative_prompt": " "}) for prompt in prompts]
@@ -87,7 +92,7 @@ async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, 
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for prompt, one in zip(prompts, jobs, strict=True):
-        np.testing.assert_allclose(one.array("embeds")[0][one.array("mask")[0]], alone(image, prompt), atol=1e-5)
+        assert_close(one.array("embeds")[0][one.array("mask")[0]], alone(image, prompt))
     assert max(map(int, runner.stats()["batches"])) > 2
 
 
@@ -139,6 +144,7 @@ def picture(seed: int) -> Item:
     return Item({"modality": "image", "grid_thw": [1, 4, 6], "n_tokens": 6}, rows)
 
 
+@pytest.mark.numeric
 async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader: TextEncodeRunner, edit: Path) -> None:
     encoder: Any = load_family("qwen_image_edit").load("text_encoder", edit)
     jobs = [
@@ -153,7 +159,7 @@ async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader:
         about = [Encoded(torch.tensor(item.array), item.data)]
         for row, counts, text in zip(one.array("embeds"), one.array("mask"), ["make it red " * seed, ""], strict=True):
             [wanted] = encoder.encode([encoder.prepare(text, about)])
-            np.testing.assert_allclose(row[counts], wanted.embeds.numpy(), atol=1e-5)
+            assert_close(row[counts], wanted.embeds.numpy())
     assert max(map(int, reader.stats()["batches"])) > 2
 
 

@@ -14,6 +14,7 @@ from omnibus.executor.runner import Item
 from omnibus_models.contract import Denoiser, ImageSpec
 from omnibus_models.families import load_family
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
+from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 
 WIDTH = 64
@@ -56,22 +57,25 @@ def alone(denoiser: Denoiser, picture: ImageSpec, prompt: int = 0) -> np.ndarray
         return denoiser.latents(one).numpy()
 
 
+@pytest.mark.numeric
 async def test_a_picture_is_what_its_inputs_say(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one = await run(runner, job(width=96, height=48, steps=5, guidance=2.5, seed=3))
 
     wanted = alone(denoiser, ImageSpec(96, 48, 5, 3, 2.5))
-    np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
+    assert_close(one.array("latents"), wanted, DENOISED_BOUND)
     assert one.array("latents").shape == (4, 1, 6, 12)
     assert {"embeds", "mask"} <= {*one.read}
 
 
+@pytest.mark.numeric
 async def test_without_a_seed_it_is_the_invocations(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one, other = [await run(runner, job(invocation=seed)) for seed in (11, 12)]
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 11)), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 11)), DENOISED_BOUND)
     assert not np.allclose(one.array("latents"), other.array("latents"), atol=1e-2)
 
 
+@pytest.mark.numeric
 async def test_one_prompt_alone_guides_without_a_negative_one(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one = job()
     for name in ("embeds", "mask"):
@@ -79,9 +83,10 @@ async def test_one_prompt_alone_guides_without_a_negative_one(runner: DenoiseRun
 
     await run(runner, one)
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7, 1.0)), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7, 1.0)), DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 async def test_many_pictures_at_once_are_as_if_each_were_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     wishes = [
         (ImageSpec(64, 64, 9, 1, 3.0), 0), (ImageSpec(64, 64, 3, 2, None), 1), (ImageSpec(96, 48, 5, 3, 1.0), 2),
@@ -102,11 +107,12 @@ async def test_many_pictures_at_once_are_as_if_each_were_alone(runner: DenoiseRu
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for (wish, prompt), one in zip(wishes, jobs, strict=True):
-        np.testing.assert_allclose(one.array("latents"), alone(denoiser, wish, prompt), atol=1e-5)
+        assert_close(one.array("latents"), alone(denoiser, wish, prompt), DENOISED_BOUND)
     assert max(map(int, runner.stats()["batches"])) > 1
     assert runner.stats()["used"] == 0
 
 
+@pytest.mark.numeric
 async def test_a_picture_that_comes_later_joins_the_steps_of_others(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     long = job("progress", steps=400)
     running = asyncio.create_task(run(runner, long))
@@ -116,7 +122,7 @@ async def test_a_picture_that_comes_later_joins_the_steps_of_others(runner: Deno
 
     assert not long.outputs["latents"].closed
     assert runner.stats()["batches"]["2"] == 5
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 5, 7)), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 64, 5, 7)), DENOISED_BOUND)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -128,6 +134,7 @@ async def test_each_step_is_told(runner: DenoiseRunner) -> None:
     assert one.outputs["progress"].closed
 
 
+@pytest.mark.numeric
 async def test_previews_are_made_for_who_wants_them_and_of_some_steps(runner: DenoiseRunner) -> None:
     shown, blind = await asyncio.gather(run(runner, job("preview", steps=7, every=2)), run(runner, job(steps=7)))
 
@@ -162,6 +169,7 @@ async def test_a_cancelled_picture_takes_no_further_step(runner: DenoiseRunner) 
     assert not one.outputs["latents"].items
 
 
+@pytest.mark.numeric
 async def test_a_picture_that_cannot_step_fails_alone(
     runner: DenoiseRunner, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,10 +186,11 @@ async def test_a_picture_that_cannot_step_fails_alone(
     failed, made = await asyncio.gather(run(runner, bad), run(runner, good), return_exceptions=True)
 
     assert isinstance(failed, RuntimeError)
-    np.testing.assert_allclose(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), atol=1e-5)
+    assert_close(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), DENOISED_BOUND)
     assert runner.stats()["used"] == 0
 
 
+@pytest.mark.numeric
 async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     runner._colours = asyncio.get_running_loop().create_future()
     runner._colours.set_result(torch.zeros(2, 3))
@@ -189,7 +198,7 @@ async def test_a_preview_that_cannot_be_made_fails_its_picture_alone(runner: Den
     failed, made = await asyncio.gather(run(runner, job("preview")), run(runner, job()), return_exceptions=True)
 
     assert isinstance(failed, RuntimeError)
-    np.testing.assert_allclose(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), atol=1e-5)
+    assert_close(made.array("latents"), alone(denoiser, ImageSpec(64, 64, 4, 7)), DENOISED_BOUND)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +252,7 @@ async def test_pictures_in_the_making_are_told_when_the_denoiser_is_closed(image
         await running
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("lost", [1, 7, 9])
 async def test_a_picture_goes_on_from_the_last_checkpoint(runner: DenoiseRunner, lost: int) -> None:
     wanted = ("checkpoint", "progress", "preview")

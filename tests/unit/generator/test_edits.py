@@ -14,6 +14,7 @@ from omnibus.executor.runner import Item
 from omnibus_models.contract import Denoiser, ImageSpec
 from omnibus_models.families import load_family
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
+from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 
 TOKENS, WIDTH = 9, 64
@@ -55,24 +56,27 @@ def alone(denoiser: Denoiser, picture: ImageSpec, image: np.ndarray) -> np.ndarr
         return denoiser.latents(one).numpy()
 
 
+@pytest.mark.numeric
 async def test_a_picture_is_as_large_as_the_one_it_is_made_of(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     image = drawn(2, 4, 1, 6, 8)
 
     one = await run(runner, job(image, seed=3))
 
     assert one.array("latents").shape == (4, 1, 6, 8)
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(64, 48, 4, 3), image), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(64, 48, 4, 3), image), DENOISED_BOUND)
     assert {"embeds", "image", "mask"} <= {*one.read}
 
 
+@pytest.mark.numeric
 async def test_a_picture_may_have_a_size_of_its_own(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     image = drawn(2, 4, 1, 6, 8)
 
     one = await run(runner, job(image, seed=3, width=32, height=96))
 
-    np.testing.assert_allclose(one.array("latents"), alone(denoiser, ImageSpec(32, 96, 4, 3), image), atol=1e-5)
+    assert_close(one.array("latents"), alone(denoiser, ImageSpec(32, 96, 4, 3), image), DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
     runner: DenoiseRunner, denoiser: Denoiser
 ) -> None:
@@ -83,7 +87,7 @@ async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
 
     for place, (image, one) in enumerate(zip(images, jobs, strict=True)):
         wanted = alone(denoiser, ImageSpec(64, 64, 3 + place, place), image)
-        np.testing.assert_allclose(one.array("latents"), wanted, atol=1e-5)
+        assert_close(one.array("latents"), wanted, DENOISED_BOUND)
     assert max(map(int, runner.stats()["batches"])) == 3
 
 

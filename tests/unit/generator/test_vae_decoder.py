@@ -30,6 +30,7 @@ def latents(seed: int, height: int = 8, width: int = 8) -> np.ndarray:
     return made
 
 
+@pytest.mark.numeric
 async def test_pictures_of_many_requests_are_those_of_each(runner: DecodeImageRunner, image: Path) -> None:
     decoder: Any = load_family("qwen_image").load("vae", image)
     given = [latents(seed, height=4 + 2 * seed) for seed in range(4)]

@@ -18,6 +18,7 @@ from services import engines
 from services.generator import vae_decoder
 from services.generator.denoiser import DenoiseRunner, DenoiseSettings
 from services.generator.vae_decoder import DecodeAudioRunner, DecodeImageRunner, DecodeVideoRunner, LatentDecodeSettings
+from tests.close import DENOISED_BOUND, assert_close
 from tests.unit.jobs import MemoryJob, run
 
 TOKENS, WIDTH = 9, 64
@@ -57,15 +58,17 @@ def alone(denoiser: Denoiser, picture: ImageSpec) -> tuple[np.ndarray, np.ndarra
         return denoiser.latents(one).numpy(), denoiser.audio_latents(one).numpy()
 
 
+@pytest.mark.numeric
 async def test_film_and_sound_are_made_together(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     one = await run(runner, job("sound", seed=3, fps=12.0))
 
     film, sound = alone(denoiser, ImageSpec(64, 32, 3, 3, frames=9, fps=12.0))
-    np.testing.assert_allclose(one.array("latents"), film, atol=1e-5)
-    np.testing.assert_allclose(one.array("sound"), sound, atol=1e-5)
+    assert_close(one.array("latents"), film, DENOISED_BOUND)
+    assert_close(one.array("sound"), sound, DENOISED_BOUND)
     assert (film.shape, sound.shape) == ((8, 2, 4, 8), (2, 19, 4))
 
 
+@pytest.mark.numeric
 async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     jobs = [job("sound", seed=seed, steps=2 + seed, guidance=1.0 if seed == 1 else 4.0) for seed in range(4)]
 
@@ -73,10 +76,11 @@ async def test_films_of_many_requests_are_each_their_own(runner: DenoiseRunner, 
 
     for seed, one in enumerate(jobs):
         film, sound = alone(denoiser, ImageSpec(64, 32, 2 + seed, seed, 1.0 if seed == 1 else 4.0, 9))
-        np.testing.assert_allclose(one.array("latents"), film, atol=1e-5)
-        np.testing.assert_allclose(one.array("sound"), sound, atol=1e-5)
+        assert_close(one.array("latents"), film, DENOISED_BOUND)
+        assert_close(one.array("sound"), sound, DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 async def test_a_film_is_the_same_whoever_is_there(runner: DenoiseRunner) -> None:
     """The same computations in one process, so to the bit."""
     lone = await run(runner, job("sound", seed=5, steps=6))
@@ -95,6 +99,7 @@ async def test_a_film_is_the_same_whoever_is_there(runner: DenoiseRunner) -> Non
     await asyncio.gather(*running, return_exceptions=True)
 
 
+@pytest.mark.numeric
 async def test_a_film_that_comes_later_takes_turns_with_others(runner: DenoiseRunner, denoiser: Denoiser) -> None:
     long = job("progress", steps=400)
     running = asyncio.create_task(run(runner, long))
@@ -104,7 +109,7 @@ async def test_a_film_that_comes_later_takes_turns_with_others(runner: DenoiseRu
 
     assert not long.outputs["latents"].closed
     assert set(runner.stats()["batches"]) == {"1"}
-    np.testing.assert_allclose(one.array("sound"), alone(denoiser, ImageSpec(64, 32, 3, 5, frames=9))[1], atol=1e-5)
+    assert_close(one.array("sound"), alone(denoiser, ImageSpec(64, 32, 3, 5, frames=9))[1], DENOISED_BOUND)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -152,6 +157,7 @@ async def speaker(ltx2: Path) -> AsyncIterator[DecodeAudioRunner]:
     await made.close()
 
 
+@pytest.mark.numeric
 async def test_frames_come_in_order_a_few_at_a_time(
     screen: DecodeVideoRunner, ltx2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +176,7 @@ async def test_frames_come_in_order_a_few_at_a_time(
     assert screen.stats()["pictures"] == 3
 
 
+@pytest.mark.numeric
 async def test_sound_comes_a_second_at_a_time(speaker: DecodeAudioRunner, ltx2: Path) -> None:
     decoder: Any = load_family("ltx2").load("audio_vae", ltx2)
     given = drawn(1, 2, 60, 4)

@@ -13,6 +13,7 @@ from omnibus_models.families import load_family
 from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
+from tests.close import choose_clearly
 from tests.unit.llm.halves import Halves, core
 
 torch.set_num_threads(1)
@@ -42,12 +43,12 @@ def greedy(decoder: Thinker, prefill: PrefillInputs, count: int, ends: Iterable[
     """One request alone, in the obvious way: prefill, then one token after the other."""
     cache = DynamicCache()
     hidden = decoder.forward(prefill.inputs[None], prefill.positions[:, None], cache, None)
-    ids = [int(decoder.logits(hidden[:, -1]).argmax())]
+    ids = [int(choose_clearly(decoder.logits(hidden[:, -1])))]
     while len(ids) < count and ids[-1] not in set(ends):
         position = cache.get_seq_length() + prefill.delta
         positions = torch.full((decoder.axes, 1, 1), position)
         hidden = decoder.forward(decoder.embed(torch.tensor([[ids[-1]]])), positions, cache, None)
-        ids.append(int(decoder.logits(hidden[:, -1]).argmax()))
+        ids.append(int(choose_clearly(decoder.logits(hidden[:, -1]))))
     return ids
 
 

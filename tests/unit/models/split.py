@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from omnibus_models.attention import Crossing, Mask
 from omnibus_models.contract import Encoded, MediaEncoder, PrefillInputs, Talker, Thinker
+from tests.close import choose_clearly
 
 Media = Mapping[str, Sequence[bytes]]
 
@@ -50,13 +51,13 @@ def think(
     cache = DynamicCache()
     hidden = thinker.forward(prefill.inputs[None], prefill.positions[:, None], cache, whole(prefill))
     prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
-    ids = [int(thinker.logits(hidden[:, -1]).argmax())]
+    ids = [int(choose_clearly(thinker.logits(hidden[:, -1])))]
     rows = []
     while len(ids) < max_tokens and ids[-1] not in thinker.eos:
         inputs = thinker.embed(torch.tensor([[ids[-1]]]))
         hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
-        ids.append(int(thinker.logits(hidden[:, -1]).argmax()))
+        ids.append(int(choose_clearly(thinker.logits(hidden[:, -1]))))
     return Thought(ids, prefill, prompt_rows, rows)
 
 
@@ -69,11 +70,11 @@ def talk(talker: Talker, thought: Thought, max_codes: int, voice: str) -> list[A
     hidden = talker.forward(start.inputs[None], start.positions[:, None], cache, None)
     codes: list[Any] = []
     while len(codes) < max_codes:
-        code = talker.logits(hidden[:, -1]).argmax(-1)
+        code = choose_clearly(talker.logits(hidden[:, -1]))
         if int(code) in talker.eos:
             break
         if talker.predictor is not None:
-            rest = talker.predictor.predict_remaining(hidden[:, -1], code, lambda logits: logits.argmax(-1))
+            rest = talker.predictor.predict_remaining(hidden[:, -1], code, choose_clearly)
             code = torch.cat([code[:, None], rest], dim=1)
         codes += code.tolist()
         row = next(tail, thought.prompt_rows[-1])

@@ -125,6 +125,7 @@ def test_no_frames_make_no_sound(vocoder: Any) -> None:
     assert vocoder.open(VOICE, 0).push([], last=True).shape == (0,)
 
 
+@pytest.mark.numeric
 def test_waveforms_that_alternate_do_not_disturb_each_other(vocoder: Any) -> None:
     streams = [vocoder.open(VOICE, 0), vocoder.open("Chelsie", 0)]
     frames = [some_frames(20, 3), some_frames(20, 4)]

@@ -109,6 +109,7 @@ def test_no_codes_make_no_sound(omni_parts: dict[str, Any]) -> None:
     assert omni_parts["vocoder"].open("Chelsie", SEED).push([], last=True).shape == (0,)
 
 
+@pytest.mark.numeric
 def test_waveforms_that_alternate_do_not_disturb_each_other(omni_parts: dict[str, Any]) -> None:
     vocoder = omni_parts["vocoder"]
     streams = [vocoder.open("Chelsie", SEED), vocoder.open("Ethan", SEED)]

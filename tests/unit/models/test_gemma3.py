@@ -11,6 +11,7 @@ from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded
 from omnibus_models.tiny import gemma3 as recipe
+from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, think, whole
@@ -68,6 +69,7 @@ def parts(checkpoint: Path) -> dict[str, Any]:
     return load(checkpoint)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -79,6 +81,7 @@ def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: d
     assert parts["thinker"].decode_ids(thought.ids) == words
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_as_long_as_the_joint_processor_makes_them(
     checkpoint: Path, parts: dict[str, Any], case: str
@@ -96,6 +99,7 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(
     assert int(prefill.media.sum()) == recipe.TOKENS * len(given.get("image", ()))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("seed", range(3))
 def test_one_encoder_serves_language_models_of_all_sizes(parts: dict[str, Any], wider: Path, seed: int) -> None:
     messages, given = [user(IMAGE, text("describe the image"))], {"image": [files.picture(seed)]}
@@ -107,6 +111,7 @@ def test_one_encoder_serves_language_models_of_all_sizes(parts: dict[str, Any], 
     assert thought.ids == oracle.answer(wider, messages, given, TOKENS)[0]
 
 
+@pytest.mark.numeric
 def test_pooling_here_and_projecting_there_is_the_librarys_projector_bit_for_bit(
     checkpoint: Path, parts: dict[str, Any]
 ) -> None:
@@ -153,6 +158,7 @@ def test_the_tokens_of_a_picture_see_each_other_both_ways(parts: dict[str, Any])
     assert back.nonzero()[0, 0] == last
 
 
+@pytest.mark.numeric
 def test_a_window_is_a_window_with_and_without_a_mask(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     messages = [{"role": "user", "content": "the cat sleeps on the warm red mat " * 8}]
@@ -164,10 +170,11 @@ def test_a_window_is_a_window_with_and_without_a_mask(parts: dict[str, Any]) -> 
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
     assert size > 2 * recipe.WINDOW
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
     assert not torch.equal(*thinker._layer_masks(causal, prefill.positions[:, None]).values())
 
 
+@pytest.mark.numeric
 def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
     messages = [user(IMAGE, text("describe the image"))]
 
@@ -179,6 +186,7 @@ def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
     assert len(answers) == 5
 
 
+@pytest.mark.numeric
 def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None:
     vision = parts["vision"]
     sizes = [(56, 56), (60, 100), (140, 60), (400, 300)]
@@ -190,7 +198,7 @@ def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == {"modality": "image", "n_tokens": recipe.TOKENS}
         assert one.embeds.shape == (recipe.TOKENS, 32)
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
     assert vision.encode([]) == []
 
 

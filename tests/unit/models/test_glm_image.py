@@ -14,6 +14,7 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, tiny
 from omnibus_models.contract import ImageSpec
 from omnibus_models.families import _glm_denoiser, glm_image
+from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import glm_image as oracle
 
 SIGN, RED = 'a sign that says "hello world"', "a red square"
@@ -65,6 +66,7 @@ def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
 # Texts to be written
 
 
+@pytest.mark.numeric
 def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, Any], checkpoint: Path) -> None:
     prompts = [SIGN, RED, BOTH, QUOTES, "''", ""]
     encoder = parts["text_encoder"]
@@ -73,10 +75,10 @@ def test_texts_guide_as_in_the_pipeline_whatever_their_company(parts: dict[str, 
 
     for prompt, found in zip(prompts, together, strict=True):
         wanted, nothing = oracle.pipeline(checkpoint).encode_prompt(prompt)
-        torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-5)
+        assert_close(found, wanted[0])
         alone, unwanted = guides(parts, prompt)
-        torch.testing.assert_close(alone, wanted[0], rtol=0, atol=1e-5)
-        torch.testing.assert_close(unwanted, nothing[0], rtol=0, atol=1e-5)
+        assert_close(alone, wanted[0])
+        assert_close(unwanted, nothing[0])
     assert len({len(found) for found in together}) == 3
 
 
@@ -119,6 +121,7 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", WISHES)
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: Path, name: str) -> None:
     wish = dict(WISHES[name])
@@ -139,6 +142,7 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], checkpoint: 
 # The prior
 
 
+@pytest.mark.numeric
 def test_positions_are_those_of_the_library(parts: dict[str, Any], checkpoint: Path) -> None:
     pipe = oracle.pipeline(checkpoint)
     for width, height in [(64, 64), (96, 64), (32, 128)]:
@@ -209,6 +213,7 @@ PICTURES = [
 ]
 
 
+@pytest.mark.numeric
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     prompts = [SIGN, RED, BOTH, QUOTES]  # of which two have no texts, and so equal lengths
     waiting = [
@@ -224,7 +229,7 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
 
     for prompt, picture, one in zip(prompts, PICTURES, everybody, strict=True):
         alone = made(parts, prompt, picture, rough(picture, picture.seed))
-        torch.testing.assert_close(one.latents, alone.latents, rtol=0, atol=1e-5)
+        assert_close(one.latents, alone.latents, DENOISED_BOUND)
 
 
 def test_another_prior_seed_or_text_makes_another_picture(parts: dict[str, Any]) -> None:
@@ -364,6 +369,7 @@ def test_the_usual_guidance_is_the_pipelines() -> None:
     assert usual["max_sequence_length"].default == glm_image.MAX_TEXT_TOKENS
 
 
+@pytest.mark.numeric
 def test_a_picture_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
     picture = PICTURES[0]
     lost, other = (parts["dit"].open(picture, guides(parts, SIGN), prior=rough(picture, 1)) for _ in range(2))

@@ -23,6 +23,7 @@ def video(model: Model, **changes: Any) -> Encoded:
     return Encoded(item.embeds, {**item.meta, **changes})
 
 
+@pytest.mark.numeric
 def test_each_frame_has_its_number_and_its_rows(model: Model) -> None:
     thinker, item = model.thinker, video(model)
     prompt = thinker.prompt(FILM)
@@ -38,6 +39,7 @@ def test_each_frame_has_its_number_and_its_rows(model: Model) -> None:
     assert torch.equal(prefill.media, layout.media)
 
 
+@pytest.mark.numeric
 def test_rows_of_items_beside_a_video_are_not_mixed_with_its_own(model: Model) -> None:
     thinker, film = model.thinker, video(model)
     messages = [user(IMAGE, VIDEO, IMAGE, text("?"))]
@@ -56,6 +58,7 @@ def test_frames_that_cannot_be_are_refused(model: Model, frames: Any) -> None:
     assert caught.value.param == "items"
 
 
+@pytest.mark.numeric
 def test_a_picture_has_no_frames_whatever_it_says(model: Model) -> None:
     [item] = model.items([user(IMAGE)], {"image": [files.picture(1)]})
     prompt = model.thinker.prompt([user(IMAGE)])

@@ -59,6 +59,7 @@ def without(checkpoint: Path, copy: Path, lost: str) -> Path:
     return copy
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("chat", CHATS)
 def test_it_answers_like_the_librarys_own_class(checkpoint: Path, thinker: Any, chat: str) -> None:
     messages = CHATS[chat]
@@ -79,6 +80,7 @@ def test_prompts_are_those_of_the_chat_template(checkpoint: Path, thinker: Any, 
     assert (layout.positions.tolist(), layout.delta) == ([list(range(len(prompt.ids)))], 0)
 
 
+@pytest.mark.numeric
 def test_another_text_gives_another_answer(thinker: Any) -> None:
     texts = ["describe the hill", "describe the river", "describe the cat", "describe the dog"]
 
@@ -141,6 +143,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(thinker: Any) -> None
         thinker.layout(prompt, [])
 
 
+@pytest.mark.numeric
 def test_it_is_the_whole_model(checkpoint: Path, thinker: Any) -> None:
     whole = AutoModelForCausalLM.from_pretrained(checkpoint)
 
@@ -149,6 +152,7 @@ def test_it_is_the_whole_model(checkpoint: Path, thinker: Any) -> None:
         families.family_of(checkpoint).load("vision", checkpoint)
 
 
+@pytest.mark.numeric
 def test_a_reader_holds_embeddings_and_a_norm_and_reads_as_the_whole_one(checkpoint: Path, thinker: Any) -> None:
     reader = families.family_of(checkpoint).reader(checkpoint)
 
@@ -168,6 +172,7 @@ def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, lost: str) 
         families.family_of(broken).load("thinker", broken)
 
 
+@pytest.mark.numeric
 def test_a_head_that_is_the_embedding_table_need_not_be_in_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     tied = changed(checkpoint, tmp_path / "whole", tie_word_embeddings=True)
     tied = without(tied, tmp_path / "tied", "lm_head")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
 from tests.unit.models.plain import CASES, Model, built
@@ -16,6 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return built("llava_onevision", tmp_path_factory.mktemp("onevision"))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", [case for case in CASES if "image" in case])
 def test_rows_are_those_of_the_whole_model_for_all_of_a_request(model: Model, case: str) -> None:
     messages, given = CASES[case]
@@ -29,7 +31,7 @@ def test_rows_are_those_of_the_whole_model_for_all_of_a_request(model: Model, ca
 
     assert len(rows) == len(found.pooler_output) == len(given["image"])
     for mine, theirs in zip(rows, found.pooler_output, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+        assert_close(mine, theirs)
 
 
 def test_a_picture_with_others_is_one_tile_and_one_alone_more(model: Model) -> None:

@@ -16,6 +16,7 @@ from omnibus_models import families
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import ltx2 as family_ltx2
 from omnibus_models.tiny import _weights
+from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import ltx2 as oracle
 
 CAT, HILL, NOTHING = "a cat sits on the mat", "a green circle near the hill, and birds sing", ""
@@ -62,6 +63,7 @@ def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
     assert families.family_of(ltx2) is families.load_family("ltx2")
 
 
+@pytest.mark.numeric
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], ltx2: Path) -> None:
     prompts = [CAT, HILL, NOTHING, "  birds ", CAT * 20]
 
@@ -69,8 +71,8 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
 
     for prompt, found in zip(prompts, together, strict=True):
         wanted = oracle.guides(ltx2, prompt)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-        torch.testing.assert_close(guides(parts, prompt)[0], wanted, rtol=0, atol=1e-5)
+        assert_close(found, wanted)
+        assert_close(guides(parts, prompt)[0], wanted)
     assert not torch.allclose(together[0][:3], together[1][:3], atol=1e-2)
 
 
@@ -104,7 +106,7 @@ def test_film_and_sound_are_those_of_the_pipeline(
     np.testing.assert_allclose(samples, wanted.sound, atol=1e-5)
     found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", **guidance)
     for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        assert_close(ours, theirs, DENOISED_BOUND)
 
 
 def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any], ltx2: Path) -> None:
@@ -114,9 +116,10 @@ def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any
     found = oracle.filmed(ltx2, CAT, **asked(FILMS[0][0]), output="latent", **own)
     assert one.rows == 3
     for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        assert_close(ours, theirs, DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
         (CAT, ImageSpec(64, 32, 4, 1, frames=9), (HILL,)),
@@ -138,7 +141,7 @@ def test_films_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any])
     for (prompt, picture, negative), one in zip(wishes, everybody, strict=True):
         alone = made(parts, prompt, picture, *negative)
         for found, wanted in zip(latents(parts, one), latents(parts, alone), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+            assert_close(found, wanted, DENOISED_BOUND)
 
 
 def test_another_prompt_seed_guidance_or_speed_makes_another_film_and_sound(parts: dict[str, Any]) -> None:
@@ -303,10 +306,10 @@ def test_later_releases_are_served_too(later: Path) -> None:
 
     wanted = oracle.guides(later, CAT)
     assert wanted.shape == (family_ltx2.PROMPT_TOKENS, 40)
-    torch.testing.assert_close(guides(parts, CAT)[0], wanted, rtol=0, atol=1e-5)
+    assert_close(guides(parts, CAT)[0], wanted)
     found = oracle.filmed(later, CAT, **asked(picture), output="latent")
     for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        assert_close(ours, theirs, DENOISED_BOUND)
 
 
 # Checkpoints that are not whole

@@ -9,6 +9,7 @@ import torch
 from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded
+from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
@@ -61,6 +62,7 @@ def parts(checkpoint: Path) -> dict[str, Any]:
     return {name: family.load(name, checkpoint) for name in family.components}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -72,6 +74,7 @@ def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: d
     assert parts["thinker"].decode_ids(thought.ids) == words
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
     checkpoint: Path, parts: dict[str, Any], case: str
@@ -96,6 +99,7 @@ def test_a_picture_is_one_token_and_what_is_seen_of_it_is_the_librarys(
     assert torch.equal(prefill.attention.answer_rows, tiles[-1])
 
 
+@pytest.mark.numeric
 def test_the_rows_of_pictures_come_with_the_first_share_alone(parts: dict[str, Any]) -> None:
     prompt = parts["thinker"].prompt([user(text("the cat sleeps"), IMAGE, text("and"), IMAGE)])
     items = encode([parts["vision"]], prompt.modalities, {"image": [files.picture(1), files.picture(2)]})
@@ -119,6 +123,7 @@ def test_every_weight_belongs_to_one_component(checkpoint: Path, parts: dict[str
     assert not any(key.startswith("model.language_model.") for key in vision)
 
 
+@pytest.mark.numeric
 def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
     messages = [user(IMAGE, text("describe the image"))]
 
@@ -130,6 +135,7 @@ def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
     assert len(answers) == 5
 
 
+@pytest.mark.numeric
 def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None:
     vision = parts["vision"]
     sizes = [(56, 56), (50, 100), (250, 60), (400, 300)]
@@ -141,7 +147,7 @@ def test_a_batch_of_images_equals_its_items_alone(parts: dict[str, Any]) -> None
     for one, item in zip(together, batch, strict=True):
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == {"modality": "image", "n_tokens": ROWS, "tiles": item.meta["tiles"]}
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
     assert vision.encode([]) == []
 
 

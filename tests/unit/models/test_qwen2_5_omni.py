@@ -9,6 +9,7 @@ import torch
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from omnibus_models import families, media
 from tests import models_oracle as oracle
+from tests.close import assert_close
 from tests.unit.models import files
 from tests.unit.models.split import encode, talk, think
 
@@ -44,6 +45,7 @@ CASES = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_speak_like_the_whole_model(omni: Path, omni_parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -60,6 +62,7 @@ def test_split_components_speak_like_the_whole_model(omni: Path, omni_parts: dic
     torch.testing.assert_close(wave, expected[3], rtol=0, atol=1e-5)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_the_ids_of_the_joint_processor(omni: Path, omni_parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -76,6 +79,7 @@ def test_prompts_are_the_ids_of_the_joint_processor(omni: Path, omni_parts: dict
     torch.testing.assert_close(prefill.inputs[~prefill.media], rows[~prefill.media], rtol=0, atol=0)
 
 
+@pytest.mark.numeric
 def test_text_alone_needs_no_talker(omni: Path, omni_parts: dict[str, Any]) -> None:
     messages, given = CASES["audio"]
 
@@ -84,6 +88,7 @@ def test_text_alone_needs_no_talker(omni: Path, omni_parts: dict[str, Any]) -> N
     assert thought.ids == oracle.omni_text(omni, messages, given, TOKENS)[0]
 
 
+@pytest.mark.numeric
 def test_another_sound_changes_the_answer(omni_parts: dict[str, Any]) -> None:
     messages = user(AUDIO, text("what do you hear?"))
 
@@ -95,6 +100,7 @@ def test_another_sound_changes_the_answer(omni_parts: dict[str, Any]) -> None:
     assert len(answers) == 4
 
 
+@pytest.mark.numeric
 def test_another_voice_changes_the_codes(omni: Path, omni_parts: dict[str, Any]) -> None:
     messages, given = user(text("what is in this picture?")), {}
     spoken = {}
@@ -106,6 +112,7 @@ def test_another_voice_changes_the_codes(omni: Path, omni_parts: dict[str, Any])
     assert spoken["Ethan"] == oracle.omni_answer(omni, messages, given, TOKENS, "Ethan", CODES, SEED)[2]
 
 
+@pytest.mark.numeric
 def test_a_batch_of_sounds_equals_its_items_alone(omni_parts: dict[str, Any]) -> None:
     audio = omni_parts["audio"]
     batch = [audio.prepare(memoryview(files.tone(each, n)), "audio") for n, each in enumerate((0.1, 0.7, 5.1, 2.0))]
@@ -115,7 +122,7 @@ def test_a_batch_of_sounds_equals_its_items_alone(omni_parts: dict[str, Any]) ->
     for one, item in zip(together, batch, strict=True):
         [alone] = audio.encode([item])
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_nothing_to_encode_is_nothing(omni_parts: dict[str, Any]) -> None:

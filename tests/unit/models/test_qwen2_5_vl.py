@@ -10,6 +10,7 @@ from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, media
 from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
+from tests.close import assert_close
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
 
@@ -49,6 +50,7 @@ CASES = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -60,6 +62,7 @@ def test_split_components_answer_like_the_whole_model(vl: Path, vl_parts: dict[s
     assert vl_parts["thinker"].decode_ids(thought.ids) == words
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -76,6 +79,7 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(vl: Path, vl_part
     assert int(prefill.media.sum()) == sum(item.meta["n_tokens"] for item in items)
 
 
+@pytest.mark.numeric
 def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
     messages = [user(IMAGE, text("describe the image"))]
 
@@ -87,6 +91,7 @@ def test_another_image_changes_the_answer(vl_parts: dict[str, Any]) -> None:
     assert len(set(answers)) == 5
 
 
+@pytest.mark.numeric
 def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, Any]) -> None:
     thinker = vl_parts["thinker"]
     first = thinker.prompt([user(VIDEO, text("a"))])
@@ -100,6 +105,7 @@ def test_requests_that_alternate_do_not_disturb_each_other(vl_parts: dict[str, A
     assert torch.equal(again.positions, alone.positions)
 
 
+@pytest.mark.numeric
 def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str, Any]) -> None:
     vision = vl_parts["vision"]
     sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
@@ -112,7 +118,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vl_parts: dict[str,
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_a_video_that_was_thinned_out_keeps_its_pace(vl: Path, vl_parts: dict[str, Any]) -> None:
@@ -134,6 +140,7 @@ def test_a_vision_encoder_takes_no_audio(vl_parts: dict[str, Any]) -> None:
         vl_parts["vision"].prepare(memoryview(files.tone(1)), "audio")
 
 
+@pytest.mark.numeric
 def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) -> None:
     from transformers import DynamicCache
 
@@ -145,7 +152,7 @@ def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) 
     masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|vision_start|>"])

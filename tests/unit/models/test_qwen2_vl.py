@@ -11,6 +11,7 @@ from omnibus.errors import BadRequest, Fatal, NotFound
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded
 from tests import models_oracle as oracle
+from tests.close import assert_close
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
 from tests.unit.models.test_loading import count, without
@@ -32,6 +33,7 @@ def thinker(checkpoint: Path) -> Any:
     return families.family_of(checkpoint).load("thinker", checkpoint)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_answer_like_the_whole_model(checkpoint: Path, vision: Any, thinker: Any, case: str) -> None:
     messages, given = CASES[case]
@@ -53,6 +55,7 @@ def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, vision: Any,
     assert list(layout.ids) == oracle.vl_inputs(checkpoint, messages, given)["input_ids"][0].tolist()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_another_picture_or_video_changes_the_answer(vision: Any, thinker: Any, kind: str) -> None:
     messages = [user({"type": kind}, text("describe"))]
@@ -63,6 +66,7 @@ def test_another_picture_or_video_changes_the_answer(vision: Any, thinker: Any, 
     assert len(answers) == 4
 
 
+@pytest.mark.numeric
 def test_a_batch_of_images_and_videos_equals_its_items_alone(vision: Any) -> None:
     sizes = [(56, 56), (60, 100), (140, 60), (112, 112), (200, 120)]
     batch = [vision.prepare(memoryview(files.picture(n, *size)), "image") for n, size in enumerate(sizes)]
@@ -74,9 +78,10 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(vision: Any) -> Non
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape == (item.meta["n_tokens"], 64)
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
+@pytest.mark.numeric
 def test_frames_are_one_position_apart_whatever_the_pace(vision: Any, thinker: Any) -> None:
     prompt = thinker.prompt([user(VIDEO, text("describe"))])
     [film] = encode([vision], ["video"], {"video": [files.film(6)]})
@@ -122,6 +127,7 @@ def test_missing_weights_are_fatal(checkpoint: Path, tmp_path: Path, component: 
         families.family_of(broken).load(component, broken)
 
 
+@pytest.mark.numeric
 def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, vision: Any, thinker: Any) -> None:
     reader = families.family_of(checkpoint).reader(checkpoint)
     prompt = reader.prompt([user(IMAGE, text("and"), VIDEO)])

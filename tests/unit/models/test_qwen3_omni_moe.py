@@ -11,6 +11,7 @@ import torch
 from omnibus.errors import BadMedia, BadRequest, Fatal
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded, Prepared
+from tests.close import assert_close
 from tests.oracles import qwen3_omni_moe as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, talk, think
@@ -58,6 +59,7 @@ def spoken(parts: dict[str, Any], messages: Any, given: Any, voice: str = VOICE)
     return thought.ids, talk(parts["talker"], thought, FRAMES, voice)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_split_components_speak_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -72,6 +74,7 @@ def test_split_components_speak_like_the_whole_model(checkpoint: Path, parts: di
     torch.testing.assert_close(wave, expected.wave, rtol=0, atol=1e-5)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_prompts_are_the_ids_of_the_joint_processor(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
     messages, given = CASES[case]
@@ -83,6 +86,7 @@ def test_prompts_are_the_ids_of_the_joint_processor(checkpoint: Path, parts: dic
     assert layout.ids == oracle.inputs(checkpoint, messages, given)["input_ids"][0].tolist()
 
 
+@pytest.mark.numeric
 def test_text_alone_needs_no_talker(checkpoint: Path, parts: dict[str, Any]) -> None:
     messages, given = CASES["a chat"]
 
@@ -101,6 +105,7 @@ def test_another_medium_changes_the_answer_and_the_speech(parts: dict[str, Any],
     assert len({str(frames) for _, frames in answers}) == 3
 
 
+@pytest.mark.numeric
 def test_a_medium_is_heard_by_the_talker_itself(parts: dict[str, Any]) -> None:
     messages, given = CASES["image"]
     thought = think(parts["thinker"], [parts["vision"]], messages, given, TOKENS, VOICE)
@@ -148,6 +153,7 @@ def heard(audio: Any, seconds: tuple[float, ...] = SECONDS) -> list[Prepared]:
     return [audio.prepare(memoryview(files.tone(each, n)), "audio") for n, each in enumerate(seconds)]
 
 
+@pytest.mark.numeric
 def test_a_batch_of_sounds_equals_its_items_alone(parts: dict[str, Any]) -> None:
     audio = parts["audio"]
     batch = heard(audio)
@@ -158,9 +164,10 @@ def test_a_batch_of_sounds_equals_its_items_alone(parts: dict[str, Any]) -> None
         [alone] = audio.encode([item])
         assert one.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
+@pytest.mark.numeric
 def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Path, parts: dict[str, Any]) -> None:
     tower = oracle.whole(checkpoint)[0].thinker.audio_tower.requires_grad_(False)
     short, long = heard(parts["audio"], (0.5, 2.0))
@@ -172,7 +179,7 @@ def test_in_the_library_a_short_sound_depends_on_those_beside_it(checkpoint: Pat
 
     # Once it does not, all sounds of a batch can go through the tower at once.
     assert not torch.allclose(alone, beside, rtol=0, atol=1e-3)
-    torch.testing.assert_close(parts["audio"].encode([short, long])[0].embeds, alone, rtol=0, atol=1e-5)
+    assert_close(parts["audio"].encode([short, long])[0].embeds, alone)
 
 
 def test_a_sound_may_be_longer_than_half_a_minute(parts: dict[str, Any]) -> None:
@@ -252,6 +259,7 @@ def test_the_library_knows_nothing_of_sound_where_it_counts_a_talkers_positions(
     assert not hasattr(Qwen3OmniMoeConfig.from_pretrained(checkpoint).talker_config, "audio_config")
 
 
+@pytest.mark.numeric
 def test_a_model_without_a_talker_does_not_speak(checkpoint: Path, tmp_path: Path) -> None:
     silent = without(checkpoint, tmp_path / "silent", "talker.")
     config = silent / "config.json"

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, media, tiny
 from omnibus_models.contract import Encoded, Thinker
+from tests.close import assert_close
 from tests.oracles import qwen3_vl as oracle
 from tests.unit.models import files
 from tests.unit.models.split import encode, think
@@ -36,6 +37,7 @@ def parts(checkpoint: Path) -> dict[str, Any]:
     return {name: family.load(name, checkpoint) for name in family.components}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", ALL)
 def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
     messages, given = ALL[case]
@@ -47,6 +49,7 @@ def test_split_components_answer_like_the_whole_model(checkpoint: Path, parts: d
     assert parts["thinker"].decode_ids(thought.ids) == words
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", ALL)
 def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, parts: dict[str, Any], case: str) -> None:
     messages, given = ALL[case]
@@ -67,6 +70,7 @@ def test_prompts_are_those_of_the_joint_processor(checkpoint: Path, parts: dict[
     assert not words[:, thinker.width :].any()
 
 
+@pytest.mark.numeric
 def test_another_image_changes_the_answer(parts: dict[str, Any]) -> None:
     messages = [user(IMAGE, text("describe the image"))]
 
@@ -106,6 +110,7 @@ def last(thinker: Thinker, prompt: Any, item: Encoded) -> torch.Tensor:
     return thinker.logits(hidden[:, -1])
 
 
+@pytest.mark.numeric
 def test_a_prompt_in_shares_gives_the_same_keys_and_values(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     messages, given = CASES["video between images"]
@@ -123,6 +128,7 @@ def test_a_prompt_in_shares_gives_the_same_keys_and_values(parts: dict[str, Any]
         torch.testing.assert_close(other.values, one.values, rtol=0, atol=1e-4)
 
 
+@pytest.mark.numeric
 def test_a_decode_step_with_a_mask_equals_one_without(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     prompt = thinker.prompt([user(IMAGE, text("hello world"))])
@@ -133,9 +139,10 @@ def test_a_decode_step_with_a_mask_equals_one_without(parts: dict[str, Any]) -> 
     masked = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), causal)
 
     plain = thinker.forward(prefill.inputs[None], prefill.positions[:, None], DynamicCache(), None)
-    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-5)
+    assert_close(masked, plain)
 
 
+@pytest.mark.numeric
 def test_a_batch_of_images_and_videos_equals_its_items_alone(parts: dict[str, Any]) -> None:
     vision = parts["vision"]
     sizes = [(64, 64), (60, 100), (140, 60), (112, 112), (200, 120)]
@@ -148,7 +155,7 @@ def test_a_batch_of_images_and_videos_equals_its_items_alone(parts: dict[str, An
         [alone] = vision.encode([item])
         assert one.meta == alone.meta == item.meta
         assert one.embeds.shape[0] == item.meta["n_tokens"]
-        torch.testing.assert_close(one.embeds, alone.embeds, rtol=0, atol=1e-5)
+        assert_close(one.embeds, alone.embeds)
 
 
 def test_a_video_that_was_thinned_out_keeps_its_seconds(checkpoint: Path, parts: dict[str, Any]) -> None:
@@ -166,6 +173,7 @@ def test_the_library_takes_no_video_of_one_frame(parts: dict[str, Any]) -> None:
         parts["vision"].videos(videos=[np.zeros((1, 64, 64, 3), np.uint8)], do_sample_frames=False)
 
 
+@pytest.mark.numeric
 def test_requests_that_alternate_do_not_disturb_each_other(parts: dict[str, Any]) -> None:
     thinker = parts["thinker"]
     first = thinker.prompt([user(VIDEO, text("a"))])
@@ -215,6 +223,7 @@ def test_a_video_that_is_not_what_its_meta_data_says_is_refused(parts: dict[str,
     assert caught.value.param == "items"
 
 
+@pytest.mark.numeric
 def test_a_reader_reads_as_the_thinker_does(checkpoint: Path, parts: dict[str, Any]) -> None:
     reader, thinker = families.family_of(checkpoint).reader(checkpoint), parts["thinker"]
     messages, given = CASES["video between images"]

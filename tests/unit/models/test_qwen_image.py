@@ -15,6 +15,7 @@ from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families
 from omnibus_models.contract import ImageSpec
 from omnibus_models.families import qwen_image
+from tests.close import DENOISED_BOUND, assert_close
 
 RED, CIRCLE, NOTHING = "a red square", "a green circle on a blue background near the hill", " "
 
@@ -73,6 +74,7 @@ def test_prompts_are_put_as_the_pipeline_puts_them(pipeline: Any) -> None:
     assert pipeline.tokenizer_max_length == qwen_image.MAX_PROMPT_TOKENS
 
 
+@pytest.mark.numeric
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], pipeline: Any) -> None:
     prompts = [RED, CIRCLE, NOTHING, "", "{}"]
 
@@ -81,8 +83,8 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
     for prompt, found in zip(prompts, together, strict=True):
         wanted, mask = pipeline.encode_prompt(prompt)
         assert mask is None
-        torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-5)
-        torch.testing.assert_close(guides(parts, prompt)[0], wanted[0], rtol=0, atol=1e-5)
+        assert_close(found, wanted[0])
+        assert_close(guides(parts, prompt)[0], wanted[0])
     assert not torch.allclose(together[0][-5:], together[1][-5:], atol=1e-2)
 
 
@@ -93,20 +95,23 @@ PICTURES = [
 ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("picture", PICTURES)
 def test_latents_are_those_of_the_pipeline(parts: dict[str, Any], pipeline: Any, picture: ImageSpec) -> None:
     one = made(parts, RED, picture)
 
-    torch.testing.assert_close(one.latents, whole(pipeline, RED, picture), rtol=0, atol=1e-5)
+    assert_close(one.latents, whole(pipeline, RED, picture), DENOISED_BOUND)
     assert one.rows == (1 if picture.guidance == 1.0 else 2)
 
 
+@pytest.mark.numeric
 def test_without_a_negative_prompt_the_prompt_guides_alone(parts: dict[str, Any], pipeline: Any) -> None:
     one = made(parts, RED, PICTURES[0], negative=())
 
-    torch.testing.assert_close(one.latents, whole(pipeline, RED, PICTURES[0], negative=None), rtol=0, atol=1e-5)
+    assert_close(one.latents, whole(pipeline, RED, PICTURES[0], negative=None), DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], pipeline: Any) -> None:
     one = made(parts, RED, PICTURES[1])
 
@@ -118,6 +123,7 @@ def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], pipeline: An
     np.testing.assert_allclose(picture, wanted, atol=0.51)  # rounded
 
 
+@pytest.mark.numeric
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
         (prompt, ImageSpec(64, 64, steps, seed, guidance))
@@ -139,9 +145,10 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
 
     assert max(sizes) > 2
     for (prompt, picture), one in zip(wishes, everybody, strict=True):
-        torch.testing.assert_close(one.latents, made(parts, prompt, picture).latents, rtol=0, atol=1e-5)
+        assert_close(one.latents, made(parts, prompt, picture).latents, DENOISED_BOUND)
 
 
+@pytest.mark.numeric
 def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, Any]) -> None:
     first, seed, prompt, guidance = (
         made(parts, prompt, ImageSpec(64, 64, 3, seed, guidance)).latents
@@ -290,6 +297,7 @@ def test_an_unknown_component_is_not_found(image: Path) -> None:
         families.family_of(image).load("thinker", image)
 
 
+@pytest.mark.numeric
 def test_half_precision_makes_much_the_same_picture(parts: dict[str, Any], image: Path) -> None:
     half = families.family_of(image).load("dit", image, dtype="bfloat16")
     noise = half.open(PICTURES[0], guides(parts, RED, NOTHING))

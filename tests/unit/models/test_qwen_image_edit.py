@@ -14,6 +14,7 @@ from omnibus.errors import BadMedia, BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families, media
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import qwen_image_edit
+from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import qwen_image_edit as oracle
 from tests.unit.models import files
 
@@ -66,6 +67,7 @@ def test_prompts_are_put_as_the_pipeline_puts_them(edit: Path) -> None:
     assert pipeline.tokenizer_max_length == qwen_image_edit.MAX_PROMPT_TOKENS
 
 
+@pytest.mark.numeric
 def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str, Any], edit: Path) -> None:
     encoder = parts["text_encoder"]
     asked = [(RED, WIDE), (HILL, TALL), (NOTHING, WIDE), ("{}", TALL), (RED, TALL)]
@@ -74,8 +76,8 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
 
     for (prompt, data), found in zip(asked, together, strict=True):
         wanted = oracle.guides(edit, data, prompt)
-        torch.testing.assert_close(found.embeds, wanted, rtol=0, atol=1e-5)
-        torch.testing.assert_close(guides(parts, data, prompt)[0], wanted, rtol=0, atol=1e-5)
+        assert_close(found.embeds, wanted)
+        assert_close(guides(parts, data, prompt)[0], wanted)
     first, others = together[0].embeds[-5:], [together[place].embeds[-5:] for place in (1, 4)]
     assert not any(torch.allclose(first, other, atol=1e-2) for other in others)
 
@@ -94,6 +96,7 @@ def test_the_pipeline_still_forgets_to_say_which_tokens_are_a_pictures(edit: Pat
     assert "mm_token_type_ids" not in told[0]
 
 
+@pytest.mark.numeric
 def test_encoders_take_pictures_together_as_one_by_one(parts: dict[str, Any]) -> None:
     for component in ("vision", "vae_encoder"):
         encoder = parts[component]
@@ -101,7 +104,7 @@ def test_encoders_take_pictures_together_as_one_by_one(parts: dict[str, Any]) ->
         together = encoder.encode([encoder.prepare(memoryview(data), "image") for data in (WIDE, TALL, WIDE)])
 
         for data, found in zip((WIDE, TALL, WIDE), together, strict=True):
-            torch.testing.assert_close(found.embeds, seen(parts, data, component).embeds, rtol=0, atol=1e-5)
+            assert_close(found.embeds, seen(parts, data, component).embeds)
         assert encoder.encode([]) == []
 
 
@@ -112,6 +115,7 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("data", [WIDE, TALL], ids=["wide", "tall"])
 def test_latents_are_those_of_the_pipeline(
@@ -119,10 +123,11 @@ def test_latents_are_those_of_the_pipeline(
 ) -> None:
     one = made(parts, data, RED, **wish)
 
-    torch.testing.assert_close(one.latents, oracle.edited(edit, data, RED, **wish, output="latent"), rtol=0, atol=1e-5)
+    assert_close(one.latents, oracle.edited(edit, data, RED, **wish, output="latent"), DENOISED_BOUND)
     assert one.rows == (1 if wish.get("guidance") == 1.0 else 2)
 
 
+@pytest.mark.numeric
 def test_the_picture_is_that_of_the_pipeline(parts: dict[str, Any], edit: Path) -> None:
     one = made(parts, WIDE, RED, **WISHES[1])
 
@@ -163,6 +168,7 @@ def test_both_ways_of_the_picture_lead_to_what_is_made(parts: dict[str, Any]) ->
     assert not torch.allclose(found[0], found[2], atol=1e-2)
 
 
+@pytest.mark.numeric
 def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, Any]) -> None:
     wishes = [
         (WIDE, RED, 4, 1, {"guidance": 3.0}),
@@ -182,7 +188,7 @@ def test_pictures_that_come_and_go_are_as_if_each_were_alone(parts: dict[str, An
     assert max(sizes) > 2
     for (*wish, more), one in zip(wishes, everybody, strict=True):
         alone = made(parts, *wish, width=64, height=64, **more)
-        torch.testing.assert_close(one.latents, alone.latents, rtol=0, atol=1e-5)
+        assert_close(one.latents, alone.latents, DENOISED_BOUND)
 
 
 def test_pictures_made_of_pictures_of_other_sizes_have_other_shapes(parts: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from omnibus_models import tiny
@@ -9,6 +10,7 @@ from omnibus_models.contract import ImageSpec
 from omnibus_models.families import load_family
 
 
+@pytest.mark.numeric
 def test_a_film_goes_on_from_the_state_of_another_one(tmp_path: Path) -> None:
     checkpoint = tiny.build("ltx2", tmp_path / "film")
     encoder, dit = (load_family("ltx2").load(name, checkpoint) for name in ("text_encoder", "dit"))

@@ -43,6 +43,7 @@ def asked(vision: Any, question: Question) -> MemoryJob:
     return job(question.plain, items, max_tokens=TOKENS, ignore_eos=False)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("share", [1, 5, 64, 4096])
 async def test_prompts_in_shares_give_the_answers_of_the_whole_model(
     checkpoint: Path, vision: Any, answers: list[list[int]], share: int
@@ -57,6 +58,7 @@ async def test_prompts_in_shares_give_the_answers_of_the_whole_model(
     assert [one.ids for one in jobs] == answers
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("near", [False, True], ids=["apart", "together"])
 async def test_halves_give_the_answers_of_the_whole_model(
     checkpoint: Path, vision: Any, answers: list[list[int]], near: bool

@@ -34,6 +34,7 @@ def whole(model: Pictured, **settings: Any) -> ThinkRunner:
     return ThinkRunner(ThinkerCore(model.family, model.checkpoint, "cpu", "float32", limits))
 
 
+@pytest.mark.numeric
 async def test_mixed_requests_that_join_and_leave_equal_the_whole_model(model: Pictured) -> None:
     runner = whole(model)
     await runner.load()
@@ -76,6 +77,7 @@ async def test_a_slot_that_others_had_is_as_new(model: Pictured) -> None:
     assert [job.ids for job in answers] == [model.ids(one) for one in asked]
 
 
+@pytest.mark.numeric
 async def test_a_broken_picture_fails_only_its_own_request(model: Pictured) -> None:
     runner = whole(model)
     await runner.load()
@@ -133,6 +135,7 @@ async def halves(request: pytest.FixtureRequest, model: Pictured) -> AsyncIterat
     await made.decode.close()
 
 
+@pytest.mark.numeric
 async def test_halves_answer_as_the_whole_model(model: Pictured, halves: Halves) -> None:
     asked = mixed(9)
 

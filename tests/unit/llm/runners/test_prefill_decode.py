@@ -19,6 +19,7 @@ from tests.unit.llm.runners.test_thinker import alone, embedding, job, mixed, pi
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
 
+@pytest.mark.numeric
 async def test_halves_answer_as_single_runs_do(halves: Halves, thinker: Thinker) -> None:
     jobs = mixed(12)
 
@@ -136,6 +137,7 @@ async def omni_halves(request: pytest.FixtureRequest, omni: Path) -> AsyncIterat
     await made.decode.close()
 
 
+@pytest.mark.numeric
 async def test_halves_of_an_omni_model_write_and_speak_as_a_thinker_does(
     omni_halves: Halves, omni_runner: ThinkRunner
 ) -> None:

@@ -234,6 +234,7 @@ async def test_thinker_and_talker_side_by_side_equal_one_after_the_other(
         assert said.codes == plain(talker, script, 25)
 
 
+@pytest.mark.numeric
 async def test_rows_are_the_embedding_plus_the_hidden_state_of_each_token_but_the_last(
     omni_runner: ThinkRunner, thinker: Thinker
 ) -> None:
@@ -260,6 +261,7 @@ async def test_an_immediate_end_gives_a_prompt_and_no_rows(omni_runner: ThinkRun
     assert said.codes == []
 
 
+@pytest.mark.numeric
 async def test_a_stop_string_is_not_spoken(omni_runner: ThinkRunner) -> None:
     free = await run(omni_runner, ask(3, ignore_eos=True, max_tokens=20))
     stop = free.text[len(free.text) // 2 :][:4]

@@ -65,6 +65,7 @@ def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
     return greedy(thinker, prefill, params["max_tokens"], () if params["ignore_eos"] else thinker.eos)
 
 
+@pytest.mark.numeric
 async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
     runner: ThinkRunner, thinker: Thinker
 ) -> None:
@@ -86,6 +87,7 @@ async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
     assert len(sizes) > 2
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("share", [1, 7, 4096])
 async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, share: int) -> None:
     runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2, share=share)))
@@ -115,6 +117,7 @@ def dialogue(number: int) -> list[dict[str, object]]:
     return [*text(number), {"role": "assistant", "content": WORDS[number % 19]}, {"role": "user", "content": "yes?"}]
 
 
+@pytest.mark.numeric
 async def test_media_that_come_late_are_waited_for_and_counted(runner: ThinkRunner, thinker: Thinker) -> None:
     late = Pipe()
     one = job(picture(2), [late])
@@ -140,6 +143,7 @@ async def test_another_picture_changes_the_answer(runner: ThinkRunner) -> None:
     assert first.ids != second.ids
 
 
+@pytest.mark.numeric
 async def test_messages_may_come_as_bytes(runner: ThinkRunner) -> None:
     packed = Item({}, np.frombuffer(json.dumps(text(4)).encode(), np.uint8))
 
@@ -158,6 +162,7 @@ async def test_sampling_depends_on_the_seed_and_not_on_company(runner: ThinkRunn
     assert lonely[0].ids != lonely[1].ids
 
 
+@pytest.mark.numeric
 async def test_without_a_seed_the_invocation_decides(runner: ThinkRunner) -> None:
     inputs = {"messages": text(4), "params": {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True}}
 
@@ -166,6 +171,7 @@ async def test_without_a_seed_the_invocation_decides(runner: ThinkRunner) -> Non
     assert answers[0].ids == answers[1].ids != answers[2].ids
 
 
+@pytest.mark.numeric
 async def test_a_stop_string_across_tokens_ends_the_text_before_it(runner: ThinkRunner, thinker: Thinker) -> None:
     free = await run(runner, job(text(4), max_tokens=30))
     middle = len(thinker.decode_ids(free.ids[:10]))
@@ -210,6 +216,7 @@ async def test_tokens_behind_a_stop_string_are_dropped_when_the_reader_is_slow(
     assert slow.end("text")["usage"]["completion_tokens"] == len(slow.ids) < 30
 
 
+@pytest.mark.numeric
 async def test_an_embedding_of_nan_fails_only_its_own_request(runner: ThinkRunner, thinker: Thinker) -> None:
     poison = embedding(1)._replace(array=np.full((6, 64), np.nan, np.float32))
     good = mixed(6)
@@ -338,6 +345,7 @@ async def test_a_given_answer_is_said_word_for_word(runner: ThinkRunner, thinker
     assert one.end("text")["finish_reason"] == "stop"
 
 
+@pytest.mark.numeric
 async def test_a_given_answer_has_the_rows_of_that_answer(omni_runner: ThinkRunner, omni: Path):
     wants = ("prompt", "layout", "rows")
     told = await run(omni_runner, MemoryJob(saying("hello world"), wants=wants))

@@ -1,0 +1,71 @@
+"""The settings of ``make test-kernels`` do choose other kernels, and what bounds rounding lets nothing else through."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from tests import kernels
+from tests.close import BOUND, assert_close, choose_clearly
+from tests.shape_kernels import multiply_matrices
+
+_PRODUCT = (
+    "import torch; g = torch.Generator().manual_seed(1); a, b = (torch.rand(96, 96, generator=g) for _ in '12'); "
+)
+_PRODUCT += "print(torch.backends.cpu.get_cpu_capability(), (a @ b).numpy().tobytes().hex())"
+
+
+def product(variables: Sequence[tuple[str, str]]) -> tuple[str, np.ndarray]:
+    """The kernels that a process with ``variables`` names, and what they make of two matrices."""
+    environment = {**os.environ, **dict(variables)}
+    shown = subprocess.run(
+        [sys.executable, "-c", _PRODUCT], env=environment, check=True, capture_output=True, timeout=120
+    )
+    capability, digits = shown.stdout.decode().split()
+    return capability, np.frombuffer(bytes.fromhex(digits), np.float32)
+
+
+def test_the_settings_compute_otherwise_but_for_rounding():
+    (old, first), (new, second) = (
+        product([*kernels.SETTINGS[name].variables.items()]) for name in ("baseline", "avx2")
+    )
+
+    assert (old, new) == ("DEFAULT", "AVX2")
+    assert not np.array_equal(first, second)
+    assert_close(first, second)
+
+
+def test_products_round_by_the_number_of_their_rows():
+    generator = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
+
+    even, odd = multiply_matrices(left, right), multiply_matrices(left[:255], right)
+
+    assert not torch.equal(even[:255], odd)
+    assert torch.equal(odd, multiply_matrices(left[:255], right))
+    assert_close(even[:255], odd)
+
+
+@pytest.mark.parametrize("wrong", ["row", "weight"])
+def test_a_wrong_row_or_weight_is_no_rounding(wrong: str):
+    generator = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(8, 64, generator=generator) for _ in range(2))
+    expected = left @ right.T
+
+    other = right.clone()
+    other[0, 0] += 1e-3
+    found = left.flip(0) @ right.T if wrong == "row" else left @ other.T
+
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_close(found, expected)
+
+
+def test_a_tie_is_no_choice():
+    with pytest.raises(AssertionError, match="nearly a tie"):
+        choose_clearly(torch.tensor([[0.0, 2.0, 2.0 + BOUND]]))
+
+    assert choose_clearly(torch.tensor([[0.0, 2.0, 2.1]])).tolist() == [2]
