@@ -153,9 +153,7 @@ class GatewayService:
         self._start_task(self._follow_plan(router))
         table = RouteTable(runs, chat, self._files, videos)
         console = self._console = Console(settings, self._store, bus)
-        self._start_server(
-            Frontend(settings, chat, router, dispatcher, table, apps, tenancy.guard_application, console)
-        )
+        self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
         scheme = "https" if settings.tls_cert else "http"
         log.info("gateway %s on %s://%s:%d", router.gateway, scheme, settings.host, settings.port)

@@ -1,7 +1,7 @@
 """HTTP: a FastAPI application, and in front of it what models answer as plain ASGI; chat is the one hot path."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,7 +14,6 @@ from omnibus import __version__
 from omnibus.errors import NotFound, OmnibusError, Rejected
 from omnibus.metrics import render_exposition
 from omnibus.settings import GatewaySettings
-from services.gateway.api.chat_completions import ChatRoute
 from services.gateway.api.models import ModelRoutes
 from services.gateway.api.routes import RouteTable
 from services.gateway.apps import openapi_document
@@ -24,12 +23,11 @@ from services.gateway.apps.service import AppService
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import BODY_COMPLETE
-from services.gateway.http.exchange import send_error
 from services.gateway.http.open_requests import OpenRequests
+from services.gateway.http.response import send_error
 from services.gateway.openai import openapi
 from services.gateway.openai.errors import error_body
 from services.gateway.routing.router import Router
-from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy import body_budget
 
 log = logging.getLogger(__name__)
@@ -38,12 +36,11 @@ _NOT_READY_RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "S
 
 
 class Frontend:
-    """The HTTP routes over a chat app, its router and dispatcher; with ``apps`` also those of other apps."""
+    """The HTTP routes of ``table``, and those over a router and dispatcher; with ``apps`` also those of apps."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        chat: Chat,
         router: Router,
         dispatcher: Dispatcher,
         table: RouteTable,
@@ -52,7 +49,6 @@ class Frontend:
         console: Console | None = None,
     ) -> None:
         self._settings = settings
-        self._chat = ChatRoute(settings, chat, apps.chats if apps is not None else None, table.draw, table.translate)
         self._router = router
         self._dispatcher = dispatcher
         self._table = table
@@ -67,19 +63,18 @@ class Frontend:
     def build_application(self) -> ASGIApp:
         """Everything that this gateway answers."""
         rest = self._create_fastapi()
-        posts: dict[str, ASGIApp] = {**self._table.posts, openapi.PATH: self._chat}
+        posts = self._table.posts
 
-        async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
+        def dispatch_request(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
             if route is not None:
-                await route(scope, receive, send)
-            elif scope["type"] == "http" and not scope["path"].isprintable():
+                return route(scope, receive, send)
+            if scope["type"] == "http" and not scope["path"].isprintable():
                 # A route's pattern would match in front of a line's end, so the path names something else.
-                await send_error(send, NotFound("there is nothing at this path"))
-            elif self._apps is not None and scope["type"] == "http" and (name := called_app(scope)):
-                await self._apps.invoke(name, scope, receive, send)
-            else:
-                await rest(scope, receive, send)
+                return send_error(send, NotFound("there is nothing at this path"))
+            if self._apps is not None and scope["type"] == "http" and (name := called_app(scope)):
+                return self._apps.invoke(name, scope, receive, send)
+            return rest(scope, receive, send)
 
         counted = self._with_body_budget(dispatch_request)
         return self.requests.track_requests(self._guard(counted) if self._guard is not None else counted)
@@ -109,7 +104,7 @@ class Frontend:
         )
         app.add_api_route("/version", self.version, methods=["GET"], summary="Version and plan epoch")
         app.add_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
-        for path in (openapi.PATH, *self._table.posts):
+        for path in self._table.posts:
             app.add_route(path, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add_routes(app)
         self._table.files.add_routes(app)
@@ -117,7 +112,7 @@ class Frontend:
         if self._console is not None:
             self._console.add_routes(app)
         self._table.invocations.add_routes(app)
-        app.add_route(openapi.EVENTS, _ResumeRoute(self._chat), methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
+        app.add_route(openapi.EVENTS, self._table.resume, methods=["GET"], include_in_schema=False)  # type: ignore[arg-type]
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)
@@ -163,16 +158,6 @@ class Frontend:
 
     async def metrics(self, _: Request) -> Response:
         return Response(render_exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-class _ResumeRoute:
-    """A streamed answer from where its client lost it, as plain ASGI."""
-
-    def __init__(self, chat: ChatRoute) -> None:
-        self._chat = chat
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._chat.resume_stream(scope, receive, send)
 
 
 async def _refuse_non_post(_: Request) -> Response:

@@ -6,15 +6,13 @@ stays empty: a model that makes pictures writes none. A stream brings them all a
 """
 
 import base64
-
-from starlette.types import Receive, Scope, Send
+from collections.abc import AsyncIterator, Iterable
 
 from omnibus.encoding.image import MIME
-from omnibus.errors import BadRequest, OmnibusError
+from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
-from services.gateway.http.exchange import JSON, response_headers, while_connected
-from services.gateway.http.response import ResponseWriter
-from services.gateway.http.route import pinned_path, public_base_url, run_to_end, serve_request
+from services.gateway.http.exchange import PostRequest
+from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.media.files import FileStore, file_url
 from services.gateway.openai import chat_response, images, vllm_omni
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, ImageConfig, UserMessage
@@ -22,9 +20,17 @@ from services.gateway.openai.chat_response import ChatCompletionImage, ChatCompl
 from services.gateway.openai.chat_stream import DONE
 from services.gateway.openai.images import ImageRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
+from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.images import GeneratedImages, ImageTasks, check_image_count, collect_images, rename_param
+from services.gateway.tasks.images import (
+    CLIENT_PARAM_NAMES,
+    GeneratedImages,
+    ImageTasks,
+    check_image_count,
+    collect_images,
+)
+from services.gateway.tasks.resolve import rename_params
 
 _CLIENT_PARAM_NAMES = {
     "size": "image_config.size",
@@ -43,30 +49,22 @@ class ImageChatRoute:
         self._painters = painters
         self._files = files
 
-    async def __call__(self, request: ChatRequest, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = ResponseWriter(send)
-        work = self._answer_chat(request, pinned_path(scope), public_base_url(scope, self._settings), sending)
-        await serve_request(sending, while_connected(scope, receive, work))
-
-    async def _answer_chat(self, request: ChatRequest, path: str, base: str, sending: ResponseWriter) -> None:
+    async def answer_chat(self, request: ChatRequest, asked: PostRequest, sending: ResponseWriter) -> None:
+        """Answer ``request``, which is what was ``asked``. Raises ``OmnibusError``."""
         task = self._painters.get_task(request.model)
-        sending.model = request.model
         prompt, refs = _parse_messages(request)
         wanted = _build_image_request(request, prompt)
-        try:
+        with rename_params(_CLIENT_PARAM_NAMES), rename_params(CLIENT_PARAM_NAMES, "image"):
             check_image_count(request.model, task, len(refs))
             if wanted.url:
                 self._files.require_enabled("response_format")
             pictures = await self._chat.load_media(refs)
-            run = self._painters.open_request(request.model, request.seed, path)
-            async with run_to_end(run, sending):
+            run = sending.run = self._painters.open_request(request.model, request.seed, asked.pinned)
+            base = asked.base_url(self._settings)
+            async with run_to_end(run):
                 output = await self._painters.generate_images(run, wanted.task_fields() | {"count": True}, pictures)
                 made = await collect_images(run, output, wanted.format, wanted.compression)
                 shown = [await self._to_image_part(index, file, wanted, base) for index, file in enumerate(made.files)]
-        except OmnibusError as error:
-            called = rename_param(error)
-            called.param = _CLIENT_PARAM_NAMES.get(called.param, called.param)
-            raise called from None
         await _send_answer(sending, run, request, made, shown)
 
     async def _to_image_part(self, index: int, file: bytes, wanted: ImageRequest, base: str) -> ChatCompletionImage:
@@ -91,13 +89,16 @@ async def _send_answer(
     text = "" if request.wants_text else None
     if not request.stream:
         body = shapes.drawn(id=id, model=model, created=created, text=text, usage=used, images=shown)
-        await sending.send_body(200, JSON, body, response_headers(run))
+        await sending.send_body(JSON, body)
         return
     frames = shapes.stream(id, model, created, include_usage=request.wants_usage)
-    await sending.begin_stream(response_headers(run))
-    for frame in (frames.role(text), frames.images(shown), frames.finish("stop"), frames.usage(used)):
-        await sending.send_chunk(frame)
-    await sending.end_stream(DONE)
+    parts = (frames.role(text), frames.images(shown), frames.finish("stop"), frames.usage(used))
+    await sending.send_stream(_iterate_frames(parts), last=DONE)
+
+
+async def _iterate_frames(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        yield frame
 
 
 def _parse_messages(request: ChatRequest) -> tuple[str, list[MediaRef]]:

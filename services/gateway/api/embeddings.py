@@ -6,21 +6,21 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import OmnibusError, Rejected, TooLarge
+from omnibus.errors import TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.task import use
 from omnibus.task.library import TextInput, Vectors
 from omnibus.task.runtime import run as run_task
-from services.gateway.http.exchange import JSON, response_headers
-from services.gateway.http.response import ResponseWriter
-from services.gateway.http.route import PostRequest, PostRoute, run_to_end
+from services.gateway.http.exchange import PostRequest, PostRoute
+from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.media.inspect import MediaLimits
 from services.gateway.openai import embeddings
 from services.gateway.openai.embeddings import EmbeddingRequest
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
+from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.chat import MAX_INLINE_BYTES
-from services.gateway.tasks.resolve import TaskCache, create_embedding_task
+from services.gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
 
 APP = "embeddings"
 
@@ -42,19 +42,15 @@ class EmbeddingRoute(PostRoute):
         wanted = embeddings.parse_embedding_request(asked.body)
         task = self._tasks.get_task(wanted.model)
         sending.model = wanted.model
-        run = self._runs.open_request(APP, wanted.model, pinned=asked.pinned)
-        try:
-            async with run_to_end(run, sending):
+        run = sending.run = self._runs.open_request(APP, wanted.model, pinned=asked.pinned)
+        with rename_params(_CLIENT_PARAM_NAMES):
+            async with run_to_end(run):
                 request = await self._build_input(run, wanted)
                 with use(run):
                     made: Vectors = await run_task(task.invoke, request)
                 vectors, tokens = await asyncio.gather(_await_result(made.embedding), _await_result(made.tokens))
                 body = await asyncio.to_thread(embeddings.encode_embeddings, wanted, vectors, tokens)
-        except OmnibusError as error:
-            if isinstance(error, Rejected):
-                error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
-            raise
-        await sending.send_body(200, JSON, body, response_headers(run))
+        await sending.send_body(JSON, body)
 
     async def _build_input(self, run: ClientRequest, wanted: EmbeddingRequest) -> TextInput:
         body = _encode(wanted.texts)

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.http.handlers import by_method, json_response
+from services.gateway.http.handlers import add_routes, json_response
 from services.gateway.media.files import FileStore, FileTicket
 from services.gateway.openai.files import CONTENT, FILE, FileDeleted, FileObject
 
@@ -28,8 +28,7 @@ class FileRoutes:
             FILE: {"GET": self._get_file, "DELETE": self._delete_file},
             CONTENT: {"GET": self._get_content},
         }
-        for path, handlers in routes.items():
-            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+        add_routes(app, routes)
 
     async def _get_file(self, request: Request) -> Response:
         return json_response(_to_file_object(await self._files.get_ticket(request.path_params["file_id"])))

@@ -11,25 +11,26 @@ from typing import Any, Literal
 import numpy as np
 
 from omnibus.encoding.image import MIME
-from omnibus.errors import BadRequest, NotFound, OmnibusError
+from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
-from services.gateway.http.exchange import JSON, response_headers
-from services.gateway.http.response import ResponseWriter
-from services.gateway.http.route import PostRequest, PostRoute, run_to_end, send_stream
+from services.gateway.http.exchange import PostRequest, PostRoute
+from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.media.files import FileStore, file_url
 from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import images, multipart
 from services.gateway.openai.images import CompletedImage, Image, ImageOptions, PartialImage
+from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.images import (
+    CLIENT_PARAM_NAMES,
     ImageTasks,
     check_image_count,
     collect_images,
     encode_image,
     preview_interval,
-    rename_param,
     step_count,
 )
+from services.gateway.tasks.resolve import rename_params
 
 Kind = Literal["image_generation", "image_edit"]
 
@@ -62,17 +63,15 @@ class ImageGenerationRoute(PostRoute):
             self._files.require_enabled("response_format")
         wish = wanted.task_fields() | {"count": True}
         run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned)
-        try:
-            if wanted.stream:
-                wish["previews"] = preview_interval(step_count(task, wish), wanted.partial_images or 0)
-                async with run_to_end(run, sending):
-                    await send_stream(sending, run, self._stream_events(run, wanted, wish, kind, pictures))
-                return
-            async with run_to_end(run, sending):
-                body = await self._render_response(run, wanted, wish, pictures, asked.base)
-        except OmnibusError as error:
-            raise rename_param(error) from None
-        await sending.send_body(200, JSON, body, response_headers(run))
+        sending.run = run
+        with rename_params(CLIENT_PARAM_NAMES, "image"):
+            async with run_to_end(run):
+                if wanted.stream:
+                    wish["previews"] = preview_interval(step_count(task, wish), wanted.partial_images or 0)
+                    await sending.send_stream(self._stream_events(run, wanted, wish, kind, pictures))
+                    return
+                body = await self._render_response(run, wanted, wish, pictures, asked.base_url(self._settings))
+        await sending.send_body(JSON, body)
 
     async def _render_response(
         self,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
-from services.gateway.http.handlers import by_method, json_response
+from services.gateway.http.handlers import add_routes, json_response
 from services.gateway.replay.history import MAX_LISTED, History, Query
 
 LIST_PATH, INVOCATION_PATH = "/v1/invocations", "/v1/invocations/{id}"
@@ -28,8 +28,7 @@ class InvocationRoutes:
             LIST_PATH: {"GET": self._list_invocations},
             INVOCATION_PATH: {"GET": self._get_invocation},
         }
-        for path, handlers in routes.items():
-            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+        add_routes(app, routes)
 
     async def _list_invocations(self, request: Request) -> Response:
         self._admin.check_control_access(request.headers)

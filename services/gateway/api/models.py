@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from omnibus.errors import NotFound
 from services.gateway.apps.served_apps import Registry
-from services.gateway.http.handlers import Handler, by_method, json_response
+from services.gateway.http.handlers import Handler, add_routes, json_response
 from services.gateway.openai.models import PATH, ModelList, ModelObject
 from services.gateway.routing.router import Router
 
@@ -26,8 +26,7 @@ class ModelRoutes:
             PATH: {"GET": self._list_models},
             f"{PATH}/{{model:path}}": {"GET": self._get_model},
         }
-        for path, handlers in routes.items():
-            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+        add_routes(app, routes)
 
     async def _list_models(self, _: Request) -> Response:
         self._check_read()

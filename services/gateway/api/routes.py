@@ -1,5 +1,6 @@
-"""All OpenAI routes beside chat, by their paths."""
+"""All OpenAI routes, by their paths."""
 
+from services.gateway.api.chat_completions import ChatRoute, ResumeRoute
 from services.gateway.api.chat_images import ImageChatRoute
 from services.gateway.api.dialects import DialectTranslator
 from services.gateway.api.embeddings import EmbeddingRoute
@@ -10,9 +11,9 @@ from services.gateway.api.speech import SpeechRoute
 from services.gateway.api.transcriptions import TranscriptionRoute
 from services.gateway.api.videos import VideoRoutes
 from services.gateway.apps.chat import AppChats
-from services.gateway.http.route import PostRoute
+from services.gateway.http.exchange import PostRoute
 from services.gateway.media.files import FileStore
-from services.gateway.openai import embeddings, speech, transcriptions
+from services.gateway.openai import embeddings, openapi, speech, transcriptions
 from services.gateway.openai import images as pictures
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
@@ -26,13 +27,13 @@ class RouteTable:
 
     def __init__(self, runs: RequestFactory, chat: Chat, files: FileStore, videos: Videos) -> None:
         settings, painters = runs.settings, ImageTasks(runs)
-        #: Answers chats that want pictures.
-        self.draw = ImageChatRoute(settings, chat, painters, files)
-        #: Reads chats in other dialects.
-        self.translate = DialectTranslator(runs.router, chat, painters)
-        self._speaking = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
-        spoken, written = self._speaking
+        drawn = ImageChatRoute(settings, chat, painters, files)
+        translate = DialectTranslator(runs.router, chat, painters)
+        answered = ChatRoute(settings, chat, drawn, translate)
+        spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
+        self._chatting = answered, spoken, written
         self.posts: dict[str, PostRoute] = {
+            openapi.PATH: answered,
             pictures.PATH: ImageGenerationRoute(settings, painters, files),
             pictures.EDITS: ImageEditRoute(settings, painters, files),
             pictures.VARIATIONS: ImageVariationRoute(settings),
@@ -40,11 +41,13 @@ class RouteTable:
             speech.PATH: spoken,
             transcriptions.PATH: written,
         }
+        #: Continues streamed chats.
+        self.resume = ResumeRoute(settings, chat, answered)
         self.files = FileRoutes(files)
         self.videos = VideoRoutes(settings, videos)
         self.invocations = InvocationRoutes(settings, History(runs.records.bus))
 
     def add_apps(self, apps: AppChats) -> None:
         """From now on ``apps`` are known too."""
-        for route in self._speaking:
-            route.apps = apps
+        for route in self._chatting:
+            route.chats = apps

@@ -9,22 +9,23 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from omnibus.encoding.audio import MIME, to_pcm16
-from omnibus.errors import BadRequest, OmnibusError, Rejected
+from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
 from services.gateway.apps.chat import AppChats
 from services.gateway.dispatch.streams import merge_streams
-from services.gateway.http.exchange import EVENTS
+from services.gateway.http.exchange import PostRequest, PostRoute
 from services.gateway.http.response import ResponseWriter
-from services.gateway.http.route import PostRequest, PostRoute, run_to_end, send_stream
 from services.gateway.media.audio_encoder import AudioFileStream
 from services.gateway.openai import speech
 from services.gateway.openai.chat_request import AudioOutput, ChatRequest, UserMessage
 from services.gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.lifecycle import run_to_end
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.output_streams import open_output_streams
+from services.gateway.tasks.resolve import rename_params
 
 SYSTEM = "You read texts aloud, exactly as they are written."
 USER = "Read this text aloud:\n\n{text}"
@@ -41,34 +42,29 @@ class SpeechRoute(PostRoute):
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
-        #: Apps that are models.
-        self.apps: AppChats | None = None
+        self.chats: Chat | AppChats = chat
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = speech.parse_speech_request(asked.body)
-        try:
+        with rename_params(_CLIENT_PARAM_NAMES):
             await self._send_speech(wanted, asked.pinned, sending)
-        except OmnibusError as error:
-            if isinstance(error, Rejected):
-                error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
-            raise
 
     async def _send_speech(self, wanted: SpeechRequest, pinned: str, sending: ResponseWriter) -> None:
-        if self.apps is not None and self.apps.app_name(wanted.model):
+        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+        if not run.model:
             raise BadRequest(
                 f"{wanted.model} is an app, which has no text-to-speech: use chat completions", param="model"
             )
-        run = self._chat.open_request(wanted.model, wanted.seed, pinned)
         sending.model = wanted.model
         voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
-        got = AnswerAccumulator(run.model, run.created)
-        async with run_to_end(run, sending, got):
+        got = run.answer = AnswerAccumulator(run.model, run.created)
+        async with run_to_end(run):
             output = await self._chat.begin_answer(run, _prepare_chat(wanted, voice))
             files = self._encode_file(wanted, output, got)
             if wanted.stream_format == "sse":
-                await send_stream(sending, run, _stream_events(files, got), EVENTS, got)
+                await sending.send_stream(_stream_events(files, got))
             else:
-                await send_stream(sending, run, files, MIME[wanted.format].encode(), got)
+                await sending.send_stream(files, MIME[wanted.format].encode())
 
     async def _encode_file(
         self, wanted: SpeechRequest, output: ChatOutput, got: AnswerAccumulator

@@ -6,26 +6,27 @@ asked for the same.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 
-from omnibus.errors import OmnibusError, Rejected
+from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
 from services.gateway.apps.chat import AppChats
 from services.gateway.dispatch.streams import merge_streams
-from services.gateway.http.exchange import EVENTS, JSON, response_headers
-from services.gateway.http.response import ResponseWriter
-from services.gateway.http.route import PostRequest, PostRoute, run_to_end, send_stream
+from services.gateway.http.exchange import PostRequest, PostRoute
+from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import multipart, transcriptions
 from services.gateway.openai.chat_request import ChatRequest, UserMessage
 from services.gateway.openai.transcriptions import TranscriptionForm
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.output_streams import open_output_streams
+from services.gateway.tasks.resolve import rename_params
 
 SYSTEM = "You are a speech recognition model."
 USER = "Transcribe the audio into text. Write what is said, and nothing else."
@@ -34,6 +35,9 @@ PROMPT = " It continues, or is about: {prompt}"
 
 TEXT = b"text/plain; charset=utf-8"
 
+#: What clients send as one file, and a chat has in several places.
+_CLIENT_PARAM_NAMES = dict.fromkeys(("", "media", "messages", "items"), "file")
+
 
 class TranscriptionRoute(PostRoute):
     """Sound to text."""
@@ -41,58 +45,36 @@ class TranscriptionRoute(PostRoute):
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
-        #: Apps that are models.
-        self.apps: AppChats | None = None
+        self.chats: Chat | AppChats = chat
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         form = multipart.parse_form(asked.body, asked.content_type)
         form.check_file_names("file")
         wanted = transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
-        app = self.apps.app_name(wanted.model) if self.apps is not None else ""
-        run = self._open_request(app, wanted, asked.pinned)
+        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
+        if run.model:
+            self._chat.require_encoder(run.model, "audio")
         sending.model = wanted.model
         part = form.file("file")
         limits = MediaLimits(body_bytes=self._settings.max_body)
         [item] = await inspect_files([(part.data, part.mime)], "audio", limits, "file")
-        try:
-            await self._send_transcription(wanted, item, run, app, sending)
-        except OmnibusError as error:
-            if isinstance(error, Rejected):
-                error.param = "file" if error.param in ("", "media", "messages", "items") else error.param
-            raise
-
-    def _open_request(self, app: str, wanted: TranscriptionForm, pinned: str) -> ClientRequest:
-        if self.apps is not None and app:
-            return self.apps.open_run(app, wanted.seed, pinned)
-        run = self._chat.open_request(wanted.model, wanted.seed, pinned)
-        self._chat.require_encoder(wanted.model, "audio")
-        return run
-
-    @asynccontextmanager
-    async def _begin_answer(self, app: str, run: ClientRequest, asked: AskedOfModel) -> AsyncIterator[ChatOutput]:
-        """The streams of the answer."""
-        if self.apps is None or not app:
-            yield await self._chat.begin_answer(run, asked)
-            return
-        output, call = await self.apps.start_prepared(app, run, asked)
-        try:
-            yield output
-        finally:
-            call.close()
+        with rename_params(_CLIENT_PARAM_NAMES):
+            await self._send_transcription(wanted, item, run, sending)
 
     async def _send_transcription(
-        self, wanted: TranscriptionForm, item: InspectedMedia, run: ClientRequest, app: str, sending: ResponseWriter
+        self, wanted: TranscriptionForm, item: InspectedMedia, run: ClientRequest, sending: ResponseWriter
     ) -> None:
-        got = AnswerAccumulator(wanted.model, run.created)
-        asked = _prepare_chat(wanted, item)
-        async with run_to_end(run, sending, got), self._begin_answer(app, run, asked) as output:
+        got = run.answer = AnswerAccumulator(wanted.model, run.created)
+        async with run_to_end(run):
+            output = await self.chats.begin_answer(run, _prepare_chat(wanted, item))
+            if output.text is None:
+                raise BadRequest(f"the app {run.app} writes no text", param="model")
             if wanted.stream:
-                await send_stream(sending, run, _stream_events(output, got), EVENTS, got)
+                await sending.send_stream(_stream_events(output, got))
                 return
             async for _ in _text_chunks(output, got):
                 pass
-        kind, body = _render_body(wanted, got, item)
-        await sending.send_body(200, kind, body, response_headers(run))
+        await sending.send_body(*_render_body(wanted, got, item))
 
 
 async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncIterator[str]:

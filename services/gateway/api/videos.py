@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from omnibus.settings import GatewaySettings
-from services.gateway.http.handlers import Handler, by_method, json_response
-from services.gateway.http.route import pinned_path
+from services.gateway.http.exchange import read_request
+from services.gateway.http.handlers import Handler, add_routes, json_response
 from services.gateway.openai import videos
-from services.gateway.openai.parse import read_body
 from services.gateway.openai.videos import CONTENT, PATH, VIDEO, VideoDeleted
 from services.gateway.videos.service import Videos
 from services.gateway.videos.storage import FILE_EXTENSIONS, MIME
@@ -32,14 +31,12 @@ class VideoRoutes:
             VIDEO: {"GET": self._get_video, "DELETE": self._delete_video},
             CONTENT: {"GET": self._get_content},
         }
-        for path, handlers in routes.items():
-            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+        add_routes(app, routes)
 
     async def _create_video(self, request: Request) -> Response:
-        length = request.headers.get("content-length", "")
-        body = await read_body(request.stream(), self._settings.max_body, int(length) if length.isdigit() else None)
-        asked = videos.parse_video_request(body, request.headers.get("content-type", ""))
-        return json_response(await self._videos.create(asked, pinned_path(request.scope)))
+        asked = await read_request(request.scope, request.receive, self._settings.max_body)
+        wanted = videos.parse_video_request(asked.body, asked.content_type)
+        return json_response(await self._videos.create(wanted, asked.pinned))
 
     async def _list_videos(self, request: Request) -> Response:
         return json_response(await self._videos.list_videos(videos.parse_list_query(dict(request.query_params))))

@@ -14,6 +14,7 @@ from services.gateway.apps.graph_submission import SegmentRunner, SegmentSubmiss
 from services.gateway.apps.output_buffer import AppOutputStream, check_json_line, output_names
 from services.gateway.apps.worker_process import WorkerProcess
 from services.gateway.dispatch.streams import ItemStream
+from services.gateway.request.request import app_deadline_error
 
 
 class Call:
@@ -161,9 +162,7 @@ class Call:
             self._run.end(status)
 
     def _expire(self) -> None:
-        self._fail(
-            DeadlineExceeded(f"the app {self._app_name} did not answer within its deadline", stage=self._app_name)
-        )
+        self._fail(app_deadline_error(self._app_name))
         self.close()
 
     def _fail(self, error: OmnibusError) -> None:

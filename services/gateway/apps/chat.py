@@ -8,7 +8,7 @@ from typing import Any
 from omnibus.app import protocol
 from omnibus.app_record import AppRecord
 from omnibus.errors import BadRequest
-from omnibus.task import ChatInput, ChatOutput
+from omnibus.task import ChatOutput
 from services.gateway.apps.call import Call
 from services.gateway.apps.served_apps import Registry
 from services.gateway.openai.chat_request import ChatRequest
@@ -22,86 +22,59 @@ ROUTE = "chat"
 
 
 class AppChats:
-    """Serves what clients ask of apps that are models."""
+    """Serves chats with apps that are models, and with all other models as ``chat`` does."""
 
     def __init__(self, runs: RequestFactory, chat: Chat, registry: Registry) -> None:
         self._runs = runs
         self._chat = chat
         self._registry = registry
 
-    def app_name(self, model: str) -> str:
-        """The app that serves ``model``; empty when none does. Raises ``StageUnavailable`` while nobody can know."""
+    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
+        """A new request to ``model``, or to the app that serves it; ``pinned`` names its path.
+
+        Raises ``NotFound``, ``Overloaded``, and ``StageUnavailable`` without a worker or while nobody can know.
+        """
+        app = self._find_app(model)
+        if not app:
+            return self._chat.open_request(model, seed, pinned)
+        self._registry.worker(app)  # what nobody answers is not fetched
+        return self._runs.open_request(app, seed=seed, pinned=pinned)
+
+    def _find_app(self, model: str) -> str:
+        """The app that serves ``model``; empty when none does."""
         app = self._registry.serving_app(ROUTE, model)
         plan = self._runs.router.plan
         if not app and plan is not None and model not in plan.models:
             self._registry.check_read()
         return app
 
-    async def start_chat(
-        self, name: str, request: ChatRequest, pinned: str = "", deadline: float = 0.0
-    ) -> tuple[ClientRequest, ChatOutput, Call]:
-        """Have app ``name`` serve ``request``; returns its run and streams as soon as it says where they come from.
+    async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
+        """Send what was ``asked`` on its way; returns the streams of the answer, as soon as an app says where they
+        come from.
 
-        Raises ``Rejected``, ``StageUnavailable`` without a worker, ``AppFailed``, ``DeadlineExceeded`` and what the
-        app itself raises.
+        Raises as ``Chat.begin_answer``, ``AppFailed``, ``DeadlineExceeded`` and what the app itself raises.
         """
-        run, call = await self.open_call(name, request, pinned, deadline)
+        if run.model:
+            return await self._chat.begin_answer(run, asked)
+        call = await self._call_app(run, asked, protocol.CHAT)
+        run.on_end = call.close
         streams: dict[str, Any] = await call.wait_for_outputs()
-        if request.wants_audio and "audio" not in streams:
-            call.close()
-            run.end("failed")
-            raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
-        sound = streams.get("audio") if request.wants_audio else None  # what nobody asked for is not sent
-        return run, ChatOutput(text=streams.get("text"), audio=sound), call
+        speaks = asked.input.speech is not None
+        if speaks and "audio" not in streams:
+            raise BadRequest(f"{asked.model} has no audio output: leave modalities out", param="modalities")
+        sound = streams.get("audio") if speaks else None  # what nobody asked for is not sent
+        return ChatOutput(text=streams.get("text"), audio=sound)
 
-    async def open_call(
-        self, name: str, request: ChatRequest, pinned: str = "", deadline: float = 0.0
-    ) -> tuple[ClientRequest, Call]:
-        """Hand ``request`` to app ``name``."""
-        self._registry.worker(name)  # what nobody answers is not fetched
-        run = self._runs.open_request(name, seed=request.seed, pinned=pinned)
-        if deadline:
-            run.resume_until(deadline)
-        try:
-            return run, await self.send_chat(name, run, request)
-        except BaseException:
-            run.end("failed")
-            raise
+    async def invoke_app(self, run: ClientRequest, request: ChatRequest) -> Call:
+        """Hand ``request`` to the run's app, which answers with any JSON."""
+        return await self._call_app(run, await self._chat.prepare_chat(request, None), protocol.JSON)
 
-    async def send_chat(self, name: str, run: ClientRequest, request: ChatRequest, kind: str = protocol.CHAT) -> Call:
-        """Hand ``request`` to app ``name`` as part of ``run``; of kind ``JSON`` it answers with any JSON."""
-        wanted = await self._prepare_input(run, request)
-        _, worker = self._registry.worker(name)  # it may have been replaced while media were fetched
+    async def _call_app(self, run: ClientRequest, asked: PreparedChat, kind: str) -> Call:
+        wanted = asked.input
+        if asked.needs_arena:
+            wanted = await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
+        _, worker = self._registry.worker(run.app)  # it may have been replaced while media were fetched
         return worker.invoke_chat(run, wanted, kind)
-
-    def open_run(self, name: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to app ``name`` that is a chat in the end. Raises ``Overloaded`` and ``StageUnavailable``."""
-        self._registry.worker(name)
-        return self._runs.open_request(name, seed=seed, pinned=pinned)
-
-    async def start_prepared(self, name: str, run: ClientRequest, asked: PreparedChat) -> tuple[ChatOutput, Call]:
-        """Hand what was ``asked`` to app ``name`` as part of ``run``; returns the text of its answer. Raises as
-        ``start_chat``, and ``BadRequest`` for an app that writes none."""
-        wanted = (
-            await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
-            if asked.needs_arena
-            else asked.input
-        )
-        _, worker = self._registry.worker(name)
-        call = worker.invoke_chat(run, wanted)
-        streams: dict[str, Any] = await call.wait_for_outputs()
-        if "text" not in streams:
-            call.close()
-            raise BadRequest(f"the app {name} writes no text", param="model")
-        return ChatOutput(text=streams["text"], audio=None), call
-
-    async def _prepare_input(self, run: ClientRequest, request: ChatRequest) -> ChatInput:
-        asked = await self._chat.prepare_chat(request, None)
-        return (
-            await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
-            if asked.needs_arena
-            else asked.input
-        )
 
 
 def parse_app_chat(record: AppRecord, body: bytes) -> ChatRequest:

@@ -8,8 +8,8 @@ from omnibus.settings import GatewaySettings
 from services.gateway.apps.registration import AppControl
 from services.gateway.apps.response_schemas import AppList, TaskList
 from services.gateway.auth.admin import AdminAuth
-from services.gateway.http.handlers import Handler, by_method, json_response
-from services.gateway.openai.parse import read_body
+from services.gateway.http.exchange import read_request
+from services.gateway.http.handlers import Handler, add_routes, json_response
 
 APPS, APP, INVOKE, TASKS = "/v1/apps", "/v1/apps/{name}", "/v1/apps/{name}/invoke", "/v1/tasks"
 
@@ -28,8 +28,7 @@ class Routes:
             APP: {"GET": self._show_app, "PUT": self._update_app, "DELETE": self._unregister_app},
             TASKS: {"GET": self._list_tasks},
         }
-        for path, handlers in routes.items():
-            app.add_route(path, by_method(handlers), methods=list(handlers), include_in_schema=False)
+        add_routes(app, routes)
 
     async def _list_apps(self, _: Request) -> Response:
         return json_response(AppList(data=self._control.list_apps()))
@@ -54,5 +53,4 @@ class Routes:
 
     async def _read_body(self, request: Request) -> bytes:
         self._admin.require_token(request.headers)
-        length = request.headers.get("content-length", "")
-        return await read_body(request.stream(), self._settings.app_body, int(length) if length.isdigit() else None)
+        return (await read_request(request.scope, request.receive, self._settings.app_body)).body

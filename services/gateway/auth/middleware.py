@@ -1,13 +1,10 @@
 """In front of everything: who asks is known by the API key, and what a key may not is refused before it is read."""
 
-from secrets import token_hex
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import OmnibusError, Unauthorized
-from omnibus.metrics import GATEWAY
 from services.gateway.auth.admin import AdminAuth, bearer_token
-from services.gateway.http.exchange import send_error
+from services.gateway.http.response import refuse_request
 from services.gateway.tenancy.key_store import KeyStore
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
@@ -47,8 +44,7 @@ class ApiKeyMiddleware:
             with self._limits.limit_request(tenant.key), acting_as(tenant):
                 await self._application(scope, receive, send)
         except OmnibusError as error:  # the application answers its own: these are the gate's
-            GATEWAY.request_counter("", error.code).inc()
-            await send_error(send, error, f"req-{token_hex(8)}")
+            await refuse_request(send, error)
 
     def _require_operator(self, authorization: str) -> Tenant:
         """Raises ``Unauthorized``: metrics name all tenants."""

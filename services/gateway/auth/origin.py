@@ -8,16 +8,14 @@ has to call the gateway by a name that no stranger can own, and come from no pag
 import ipaddress
 import socket
 from functools import lru_cache
-from secrets import token_hex
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import Forbidden
-from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
-from services.gateway.http.exchange import send_error
+from services.gateway.http.response import refuse_request
 
 #: For probes, which hold no keys either, and files by ids that nobody can guess.
 _PUBLIC_PATHS = ("/health", "/readyz", "/version")
@@ -43,9 +41,8 @@ class SameOriginMiddleware:
         error = self._origin_error(scope) if scope["type"] == "http" else None
         if error is None:
             await self._application(scope, receive, send)
-            return
-        GATEWAY.request_counter("", error.code).inc()
-        await send_error(send, error, f"req-{token_hex(8)}")
+        else:
+            await refuse_request(send, error)
 
     def _origin_error(self, scope: Scope) -> Forbidden | None:
         path: str = scope["path"]

@@ -1,7 +1,6 @@
 """The console's routes: the page's files for everybody, the data behind it for whoever may see it."""
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -10,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from omnibus import graph
 from omnibus.bus import Bus, subjects
-from omnibus.errors import BadRequest, OmnibusError
+from omnibus.errors import BadRequest
 from omnibus.recording import records
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -18,9 +17,9 @@ from services.gateway.auth.admin import AdminAuth
 from services.gateway.console.broadcaster import LiveStates
 from services.gateway.console.plans import describe_plans
 from services.gateway.console.static_files import ConsolePages
-from services.gateway.http.exchange import ClientLeft, while_connected
-from services.gateway.http.handlers import by_method, json_response
-from services.gateway.http.response import ResponseWriter
+from services.gateway.http.exchange import ConnectedClient, RequestOutcome
+from services.gateway.http.handlers import add_routes, json_response
+from services.gateway.http.response import ResponseWriter, as_events
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
 #: What of the query of a replay goes along with it.
@@ -41,7 +40,7 @@ class Console:
 
     def add_routes(self, app: FastAPI) -> None:
         self._pages.add_routes(app)
-        app.add_route(PLAN, by_method({"GET": self._get_plan}), methods=["GET"], include_in_schema=False)
+        add_routes(app, {PLAN: {"GET": self._get_plan}})
         streams = {(EVENTS, "GET"): lambda _: self.live.stream_states(), (REPLAY, "POST"): self._stream_replay}
         for (path, method), bodies in streams.items():
             app.add_route(path, _EventStreamRoute(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
@@ -84,24 +83,7 @@ class _EventStreamRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending, request = ResponseWriter(send), Request(scope)
-        try:
+        async with RequestOutcome(sending):
             self._admin.check_control_access(request.headers)
-            await while_connected(scope, receive, self._send_events(sending, self._bodies(request)))
-        except ClientLeft:
-            return
-        except OmnibusError as error:
-            await sending.report_error(error)
-
-    async def _send_events(self, sending: ResponseWriter, bodies: AsyncGenerator[bytes, None]) -> None:
-        """Send ``bodies`` as events; an empty one becomes a comment that keeps the connection alive.
-
-        The status is sent with the first one: an error before it is answered with a status of its own.
-        """
-        async with aclosing(bodies):
-            begun = False
-            async for body in bodies:
-                if not begun:
-                    begun = True
-                    await sending.begin_stream([(b"x-accel-buffering", b"no")])
-                await (sending.send_event(body) if body else sending.send_chunk(b": still here\n\n"))
-        await sending.end_stream()
+            async with ConnectedClient(scope, receive):
+                await sending.send_stream(as_events(self._bodies(request)), extra=[(b"x-accel-buffering", b"no")])

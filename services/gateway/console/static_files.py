@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from omnibus.errors import NotFound
-from services.gateway.http.handlers import by_method
+from services.gateway.http.handlers import add_routes
 
 PAGE, FILES = "/console/", "/console/{name}"
 STATIC = Path(__file__).parent / "static"
@@ -77,8 +77,7 @@ class ConsolePages:
 
     def add_routes(self, app: FastAPI) -> None:
         app.add_route("/console", _redirect_to_page, methods=["GET"], include_in_schema=False)
-        for path in (PAGE, FILES):
-            app.add_route(path, by_method({"GET": self._serve_file}), methods=["GET"], include_in_schema=False)
+        add_routes(app, {path: {"GET": self._serve_file} for path in (PAGE, FILES)})
 
     async def _serve_file(self, request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"

@@ -1,48 +1,43 @@
-"""Plain handlers of HTTP requests: what they return, and their errors in OpenAI's shape."""
+"""Plain handlers of HTTP requests, which return their response, as routes of an application."""
 
-import logging
-from collections.abc import Awaitable, Callable
-from secrets import token_hex
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import Fatal, OmnibusError
-from services.gateway.openai.errors import error_body, error_headers, status_of
-
-log = logging.getLogger(__name__)
+from services.gateway.http.exchange import RequestOutcome
+from services.gateway.http.response import ResponseWriter
 
 Handler = Callable[[Request], Awaitable[Response]]
 _encode = msgspec.json.Encoder().encode
 
 
-def by_method(handlers: dict[str, Handler]) -> Handler:
-    """The handler of the request's method."""
+def add_routes(app: FastAPI, routes: Mapping[str, Mapping[str, Handler]]) -> None:
+    """Add the handlers of each path, by method, to ``app``."""
+    for path, handlers in routes.items():
+        app.add_route(path, _HandlerRoute(handlers), methods=list(handlers), include_in_schema=False)  # type: ignore[arg-type]
 
-    async def handle_request(request: Request) -> Response:
-        id = f"req-{token_hex(8)}"
-        try:
-            response = await handlers["GET" if request.method == "HEAD" else request.method](request)
-            response.headers["x-request-id"] = id
-        except OmnibusError as error:
-            return _error_response(error, id)
-        except ClientDisconnect:  # in the middle of its body: nobody reads this
-            return Response(status_code=400)
-        except Exception:  # a defect of ours
-            log.exception("%s failed", id)
-            return _error_response(Fatal("internal error: the gateway's log has more under this request id"), id)
-        return response
 
-    return handle_request
+class _HandlerRoute:
+    """One path. These requests are not counted by model: they are about none."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = ResponseWriter(send)
+        async with RequestOutcome(sending):
+            handle = self._handlers["GET" if scope["method"] == "HEAD" else scope["method"]]
+            response = await handle(Request(scope, receive))
+            response.headers["x-request-id"] = sending.id
+            sending.begun = (response.media_type or "none").encode()
+            await response(scope, receive, send)
 
 
 def json_response(body: Any, status: int = 200) -> Response:
     """``body``, a struct or plain values, as JSON."""
     return Response(_encode(body), status, media_type="application/json")
-
-
-def _error_response(error: OmnibusError, id: str) -> Response:
-    headers = {**error_headers(error), "x-request-id": id}
-    return Response(error_body(error, id), status_of(error), headers, "application/json")

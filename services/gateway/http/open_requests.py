@@ -9,15 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from secrets import token_hex
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import GatewayStopping, OmnibusError
-from omnibus.metrics import GATEWAY
-from services.gateway.http.exchange import EVENTS, JSON, send_response
-from services.gateway.openai.errors import error_body, error_headers, status_of
+from services.gateway.http.response import EVENTS, refuse_request
+from services.gateway.openai.errors import error_body
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +129,4 @@ class _TrackedResponse:
 
 
 async def _send_stopping(send: Send) -> None:
-    error, id = stopping_error(), f"req-{token_hex(8)}"
-    GATEWAY.request_counter("", error.code).inc()
-    headers = [(name.lower().encode(), value.encode()) for name, value in error_headers(error).items()]
-    headers += [(b"x-request-id", id.encode()), (b"connection", b"close")]
-    await send_response(send, status_of(error), JSON, error_body(error, id), headers)
+    await refuse_request(send, stopping_error(), [(b"connection", b"close")])

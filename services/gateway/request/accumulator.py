@@ -19,7 +19,7 @@ class AnswerAccumulator:
         self.first = 0.0
         self.finish: str = "stop"
         self.rate = 24000
-        self._model = model
+        self.model = model
         self._created = created
         self._begun: set[str] = set()
         self._text: list[str] = []
@@ -33,7 +33,7 @@ class AnswerAccumulator:
             self._begun.add(name)
             now = time.time()
             self.first = self.first or now
-            GATEWAY.first_output(self._model, name).observe(now - self._created)
+            GATEWAY.first_output(self.model, name).observe(now - self._created)
         if name == "text":
             if text := data.get("text"):
                 self._text.append(text)
@@ -48,7 +48,7 @@ class AnswerAccumulator:
 
     def record_latency(self) -> None:
         """The client has all of it."""
-        self._pace.publish_metrics(self._model, self._usage.get("completion_tokens", 0))
+        self._pace.publish_metrics(self.model, self._usage.get("completion_tokens", 0))
 
     def add_pcm(self, pcm: bytes) -> None:
         """16-bit samples as they left."""

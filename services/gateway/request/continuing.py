@@ -85,13 +85,17 @@ class ResumableStream:
         self._grown = grown
         self._claimed = False
         self._numbered = True
-        self._on_claim: Callable[[], None] | None = None
+        self._run: ClientRequest | None = None
 
-    async def save_record(self, run: ClientRequest) -> None:
-        """Promise it: write down what another gateway needs. Without a store it is a stream as any other."""
+    async def save_record(self, run: ClientRequest) -> list[tuple[bytes, bytes]]:
+        """Promise it: write down what another gateway needs; returns the headers that say so. Without a store it is a
+        stream as any other."""
         request, self.request = self.request, None
-        if request is None:
-            return
+        if request is not None:
+            await self._put_record(run, request)
+        return [(HEADER, self.token.encode())] if self.record is not None else []
+
+    async def _put_record(self, run: ClientRequest, request: OriginalRequest) -> None:
         record = StreamRecord(
             id=f"chatcmpl-{run.id}",
             audio_id=new_secret_id("audio_"),
@@ -129,20 +133,26 @@ class ResumableStream:
         else:
             self._numbered = False
 
-    def set_claim_callback(self, on_claim: Callable[[], None]) -> None:
-        """Call ``on_claim`` when another one sends the answer, at once if that is so already."""
-        self._on_claim = on_claim
+    def attach_request(self, run: ClientRequest) -> None:
+        """Let ``run`` make the answer, by the deadline of its first request and behind the tokens that are known."""
+        self._run = run
+        if self.record is not None:
+            run.resume_until(self.deadline)
+        if run.model:  # an app's graphs are its own
+            run.known = self.known
         if self._claimed:
-            on_claim()
+            self.mark_claimed()
 
     def mark_claimed(self) -> None:
-        """Another one sends the answer from now on."""
+        """Another one sends the answer from now on: its client waits for the rest elsewhere."""
         self._claimed = True
-        if self._on_claim is not None:
-            self._on_claim()
+        if self._run is not None:
+            self._run.fail(Conflict("the answer is continued on another connection"))
+            self._run.end("cancelled")
 
-    def close(self, whole: bool = False) -> None:
-        """It is not sent here any more; ``whole``: all of it has left."""
+    def close(self) -> None:
+        """It is not sent here any more."""
+        whole = self._run is not None and self._run.status == "done"
         self._forget(self, whole and not self._claimed)
 
 
@@ -266,8 +276,3 @@ class Continuations:
             return
         if owner in self._sent:
             self._sent[owner].mark_claimed()
-
-
-def claimed_error() -> Conflict:
-    """The error of an answer that another connection has by now."""
-    return Conflict("the answer is continued on another connection")

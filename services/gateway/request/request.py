@@ -91,12 +91,15 @@ class ClientRequest:
         self.segments: list[InflightInvocation] = []
         self.failure: OmnibusError | None = None
         self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
-        self.over = False
+        self.status = ""  # how it ended
+        self.answer: AnswerAccumulator | None = None  # what a chat's client has received
+        self.on_end: Callable[[], None] | None = None
         self.trace = tracing.current_context()
         self._number = number
         self._seed = seed
         self._pinned = pinned
         self._holds = False
+        self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._patient = False
         self._counted: list[CountedInvocation] = []  # of each segment
         self.tenant = tenants.current_tenant()
@@ -193,7 +196,7 @@ class ClientRequest:
             if error.reason in CAPACITY_REASONS:
                 self._runs.loads.count_rejection(assignment)
             raise
-        if self.over:  # while it waited
+        if self.status:  # it ended while it waited
             self.release_admission()
             raise self.failure or _over_error()
 
@@ -216,6 +219,7 @@ class ClientRequest:
     def take_ticket(self, segment: Segment) -> InvocationTicket:
         """Take the next number among requests of this kind; it is this request's name from now on."""
         assignment = self._runs.router.assign(segment.nodes, self.model)
+        self._assigned = segment, assignment
         ticket = self._runs.router.issue_ticket(assignment.model, assignment.kind)
         self.id = ticket.id
         return ticket
@@ -224,13 +228,16 @@ class ClientRequest:
         self, segment: Segment, nodes: Sequence[GraphNode] = (), step: int = 0, ticket: InvocationTicket | None = None
     ) -> InflightInvocation:
         """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in."""
-        if self.over:
+        if self.status:
             raise self.failure or _over_error()
         if any(running.invocation.step == step for running in self.segments):
             raise ProtocolError(f"segment {step} of {self.id} was sent already")
         runs = self._runs
         try:
-            assignment = runs.router.assign(nodes or segment.nodes, self.model)
+            if self._assigned is not None and self._assigned[0] is segment:  # just now, with its ticket
+                assignment = self._assigned[1]
+            else:
+                assignment = runs.router.assign(nodes or segment.nodes, self.model)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
@@ -301,8 +308,11 @@ class ClientRequest:
 
     # The end
 
-    def expire(self) -> None:
-        self.fail(DeadlineExceeded("the request took longer than its deadline"))
+    def deadline_error(self) -> DeadlineExceeded:
+        """The error of a request that is not done by its deadline."""
+        if not self.model:
+            return app_deadline_error(self.app)
+        return DeadlineExceeded("the request took longer than its deadline")
 
     def fail(self, error: OmnibusError) -> None:
         """Everybody who waits for a result of this request gets ``error``."""
@@ -310,17 +320,20 @@ class ClientRequest:
         for running in self.segments:
             running.fail(error)
 
-    def end(self, status: str, got: AnswerAccumulator | None = None) -> None:
-        """The one end. Each segment is recorded once its times are in; ``got`` is what a chat's client received."""
-        if self.over:
+    def end(self, status: str) -> None:
+        """The one end. Each segment is recorded once its times are in."""
+        if self.status:
             return
-        self.over = True
-        if got is not None and status == "done":
-            got.record_latency()
+        self.status = status
+        if self.answer is not None and status == "done":
+            self.answer.record_latency()
+        model = self.answer.model if self.answer is not None else self.model
+        if model and (self.segments or status == "done"):  # what was refused took no time
+            GATEWAY.duration_histogram(model).observe(time.time() - self.created)
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
             self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running))
-            ended = partial(self._record_end, running, status, got)
+            ended = partial(self._record_end, running, status)
             if status == "done":
                 dispatcher.complete(running, ended)
             else:
@@ -329,15 +342,17 @@ class ClientRequest:
         self.release_admission()
         if self._holds:
             self._runs.tensors.end_invocation(self.inputs_name)
+        if self.on_end is not None:
+            self.on_end()
 
     def _begin_time(self, running: InflightInvocation) -> float:
         """Return the time at which the client began to wait for ``running``, Unix seconds."""
         return self.created if running is self.segments[0] else running.invocation.created
 
-    def _record_end(self, running: InflightInvocation, status: str, got: AnswerAccumulator | None) -> None:
+    def _record_end(self, running: InflightInvocation, status: str) -> None:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
-        self._runs.records.write_end(running, status, got if first else None, later)
+        self._runs.records.write_end(running, status, self.answer if first else None, later)
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
                 stream.fail(self.failure or _over_error())
@@ -346,6 +361,11 @@ class ClientRequest:
 def _app_letters(app: str) -> str:
     """Ids are short: an app's own sequence is told apart by a few letters of it."""
     return sha256(app.encode()).hexdigest()[:4]
+
+
+def app_deadline_error(app: str) -> DeadlineExceeded:
+    """The error of an app that has not answered by the deadline."""
+    return DeadlineExceeded(f"the app {app} did not answer within its deadline", stage=app)
 
 
 def _over_error() -> Fatal:

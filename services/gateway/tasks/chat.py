@@ -7,7 +7,6 @@ replay     the composite task runs again, verified, with streams as results
 answer     JSON or server-sent events; then one ``end``
 """
 
-import asyncio
 import inspect
 from collections.abc import Sequence
 from hashlib import sha256
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, TooLarge
+from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.runtime import run as run_task
@@ -64,6 +63,7 @@ class PreparedChat:
         voice: str = "",
         say: str = "",
     ) -> None:
+        self.model = request.model
         self.body = _encode(messages)
         self.items = items
         speech = _speech_params(request)
@@ -106,35 +106,32 @@ class Chat:
         """The composite task of model ``name``, made once per plan epoch."""
         return self._tasks.get_task(name)
 
-    async def start_request(
-        self, request: ChatRequest, pinned: str = "", deadline: float = 0.0, known: Sequence[int] = ()
-    ) -> tuple[ClientRequest, ChatOutput]:
-        """Send ``request`` on its way; returns its run and its streams. ``pinned`` names its path, ``deadline`` (Unix
-        seconds) is one that it has already, and so are the ``known`` tokens of its answer.
-
-        Raises ``Rejected`` for a request that cannot be served, ``Overloaded`` at the limit and
-        ``StageUnavailable`` without executors.
-        """
-        model = self._router.get_model(request.model)  # first: from here on its name is one of ours, not the client's
-        run = self._runs.open_request(APP, request.model, seed=request.seed, pinned=pinned)
-        if deadline:
-            run.resume_until(deadline)
-        task = self.get_task(request.model)
-        if not inspect.iscoroutinefunction(task.invoke):  # its one segment gives the answer
-            run.known = tuple(known)
-        return run, await self.begin_answer(run, await self.prepare_chat(request, model, task))
-
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model`` that is a chat in the end. Raises as ``start_request``."""
+        """A new request to ``model`` that is a chat in the end; ``pinned`` names its path.
+
+        Raises ``NotFound``, and ``Overloaded`` at the limit.
+        """
         self._router.get_model(model)
         return self._runs.open_request(APP, model, seed=seed, pinned=pinned)
 
     async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
-        """Send what was ``asked`` of the run's model on its way; returns the streams of the answer."""
-        task = self.get_task(run.model)
-        if inspect.iscoroutinefunction(task.invoke):
-            return await self._run_live(run, task, asked)
-        return await self._submit_static(run, task, asked)
+        """Send what was ``asked`` of the run's model on its way; returns the streams of the answer.
+
+        Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
+        """
+        task = self._tasks.get_task(run.model)
+        if not inspect.iscoroutinefunction(task.invoke):
+            return await self._submit_static(run, task, asked)
+        run.known = ()  # several segments give the answer, so none goes on behind its tokens
+        wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
+        with use(run):
+            return await run_task(task.invoke, wanted)
+
+    async def prepare_request(self, run: ClientRequest, request: ChatRequest) -> PreparedChat:
+        """Check ``request``, which ``run`` is to answer, and fetch its media."""
+        if not run.model:  # an app's
+            return await self.prepare_chat(request, None)
+        return await self.prepare_chat(request, self._router.get_model(run.model), self._tasks.get_task(run.model))
 
     async def prepare_chat(
         self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
@@ -189,23 +186,6 @@ class Chat:
             run.release_admission()
             raise
         return replay(task.invoke, wanted, segment, running.streams)
-
-    async def _run_live(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> ChatOutput:
-        """A graph that grows with its results."""
-        try:
-            async with asyncio.timeout(run.seconds_left):
-                wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
-                with use(run):
-                    return await run_task(task.invoke, wanted)
-        except TimeoutError:
-            run.expire()
-            run.end("expired")
-            raise DeadlineExceeded("the request took longer than its deadline") from None
-        except BaseException as error:
-            if isinstance(error, OmnibusError):
-                run.fail(error)
-            run.end("failed")
-            raise
 
     async def place_inputs(
         self, asked: PreparedChat, holder: str, deadline: float, readers: int, salt: str

@@ -1,13 +1,12 @@
 """From streams to the HTTP answer: whole as JSON, or piece by piece as server-sent events."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 
 from omnibus.encoding.audio import SoundFormat, to_pcm16
-from omnibus.errors import OmnibusError, clear_tracebacks
 from omnibus.task import ChatOutput
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream, merge_streams
@@ -75,15 +74,14 @@ async def stream_events(
     request: ChatRequest,
     output: ChatOutput,
     got: AnswerAccumulator,
-    done: Callable[[str], None],
     keeper: SpokenAnswers | None = None,
     continued: ResumableStream | None = None,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer: frames that are ready together leave together.
 
     The first frames leave once all executors have taken the request, or with the first output if that comes before.
-    Raises what fails until then; later failures are a frame. ``done`` is called with the status before the last frame
-    leaves; with a ``keeper`` its sound may be referred to. One that is ``continued`` leaves out what its client has.
+    ``run`` ends before the last frame leaves; with a ``keeper`` its sound may be referred to. One that is ``continued``
+    leaves out what its client has. Raises whatever fails.
     """
     record = continued.record if continued is not None else None
     plain = vllm_omni.answer_encoders(request).stream(
@@ -105,33 +103,22 @@ async def stream_events(
     say = stream.text if request.wants_text else stream.transcript
     tail: list[bytes] = []
     begun = False
-    try:
-        async for batch in merge_streams(parts):
-            if not begun:
-                accepted.end()
-                batch = [each for each in batch if each[0] != _ACCEPTED_STREAM]
-            frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
-            if continued is not None:
-                continued.add_token_ids(
-                    [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
-                )
-            samples = [item.array for _, item in batch if item.array is not None]
-            if samples:
-                frames.append(stream.audio(await sound.push_samples(samples, got)))
-            yield b"".join(frames if begun else [*head, *frames])
-            begun = True
-        if output.audio is not None:
-            tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.store_answer(got.text))]
-        stream.complete()
-    except OmnibusError as error:
-        run.fail(error)
-        done("failed")
+    async for batch in merge_streams(parts):
         if not begun:
-            raise
-        yield plain.error(error, run.id)
-        clear_tracebacks(error)
-        return
-    done("done")
+            accepted.end()
+            batch = [each for each in batch if each[0] != _ACCEPTED_STREAM]
+        frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
+        if continued is not None:
+            continued.add_token_ids([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
+        samples = [item.array for _, item in batch if item.array is not None]
+        if samples:
+            frames.append(stream.audio(await sound.push_samples(samples, got)))
+        yield b"".join(frames if begun else [*head, *frames])
+        begun = True
+    if output.audio is not None:
+        tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.store_answer(got.text))]
+    stream.complete()
+    run.end("done")
     yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
 
 

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from omnibus.encoding import image as encoding_image
 from omnibus.encoding.image import PictureFormat
-from omnibus.errors import BadMedia, BadRequest, OmnibusError, Rejected
+from omnibus.errors import BadRequest
 from omnibus.metrics import GATEWAY
 from omnibus.task import CompositeTask, use
 from omnibus.task.library import ImageOutput
@@ -22,6 +21,7 @@ from services.gateway.tasks.resolve import (
     IMAGE,
     IMAGES,
     TaskCache,
+    build_request,
     create_image_task,
     max_reference_images,
     request_class,
@@ -30,7 +30,7 @@ from services.gateway.tasks.resolve import (
 APP = "images"
 
 #: What clients call the fields of a task's request, where that differs.
-_CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
+CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
 
 
 class ImageTasks:
@@ -59,12 +59,9 @@ class ImageTasks:
         task = self.get_task(run.model)
         check_image_count(run.model, task, len(images))
         placed = [await self._place_image(run, image) for image in images]
-        try:
-            with use(run):
-                request = request_class(task)(**wish, **_image_inputs(task, placed))
-                output: ImageOutput = await run_task(task.invoke, request)
-        except ValidationError as error:
-            raise _request_error(run.model, error) from None
+        with use(run):
+            request = build_request(run.model, task, {**wish, **_image_inputs(task, placed)})
+            output: ImageOutput = await run_task(task.invoke, request)
         return output
 
     async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, Any]:
@@ -134,22 +131,3 @@ async def encode_image(
 ) -> bytes:
     """A picture as a file, made in a thread."""
     return await asyncio.to_thread(encoding_image.encode_image, pixels, format, quality, size)
-
-
-def rename_param(error: OmnibusError) -> OmnibusError:
-    """``error`` with ``param`` as clients know it."""
-    if isinstance(error, BadMedia):
-        error.param = error.param or "image"
-    elif isinstance(error, Rejected):
-        error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
-    return error
-
-
-def _request_error(model: str, error: ValidationError) -> BadRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        return BadRequest(
-            f"{model} does not support the parameter {name!r}: leave it out", param=_CLIENT_PARAM_NAMES.get(name, name)
-        )
-    return BadRequest(f"{name}: {first['msg']}", param=_CLIENT_PARAM_NAMES.get(name, name))

@@ -1,10 +1,13 @@
 """The composite tasks that serve a model of the plan: those that chat, make pictures, films, or vectors of texts."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from omnibus.errors import BadRequest
+from pydantic import BaseModel, ValidationError
+
+from omnibus.errors import BadMedia, BadRequest, Rejected
 from omnibus.families import catalog, plugins
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
@@ -130,6 +133,35 @@ def request_class(task: CompositeTask) -> Any:
         return ChatInput
     found = hints.get(taken)
     return found if hasattr(found, "model_fields") else ChatInput
+
+
+def build_request(model: str, task: CompositeTask, wish: Mapping[str, Any]) -> BaseModel:
+    """The request of ``task``, which is ``model``'s: the fields of ``wish``, and defaults for all others.
+
+    Raises ``BadRequest`` whose ``param`` is a field of the task: see ``rename_params``.
+    """
+    try:
+        made: BaseModel = request_class(task)(**wish)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] == "extra_forbidden":
+            raise BadRequest(f"{model} does not support the parameter {name!r}: leave it out", param=name) from None
+        raise BadRequest(f"{name}: {first['msg']}", param=name) from None
+    return made
+
+
+@contextmanager
+def rename_params(names: Mapping[str, str], media: str = "") -> Iterator[None]:
+    """Call by ``names``, those of clients, what an error inside complains of; files that are no good are ``media``."""
+    try:
+        yield
+    except BadMedia as error:
+        error.param = names.get(error.param, error.param) or media
+        raise
+    except Rejected as error:
+        error.param = names.get(error.param, error.param)
+        raise
 
 
 def makes_images(task: CompositeTask) -> bool:

@@ -1,21 +1,20 @@
 """One video: its graph is sent on its way, and what comes of it becomes a file."""
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, OmnibusError, Rejected
+from omnibus.errors import BadRequest
 from omnibus.metrics import GATEWAY
 from omnibus.store import JobRecord
-from omnibus.task import CompositeTask, use
+from omnibus.task import use
 from omnibus.task.library import VideoGeneration, VideoOutput
 from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
+from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest, RequestFactory
-from services.gateway.tasks.resolve import TaskCache, create_video_task, request_class
+from services.gateway.tasks.resolve import TaskCache, build_request, create_video_task, rename_params
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from services.gateway.videos import job_payload
 from services.gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
@@ -55,7 +54,8 @@ class VideoGenerator:
             if wish.get("sound") and task.sound is None:
                 raise BadRequest(f"{model} makes no sound: leave it out", param="sound")
             wish = {"sound": task.sound is not None, **wish}
-        return _build_request(model, task, wish)
+        with rename_params(_CLIENT_PARAM_NAMES):
+            return build_request(model, task, wish)
 
     def stop_invocations(self, job: JobRecord) -> None:
         """Stop what is under way for ``job``: whoever began it may not be there any more to do so."""
@@ -66,20 +66,17 @@ class VideoGenerator:
         """Make the video of ``job``, which is held by ``lease``. Raises ``OmnibusError``."""
         asked = job_payload.decode_job(job)
         task = self._tasks.get_task(asked.model)
-        request = _build_request(asked.model, task, asked.wish)
         with acting_as(Tenant(asked.tenant, asked.weight)):
             run = self._runs.open_request(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
         run.disable_queue_limit()
         run.deadline = job.until
-        try:
-            async with _end_run(run):
+        with rename_params(_CLIENT_PARAM_NAMES):
+            async with run_to_end(run, "the video was removed, or another gateway goes on with it"):
+                request = build_request(asked.model, task, asked.wish)
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)
                 lease.set_trace(lambda: _encode_trace(run))
                 await self._write_video(run, job, asked, output, lease)
-        except Rejected as error:
-            error.param = _CLIENT_PARAM_NAMES.get(error.param, error.param)
-            raise
 
     async def _write_video(
         self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec, output: VideoOutput, lease: JobLease
@@ -121,39 +118,3 @@ def _encode_trace(run: ClientRequest) -> bytes:
     """Return the invocations of ``run`` that are not over, encoded, each with its executors."""
     sent = [each.invocation for each in run.segments if not each.over]
     return job_payload.encode([ActiveInvocation(one.id, tuple(dict.fromkeys(one.route))) for one in sent])
-
-
-def _build_request(model: str, task: CompositeTask, wish: dict[str, Any]) -> BaseModel:
-    try:
-        made: BaseModel = request_class(task)(**wish)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
-        param = _CLIENT_PARAM_NAMES.get(name, name)
-        if first["type"] == "extra_forbidden":
-            raise BadRequest(f"{model} does not support the parameter {name!r}: leave it out", param=param) from None
-        raise BadRequest(f"{name}: {first['msg']}", param=param) from None
-    return made
-
-
-@asynccontextmanager
-async def _end_run(run: ClientRequest) -> AsyncIterator[None]:
-    """See ``run`` to its one end, however the block is left; its deadline holds inside."""
-    try:
-        async with asyncio.timeout(max(0.0, run.seconds_left)):
-            yield
-    except TimeoutError:
-        run.expire()
-        run.end("expired")
-        raise DeadlineExceeded("the video took longer than its deadline, waiting included") from None
-    except asyncio.CancelledError:
-        run.fail(Fatal("the video was removed, or another gateway goes on with it"))
-        run.end("cancelled")
-        raise
-    except BaseException as error:
-        if isinstance(error, OmnibusError):
-            run.fail(error)
-        run.end("failed")
-        raise
-    run.end("done")
-    GATEWAY.duration_histogram(run.model).observe(run.age_seconds)

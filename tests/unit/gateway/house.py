@@ -194,7 +194,7 @@ class House:
         self.videos = Videos(settings, store or nowhere, self.runs)
         self.table = RouteTable(self.runs, self.chat, self.files, self.videos)
         self.console = Console(settings, store or nowhere, self.bus)
-        frontend = Frontend(settings, self.chat, self.router, self.dispatcher, self.table, console=self.console)
+        frontend = Frontend(settings, self.router, self.dispatcher, self.table, console=self.console)
         self.app = frontend.build_application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")

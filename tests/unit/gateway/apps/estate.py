@@ -123,7 +123,7 @@ class Gateway:
     def __init__(self, home: House, settings: GatewaySettings, store_url: str) -> None:
         self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
         self.apps = AppService(settings, self.store, home.router, home.runs, home.chat)
-        self.frontend = Frontend(settings, home.chat, home.router, home.dispatcher, home.table, self.apps)
+        self.frontend = Frontend(settings, home.router, home.dispatcher, home.table, self.apps)
         self.app = self.frontend.build_application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60.0)

@@ -10,6 +10,7 @@ import pytest
 
 from omnibus.executor.runner import Job
 from services.gateway.http.server import ON_LEFT
+from services.gateway.media.fetcher import Fetcher, FetchRules
 from tests.unit.gateway.house import VL, House, house, question
 from tests.unit.sidecar.node import until
 
@@ -136,6 +137,55 @@ async def test_a_client_that_leaves_before_it_has_asked_is_no_request(talking: H
     assert client.messages == []
     assert talking.dispatcher.inflight_count == 0
     assert await talking.bus.read_records("omnibus.inv.>") == []
+
+
+@pytest.mark.parametrize("calls_back", [False, True], ids=["watched", "called back"])
+async def test_a_client_that_leaves_while_its_media_are_fetched_is_no_request(talking: House, calls_back: bool):
+    connected, closed = asyncio.Event(), asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()  # to its end, when the fetch is given up
+        closed.set()
+        writer.close()
+
+    talking.chat._fetcher = Fetcher(FetchRules(allow_http=True, allow_private=True, ports=None))
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png"
+        seen = [{"type": "image_url", "image_url": {"url": url}}]
+        client = Client(question(VL, seen), calls_back)
+        serving = asyncio.ensure_future(talking.app(client.scope, client.receive, client.send))
+        await asyncio.wait_for(connected.wait(), 10)
+
+        client.leave()
+
+        await asyncio.wait_for(serving, 10)
+        await asyncio.wait_for(closed.wait(), 10)
+    assert client.messages == []
+    assert await statuses(talking) == []
+    await talking.emptied()
+
+
+async def test_a_client_that_reads_nothing_holds_nothing_past_its_deadline(tmp_path: Path, speaker: Speaker):
+    async with house(tmp_path, deadline=0.3) as home:
+        home.serve(VL)
+        await home.executor(VL, "EL", "vision", "thinker", thinker=speaker)
+        client, reads = Client(question(VL, "hi", stream=True)), asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            if client.messages:  # the head fits into its window
+                await reads.wait()
+            client.messages.append(message)
+
+        serving = asyncio.ensure_future(home.app(client.scope, client.receive, send))
+        await until(lambda: speaker.stopped)
+
+        await home.emptied()
+        assert await statuses(home) == ["expired"]
+        assert len(client.messages) == 1
+        reads.set()
+        await asyncio.wait_for(serving, 10)
+        assert '"code":"deadline_exceeded"' in client.text
 
 
 async def test_a_stream_that_runs_out_of_time_says_so_and_ends(tmp_path: Path, speaker: Speaker):

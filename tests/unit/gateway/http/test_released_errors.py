@@ -13,8 +13,7 @@ import pytest
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
 from omnibus.executor.runner import Job
-from services.gateway.http.exchange import while_connected
-from services.gateway.http.route import PostRequest
+from services.gateway.http.exchange import ConnectedClient, PostRequest
 from services.gateway.http.server import ON_LEFT
 from services.gateway.media.fetcher import Fetcher, FetchRules
 from services.gateway.media.inspect import DEFAULT_LIMITS, InspectedMedia, load_media
@@ -54,7 +53,8 @@ async def test_the_body_of_a_refused_request_goes_with_its_error(scope: dict[str
     body = Body()
     seen = weakref.ref(body)
     with contextlib.suppress(BadRequest):
-        await while_connected(scope, still, refuse(body))
+        async with ConnectedClient(scope, still):
+            await refuse(body)
     del body
     for _ in range(3):  # turns in which the watch for the client ends
         await asyncio.sleep(0)
