@@ -1,6 +1,8 @@
 """The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run_core_process``."""
 
 import ctypes
+import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,6 +15,10 @@ from omnibus_models import torchvision_cpu
 # A spawned process imports this module for its target, before it imports vLLM for its arguments, and
 # vLLM imports torchvision as soon as it sees it.
 torchvision_cpu.install_operators()
+
+# Garbage is looked for again and again while modules are read, for a sixth of the time that this takes.
+if multiprocessing.parent_process() is not None:
+    gc.disable()
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -29,6 +35,7 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
 
     from services.llm.vllm.v032 import model_registry, worker
 
+    gc.enable()
     config = kwargs["vllm_config"]
     model_registry.register_models(config.model_config.architectures)
     if config.device_config.device_type == "cpu":
