@@ -7,6 +7,7 @@ executors, in the tests of whole systems, start as in production.
 import functools
 import multiprocessing
 import os
+import threading
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -47,5 +48,13 @@ def fork_engine_cores(patch: pytest.MonkeyPatch) -> None:
 
 
 def _run_forked_core(*args: Any, parent: int, **kwargs: Any) -> None:
-    # It dies with the process that has forked it, which dies with the one of the tests.
+    # As long as it lives so does the process that has forked it: it has to see for itself that the tests have gone.
+    threading.Thread(target=_exit_with_tests, daemon=True).start()
     core_process.run_core_process(*args, parent=os.getppid(), **kwargs)
+
+
+def _exit_with_tests() -> None:
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os._exit(1)
