@@ -13,6 +13,8 @@ BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wil
 MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
+# `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too.
+VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
 # Tests run in so many processes side by side: most wait for processes to start, so one core more would be idle.
 WORKERS ?= 2
@@ -59,7 +61,7 @@ endif
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (ARGS="-k words")
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m vllm $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(ARGS)
 
 lint: lint-style lint-types lint-imports ## Check style, types and import rules (make -k lint: all, whatever fails)
 

@@ -1,8 +1,9 @@
 """vLLM thinkers and transformers thinkers on the same tiny checkpoints."""
 
 import contextlib
+import functools
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,30 @@ from services import engines
 from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
+from tests.vllm.warm_cores import fork_engine_cores
 
 torch.set_num_threads(1)
 
 CONTEXT = 1024
+#: Marks of tests whose engines are made in this process.
+IN_PROCESS = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("forked_cores")]
 
 
 @pytest.fixture(scope="session")
-def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen2_5_vl", tmp_path_factory.mktemp("models") / "vl", wide=True)
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the tiny checkpoint of a family, which is built once."""
+    directory = tmp_path_factory.mktemp("models")
+    return functools.cache(lambda family: tiny.build(family, directory / family, wide=True))
 
 
 @pytest.fixture(scope="session")
-def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni", wide=True)
+def vl(build: Callable[[str], Path]) -> Path:
+    return build("qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def omni(build: Callable[[str], Path]) -> Path:
+    return build("qwen2_5_omni")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +51,14 @@ def small_caches() -> None:
     patch = pytest.MonkeyPatch()
     patch.setenv("OMNIBUS_VLLM_KV_MIB", "32")
     patch.setenv("OMNIBUS_VLLM_STEP_TOKENS", "64")
+
+
+@pytest.fixture(scope="session")
+def forked_cores() -> Iterator[None]:
+    """Engines of this process start within a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        fork_engine_cores(patch)
+        yield
 
 
 @asynccontextmanager
@@ -61,6 +80,13 @@ async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunn
     await runner.load()
     yield runner
     await runner.close()
+
+
+def selected(request: pytest.FixtureRequest, *names: str) -> set[tuple[str, ...]]:
+    """What the parameters ``names`` are in the tests of this module that are going to run."""
+    items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
+    found = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return {tuple(params[name] for name in names) for params in found if {*names} <= params.keys()}
 
 
 def descriptors(pid: int | str = "self") -> list[str]:

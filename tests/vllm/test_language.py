@@ -1,22 +1,21 @@
 """Language models that take text alone, in vLLM: whole and in halves they say what the library's ``generate`` says."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest
-from omnibus_models import tiny
 from services.llm.vllm.runner import VllmRunner
 from tests.oracles import language as oracle
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import job, text
-from tests.vllm.conftest import descriptors, vllm
+from tests.vllm.conftest import IN_PROCESS, descriptors, vllm
 from tests.vllm.halves import Three, three
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 24
 FAMILIES = [pytest.param(name, marks=pytest.mark.cell("vllm", name, "tokens")) for name in ("qwen2", "qwen3")]
@@ -33,8 +32,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build(family, tmp_path_factory.mktemp("models") / family, wide=True)
+def checkpoint(family: str, build: Callable[[str], Path]) -> Path:
+    return build(family)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

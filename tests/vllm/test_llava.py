@@ -19,9 +19,9 @@ from tests.e2e.questions import Question
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import job
 from tests.unit.models.split import encode
-from tests.vllm.conftest import sent, transformers, vllm
+from tests.vllm.conftest import IN_PROCESS, sent, transformers, vllm
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from services.llm.vllm.runner import VllmRunner
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, video
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models.split import encode
-from tests.vllm.conftest import descriptors, engine_core, sent, transformers, vllm
+from tests.vllm.conftest import IN_PROCESS, descriptors, engine_core, sent, transformers, vllm
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 QUESTIONS = {
     **OMNI_QUESTIONS,

@@ -15,10 +15,11 @@ from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from services.llm.vllm.protocol import Generation, Launch
 from services.llm.vllm.v032.engine import VllmEngineProcess
+from tests.vllm.conftest import IN_PROCESS
 
 torchvision_cpu.install_operators()
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = IN_PROCESS
 
 TOKENS = 16
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

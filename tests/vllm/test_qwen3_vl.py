@@ -1,7 +1,7 @@
 """Qwen3-VL in vLLM: rows with deeper levels, and videos whose rows stand in several places."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest_asyncio
 import torch
 
 from omnibus.errors import BadRequest
-from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family
 from services.llm.vllm.runner import VllmRunner
@@ -21,9 +20,9 @@ from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.conftest import greedy
 from tests.unit.llm.runners.test_thinker import job
 from tests.unit.models.split import encode
-from tests.vllm.conftest import descriptors, sent, vllm
+from tests.vllm.conftest import IN_PROCESS, descriptors, sent, vllm
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 24
 QUESTIONS = {
@@ -34,8 +33,8 @@ QUESTIONS = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen3_vl", tmp_path_factory.mktemp("models") / "vl", wide=True)
+def checkpoint(build: Callable[[str], Path]) -> Path:
+    return build("qwen3_vl")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,10 +16,10 @@ from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import embedding, job, mixed, picture, text
-from tests.vllm.conftest import descriptors, transformers
+from tests.vllm.conftest import IN_PROCESS, descriptors, transformers
 from tests.vllm.halves import Three, three
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

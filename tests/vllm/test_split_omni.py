@@ -12,11 +12,11 @@ from omnibus_models.families import load_family
 from services.llm.runners.thinker import ThinkRunner
 from tests.e2e.questions import OMNI_QUESTIONS
 from tests.unit.jobs import run
-from tests.vllm.conftest import descriptors, transformers
+from tests.vllm.conftest import IN_PROCESS, descriptors, transformers
 from tests.vllm.halves import Three, three
 from tests.vllm.test_omni import SPEECH, job
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,6 +1,10 @@
-"""Thinkers in vLLM that share an executor with other components: an encoder (EL), and all of an omni model (M)."""
+"""Thinkers in vLLM that share an executor with other components: an encoder (EL), and all of an omni model (M).
 
-from collections.abc import Iterator
+What vLLM counts leaves with an executor's own metrics, and panels and alerts of it ask for no more.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,8 @@ import pytest
 
 from omnibus.families import catalog
 from tests import models_oracle as oracle
+from tests import observed
+from tests.e2e.metrics.conftest import scraped
 from tests.e2e.omni.speech import same, spoken, wanted, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
 from tests.e2e.shapes.test_shapes import said
@@ -63,3 +69,21 @@ async def test_it_says_and_sounds_what_the_whole_model_does(system: System, omni
     assert answer.headers["x-omnibus-path"] == shape
     same(spoken(answer.json()), whole_model(omni, question))
     await system.ledger_is_empty()
+
+
+def generated_tokens(texts: Sequence[str]) -> float:
+    found = re.findall(r"^vllm:generation_tokens_total\{.*\} (\S+)$", "\n".join(texts), re.MULTILINE)
+    return sum(map(float, found))
+
+
+async def test_panels_and_alerts_of_vllm_ask_only_for_what_it_emits(system: System) -> None:
+    body = {"model": VL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+    before = generated_tokens((await scraped(system))["llm"])
+
+    async with system.http() as http:
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    texts = (await scraped(system))["llm"]
+
+    assert observed.unanswered(observed.expressions(vllm=True), observed.samples(texts)) == []
+    assert generated_tokens(texts) - before == 5
+    assert [text.count("# TYPE process_resident_memory_bytes") for text in texts] == [1, 1]

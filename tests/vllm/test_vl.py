@@ -20,9 +20,9 @@ from tests.e2e.questions import VL_QUESTIONS
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import embedding, job, mixed, picture, text
 from tests.unit.models.split import encode
-from tests.vllm.conftest import CONTEXT, descriptors, engine_core, sent, transformers, vllm
+from tests.vllm.conftest import CONTEXT, IN_PROCESS, descriptors, engine_core, sent, transformers, vllm
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 _BACK_WITHIN = 120.0  # seconds; a busy machine takes its time to import everything again
 

@@ -1,5 +1,7 @@
 """The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run_core_process``."""
 
+import gc
+import multiprocessing
 import os
 from typing import Any
 
@@ -12,6 +14,10 @@ from omnibus_models import torchvision_cpu
 # vLLM imports torchvision as soon as it sees it.
 torchvision_cpu.install_operators()
 
+# Garbage is looked for again and again while modules are read, for a sixth of the time that this takes.
+if multiprocessing.parent_process() is not None:
+    gc.disable()
+
 
 def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
     """An engine core that dies with ``parent`` and hears none of its terminal's signals."""
@@ -23,6 +29,7 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
 
     from services.llm.vllm.v032 import model_registry, worker
 
+    gc.enable()
     config = kwargs["vllm_config"]
     model_registry.register_models(config.model_config.architectures)
     if config.device_config.device_type == "cpu":

@@ -1,0 +1,106 @@
+"""The whole system with language models of other families in vLLM, behind an encoder or alone."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.families import catalog
+from tests import models_oracle as oracle
+from tests.e2e.questions import VL_QUESTIONS, Question, ask, image
+from tests.e2e.shapes.test_shapes import said
+from tests.e2e.system import System, declaration, running
+from tests.oracles import language, qwen3_vl
+from tests.vllm.conftest import selected
+from tests.vllm.test_qwen3_vl import QUESTIONS
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
+
+TOKENS = 24
+WORDS = ["hello world, how are you today?", "the small cat sleeps on a warm red mat " * 30]
+
+
+def claim(family: str, shape: str, *more: Any, nightly: bool = False) -> Any:
+    """Parameters of a test that claims a cell."""
+    marks = [pytest.mark.cell("vllm", family, "tokens", shape=shape), *([pytest.mark.nightly] if nightly else [])]
+    return pytest.param(family, shape, *more, marks=marks)
+
+
+LANGUAGE = [claim("qwen2", "L"), claim("qwen3", "P>D", nightly=True), claim("qwen3", "PD", nightly=True)]
+VISION = [
+    *(claim("qwen2_vl", "E>L", name) for name in VL_QUESTIONS),
+    *(claim("qwen3_vl", "E>L", name) for name in QUESTIONS),
+    *(claim("qwen3_vl", "EL", name, nightly=True) for name in QUESTIONS),
+]
+
+
+def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
+    """A model whose language model is in vLLM, in these shapes."""
+    if "P" in "".join(shapes):
+        model = catalog.split_declaration(family, str(checkpoint), *shapes)
+    else:
+        model = declaration(family, checkpoint, paths=[{"options": shape.split(">"), "share": 1} for shape in shapes])
+    used = {option for path in model["paths"] for option in path["options"]}
+    options = {
+        name: {**option, "engine": "services.engines:vllm"} if option["service"] == "llm" else option
+        for name, option in model["options"].items()
+        if name in used
+    }
+    return {**model, "options": options}
+
+
+@pytest.fixture(scope="module")
+def system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, build: Callable[[str], Path]
+) -> Iterator[System]:
+    shapes: dict[str, list[str]] = {}
+    for family, shape in sorted(selected(request, "family", "shape")):
+        shapes.setdefault(family, []).append(shape)
+    models = {family: declared(family, build(family), *found) for family, found in shapes.items()}
+    with running(tmp_path_factory.mktemp("families"), models, OMNIBUS_VLLM_KV_MIB="32") as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+async def everybody(system: System) -> AsyncIterator[None]:
+    await system.whole()
+    await system.becomes_ready()
+    yield
+    await system.ledger_is_empty(5.0)
+
+
+@pytest.mark.parametrize(("family", "shape"), LANGUAGE)
+async def test_ids_and_text_are_those_of_the_whole_model(
+    system: System, build: Callable[[str], Path], family: str, shape: str
+) -> None:
+    for words in WORDS:
+        ids, text = language.answer(build(family), [{"role": "user", "content": words}], TOKENS)
+
+        answer = await said(system, ask(words), shape, model=family)
+
+        assert answer == (text, ids)
+
+
+@pytest.mark.parametrize(("family", "shape", "name"), VISION)
+async def test_with_pictures_they_are_those_of_the_whole_model(
+    system: System, build: Callable[[str], Path], family: str, shape: str, name: str
+) -> None:
+    question: Question = QUESTIONS[name]
+    whole = qwen3_vl.answer if family == "qwen3_vl" else oracle.vl_answer
+    ids, text = whole(build(family), question.plain, question.media, TOKENS)
+
+    answer = await said(system, question, shape if question.media else shape.removeprefix("E>"), model=family)
+
+    assert answer == (text, ids)
+
+
+@pytest.mark.parametrize(("family", "shape"), [("qwen2", "L"), pytest.param("qwen3", "P>D", marks=pytest.mark.nightly)])
+async def test_pictures_are_refused_by_a_model_without_an_encoder(system: System, family: str, shape: str) -> None:
+    body = {"model": family, "messages": ask(image(1), "describe").messages}
+
+    async with system.http() as http:
+        refused = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": shape})
+
+    assert refused.status_code == 400
+    assert "text only" in refused.json()["error"]["message"]
