@@ -8,7 +8,8 @@ def field_comments(owner: type) -> dict[str, str]:
     """The ``#:`` comment above each field of ``owner`` and of the classes that it derives from; "" without one."""
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        if base.__module__.split(".")[0] == "omnibus":
+        # A generic with its parameters is made at run time, and derives from the one without.
+        if base.__module__.split(".")[0] == "omnibus" and "[" not in base.__name__:
             found |= _own_comments(base)
     return found
 

@@ -112,7 +112,9 @@ class DenoiseInput(TaskInput):
     steps: int
     #: Factor of the distance from the negative prompt; None is the model's usual one.
     guidance: float | None = None
+    #: Of the noise. None is the invocation's own, and another one for each equal call.
     seed: int | None = None
+    #: Steps from one preview to the next.
     every: int = 1
     #: Latents of an image, [channels, 1, height, width] float32, for editing and for video from an image.
     image: Tensor | None = None

@@ -108,7 +108,6 @@ class PrefillOutput(TaskOutput):
     #: ``length``, ``rope_delta``, ``first_token`` and the prompt's token counts.
     start: OnDemand[Value[dict[str, Any]]]
     #: For a talker, as those of ``ThinkOutput``.
-    #: As those of ``ThinkOutput``.
     prompt: OnDemand[Tensor]
     layout: OnDemand[Tensor]
 
@@ -186,7 +185,9 @@ class EmbedInput(TaskInput):
     ``pooling`` is ``mean``, of all tokens of a text, or ``last``, the last one.
     """
 
+    #: A list of texts, or a handle of its JSON when they are long.
     text: Any
+    #: ``mean`` of all tokens of a text, or the ``last`` one.
     pooling: str = "mean"
 
 
