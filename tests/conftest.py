@@ -78,6 +78,7 @@ def docker_engine() -> Iterator[docker.Engine]:
         yield engine
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests that share a running system run in one worker, and begin with those that take longest."""
     for item in items:

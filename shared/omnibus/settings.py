@@ -23,6 +23,9 @@ class Settings(msgspec.Struct, frozen=True):
     area: ClassVar[str] = ""
 
 
+S = TypeVar("S", bound=Settings)
+
+
 class BusSettings(Settings, frozen=True):
     """Connection to NATS, and what JetStream keeps."""
 
@@ -79,31 +82,27 @@ class SidecarSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "SIDECAR"
 
-    #: Unix socket at which the sidecar listens.
+    #: Unix socket at which the sidecar listens, and the name of this node (empty: its host name).
     socket: str = "/tmp/omnibus/sidecar.sock"
-    #: Name of this node; empty: its host name.
     node: str = ""
     #: MiB of shared memory for tensors.
     arena_mib: int = 256
     #: Overwrite freed blocks with zeros: slower, for nodes that several tenants share.
     clear: bool = False
-    #: Address at which sidecars of other nodes are served, and its port (0: a free one); empty: this node has no
-    #: others, nothing listens, and the sidecar does not use the bus.
+    #: Address and port (0: a free one) for sidecars of other nodes; empty: there are none, and nothing listens.
     host: str = ""
     port: int = 7400
-    #: Host name or address by which other nodes reach this one; empty: ``host``.
+    #: Address by which others reach this node (empty: ``host``), and the file of the secret that all nodes share.
     advertise: str = ""
-    #: File of the secret that the sidecars of all nodes share. Needed with ``host``, unless there is TLS.
     secret_file: str = ""
-    #: PEM files for TLS between nodes: the authority, and this node's certificate, which names the node, with its key.
+    #: PEM files for TLS between nodes: the authority, and a certificate that names the node, with its key.
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
-    #: Data connections to one other node, besides one for tensors up to 256 KiB.
+    #: Data connections to one other node, and the share of the arena that tensors of other nodes may take.
     links: int = 4
-    #: Share of the arena that tensors of other nodes may take.
     incoming: float = 0.5
-    #: Seconds for a connection to another node, and without a byte or an answer until it counts as unreachable.
+    #: Seconds to connect to another node, and without a byte or an answer until it is unreachable.
     connect: float = 2.0
     stall: float = 2.0
 
@@ -359,9 +358,8 @@ class ServiceSettings(Settings, frozen=True):
 
     #: Port of the metrics and health endpoint; 0: none, or a free one where ``metrics_dir`` is set.
     metrics_port: int = 0
-    #: Directory in which the service says where that is, in a file as Prometheus reads them (``file_sd_configs``).
+    #: Directory for a file with its address, as Prometheus reads it (``file_sd_configs``); the host of that address.
     metrics_dir: str = ""
-    #: Address of that endpoint.
     metrics_host: str = "127.0.0.1"
     #: Least severity that is logged: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
     log_level: str = "INFO"
@@ -382,15 +380,6 @@ def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return ""
     return environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-
-
-S = TypeVar("S", bound=Settings)
-
-
-def redact_url(url: str) -> str:
-    """``url`` as it may be printed: without user and password."""
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def read_settings(kind: type[S], environ: Mapping[str, str] | None = None) -> S:

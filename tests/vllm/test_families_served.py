@@ -31,7 +31,7 @@ LANGUAGE = [claim("qwen2", "L"), claim("qwen3", "P>D", nightly=True), claim("qwe
 VISION = [
     *(claim("qwen2_vl", "E>L", name) for name in VL_QUESTIONS),
     *(claim("qwen3_vl", "E>L", name) for name in QUESTIONS),
-    *(claim("qwen3_vl", "EL", name, nightly=True) for name in QUESTIONS),
+    *(claim("qwen3_vl", "EL", name, nightly=index > 0) for index, name in enumerate(QUESTIONS)),
 ]
 
 

@@ -18,9 +18,7 @@ from tests.vllm.conftest import selected
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.e2e]
 
 TOKENS = 24
-#: All parts apart, all in one executor, and rows that come back to where they were made.
-DAILY = ("E>P>D", "ED>P", "EPD")
-SHAPES = [shape if shape in DAILY else pytest.param(shape, marks=pytest.mark.nightly) for shape in PATHS]
+SHAPES = PATHS
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from services.gateway.dispatch.failure_detector import FailureDetector
 from services.gateway.dispatch.inflight import Again, InflightInvocation
 from services.gateway.dispatch.playback import OutputPlayer, Tapes
 from services.gateway.dispatch.quarantine import Quarantine
-from services.gateway.dispatch.remote import RemoteChunks
+from services.gateway.dispatch.remote import RemoteChunks, publish_end_to_nodes
 from services.gateway.dispatch.restart import StageRestarts
 from services.gateway.dispatch.retention import OFF, OutputRetention
 from services.gateway.routing.executors import ExecutorTable
@@ -209,16 +209,8 @@ class Dispatcher:
         holders = () if status == "done" and running.all_reported else dict.fromkeys(invocation.route)
         over = InvocationEnd(invocation.id, status, invocation.attempt)
         self._publish_end(over, ((executor, over) for executor in holders))
-        if running.nodes - {self._tensors.node}:
-            self._end_elsewhere(running, over)
-
-    def _end_elsewhere(self, running: InflightInvocation, over: InvocationEnd) -> None:
-        """Tell the sidecars of other nodes: this one's is told by ``end_invocation``."""
-        for node in running.nodes - {self._tensors.node}:
-            try:
-                self._bus.publish(subjects.node_subject(node), messages.encode(over))
-            except OmnibusError as error:  # memory there is freed at the deadline
-                log.warning("end of %s not sent to node %s: %s", over.inv, node, error)
+        if elsewhere := running.nodes - {self._tensors.node}:
+            publish_end_to_nodes(self._bus, over, elsewhere)
 
     def _publish_end(self, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
         try:

@@ -5,14 +5,18 @@ behind one that is still on its way waits, too.
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from omnibus.bus.messages import Chunk
+from omnibus.bus import Bus, messages, subjects
+from omnibus.bus.messages import Chunk, InvocationEnd
 from omnibus.errors import OmnibusError
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.gateway.dispatch.inflight import InflightInvocation
+
+log = logging.getLogger(__name__)
 
 #: Takes a chunk whose tensor can be viewed here.
 FeedChunk = Callable[[InflightInvocation, Chunk], None]
@@ -76,3 +80,12 @@ class RemoteChunks:
             running.pulled = True
             await self._tensors.open_tensor(handle, rows, invocation=invocation, deadline=deadline)
         return handle
+
+
+def publish_end_to_nodes(bus: Bus, over: InvocationEnd, nodes: Iterable[str]) -> None:
+    """Let the sidecars of other ``nodes`` free what the invocation left there."""
+    for node in nodes:
+        try:
+            bus.publish(subjects.node_subject(node), messages.encode(over))
+        except OmnibusError as error:  # memory there is freed at the deadline
+            log.warning("end of %s not sent to node %s: %s", over.inv, node, error)

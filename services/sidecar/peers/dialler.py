@@ -25,7 +25,7 @@ SMALL_BYTES = 256 << 10
 
 
 class PeerAddress(NamedTuple):
-    """Where a sidecar listens; ``boot`` differs after each of its starts."""
+    """Address of a sidecar; ``boot`` differs after each of its starts."""
 
     host: str
     port: int

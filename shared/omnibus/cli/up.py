@@ -9,9 +9,9 @@ from pathlib import Path
 from omnibus.cli.apps import APPS, register_app
 from omnibus.cli.gateway import Gateway
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
-from omnibus.settings import redact_url
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
+from omnibus.urls import redact_url
 
 #: Declarations of no models at all.
 NO_MODELS = '{"models": {}}'

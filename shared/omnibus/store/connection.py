@@ -12,8 +12,9 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from omnibus.errors import BadRequest, StoreUnavailable
-from omnibus.settings import StoreSettings, redact_url
+from omnibus.settings import StoreSettings
 from omnibus.store.seal import Seal
+from omnibus.urls import redact_url
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ STATUSES = {
     "gateway_stopping": 503,
     "cannot_continue": 502,
     "arena_full": 503,
+    "node_unreachable": 503,
     "bus_unavailable": 503,
     "store_unavailable": 503,
     "storage_full": 507,

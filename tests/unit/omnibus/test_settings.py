@@ -16,8 +16,8 @@ from omnibus.settings import (
     SidecarSettings,
     StoreSettings,
     read_settings,
-    redact_url,
 )
+from omnibus.urls import redact_url
 
 AREAS = [
     BusSettings, StoreSettings, SidecarSettings, GatewaySettings, PlannerSettings, ExecutorSettings, ServiceSettings,

@@ -19,7 +19,8 @@ from omnibus.bus.permissions import inbox_prefix
 from omnibus.concurrency import keep_cancellation
 from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
 from omnibus.metrics import PROCESS
-from omnibus.settings import BusSettings, redact_url
+from omnibus.settings import BusSettings
+from omnibus.urls import redact_url
 
 log = logging.getLogger(__name__)
 

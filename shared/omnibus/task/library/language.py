@@ -107,7 +107,7 @@ class PrefillOutput(TaskOutput):
     cache: OnDemand[Tensor]
     #: ``length``, ``rope_delta``, ``first_token`` and the prompt's token counts.
     start: OnDemand[Value[dict[str, Any]]]
-    #: For a talker, as those of ``ThinkOutput``.
+    #: As those of ``ThinkOutput``, for a talker.
     prompt: OnDemand[Tensor]
     layout: OnDemand[Tensor]
 
