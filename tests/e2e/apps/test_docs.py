@@ -32,9 +32,10 @@ def blocks(language: str) -> list[str]:
 
 
 def runs() -> list[str]:
-    """The three ways to write ``run``, each as a method."""
+    """The three ways to write ``run``, each in a class of its own."""
     block = next(block for block in blocks("python") if "async def run" in block)
-    return [f"{part.rstrip()}\n" for part in re.split(r"\n\n(?= {4}(?:async )?def )", block)]
+    imports, *classes = re.split(r"\n\n(?=class )", block)
+    return [f"{imports}\n\n{part.rstrip()}\n" for part in classes]
 
 
 def checked(directory: Path, text: str) -> str:
@@ -59,9 +60,11 @@ def test_each_way_to_write_a_unit_task_makes_an_app(tmp_path: Path, index: int):
     draw = next(block for block in blocks("python") if "class Draw(" in block)
     assert len(runs()) == 3
 
-    said = checked(tmp_path, f"{HEAD}{draw}\n{runs()[index]}\nDRAW = Draw()\n{SERVE}")
+    name = ("Paint", "Etch", "Carve")[index]
 
-    assert re.search(r"^tasks +draw \(own\)$", said, re.MULTILINE)
+    said = checked(tmp_path, f"{HEAD}{draw}\n{runs()[index]}\nTASK = {name}()\n{SERVE}")
+
+    assert re.search(rf"^tasks +{name.lower()} \(own\)$", said, re.MULTILINE)
 
 
 def test_the_composite_task_makes_an_app(tmp_path: Path):
@@ -75,10 +78,12 @@ def test_the_composite_task_makes_an_app(tmp_path: Path):
 
 @pytest.mark.parametrize(("index", "streams"), [(0, False), (1, True)])
 def test_each_way_to_write_serve_makes_an_app(tmp_path: Path, index: int, streams: bool):
-    block = next(block for block in blocks("python") if "def serve(request: Question)" in block)
-    serve = re.split(r"\n\n(?=async def)", block)[index]
+    caption = next(block for block in blocks("python") if "class Caption(" in block)
+    question = next(block for block in blocks("python") if "class Question(" in block)
+    serves = [block for block in blocks("python") if "def serve(request: Question)" in block]
+    assert len(serves) == 2
 
-    said = checked(tmp_path, HEAD + serve)
+    said = checked(tmp_path, f"{HEAD}{caption}{question}{serves[index]}")
 
     assert re.search(r"^request +\{text: string\}$", said, re.MULTILINE)
     assert ("part by part" in said) == streams
