@@ -16,6 +16,8 @@ from tests.e2e import docker_engine as docker
 
 TESTS = Path(__file__).parent
 _STOP_WITHIN = 10.0  # seconds
+_NAMED_BYTES = 40
+"""Longer bytes of a parameter are named by their length: encoded media hold random serial numbers."""
 
 
 @contextmanager
@@ -84,6 +86,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_rank)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name long bytes by their length, so that every worker collects the same names."""
+    return f"{len(val)}-bytes" if isinstance(val, bytes) and len(val) > _NAMED_BYTES else None
 
 
 def _group(item: pytest.Item) -> str:
