@@ -151,6 +151,9 @@ class GatewaySettings(Settings, frozen=True):
     record: str = "full"
     #: What dead letters keep of inputs: ``full``, ``stages`` or ``digest``, as ``record``.
     deadletters: str = "digest"
+    #: Work by which an executor on the node that holds a request's tensors may exceed the least loaded one and still be
+    #: chosen, in mean requests of its option. 0: nearness decides among equals only.
+    near: float = 0.5
     #: What is retained of running requests, so that a lost stage begins again without those before it. ``auto``: what
     #: stages on other executors read, and checkpoints of images and videos. ``all``: also what is read on the same
     #: executor. ``off``: nothing, a request runs again as a whole. Where stages are recorded nothing is retained.

@@ -42,7 +42,7 @@ UNITS = {
     "body_rate": "bytes per second", "file_largest": "bytes", "max_body": "bytes", "bodies": "bytes", "app_body": "bytes",
     "max_payload": "bytes", "inline": "bytes", "media_tokens": "tokens", "step_tokens": "tokens", "context": "tokens", "share": "tokens",
     "threads": "threads", "tensor_parallel": "GPUs", "head_lines": "lines", "batch": "rows",
-    "metrics_port": "port", "port": "port", "links": "connections", "incoming": "share",
+    "metrics_port": "port", "port": "port", "links": "connections", "near": "requests", "incoming": "share",
     "videos": "videos", "videos_open": "videos", "videos_kept": "videos", "history": "plans", "least": "requests",
     "max_inflight": "invocations", "credits": "invocations", "admit": "requests", "admit_queue": "requests",
 }  # fmt: skip

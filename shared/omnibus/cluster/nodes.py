@@ -68,6 +68,10 @@ class NodeDirectory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known = PresenceTracker[_NodeHistory](NODE_FORGOTTEN_SECONDS, clock)
+        #: Nodes that are to get no new work, and pairs (reader, source) of which the first could not pull from the
+        #: second the last time it tried. Renewed with every status event.
+        self.draining: frozenset[str] = frozenset()
+        self.cuts: frozenset[tuple[str, str]] = frozenset()
 
     async def listen(self, bus: Bus) -> list[Callable[[], Awaitable[None]]]:
         """Follow status events from now on, beginning with those of all nodes. Returns what ends that."""
@@ -86,6 +90,12 @@ class NodeDirectory:
         history = known or _NodeHistory()
         history.add_status(status, self._clock())
         self._known.record(status.node, history)
+        self._note_faults()
+
+    def _note_faults(self) -> None:
+        statuses = [each.status for each in self._known.entries().values()]
+        self.draining = frozenset(status.node for status in statuses if status.state == "draining")
+        self.cuts = frozenset((status.node, source) for status in statuses for source in status.unreachable)
 
     def nodes(self) -> list[NodeState]:
         """Return all nodes by name, those that have gone lately, too."""
