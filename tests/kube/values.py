@@ -19,7 +19,7 @@ SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf
 CHARTS = {
     "bus": {"url", "user", "password", "tls_ca", "tls_cert", "tls_key"},
     "store": {"url", "secret", "tls_ca", "tls_cert", "tls_key"},
-    "sidecar": {"socket", "node"},
+    "sidecar": {"socket", "node", "host", "port", "advertise", "secret_file", "tls_ca", "tls_cert", "tls_key"},
     "gateway": {"host", "port", "media_dir", "apps_dir", "admin_token", "salt", "tls_cert", "tls_key", "keys_file"},
     "planner": {"models", "reconcile"},
     "kubernetes": {"url", "account", "namespace", "template", "release", "owner", "lease"},
