@@ -7,7 +7,7 @@ import pytest
 from services.planner.reconcile.manifests import MODEL_PLACEHOLDER
 from tests.kube.api import Object
 from tests.kube.helm import Values
-from tests.unit.chart.shapes import DECLARED, SHAPES, Renders, Site, env, of, pods, values
+from tests.unit.chart.shapes import DECLARED, SHAPES, Renders, Site, env, pods, values
 
 MUST, MAY = "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution"
 EXECUTORS = {"encoder", "llm", "generator"}
