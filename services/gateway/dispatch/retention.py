@@ -102,7 +102,7 @@ class OutputRetention:
         if handle is not None:
             try:
                 self._tensors.retain(handle)
-            except OmnibusError:  # it was freed, or lies on another node
+            except OmnibusError:  # it was freed
                 return False
             record.handles[handle] = None
             record.seen.add(handle)

@@ -21,7 +21,7 @@ import msgspec
 from omnibus.errors import DeadlineExceeded, OmnibusError, StaleHandle
 from omnibus.tensors.ledger import BlockLease, BlockOwner
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus
-from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, encode_tag, encode_text
+from omnibus.tensors.protocol import PullRequest, Retention, SidecarFrame, Verb, encode_tag, encode_text
 from services.sidecar.request_handler import Caller, Desk
 
 #: Node, block and generation.
@@ -142,8 +142,12 @@ class Mirrors:
         self._step(mirror)
 
     def decline(self, request: PullRequest) -> None:
-        """A read that was expected will not take place."""
-        self._report_reads((request.node, request.block, request.generation), request.key, 1)
+        """A read that was expected will not take place, or a block is to outlive its readers, or not any more."""
+        if request.retention == Retention.NONE:
+            self._report_reads((request.node, request.block, request.generation), request.key, 1)
+            return
+        verb = PeerVerb.RETAIN if request.retention == Retention.RETAIN else PeerVerb.DROP
+        self._send_over(request.node, PeerFrame(verb, 0, request.block, request.generation, request.key))
 
     def on_release(self, owner: BlockOwner, block: int) -> None:
         """``owner`` has released a read of a mirror of which its node may still expect one."""

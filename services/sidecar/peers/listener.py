@@ -144,6 +144,8 @@ class PeerListener:
                     await write_frame(stream, PeerFrame(PeerVerb.PONG, frame.request))
                 elif frame.verb == PeerVerb.OVER:
                     self._thread.call_main(self._reads.end_reads, frame)
+                elif frame.verb in (PeerVerb.RETAIN, PeerVerb.DROP):
+                    self._thread.call_main(self._reads.set_retention, frame)
                 else:
                     raise ProtocolError(f"verb {frame.verb} on the control connection of node {greeting.node!r}")
         finally:

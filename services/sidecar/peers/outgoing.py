@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
-from omnibus.tensors.peer_protocol import PeerFrame, PullStatus, block_key
+from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, block_key
 
 
 class GrantedRange(NamedTuple):
@@ -68,6 +68,17 @@ class OutgoingReads:
         lease = self._ledger.find_readable(over.block, over.generation)
         if lease is not None and self.key_of(lease) == over.key:
             self._end_reads(over.block, over.generation, over.reads)
+
+    def set_retention(self, frame: PeerFrame) -> None:
+        """Let a block outlive its readers, in the place of a read, or not any more; ignored without its key."""
+        lease = self._ledger.find_readable(frame.block, frame.generation)
+        if lease is None or self.key_of(lease) != frame.key:
+            return
+        if frame.verb == PeerVerb.RETAIN:
+            self._ledger.retain(frame.block, frame.generation)
+        else:
+            self._ledger.drop(frame.block, frame.generation)
+            self._freed()
 
     def stop_sending(self, lease: BlockLease) -> bool:
         """End the transfers of ``lease``; returns whether there are any. They let go of it once they have ended."""

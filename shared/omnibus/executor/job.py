@@ -149,12 +149,22 @@ class LiveJob:
                 return self._resume_item(left)
         return {}
 
+    async def open_checkpoints(self) -> None:
+        """Pull what an earlier attempt left on another node, so that ``resume_state`` finds it here."""
+        for node, _, left in self._invocation.resumes:
+            handle = messages.to_handle(left[HANDLE]) if node == self.index and HANDLE in left else None
+            if handle is not None and not self._tensors.is_local(handle):
+                try:
+                    await self._pull_tensor(handle)
+                except OmnibusError as error:
+                    log.info("%s: what was left of %s cannot be had: %s", self.invocation, self.node.component, error)
+
     def _resume_item(self, left: Mapping[str, Any]) -> Mapping[str, Any]:
         if HANDLE not in left:
             return left
         try:
             array = self._view_tensor(messages.to_handle(left[HANDLE]))
-        except OmnibusError as error:  # given to others, or on another node: this node begins at its beginning
+        except OmnibusError as error:  # given to others, or out of reach: this node begins at its beginning
             log.info("%s: what was retained of %s is gone: %s", self.invocation, self.node.component, error)
             return {}
         return {"item": Item({key: value for key, value in left.items() if key != HANDLE}, array)}

@@ -176,6 +176,8 @@ class Executor:
             runner = self._runners.get(component)
             if runner is None:
                 raise StageFailed(f"executor {self.identity.id} has no {job.node.task}: the route is stale")
+            if live.invocation.resumes:
+                await job.open_checkpoints()
             await runner.run(job)
             hop = job.finish_outputs()
             self._send_hops(live, job, hop)

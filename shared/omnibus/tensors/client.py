@@ -31,7 +31,7 @@ from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
 from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
-from omnibus.tensors.protocol import SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
+from omnibus.tensors.protocol import Retention, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 from omnibus.tensors.refusals import refusal_error
 
 log = logging.getLogger(__name__)
@@ -237,18 +237,26 @@ class TensorClient:
     def retain(self, handle: Handle) -> None:
         """In the place of a read, let the tensor live on until its invocation ends or others need its memory.
 
-        Raises as ``view`` does.
+        Raises as ``view`` does, but for a tensor of another node, of which it is not known whether it is still there.
         """
+        if not self.is_local(handle):
+            link, _ = self._require_link()
+            link.send(decline_text(handle, Retention.RETAIN))
+            return
         link, _ = self._require_arena(handle)
         link.send(encode_block(Verb.RETAIN, handle.id, handle.generation))
 
     def drop(self, handle: Handle) -> None:
         """Undo ``retain``: the tensor may be freed as soon as nobody reads it."""
-        self._send_verb(Verb.DROP, handle)
+        if self.is_local(handle):
+            self._send_verb(Verb.DROP, handle)
+        elif self._link is not None:
+            self._link.send(decline_text(handle, Retention.DROP))
 
     def check_handle(self, handle: Handle) -> None:
-        """Raise as ``view`` does, without reading."""
-        self._require_arena(handle)[1].verify_handle(handle)
+        """Raise as ``view`` does, without reading. Of a tensor of another node it is not known here: none is raised."""
+        if self.is_local(handle):
+            self._require_arena(handle)[1].verify_handle(handle)
 
     def discard(self, handle: Handle) -> None:
         """The producer takes its tensor back, sealed or not: nobody can begin to read it."""

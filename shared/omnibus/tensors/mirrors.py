@@ -8,7 +8,7 @@ import msgspec
 from omnibus.errors import OmnibusError, ProblemDetails, ProtocolError, from_problem
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
-from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, encode_text
+from omnibus.tensors.protocol import PullRequest, Retention, SidecarFrame, Verb, encode_text
 from omnibus.tensors.refusals import refusal_error
 
 #: Longest wait for memory for a mirror.
@@ -89,9 +89,9 @@ async def pull_tensor(link: SidecarLink, request: PullRequest, handle: Handle, a
     raise refusal_error(answer, handle.nbytes, request.wait)
 
 
-def decline_text(handle: Handle) -> bytes:
-    """The frames that decline one expected read of ``handle``."""
-    request = PullRequest(handle.node, handle.id, handle.generation, handle.key)
+def decline_text(handle: Handle, retention: Retention = Retention.NONE) -> bytes:
+    """The frames that decline one expected read of ``handle``, to have it retained, or that have it dropped."""
+    request = PullRequest(handle.node, handle.id, handle.generation, handle.key, retention=retention)
     return encode_text(0, msgspec.json.encode(request), Verb.DECLINE)
 
 

@@ -23,6 +23,8 @@ of the block.
     on the one control connection:
     B: PING                                 A: PONG
     B: OVER(block, reads)                   reads that are over without a transfer
+    B: RETAIN(block)                        in the place of a read, the block outlives its readers
+    B: DROP(block)                          it need not any more
 
 Times travel as what remains of them, so clocks need not agree.
 """
@@ -68,6 +70,8 @@ class PeerVerb(IntEnum):
     PING = 12
     PONG = 13
     KEPT = 14
+    RETAIN = 15
+    DROP = 16
 
 
 class PullStatus(IntEnum):

@@ -93,11 +93,20 @@ class Welcome(msgspec.Struct, frozen=True):
     pulls: bool = False
 
 
+class Retention(IntEnum):
+    """What a DECLINE asks of a block's node besides: to let it outlive its readers, or not any more."""
+
+    NONE = 0
+    RETAIN = 1
+    DROP = 2
+
+
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The bytes from ``start`` to ``stop`` of a block of another node, of ``nbytes`` bytes in all.
 
     ``begins`` is true for the first range of a read, which the client ends by one RELEASE of the block that PULLED
-    names. ``deadline`` is in wall-clock seconds, ``wait`` for memory in seconds. DECLINE uses only the first four.
+    names. ``deadline`` is in wall-clock seconds, ``wait`` for memory in seconds. DECLINE uses only the first four, and
+    ``retention``.
     """
 
     node: str
@@ -111,6 +120,7 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     invocation: str = ""
     deadline: float = 0.0
     wait: float = 0.0
+    retention: Retention = Retention.NONE
 
 
 class VersionMismatch(ProtocolError):

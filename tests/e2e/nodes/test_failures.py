@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.nodes.conftest import NODES
+from tests.e2e.nodes.conftest import NODES, PAINTER
 from tests.e2e.nodes.test_same_answers import chat, nothing_is_left, post
 from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.system import System
@@ -64,4 +64,39 @@ async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: S
         async with asyncio.timeout(60):
             while (await ask(nodes, gateway))[0] != 200:
                 await asyncio.sleep(0.2)
+    await nothing_is_left(nodes)
+
+
+async def retained(system: System) -> int:
+    """Bytes on all nodes that nobody reads and that are retained."""
+    found = 0
+    for node in range(NODES):
+        async with system.tensors(node) as tensors:
+            found += int((await tensors.stats())["retained_bytes"])
+    return found
+
+
+@pytest.mark.parametrize("gateway", [0, 1])
+async def test_a_lost_denoiser_begins_again_from_what_lies_on_other_nodes(
+    nodes: System, everybody: dict[str, int], gateway: int
+):
+    body = {"model": PAINTER, "prompt": "a cat on a mat", "size": "64x64", "steps": 200, "seed": 1}
+    truth = await post(nodes, "/v1/images/generations", body, "TDV")
+    headers = {"x-omnibus-path": "T>D>V"}
+
+    async with nodes.http(gateway) as http:
+        asking = asyncio.create_task(http.post("/v1/images/generations", json=body, headers=headers))
+        async with asyncio.timeout(30):
+            while not await retained(nodes):
+                await asyncio.sleep(0.02)
+        psutil.Process(everybody[f"{PAINTER}-D-0"]).send_signal(signal.SIGKILL)
+        answer = await asyncio.wait_for(asking, 120.0)
+    assert answer.status_code == 200, answer.text
+    _, record = await nodes.record(answer.headers["x-request-id"])
+
+    assert answer.json()["data"][0]["b64_json"] == truth["data"][0]["b64_json"]
+    assert record["attempts"] == 2
+    assert record["moves"][0]["again"] == [1, 2]  # not the prompt's encoder
+    await nodes.whole()
+    await nodes.becomes_ready()
     await nothing_is_left(nodes)
