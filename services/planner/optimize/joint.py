@@ -8,17 +8,19 @@ import msgspec
 from omnibus.errors import DeadlineExceeded
 from services.planner.declared.planned_spec import GPUS, THROUGHPUT
 from services.planner.optimize.demand import ModelDemand
+from services.planner.optimize.edge_sizes import Hop
 from services.planner.optimize.latency_goals import TailLimits, tail_limits
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import placement
 from services.planner.solve.constraints import SolverNode, Terms
 from services.planner.solve.multi_model import JointModel, join_networks
-from services.planner.solve.placement import Places
+from services.planner.solve.placement import Places, TrafficOf
 from services.planner.solve.problem import Infeasible
 from services.planner.solve.query import SolverAnswer
 from services.planner.solve.replan import replan_deployment
-from services.planner.solve.solution import Solution
+from services.planner.solve.solution import Flow, Solution
 from services.planner.solve.solver import Solver
+from services.planner.solve.traffic import OptionTraffic
 
 #: Seconds that one question may take.
 SOLVE_TIMEOUT_SECONDS = 10.0
@@ -68,6 +70,24 @@ class PlanningOutcome(NamedTuple):
     unserved: dict[str, tuple[str, ...]]
     tails: dict[str, TailLimits]
     cells: dict[int, int] = {}  # noqa: RUF012 nobody writes to it
+
+    def expected_rate(self, name: str) -> float:
+        """Req/s of model ``name`` that come, as far as they can be served.
+
+        All that can be served when nobody says how many come.
+        """
+        most = self.solution.capacity * self.weights[name]
+        return min(self.demands[name].rate or most, most)
+
+    def expected_flow_rate(self, flow: Flow) -> float:
+        """Req/s of a path at the expected rate of its model."""
+        name = flow.type.rpartition("/")[0]
+        planned = self.solution.rate * self.weights[name]
+        return flow.rate * self.expected_rate(name) / planned if planned > 0 else 0.0
+
+    def flow_hops(self, flow: Flow) -> Iterator[Hop]:
+        """Yield what a request on this path moves between its stops."""
+        return flow_hops(self.ready, flow)
 
 
 class SolverQuestion(NamedTuple):
@@ -164,14 +184,27 @@ class PlanningGroup:
     def _solve_for_goal(self, solver: Solver, terms: Terms, measured: bool) -> tuple[str, Solution, Places]:
         if self.goal == GPUS:
             try:
-                return GPUS, *_solve_least_gpus(solver, terms)
+                return GPUS, *_solve_least_gpus(solver, terms, self._option_traffic)
             except Infeasible:
                 if not measured or terms.gpus is None:
                     raise
-        solution, places = placement.most_within_nodes(solver, terms) if terms.nodes else (solver.solve_most(terms), {})
+        solution, places = (
+            placement.most_within_nodes(solver, terms, self._option_traffic)
+            if terms.nodes
+            else (solver.solve_most(terms), {})
+        )
         if solution.rate <= 0:
             raise Infeasible(f"{_describe_gpus(terms)} cannot hold an executor for each component that requests use")
         return THROUGHPUT, solution, places
+
+    def _option_traffic(self, solution: Solution) -> OptionTraffic:
+        """GB/s between options."""
+        found: dict[tuple[str, str], float] = {}
+        for flow in solution.flows:
+            for hop in flow_hops(self.ready, flow):
+                ends = flow.options[hop.source], flow.options[hop.target]
+                found[ends] = found.get(ends, 0.0) + hop.gb * flow.rate
+        return found
 
     def _demand_weight(self, each: ModelDemand) -> float:
         """With goal "throughput" a model that does not say its rate counts as one with 1 req/s."""
@@ -214,9 +247,15 @@ class PlanningGroup:
                     )
 
 
-def _solve_least_gpus(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
+def flow_hops(ready: Mapping[str, ModelInputs], flow: Flow) -> Iterator[Hop]:
+    """Yield what a request on a path moves between its stops."""
+    name, _, kind = flow.type.rpartition("/")
+    return ready[name].edges.path_hops(kind, flow.components)
+
+
+def _solve_least_gpus(solver: Solver, terms: Terms, traffic_of: TrafficOf) -> tuple[Solution, Places]:
     if terms.nodes:
-        return placement.least_within_nodes(solver, 1.0, terms)
+        return placement.least_within_nodes(solver, 1.0, terms, traffic_of)
     if not terms.running:
         return solver.solve_least(1.0, terms), {}
     try:
