@@ -10,7 +10,7 @@ from omnibus.profile import ModelProfile
 _GB_BYTES = 1e9
 
 
-class Hop(NamedTuple):
+class TensorHop(NamedTuple):
     """GB per request from one stop of a path, by number, to a later one."""
 
     source: int
@@ -38,13 +38,13 @@ class EdgeSizes:
             return 0.0
         return sizes.get(kind, sizes.get("", sum(sizes.values()) / len(sizes)))
 
-    def path_hops(self, kind: str, stops: tuple[tuple[str, ...], ...]) -> Iterator[Hop]:
+    def path_hops(self, kind: str, stops: tuple[tuple[str, ...], ...]) -> Iterator[TensorHop]:
         """Yield what moves between ``stops``, the components that each executor of a path runs."""
         for target, taking in enumerate(stops):
             for source, giving in enumerate(stops[:target]):
                 size = sum(self.edge_gb(kind, one, other) for one in giving for other in taking)
                 if size > 0:
-                    yield Hop(source, target, size)
+                    yield TensorHop(source, target, size)
 
     def incoming_edges(self, parts: tuple[str, ...]) -> list[tuple[str, str]]:
         """Edges into ``parts`` from other components."""

@@ -33,7 +33,8 @@ def explain_outcome(
     why = _solver_explanation(outcome, 0 if outcome.cells else alternatives)
     models = {name: _explain_model(outcome, name, loads, why) for name in outcome.ready}
     for name, each in models.items():
-        each["capacity"] = min(each["capacity"], each["rate"] * transfers.carried_fraction(name))
+        if math.isfinite(carried := transfers.carried_fraction(name)):
+            each["capacity"] = min(each["capacity"], each["rate"] * carried)
     return {"models": models, "deployment": _explain_deployment(outcome, have, why)}
 
 

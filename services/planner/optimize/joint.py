@@ -8,7 +8,7 @@ import msgspec
 from omnibus.errors import DeadlineExceeded
 from services.planner.declared.planned_spec import GPUS, THROUGHPUT
 from services.planner.optimize.demand import ModelDemand
-from services.planner.optimize.edge_sizes import Hop
+from services.planner.optimize.edge_sizes import TensorHop
 from services.planner.optimize.latency_goals import TailLimits, tail_limits
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import placement
@@ -26,6 +26,8 @@ from services.planner.solve.traffic import OptionTraffic
 SOLVE_TIMEOUT_SECONDS = 10.0
 #: Replicas of an option that are thought of when nothing bounds them.
 _MAX_REPLICAS = 64
+#: Seconds to find nodes for replicas that run anyway.
+_PLACE_SECONDS = 0.5
 
 
 class GpuBudget(NamedTuple):
@@ -85,7 +87,7 @@ class PlanningOutcome(NamedTuple):
         planned = self.solution.rate * self.weights[name]
         return flow.rate * self.expected_rate(name) / planned if planned > 0 else 0.0
 
-    def flow_hops(self, flow: Flow) -> Iterator[Hop]:
+    def flow_hops(self, flow: Flow) -> Iterator[TensorHop]:
         """Yield what a request on this path moves between its stops."""
         return flow_hops(self.ready, flow)
 
@@ -155,7 +157,23 @@ class PlanningGroup:
         answer = SolverAnswer(run.running, served, worst, worst, proven=True)
         solution = solver.build_solution(run, answer, "rate", worst, 0.0, settled=True)
         lacking = self.missing_components(demands, solution)
-        return PlanningOutcome(self.ready, demands, THROUGHPUT, solver, solution, terms, weights, {}, lacking, found)
+        places = self._place_running(solver, solution, room)
+        return PlanningOutcome(
+            self.ready, demands, THROUGHPUT, solver, solution, terms, weights, places, lacking, found
+        )
+
+    def _place_running(self, solver: Solver, solution: Solution, room: GpuBudget) -> Places:
+        """Nodes for replicas that run, as they were planned: nobody says where they are. Empty when they do not fit."""
+        traffic = self._option_traffic(solution)
+        try:
+            return (
+                placement.place_replicas(
+                    solution.replicas, solver.frame.network.options, room.nodes, within=_PLACE_SECONDS, traffic=traffic
+                )
+                or {}
+            )
+        except DeadlineExceeded:
+            return {}
 
     def build_question(
         self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
@@ -247,7 +265,7 @@ class PlanningGroup:
                     )
 
 
-def flow_hops(ready: Mapping[str, ModelInputs], flow: Flow) -> Iterator[Hop]:
+def flow_hops(ready: Mapping[str, ModelInputs], flow: Flow) -> Iterator[TensorHop]:
     """Yield what a request on a path moves between its stops."""
     name, _, kind = flow.type.rpartition("/")
     return ready[name].edges.path_hops(kind, flow.components)

@@ -77,7 +77,7 @@ def link_wait(busy: float, mean: float, squares: float, cubes: float) -> Wait:
         return NO_WAIT
     whole = busy / (1 - busy) * squares / mean / 2
     second = 2 * whole**2 + busy / (1 - busy) * cubes / mean / 3
-    return Wait(busy, whole / busy, second / busy - (whole / busy) ** 2)
+    return Wait(busy, whole / busy, max(0.0, second / busy - (whole / busy) ** 2))
 
 
 def percentile_seconds(cases: Sequence[LatencyCase], part: float = 0.99) -> float:

@@ -90,9 +90,12 @@ class Planner:
 
         What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
         """
-        demands, there = self._resolve_demands(load), self._running_replicas(running)
+        demands, there, room = self._resolve_demands(load), self._running_replicas(running), self._room
+        found = []
         with self._turn:
-            found = [group.route_running(_group_demands(group, demands), there, self._room) for group in self._groups]
+            for group in self._groups:
+                found.append(group.route_running(_group_demands(group, demands), there, room))
+                room = room._replace(nodes=_remaining_budget(room, found[-1]).nodes)
             return self._build_result(found, alternatives=0)
 
     def _build_result(

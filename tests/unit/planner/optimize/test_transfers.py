@@ -1,5 +1,6 @@
 """What crosses between nodes: how much, where replicas go because of it, and what it does to rates and latencies."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from omnibus.errors import BadRequest
 from omnibus.plan import Plan
 from omnibus.profile import EdgeProfile, ModelProfile, Point, TypeProfile
 from services.planner.declared.planned_spec import DeclaredNode, GpuType
+from services.planner.optimize.load import ModelLoad
 from services.planner.optimize.model_inputs import ModelInputs
+from services.planner.optimize.planner import Planner
 from services.planner.optimize.result import PlanningResult
 from services.planner.solve.problem import Infeasible
+from services.planner.solve.traffic import crossing_shares
 from tests.unit.planner.optimize.simulated_nodes import SimulatedPath, Stop, percentile
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
@@ -85,6 +89,28 @@ def test_latencies_are_those_of_a_simulation_with_transfers(nbytes: float):
     assert told["alone"] == pytest.approx(ENCODE + THINK + nbytes / 1.25e9 + 0.0005)
     assert told["latency"] == pytest.approx(sum(path.latencies) / 40_000, rel=AGREE)
     assert told["p99"] == pytest.approx(percentile(path.latencies, 0.99), rel=AGREE)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
+def test_gateways_that_prefer_the_node_of_the_bytes_send_about_as_much_as_is_reckoned(load: float):
+    for encoders, thinkers in (((1, 1), (1, 3)), ((2, 2), (1, 5)), ((2, 2), (3, 3)), ((3, 1), (3, 3))):
+        giving, taking = dict(zip("ab", encoders, strict=True)), dict(zip("ab", thinkers, strict=True))
+        path = SimulatedPath([Stop(giving, ENCODE), Stop(taking, THINK, 1e-3)], 100.0)
+
+        path.run_open(load * min(sum(encoders) / ENCODE, sum(thinkers) / THINK), 5000)
+
+        assert path.crossed / 5000 == pytest.approx(sum(crossing_shares(giving, taking).values()), abs=0.2)
+        assert (
+            path.crossed / 5000
+            < 0.5
+            * sum(
+                one * other / sum(encoders) / sum(thinkers)
+                for at, one in enumerate(encoders)
+                for to, other in enumerate(thinkers)
+                if at != to
+            )
+            + 0.15
+        )
 
 
 def test_large_transfers_change_the_simulation_by_more_than_it_may_miss():
@@ -162,6 +188,39 @@ def test_traffic_of_a_type_that_was_not_measured_is_the_mean_of_those_that_were(
 def test_a_link_without_a_bandwidth_is_refused(size: float):
     with pytest.raises(BadRequest, match="link_gb_s of n1"):
         planner(apart(LARGE), GPUS, two_nodes(size))
+
+
+def test_models_of_several_groups_share_the_links():
+    """One model gets a rate, the other what is left: both send from n1 to n2."""
+    models = {"a": model("a", goal="gpus", rate=4.0, headroom=0.0), "b": model("b")}
+    gpus = {"L4": GpuType(2), "H100": GpuType(4)}
+
+    made = Planner(models, dict.fromkeys(models, apart(LARGE)), gpus, two_nodes()).plan()
+
+    rates = {name: planned(made)["models"][name]["rate"] for name in models}
+    assert rates["a"] == 4
+    assert rates["b"] == pytest.approx(10.0)
+    [link] = planned(made)["links"]
+    assert link["gb_s"] == pytest.approx(14 * LARGE / 1e9)
+
+
+def test_new_rates_for_the_replicas_that_run_are_on_links_as_well():
+    asked = planner(apart(LARGE), GPUS, two_nodes(), goal="gpus", rate=9.0)
+    made = asked.plan()
+
+    again = asked.reroute_running(made.models, {"q": ModelLoad(6.0, {SEEN: 1.0})})
+
+    assert planned(again)["deployments"][0]["nodes"] == planned(made)["deployments"][0]["nodes"]
+    assert planned(again)["links"][0]["gb_s"] == pytest.approx(6 * LARGE / 1e9)
+
+
+def test_without_any_replica_nothing_is_reckoned():
+    asked = planner(apart(LARGE), GPUS, two_nodes(), goal="gpus", rate=9.0)
+
+    told = planned(asked.reroute_running({}))
+
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert "links" not in told
 
 
 # Placement
