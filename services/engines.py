@@ -11,9 +11,10 @@ from msgspec import structs
 from omnibus import checkpoints
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
+from omnibus.executor.settings import ExecutorSettings, VllmSettings
 from omnibus.executor.step_budget import StepGoals
 from omnibus.families import catalog
-from omnibus.settings import ExecutorSettings, VllmSettings, read_settings
+from omnibus.settings import read_settings
 
 if TYPE_CHECKING:
     from services.llm.engine.model import ThinkerCore

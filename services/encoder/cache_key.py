@@ -1,4 +1,4 @@
-"""Key of an embedding: one SHA-256 of all it depends on, the file's bytes, who may share it, and what encodes it."""
+"""Key of an embedding: one SHA-256 of all it depends on, the file's digest, who may share it, and what encodes it."""
 
 from collections.abc import Iterable
 from hashlib import sha256
@@ -10,19 +10,26 @@ _MAX_HASHED_FILE_BYTES = 1 << 20
 
 
 class EncoderIdentity:
-    """Makes the keys of one encoder. Nothing that a request says of its media's content is believed."""
+    """Makes the keys of one encoder.
+
+    Results are kept under the digests of bytes that were read here. What a request says of its media's content is only
+    ever looked for: a wrong digest finds what belongs to that digest, and never changes it.
+    """
 
     def __init__(self, component: str, family: str, checkpoint: Path, device: str, dtype: str) -> None:
         self._begun = sha256()
         for part in (family, component, device, dtype, *_checkpoint_revision(checkpoint)):
             _hash_part(self._begun, part.encode())
 
-    def item_key(self, data: memoryview, modality: str, salt: str, alone: bool = True) -> bytes:
-        """32 bytes; equal for equal ``data`` of one modality and salt, looked at in one way, and for nothing else."""
+    def item_key(self, content: bytes, modality: str, salt: str, alone: bool = True) -> bytes:
+        """Return 32 bytes: equal for media of equal ``content``, modality and salt, looked at in one way, alone.
+
+        ``content`` is the SHA-256 of the media's bytes.
+        """
         found = self._begun.copy()
         for part in (modality, salt, str(alone)):
             _hash_part(found, part.encode())
-        found.update(data)
+        found.update(content)
         return found.digest()
 
 

@@ -53,20 +53,26 @@ class EmbeddingCache(Generic[P]):
         self._flights: dict[bytes, _Flight[P]] = {}
         self._counts = dict.fromkeys(("hits", "misses", "coalesced", "evicted"), 0)
 
+    async def find(self, key: bytes) -> EncoderResult | None:
+        """The result of ``key`` if it is here or computed just now, else None. Raises as ``get`` does."""
+        kept, flight = self._kept.get(key), self._flights.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            self._count_event("hits")
+            return kept
+        if flight is not None:
+            self._count_event("coalesced")
+            return await self._await_flight(key, flight)
+        return None
+
     async def get(self, key: bytes, read: Callable[[], Awaitable[P]]) -> EncoderResult:
         """The result of ``key``. ``read`` may use memory of the caller, who does not leave before it is over.
 
         Raises what ``read`` or ``work`` raised, to all who waited; nothing is kept then.
         """
-        kept = self._kept.get(key)
-        if kept is not None:
-            self._kept.move_to_end(key)
-            self._count_event("hits")
-            return kept
-        flight = self._flights.get(key)
-        if flight is not None:
-            self._count_event("coalesced")
-            return await self._await_flight(key, flight)
+        found = await self.find(key)
+        if found is not None:
+            return found
         self._count_event("misses")
         flight = self._flights[key] = _Flight()
         flight.task = asyncio.get_running_loop().create_task(self._compute_result(key, flight, read))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -112,11 +113,13 @@ class EncodeRunner(Hosted[MediaEncoder]):
         return self._results is not None
 
     async def run(self, job: Job) -> None:
-        media = self._read_media(await job.value("media"), job)
-        if self._results is None:
-            result = await self._batcher.encode(await self._prepare_media(media))
-        else:
-            result = await self._encode_cached(self._results, media)
+        result = None if self._results is None else await self._find_result(self._results, job)
+        if result is None:
+            media = self._read_media(await job.value("media"), job)
+            if self._results is None:
+                result = await self._batcher.encode(await self._prepare_media(media))
+            else:
+                result = await self._encode_cached(self._results, media)
         await job.put("embedding", result.meta, result.embeds)
 
     async def _set_up(self) -> None:
@@ -151,13 +154,34 @@ class EncodeRunner(Hosted[MediaEncoder]):
         if modality not in self.model.modalities:
             known = ", ".join(sorted(self.model.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
-        alone = modality not in self.model.closer or _count_same_modality(job, modality) < 2
-        return _Media(media.array.data, modality, str(media.data.get("salt", "")), alone)
+        return _Media(media.array.data, modality, str(media.data.get("salt", "")), self._is_alone(job, modality))
+
+    def _is_alone(self, job: Job, modality: str) -> bool:
+        """Return whether a medium of ``job`` is looked at as the only one of its request."""
+        return modality not in self.model.closer or _count_same_modality(job, modality) < 2
+
+    async def _find_result(self, results: EmbeddingCache[Prepared], job: Job) -> EncoderResult | None:
+        """The result for media whose digest the gateway names, if it is here: they are not opened then, and not pulled
+        from another node.
+        """
+        given = job.inputs.get("media")
+        if not isinstance(given, dict) or given.get("modality") not in self.model.modalities:
+            return None
+        try:
+            content = bytes.fromhex(given.get("sha256", ""))
+        except (TypeError, ValueError):
+            return None
+        modality = given["modality"]
+        key = self._identity.item_key(content, modality, str(given.get("salt", "")), self._is_alone(job, modality))
+        return await results.find(key) if content else None
 
     async def _encode_cached(self, results: EmbeddingCache[Prepared], media: _Media) -> EncoderResult:
-        key = partial(self._identity.item_key, *media)
-        found = key() if media.data.nbytes <= _MAX_INLINE_HASH_BYTES else await asyncio.to_thread(key)
-        return await results.get(found, partial(self._prepare_media, media))
+        if media.data.nbytes <= _MAX_INLINE_HASH_BYTES:
+            content = sha256(media.data)
+        else:
+            content = await asyncio.to_thread(sha256, media.data)
+        key = self._identity.item_key(content.digest(), media.modality, media.salt, media.alone)
+        return await results.get(key, partial(self._prepare_media, media))
 
     async def _prepare_media(self, media: _Media) -> Prepared:
         loop = asyncio.get_running_loop()

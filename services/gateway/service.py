@@ -16,6 +16,7 @@ from omnibus import tracing
 from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.nodes import NodeDirectory
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
@@ -45,6 +46,7 @@ from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import MODES, Records
 from services.gateway.request.request import RequestFactory
 from services.gateway.routing.executors import ExecutorTable
+from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
 from services.gateway.videos.service import Videos
@@ -95,7 +97,7 @@ class GatewayService:
         self._closing.callback(self._keep.close)
         gateway = secrets.token_hex(3)
         bus, tensors = await self._connect_bus(gateway)
-        router = self._router = Router(gateway, ExecutorTable())
+        router = self._router = await self._create_router(gateway, bus, tensors.node)
         self._closing.callback(self._announce_status, "gone")
         tenancy = Tenancy(settings, self._store, router)
         runs = await self._create_requests(bus, tensors, router, tenancy)
@@ -106,6 +108,12 @@ class GatewayService:
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
         await self._open_frontend(bus, runs, chat, tenancy)
         _tune_garbage_collector()
+
+    async def _create_router(self, gateway: str, bus: NatsBus, node: str) -> Router:
+        """A router that knows executors and nodes from their events."""
+        members, nodes = ExecutorTable(), NodeDirectory()
+        await nodes.listen(bus)
+        return Router(gateway, members, Nearness(node, members, nodes, self._settings.near))
 
     async def _connect_bus(self, gateway: str) -> tuple[NatsBus, TensorClient]:
         """To the sidecar and the bus, whose streams are there from now on."""

@@ -5,6 +5,7 @@ import logging
 import time
 
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.errors import BusUnavailable, ProtocolError
 from services.sidecar.peers.dialler import PeerAddress
@@ -12,8 +13,6 @@ from services.sidecar.server import Sidecar
 
 log = logging.getLogger(__name__)
 
-#: Time between two status events.
-HEARTBEAT_SECONDS = 1.0
 #: Difference of two nodes' clocks from which deadlines are off by a noticeable amount.
 MAX_SKEW_SECONDS = 0.5
 
@@ -83,7 +82,7 @@ class NodeDirectory:
     async def _beat(self) -> None:
         while True:
             self.publish_status()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(NODE_HEARTBEAT_SECONDS)
 
     def _on_status(self, delivery: Delivery) -> None:
         plane = self._sidecar.peers

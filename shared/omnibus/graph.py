@@ -103,6 +103,10 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempts: tuple[int, ...] = ()
     #: By node and output, what an earlier attempt left of it: see ``omnibus.executor.runner.Job.resume_state``.
     resumes: tuple[tuple[int, str, dict[str, Any]], ...] = ()
+    #: The machine of each node, empty where it is not known, and that of the gateway: set for the executors where they
+    #: are several, and never recorded.
+    places: tuple[str, ...] = ()
+    home: str = ""
 
     def starts_node(self, node: int) -> bool:
         """Return whether ``node`` begins in this attempt."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 from tests.bench import bodies
 
 WIDTH = 1024  # numbers per row of a tensor

@@ -29,6 +29,8 @@ SINCE_INVOCATION: dict[str, Any] = {
     "retained": (),
     "attempts": (),
     "resumes": (),
+    "places": (),
+    "home": "",
 }
 SINCE_NODE: dict[str, Any] = {"model": "", "salt": 0}
 

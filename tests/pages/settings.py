@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus import settings
+from omnibus.executor.settings import ExecutorSettings, VllmSettings
 from omnibus.settings import Settings
 from omnibus.up.fork_server import UpSettings
 from tests.pages.comments import field_comments, to_markdown
@@ -17,8 +18,8 @@ AREAS: list[type[Settings]] = [
     settings.GatewaySettings,
     settings.PlannerSettings,
     settings.KubernetesSettings,
-    settings.ExecutorSettings,
-    settings.VllmSettings,
+    ExecutorSettings,
+    VllmSettings,
     settings.SidecarSettings,
     settings.BusSettings,
     settings.StoreSettings,
@@ -31,7 +32,7 @@ Each service reads its settings from environment variables when it starts; a wro
 variable. `deploy/compose/compose.yaml` sets them for compose, `values.yaml` of the chart for Kubernetes. Variables
 that begin with `OTEL_` are those of OpenTelemetry.
 
-This page is made from the definitions in `shared/omnibus/settings.py`, by `python -m tests.pages`.
+This page is made from the definitions in `shared/omnibus/settings.py` and `shared/omnibus/executor/settings.py`, by `python -m tests.pages`.
 """
 #: Units of numbers whose name does not say it: a part of the name, and the unit.
 UNITS = {
@@ -39,9 +40,9 @@ UNITS = {
     "video_frame": "pixels", "video_pixels": "pixels", "video_frames": "frames",
     "tenant_share": "share", "memory": "share", "margin": "share",
     "body_rate": "bytes per second", "file_largest": "bytes", "max_body": "bytes", "bodies": "bytes", "app_body": "bytes",
-    "max_payload": "bytes", "media_tokens": "tokens", "step_tokens": "tokens", "context": "tokens", "share": "tokens",
+    "max_payload": "bytes", "inline": "bytes", "media_tokens": "tokens", "step_tokens": "tokens", "context": "tokens", "share": "tokens",
     "threads": "threads", "tensor_parallel": "GPUs", "head_lines": "lines", "batch": "rows",
-    "metrics_port": "port", "port": "port", "links": "connections", "incoming": "share",
+    "metrics_port": "port", "port": "port", "links": "connections", "near": "requests", "incoming": "share",
     "videos": "videos", "videos_open": "videos", "videos_kept": "videos", "history": "plans", "least": "requests",
     "max_inflight": "invocations", "credits": "invocations", "admit": "requests", "admit_queue": "requests",
 }  # fmt: skip

@@ -8,7 +8,8 @@ import pytest
 
 from omnibus.errors import NotFound
 from omnibus.executor.service import ExecutorService
-from omnibus.settings import ExecutorSettings, read_settings
+from omnibus.executor.settings import ExecutorSettings
+from omnibus.settings import read_settings
 from omnibus_models import tiny
 from services import engines
 from tests.unit.checkpoints.hubs import Hub, keep, serving

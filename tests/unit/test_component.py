@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omnibus.executor.runner import Runner
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 from omnibus_models import tiny
 from services import engines
 from services.component import Compute

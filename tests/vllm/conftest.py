@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from omnibus.executor.runner import Item
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from services import engines

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 from services import engines
 from tests.unit.llm.halves import Halves
 from tests.vllm.conftest import CONTEXT

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest, ProtocolError, StageUnavailable
 from omnibus.executor.runner import Item
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 from services import engines
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run

@@ -17,6 +17,7 @@ from omnibus.errors import ProtocolError
 from omnibus.graph import UNREADABLE, Invocation
 from omnibus.recording.records import KeptOutput
 from omnibus.tensors.handle import ITEMSIZE, Handle
+from omnibus.tensors.inline import unpack_tensor
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.digest import Fingerprint
 
@@ -64,7 +65,11 @@ class OutputCapture:
 
     def add_chunk(self, chunk: Chunk) -> None:
         """Keep ``chunk``. Raises as the arena does when its memory is gone."""
-        array = self._read_array(chunk.handle, chunk.rows) if chunk.handle is not None else None
+        array = None
+        if chunk.inline is not None:
+            array = np.array(unpack_tensor(chunk.inline))
+        elif chunk.handle is not None:
+            array = self._read_array(chunk.handle, chunk.rows)
         if array is not None:
             self.last = array
             self._nbytes += array.nbytes

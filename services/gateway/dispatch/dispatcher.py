@@ -151,7 +151,7 @@ class Dispatcher:
             invocation = msgspec.structs.replace(invocation, outputs=asked)
         elif len(invocation.nodes) > 1 or invocation.attempt:
             invocation = running.invocation = self._restarts.prepare_invocation(running, invocation)
-        body = running.body = graph.encode_invocation(invocation)
+        body = running.body = graph.encode_invocation(running.with_places(invocation, self._tensors.node))
         if len(body) > self._limit:  # the bus would refuse it in words of its own
             raise TooLarge(
                 f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "

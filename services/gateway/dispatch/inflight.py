@@ -199,6 +199,14 @@ class InflightInvocation:
         """Return whether ``executor`` has nodes in ``attempt`` that count."""
         return (executor, attempt) in zip(self.executors, self.attempts.values(), strict=True)
 
+    def with_places(self, invocation: Invocation, home: str) -> Invocation:
+        """Return ``invocation`` as executors get it: where it uses other nodes than the gateway's, it says which."""
+        if not self.nodes - {home}:
+            return invocation
+        members = [self._members.get(executor) for executor in invocation.route]
+        places = tuple([member.status.node if member is not None else "" for member in members])
+        return msgspec.structs.replace(invocation, places=places, home=home)
+
     def executors_on(self, node: str) -> frozenset[str]:
         """Its executors on ``node``, a machine, as far as they are known."""
         members = ((executor, self._members.get(executor)) for executor in self.executors)

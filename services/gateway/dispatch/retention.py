@@ -95,6 +95,8 @@ class OutputRetention:
         if handle in record.handles:
             return True
         size = handle.nbytes if handle is not None else RECORD_BYTES
+        if chunk.inline is not None:
+            size += len(chunk.inline.data)
         if self.nbytes + size > self.limit:
             return False
         if handle is not None:

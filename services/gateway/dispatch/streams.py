@@ -16,6 +16,7 @@ from omnibus.bus.messages import Chunk
 from omnibus.errors import OmnibusError, SequenceGap, StageFailed
 from omnibus.task.item_codec import KEY
 from omnibus.tensors.handle import Handle
+from omnibus.tensors.inline import unpack_tensor
 from omnibus.tensors.item import RESUMED_AT, Item
 from services.gateway.dispatch.digest import Fingerprint
 
@@ -208,7 +209,7 @@ class ResultStream(ItemStream):
         self.wake_reader()
 
     def _add_new(self, chunk: Chunk) -> None:
-        if chunk.handle is not None:
+        if chunk.handle is not None or chunk.inline is not None:
             self._add_rows(chunk)
         elif not chunk.empty:
             fresh = self._told.skip_repeated(chunk.data)
@@ -218,7 +219,10 @@ class ResultStream(ItemStream):
             raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 
     def _add_rows(self, chunk: Chunk) -> None:
-        array = self._fetch(chunk.handle)  # type: ignore[arg-type]
+        if chunk.inline is not None:
+            array = np.array(unpack_tensor(chunk.inline))
+        else:
+            array = self._fetch(chunk.handle)  # type: ignore[arg-type]
         data = chunk.data
         if RESUMED_AT in data:
             data = dict(data)

@@ -10,7 +10,7 @@ Method: rendezvous hashing (Thaler and Ravishankar), with bounded loads as in Mi
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -38,12 +38,18 @@ class ChosenReplica(NamedTuple):
     work: float
 
 
-def pick_replica(loads: Mapping[str, float], item: AffinityItem, known: str = "") -> ChosenReplica:
-    """The replica for ``item``, of those with ``loads`` in tokens (at least one); ``known`` was sent an equal one."""
+def pick_replica(
+    loads: Mapping[str, float], item: AffinityItem, known: str = "", preferred: Collection[str] = ()
+) -> ChosenReplica:
+    """The replica for ``item``, of those with ``loads`` in tokens (at least one).
+
+    ``known`` was sent an equal one. ``preferred`` go first among those with nearly the least work.
+    """
     least = min(loads.values())
     if known in loads and loads[known] <= least + MAX_EXCESS_ITEMS * item.work:
         return ChosenReplica(known, CACHED_WORK_FRACTION * item.work)
     near = [id for id, load in loads.items() if load <= least + NEAR_WORK_FRACTION * item.work]
+    near = [id for id in near if id in preferred] or near
     return ChosenReplica(
         near[0] if len(near) == 1 else max(near, key=lambda id: _rendezvous_weight(item.key, id)), item.work
     )
@@ -56,17 +62,20 @@ class EncoderAffinity:
         self._remembered = remembered
         self._sent: OrderedDict[str, str] = OrderedDict()
 
-    def assign_items(self, loads: dict[str, float], items: Sequence[AffinityItem]) -> list[ChosenReplica]:
+    def assign_items(
+        self, loads: dict[str, float], items: Sequence[AffinityItem], preferred: Collection[str] = ()
+    ) -> list[ChosenReplica]:
         """A replica for each of ``items``; ``loads`` grow by what they are given. Without a key the first with the
-        least gets it.
+        least gets it, of the ``preferred`` if they have no more.
         """
         found = []
         for item in items:
             if item.key:
-                chosen = pick_replica(loads, item, self._sent.get(item.key, ""))
+                chosen = pick_replica(loads, item, self._sent.get(item.key, ""), preferred)
                 self._remember_executor(item.key, chosen.executor)
             else:
-                chosen = ChosenReplica(min(loads, key=loads.__getitem__), item.work)
+                least = min(loads, key=lambda id: (loads[id], id not in preferred))
+                chosen = ChosenReplica(least, item.work)
             loads[chosen.executor] += chosen.work
             found.append(chosen)
         return found

@@ -141,6 +141,10 @@ class ExecutorTable:
             id for id, member in self._members.items() if components and components < set(member.status.components)
         )
 
+    def executors_on(self, node: str) -> frozenset[str]:
+        """Executors on ``node``, a machine."""
+        return frozenset(id for id, member in self._members.items() if member.status.node == node)
+
     def fit_executors(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[ExecutorEntry]:
         """Executors of ``option`` that may get work now."""
         pool = self._pools.get((model, option))

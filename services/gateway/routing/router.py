@@ -2,7 +2,8 @@
 
 Static in the request (Cornserve section 5.3): nothing is asked of anybody. The path follows from the
 invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish,
-from what executors say of the others' work, and for an encoder from what this gateway sent to it lately.
+from what executors say of the others' work, for an encoder from what this gateway sent to it lately, and with several
+nodes from where its inputs lie (``services.gateway.routing.nearness``).
 
     assignment = router.assign(recording.nodes, model="qwen")     # or without a model: whoever binds the tasks
     ticket = router.ticket(assignment.model, assignment.kind)
@@ -10,7 +11,8 @@ from what executors say of the others' work, and for an encoder from what this g
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from secrets import token_hex
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from services.gateway.routing import pins as pinning
 from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity
 from services.gateway.routing.assignment import Assignment, ModelPart, PlanScope
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
+from services.gateway.routing.nearness import Nearness, are_apart
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
@@ -51,9 +54,11 @@ class InvocationTicket(NamedTuple):
 class Router:
     """Holds the plan and the members; makes ids and routes."""
 
-    def __init__(self, gateway: str, members: ExecutorTable) -> None:
+    def __init__(self, gateway: str, members: ExecutorTable, nearness: Nearness | None = None) -> None:
+        """``nearness`` prefers executors of ``members`` by their nodes; without it all are alike."""
         self.gateway = gateway
         self.members = members
+        self._nearness = nearness
         self._plan: Plan | None = None
         self._scope: PlanScope | None = None
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
@@ -184,12 +189,27 @@ class Router:
         Raises ``StageUnavailable`` that names the stage that stops every path, and ``BadRequest`` for a pin
         that the plan does not have.
         """
-        parts = assignment.parts
-        several = len(parts) > 1
-        if several and pinned:
-            pinning.check_names(pinned, parts)
+        if len(assignment.parts) > 1 and pinned:
+            pinning.check_names(pinned, assignment.parts)
         if pins and len(pins) != len(assignment.nodes):
             raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
+
+        if self._nearness is not None and self._nearness.any_cut:
+            again = partial(self._find_route, assignment, ticket, pinned=pinned, pins=pins, work=work)
+            return self._nearness.avoid_cuts(assignment.nodes, again, exclude)
+        return self._find_route(assignment, ticket, exclude, pinned, pins, work)
+
+    def _find_route(
+        self,
+        assignment: Assignment,
+        ticket: InvocationTicket,
+        exclude: frozenset[str],
+        pinned: str,
+        pins: Sequence[str],
+        work: Sequence[int],
+    ) -> ExecutorRoute:
+        parts = assignment.parts
+        several = len(parts) > 1
         options = [""] * len(assignment.nodes)
         chosen = [ChosenReplica("", 0)] * len(options)
         names = []
@@ -204,25 +224,48 @@ class Router:
                 own.setdefault(option, []).append(node)
             for option, found in own.items():
                 asked = [_affinity_item(assignment.nodes[node], work[node] if work else 1) for node in found]
-                given = self._choose_executors(serving[option], asked, (part.model, option) in self._encode)
+                encode = (part.model, option) in self._encode
+                sources = self._count_sources(assignment.nodes, found, chosen, serving[option])
+                given = self._choose_executors(serving[option], asked, encode, sources)
                 for node, one in zip(found, given, strict=True):
                     chosen[node] = one
         executors, counts = zip(*chosen, strict=True)
         return ExecutorRoute(",".join(names), tuple(options), executors, counts)
 
     def _choose_executors(
-        self, serving: Sequence[ExecutorEntry], items: Sequence[AffinityItem], encode: bool
+        self,
+        serving: Sequence[ExecutorEntry],
+        items: Sequence[AffinityItem],
+        encode: bool,
+        sources: Mapping[str, int] | None,
     ) -> list[ChosenReplica]:
-        """Choose one of ``serving`` (at least one) for each of ``items``."""
+        """Choose one of ``serving`` (at least one) for each of ``items``; ``sources`` counts inputs by node, if that
+        matters.
+        """
         if encode:
             serving = [member for member in serving if member.available_credit > 0] or serving
         loads = self.members.work_by_executor(serving, self._turn)
+        near: Sequence[str] = ()
+        if self._nearness is not None and sources is not None:
+            near = self._nearness.near_executors(serving, loads, sources)
         if not encode:
-            executor = min(loads, key=loads.__getitem__)
+            executor = min(near or loads, key=loads.__getitem__)
             return [ChosenReplica(executor, item.work) for item in items]
         if not all(member.status.keeps for member in serving):
             items = [item._replace(key="") for item in items]
-        return self._spread.assign_items(loads, items)
+        return self._spread.assign_items(loads, items, near)
+
+    def _count_sources(
+        self,
+        nodes: Sequence[GraphNode],
+        readers: Sequence[int],
+        chosen: Sequence[ChosenReplica],
+        serving: Sequence[ExecutorEntry],
+    ) -> Mapping[str, int] | None:
+        """Count the inputs of ``readers`` by the machines they lie on; None where ``serving`` are on one machine."""
+        if self._nearness is None or not are_apart(serving):
+            return None
+        return self._nearness.count_sources(nodes, readers, [each.executor for each in chosen])
 
     def _candidate_paths(
         self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool
@@ -285,9 +328,9 @@ class Router:
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
                 )
             asked = [_affinity_item(nodes[node], work[node] if work else 1) for node in found]
-            for node, one in zip(
-                found, self._choose_executors(serving, asked, (name, plain) in self._encode), strict=True
-            ):
+            sources = self._count_sources(nodes, found, chosen, serving)
+            given = self._choose_executors(serving, asked, (name, plain) in self._encode, sources)
+            for node, one in zip(found, given, strict=True):
                 chosen[node] = one
         several = len(through) > 1
         names = [f"{name}={'>'.join(taken)}" if several else ">".join(taken) for name, taken in sorted(through.items())]
@@ -300,7 +343,8 @@ class Router:
             # The plan that lent it may be gone, the lender need not be.
             known = "/" not in option or option in self.get_model(model).options
             served = (model, option) if known else _split_option(option)
-        return self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
+        fit = self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
+        return fit if self._nearness is None else self._nearness.without_draining(fit)
 
     def stage_states(self, model: str) -> dict[str, str]:
         """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""

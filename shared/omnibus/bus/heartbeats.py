@@ -9,6 +9,8 @@ EXECUTOR_HEARTBEAT_SECONDS = 0.5
 GATEWAY_HEARTBEAT_SECONDS = 2.0
 #: Of a gateway that has requests in flight.
 LOAD_REPORT_SECONDS = 1.0
+#: Of a sidecar that other sidecars pull from.
+NODE_HEARTBEAT_SECONDS = 1.0
 #: Census by ``omnibus top``.
 CENSUS_INTERVAL_SECONDS = 5.0
 
@@ -26,3 +28,8 @@ GATEWAY_ABSENT_SECONDS = 7.0
 GATEWAY_FORGOTTEN_SECONDS = 15.0
 #: Three reports: what a gateway had in flight does not count any more.
 LOAD_ABSENT_SECONDS = 3.0
+#: Three heartbeats: the node is shown as gone. A false alarm costs nothing: whether a node can be reached is seen when
+#: something is pulled from it.
+NODE_ABSENT_SECONDS = 3.5
+#: A node that is gone is shown for so long.
+NODE_FORGOTTEN_SECONDS = 60.0

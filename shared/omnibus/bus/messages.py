@@ -11,7 +11,7 @@ import msgspec
 
 from omnibus.errors import ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, explain_unreadable, is_addressable
-from omnibus.tensors.handle import Handle
+from omnibus.tensors.handle import Handle, InlineTensor
 
 
 class BusMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"):
@@ -21,8 +21,9 @@ class BusMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class Chunk(BusMessage, frozen=True, tag="chunk"):
     """One piece of an output. ``seq`` counts from 0 without gaps; ``last`` closes the output.
 
-    ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``empty`` marks a
-    closing chunk that carries no value of its own.
+    ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``inline`` is what the chunk adds
+    itself, in place of a handle, for a reader on another node. ``empty`` marks a closing chunk that carries no value of
+    its own.
     """
 
     inv: str
@@ -35,6 +36,7 @@ class Chunk(BusMessage, frozen=True, tag="chunk"):
     rows: tuple[int, int] | None = None
     last: bool = False
     empty: bool = False
+    inline: InlineTensor | None = None
 
 
 class Accepted(BusMessage, frozen=True, tag="accepted"):

@@ -18,6 +18,7 @@ from omnibus.cli.app_check import describe_app as load_app
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.up import load_declarations
 from omnibus.errors import BadRequest, Rejected
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
 from omnibus.process.logs import Log
@@ -27,7 +28,7 @@ from omnibus.profiling.checkpoint import PartialProfile, write_file
 from omnibus.profiling.csv_workload import RowSampling
 from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
-from omnibus.settings import ExecutorSettings, StoreSettings, read_settings
+from omnibus.settings import StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import run_dir as running
 from omnibus.up.tiny_models import tiny_models

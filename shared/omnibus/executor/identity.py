@@ -19,6 +19,7 @@ class ExecutorIdentity:
     credits: int
     origin: str = ""  # of the plan that asked for it; empty when none did
     slots: int = 0  # invocations of a batch
+    inline: int = 0  # bytes of a tensor that is sent within its message to a reader on another node
 
     def make_status(
         self,

@@ -12,7 +12,7 @@ from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Hop
 from omnibus.errors import OmnibusError, ProtocolError
 from omnibus.executor.inputs import Channel, ChannelChunk
-from omnibus.executor.outputs import NodeOutput, OutputSource, Record, RowBlockWriter, Sibling
+from omnibus.executor.outputs import NodeOutput, OutputReaders, OutputSource, Record, RowBlockWriter, Sibling
 from omnibus.executor.runner import Item
 from omnibus.executor.start_time import Moment
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, find_refs
@@ -36,8 +36,11 @@ class LiveJob:
         outbox: Outbox,
         tensors: TensorClient,
         record: Record | None = None,
+        inline: int = 0,
     ) -> None:
-        """``record`` takes the chunks of outputs that the gateway retains."""
+        """``record`` takes the chunks of outputs that the gateway retains; tensors of up to ``inline`` bytes are sent
+        within their chunks to readers on other nodes.
+        """
         self._invocation = invocation
         self.index = index
         self.node = invocation.nodes[index]
@@ -47,6 +50,7 @@ class LiveJob:
         self._literals: Mapping[str, Any] | None = None
         self._source = OutputSource(invocation, index, outbox)
         self._record = record
+        self._inline = inline
         self._outputs: dict[str, NodeOutput] = {}
         #: Subject of another executor that reads an output of this node.
         self.next_edge: str | None = None
@@ -67,20 +71,33 @@ class LiveJob:
         consumers = self._invocation.find_consumers(self.index)
         for output in asked | retained | consumers.keys():
             nodes = [node for node in consumers.get(output, []) if self._invocation.starts_node(node)]
-            elsewhere = [self._invocation.route[node] for node in nodes if node not in siblings]
+            readers = self._find_readers(
+                [node for node in nodes if node not in siblings], output in asked, output in retained
+            )
             self._outputs[output] = NodeOutput(
                 self._source,
                 output,
-                local=[siblings[node] for node in nodes if node in siblings],
-                edges=[subjects.edge_subject(executor) for executor in dict.fromkeys(elsewhere)],
-                readers=len(elsewhere) + (output in asked) + (output in retained),
-                gateway=output in asked,
-                record=(self._record if nodes else self._send_checkpoint) if output in retained else None,
-                targets=self._target_names([node for node in nodes if node not in siblings], output in asked),
+                [siblings[node] for node in nodes if node in siblings],
+                readers,
+                (self._record if nodes else self._send_checkpoint) if output in retained else None,
+                self._inline if nodes or output in asked else 0,  # a checkpoint is begun from by its handle
             )
             self.answers = self.answers or output in asked
-            if elsewhere and self.next_edge is None:
-                self.next_edge = subjects.edge_subject(elsewhere[0])
+            if self.next_edge is None and readers.edges:
+                self.next_edge = readers.edges[0]
+
+    def _find_readers(self, nodes: Sequence[int], asked: bool, retained: bool) -> OutputReaders:
+        """Readers of an output: ``nodes`` in other processes, and the gateway if it ``asked`` for it or retains it."""
+        invocation, here = self._invocation, self._tensors.node
+        edges = [subjects.edge_subject(invocation.route[node]) for node in nodes]
+        count = len(edges) + asked + retained
+        targets = self._target_names(nodes, asked)
+        if not invocation.places:
+            return OutputReaders(tuple(dict.fromkeys(edges)), count, asked, targets)
+        far = [edge for node, edge in zip(nodes, edges, strict=True) if invocation.places[node] not in ("", here)]
+        if invocation.home != here:
+            far += [invocation.reply] * (asked + retained)
+        return OutputReaders(tuple(dict.fromkeys(edges)), count, asked, targets, frozenset(far), len(far))
 
     def _send_checkpoint(self, invocation: Invocation, chunk: bytes) -> None:
         """Send a checkpoint at once: there are few, and what comes after the last one that arrived is lost."""
@@ -238,13 +255,13 @@ class LiveJob:
         if target is None or target.closed:
             return
         handle = None
-        if array is not None and target.readers:
+        if array is not None and (readers := target.count_reads(array.nbytes)):
             began = time.perf_counter()
             handle = await self._tensors.put(
                 array,
                 invocation=self.invocation,
                 deadline=self.deadline + DEADLINE_GRACE_SECONDS,
-                readers=target.readers,
+                readers=readers,
             )
             target.count_write(array.nbytes, began)
         target.send_chunk(Item(data, array), handle, last=last)

@@ -33,6 +33,7 @@ from omnibus.executor.status import Vitals
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
+from omnibus.tensors.inline import unpack_tensor
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,9 @@ class Executor:
         for index, executor in enumerate(invocation.route):
             if executor == me and invocation.starts_node(index):
                 record = self._confirmations.add_retained_chunk
-                live.jobs[index] = LiveJob(invocation, index, me, self._outbox, self._tensors, record)
+                live.jobs[index] = LiveJob(
+                    invocation, index, me, self._outbox, self._tensors, record, self.identity.inline
+                )
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():
             job.connect_outputs(live.jobs)
@@ -242,7 +245,12 @@ class Executor:
         if isinstance(message, Hop):
             live.hops.append(message)
             return
-        piece = ChannelChunk(message.seq, Item(message.data), message.handle, message.rows, message.last, message.empty)
+        try:
+            item = Item(message.data, None if message.inline is None else unpack_tensor(message.inline))
+        except ProtocolError as error:
+            log.error("%s: %s", message.inv, error)
+            return
+        piece = ChannelChunk(message.seq, item, message.handle, message.rows, message.last, message.empty)
         self._vitals.steps += 1
         for job in live.jobs.values():
             job.feed_input(message.node, message.output, piece)

@@ -4,8 +4,9 @@ and to the gateway.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from omnibus.bus import messages
@@ -17,6 +18,7 @@ from omnibus.graph import Invocation
 from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block
 from omnibus.tensors.handle import Handle
+from omnibus.tensors.inline import pack_tensor
 
 #: Takes an encoded chunk for the gateway, without haste.
 Record = Callable[[Invocation, bytes], None]
@@ -40,12 +42,31 @@ class OutputSource:
         self.first = 0.0  # when it gave anything first, Unix seconds
 
 
+class OutputReaders(NamedTuple):
+    """Readers of an output outside of this process.
+
+    ``edges`` are the subjects of executors. ``reads`` is how many reads there are, those of the gateway among them, and
+    ``targets`` names the readers for metrics. ``far`` are the subjects, the gateway's among them, that belong to other
+    nodes, with ``far_reads`` of the reads.
+    """
+
+    edges: tuple[str, ...]
+    reads: int
+    gateway: bool
+    targets: tuple[str, ...]
+    far: frozenset[str] = frozenset()
+    far_reads: int = 0
+
+
 class NodeOutput:
     """One output of a node: who reads it, and how much of it there was."""
 
     __slots__ = (
         "_edges",
+        "_far",
+        "_far_reads",
         "_gateway",
+        "_inline",
         "_local",
         "_name",
         "_pieces",
@@ -64,27 +85,27 @@ class NodeOutput:
         source: OutputSource,
         name: str,
         local: Sequence[Sibling],
-        edges: Sequence[str],
-        readers: int,
-        gateway: bool,
-        targets: tuple[str, ...],
+        readers: OutputReaders,
         record: Record | None = None,
+        inline: int = 0,
     ) -> None:
-        """``readers`` counts those elsewhere, the gateway among them; ``targets`` names them, for metrics.
-
-        ``record`` takes each chunk for the gateway as well, which retains it.
+        """``record`` takes each chunk for the gateway as well, which retains it. Readers on other nodes get tensors of
+        up to ``inline`` bytes within their chunks.
         """
         self._source = source
         self._name = name
         self._local = local
-        self._edges = edges  # subjects
-        self._gateway = gateway
-        self._targets = targets
+        self._edges = readers.edges
+        self._gateway = readers.gateway
+        self._targets = readers.targets
         self._record = record
+        self._far = readers.far
+        self._far_reads = readers.far_reads
+        self._inline = inline if readers.far else 0
         self._seq = 0
         self._pieces = 0  # tensors that were written, which took ``_seconds``
         self._seconds = 0.0
-        self.readers = readers
+        self.readers = readers.reads
         self.moved = 0  # bytes that were written
         self.closed = False
 
@@ -92,6 +113,10 @@ class NodeOutput:
     def is_local(self) -> bool:
         """True if all who read it are in this process."""
         return not (self._edges or self._gateway)
+
+    def count_reads(self, nbytes: int) -> int:
+        """Return how many readers take a tensor of ``nbytes`` from the arena."""
+        return self.readers - self._far_reads if nbytes <= self._inline else self.readers
 
     def count_write(self, size: int, began: float) -> None:
         """A tensor of ``size`` bytes is in the arena; ``began`` is of ``time.perf_counter``."""
@@ -116,26 +141,29 @@ class NodeOutput:
             sibling.feed_input(source.index, self._name, ChannelChunk(seq, item, None, None, last, empty))
         if not self._edges and not self._gateway and self._record is None:
             return
-        body = messages.encode(
-            Chunk(
-                inv=invocation.id,
-                node=source.index,
-                output=self._name,
-                seq=seq,
-                attempt=invocation.attempt,
-                data=item.data,
-                handle=handle,
-                rows=rows,
-                last=last,
-                empty=empty,
-            )
+        chunk = Chunk(
+            inv=invocation.id,
+            node=source.index,
+            output=self._name,
+            seq=seq,
+            attempt=invocation.attempt,
+            data=item.data,
+            handle=handle,
+            rows=rows,
+            last=last,
+            empty=empty,
         )
+        near = far = messages.encode(chunk)
+        if item.array is not None and item.array.nbytes <= self._inline:
+            inline = pack_tensor(item.array)
+            far = messages.encode(msgspec.structs.replace(chunk, handle=None, rows=None, inline=inline))
         for subject in self._edges:
-            source.outbox.send(subject, body)
+            source.outbox.send(subject, far if subject in self._far else near)
+        reply = invocation.reply
         if self._gateway:
-            source.outbox.send(invocation.reply, body)
+            source.outbox.send(reply, far if reply in self._far else near)
         if self._record is not None:
-            self._record(invocation, body)
+            self._record(invocation, far if reply in self._far else near)
 
     def report_transfers(self) -> None:
         """Count what was written, and begin anew."""
@@ -165,6 +193,7 @@ class RowBlockWriter:
             raise ValueError(f"rows {rows.shape} at {start} do not fit a block of {(self._count, self._width)}")
         if self._block is not None:
             began = time.perf_counter()
+            rows = rows.astype(self._block.array.dtype, copy=False)  # what readers of the block see
             self._block.array[start:end] = rows
             self._output.count_write(rows.nbytes, began)
         self._cursor = end

@@ -20,7 +20,7 @@ import msgspec
 from omnibus.app_record import TaskRecord
 from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.runner import Job, Runner
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 
 log = logging.getLogger(__name__)
 

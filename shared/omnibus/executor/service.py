@@ -12,9 +12,10 @@ from omnibus.errors import BadRequest
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Runner
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.families import catalog, plugins
 from omnibus.process import run_module
-from omnibus.settings import BusSettings, ExecutorSettings, SidecarSettings, read_settings
+from omnibus.settings import BusSettings, SidecarSettings, read_settings
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
 
@@ -59,6 +60,7 @@ class ExecutorService:
             credits=wanted.credits,
             origin=wanted.origin or catalog.code_origin(wanted.family, wanted.checkpoint),
             slots=min(wanted.batch, wanted.credits),
+            inline=wanted.inline,
         )
 
     async def startup(self) -> None:

@@ -200,6 +200,8 @@ class EdgeRecorder:
 def _chunk_bytes(chunk: Chunk) -> float:
     """Bytes that a chunk brings: its data, and of its tensor the rows that it adds."""
     size = float(len(msgspec.json.encode(chunk.data))) if chunk.data else 0.0
+    if chunk.inline is not None:
+        return size + len(chunk.inline.data)
     if chunk.handle is None:
         return size
     rows = chunk.handle.shape[0] if chunk.handle.shape else 0

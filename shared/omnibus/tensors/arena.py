@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from omnibus.errors import ArenaFull, Fatal, ProtocolError, StaleHandle
+from omnibus.tensors.dtypes import numpy_dtype
 from omnibus.tensors.handle import Handle
 
 #: Bytes before the data of each block; data is therefore aligned as blocks are.
@@ -29,13 +30,6 @@ _WORD_BYTES = 8
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 #: The file system, a quota or the machine has no more pages.
 _NO_PAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-#: numpy has no bfloat16: such a tensor is seen as its raw 16-bit words.
-_NUMPY_NAME = {"bfloat16": "uint16"}
-
-
-def numpy_dtype(dtype: str) -> np.dtype:
-    """The numpy dtype that shows a handle's ``dtype``; ``bfloat16`` is shown as ``uint16``."""
-    return np.dtype(_NUMPY_NAME.get(dtype, dtype))
 
 
 class Arena:

@@ -40,9 +40,26 @@ class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     def validate(self) -> "Handle":
         """Raise ``ProtocolError`` unless dtype, shape and nbytes agree."""
-        size = ITEMSIZE.get(self.dtype)
-        if size is None:
-            raise ProtocolError(f"handle {self.id}: dtype {self.dtype!r} may not travel; use one of {sorted(ITEMSIZE)}")
-        if any(extent < 0 for extent in self.shape) or prod(self.shape) * size != self.nbytes:
-            raise ProtocolError(f"handle {self.id}: shape {self.shape} of {self.dtype} is not {self.nbytes} bytes")
+        _check_size(f"handle {self.id}", self.dtype, self.shape, self.nbytes)
         return self
+
+
+class InlineTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A small tensor that travels within a message, in C order and little-endian: see ``omnibus.tensors.inline``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def validate(self) -> "InlineTensor":
+        """Raise ``ProtocolError`` unless dtype, shape and data agree."""
+        _check_size("an inline tensor", self.dtype, self.shape, len(self.data))
+        return self
+
+
+def _check_size(what: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
+    size = ITEMSIZE.get(dtype)
+    if size is None:
+        raise ProtocolError(f"{what}: dtype {dtype!r} may not travel; use one of {sorted(ITEMSIZE)}")
+    if any(extent < 0 for extent in shape) or prod(shape) * size != nbytes:
+        raise ProtocolError(f"{what}: shape {shape} of {dtype} is not {nbytes} bytes")

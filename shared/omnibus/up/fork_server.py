@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from omnibus.errors import Fatal
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.process.parent_death import die_with_lifeline
-from omnibus.settings import ExecutorSettings, Settings, read_settings
+from omnibus.settings import Settings, read_settings
 from omnibus.up import fork_client
 
 _READ_BYTES = 1 << 16  # bytes

@@ -28,6 +28,7 @@ def nodes(
         "--gateways",
         "2",
         OMNIBUS_GATEWAY_QUARANTINE="0",  # executors are killed from outside here
+        OMNIBUS_EXECUTOR_INLINE="256",  # these models are so small that otherwise little is pulled
     ) as system:
         yield system
 

@@ -8,6 +8,7 @@ import pytest
 from omnibus import metrics, settings
 from omnibus.bus import permissions
 from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.plan import Plan
 from services.planner.declared import declarations_file
 from tests.kube import schemas
@@ -110,7 +111,7 @@ def test_settings_reach_the_services_and_the_nearest_wins(rendered: Renders):
     assert found["gateway"]["OMNIBUS_GATEWAY_RECORD"] == "digest"
     assert [found[part]["OMNIBUS_EXECUTOR_BATCH"] for part in ("encoder", "llm")] == ["8", "32"]
     assert found["generator"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otel:4318"
-    for part, area in {"gateway": settings.GatewaySettings, "encoder": settings.ExecutorSettings}.items():
+    for part, area in {"gateway": settings.GatewaySettings, "encoder": ExecutorSettings}.items():
         settings.read_settings(area, {name: value for name, value in found[part].items() if isinstance(value, str)})
 
 

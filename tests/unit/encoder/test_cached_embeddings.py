@@ -2,10 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +125,48 @@ async def test_another_salt_or_content_is_a_miss_whatever_hash_the_request_names
         assert runner.stats()["cache"]["hits"] == 1
 
 
+class NamedJob(MemoryJob):
+    """A job whose media is a literal: what the gateway says of it can be read without its bytes."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {name: value.data for name, value in self._inputs.items()}
+
+
+def named(file: File, digest: str, salt: str = "") -> NamedJob:
+    content, modality = file
+    data = {"modality": modality, "sha256": digest, **({"salt": salt} if salt else {})}
+    return NamedJob({"media": Item(data, np.frombuffer(content, np.uint8))})
+
+
+async def test_media_that_are_known_by_their_digest_are_not_opened(omni: Path, files_of: dict[str, list[File]]):
+    file = files_of["vision"][0]
+    digest = sha256(file[0]).hexdigest()
+    async with encoding(omni, "vision", cache=1 << 20) as runner:
+        first, second = await run(runner, named(file, digest)), await run(runner, named(file, digest))
+        others = [await run(runner, named(file, digest, "tenant")), await run(runner, named(file, "zz" + digest[2:]))]
+
+    assert (first.asked, second.asked) == (["media"], [])
+    assert [each.asked for each in others] == [["media"], ["media"]]  # of somebody else; without a digest
+    np.testing.assert_array_equal(first.array("embedding"), second.array("embedding"))
+
+
+async def test_a_wrong_digest_changes_nothing_that_is_kept(omni: Path, files_of: dict[str, list[File]]):
+    one, other = files_of["vision"][:2]
+    right, wrong = sha256(one[0]).hexdigest(), sha256(other[0]).hexdigest()
+    async with encoding(omni, "vision", cache=1 << 20) as runner:
+        expected = (await run(runner, named(one, right))).array("embedding")
+        await run(runner, named(other, "0" * 64))  # kept under what its bytes are
+        lied = await run(runner, named(one, "1" * 64))
+        found = await run(runner, named(other, wrong))
+        again = await run(runner, named(one, right))
+
+    assert lied.asked == ["media"]
+    assert (found.asked, again.asked) == ([], [])
+    np.testing.assert_array_equal(again.array("embedding"), expected)
+    assert found.array("embedding").shape != expected.shape
+
+
 @pytest.mark.numeric
 async def test_without_a_cache_equal_items_are_computed_each(omni: Path, files_of: dict[str, list[File]]):
     async with encoding(omni, "vision") as runner:
@@ -203,7 +247,7 @@ def test_keys_are_of_full_width_and_tell_apart_all_that_matters(tmp_path: Path):
     identities = [EncoderIdentity(*whole), EncoderIdentity("qwen", "vision", other, "cpu", "float32")]
     identities += [EncoderIdentity("qwe", "nvision", one, "cpu", "float32"), EncoderIdentity(*whole[:4], "bfloat16")]
     keys = [
-        identity.item_key(memoryview(content), modality, salt)
+        identity.item_key(content, modality, salt)
         for identity in identities
         for content in (b"", b"x", b"ximage")
         for modality in ("image", "video")
@@ -212,4 +256,4 @@ def test_keys_are_of_full_width_and_tell_apart_all_that_matters(tmp_path: Path):
 
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    assert EncoderIdentity(*whole).item_key(memoryview(b"x"), "image", "") == keys[4]
+    assert EncoderIdentity(*whole).item_key(b"x", "image", "") == keys[4]

@@ -24,6 +24,7 @@ from services.sidecar.server import Sidecar
 from tests.unit.sidecar import node as nodes
 from tests.unit.sidecar.node import NODE, PATIENCE
 
+INLINE = 64  # bytes of a tensor that is sent within its message to another node
 LIMIT = 64 * 1024
 REPLY = subjects.reply_subject("office")
 Work = Callable[[Job], Awaitable[None]]
@@ -201,7 +202,7 @@ class Place:
         tensors = await nodes.connect(self.directory, id)
         self.clients.append(tensors)
         tasks = {named(component): component for component in works}
-        identity = ExecutorIdentity(id, model, option, NODE, tasks, credits, origin)
+        identity = ExecutorIdentity(id, model, option, NODE, tasks, credits, origin, inline=INLINE)
         runners = {component: Does(work) for component, work in works.items()}
         made = self.executors[id] = Executor(identity, runners, self.bus, tensors, LIMIT)
         await made.startup()

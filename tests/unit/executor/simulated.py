@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from omnibus.executor.runner import Item
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Clock, Profile, Simulation, decode_profile
 from omnibus.executor.sim.runner import SimulatedRunner
-from omnibus.settings import ExecutorSettings
 from tests.unit.jobs import MemoryJob, Pipe
 
 #: Turns of the event loop after which everything that could happen at one time has happened.

@@ -19,8 +19,9 @@ from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.python_task import engine
 from omnibus.executor.runner import Runner
 from omnibus.executor.service import ExecutorService
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.graph import GraphNode
-from omnibus.settings import BusSettings, ExecutorSettings
+from omnibus.settings import BusSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.sidecar import node as nodes

@@ -11,8 +11,9 @@ from omnibus.bus.messages import Chunk, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest
 from omnibus.executor.service import ExecutorService, load_engine
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.graph import GraphNode
-from omnibus.settings import BusSettings, ExecutorSettings
+from omnibus.settings import BusSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.plugins.dists import installer, toy
 from tests.unit.sidecar import node as nodes

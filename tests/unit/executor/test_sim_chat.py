@@ -15,9 +15,10 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.messages import Chunk, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.executor.service import ExecutorService
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Simulation
 from omnibus.graph import GraphNode
-from omnibus.settings import BusSettings, ExecutorSettings
+from omnibus.settings import BusSettings
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.executor.simulated import ALL, ENCODER, profile
 from tests.unit.gateway.house import OMNI, VL, House, answered, events, house, image, text

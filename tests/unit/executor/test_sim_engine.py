@@ -9,8 +9,8 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.service import load_engine as named
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Simulation
-from omnibus.settings import ExecutorSettings
 from tests.unit.executor.simulated import (
     ENCODER,
     TALKER,

@@ -14,9 +14,9 @@ from omnibus.bus import Delivery, messages
 from omnibus.bus.messages import BusyReply, Chunk, NodeFailed
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import ComponentLoad, Predicted, Profile, Simulation, TypeDemand, predict_performance
 from omnibus.graph import HANDLE, GraphNode, Invocation, make_ref
-from omnibus.settings import ExecutorSettings
 from tests.unit.executor.arithmetic import REPLY, Place, call, invocation
 from tests.unit.executor.simulated import VirtualClock, profile
 

@@ -11,7 +11,7 @@ import torch
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item
-from omnibus.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings
 from omnibus_models.contract import Denoiser, ImageSpec
 from omnibus_models.families import load_family
 from services import engines

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.settings import (
     BusSettings,
-    ExecutorSettings,
     GatewaySettings,
     PlannerSettings,
     ServiceSettings,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim.async_device import REAL_CLOCK, Clock, SimulatedMachine
 from omnibus.executor.sim.device import Device, Lane
 from omnibus.executor.sim.language import SimulatedDecode, SimulatedPrefill, SimulatedThinker
@@ -17,7 +18,6 @@ from omnibus.executor.sim.runner import (
 )
 from omnibus.executor.sim.scheduled_device import StagedDevice
 from omnibus.executor.sim.speech import SimulatedTalker
-from omnibus.settings import ExecutorSettings
 
 KINDS: Mapping[str, type[SimulatedRunner]] = {
     "encode": SimulatedEncoder,

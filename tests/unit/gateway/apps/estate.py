@@ -13,9 +13,10 @@ import msgspec
 import psutil
 
 from omnibus.executor.python_task import engine
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
-from omnibus.settings import ExecutorSettings, GatewaySettings, StoreSettings
+from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from services.gateway.api.app import Frontend
 from services.gateway.apps.service import AppService

@@ -146,20 +146,20 @@ async def content(home: House, id: str) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("a", "b", "store"))), ids="-".join)
-async def test_completed_videos_stay_so_whatever_ends_in_whatever_order(site: Site, order: tuple[str, ...]):
-    ids = [(await asked(site.gateways["ab"[seed % 2]], seed=seed))["id"] for seed in range(4)]
+async def test_completed_videos_stay_so_whatever_ends_in_whatever_order(patient: Site, order: tuple[str, ...]):
+    ids = [(await asked(patient.gateways["ab"[seed % 2]], seed=seed))["id"] for seed in range(4)]
     for id in ids:
-        await becomes(site.gateways["a"], id, status="completed")
-    await settled(site)
+        await becomes(patient.gateways["a"], id, status="completed")
+    await settled(patient)
 
     for name in order:
-        await restart(site, name)
-        seen = {await status(home, id) for home in site.gateways.values() for id in ids}
+        await restart(patient, name)
+        seen = {await status(home, id) for home in patient.gateways.values() for id in ids}
         assert seen == {"completed"}, f"after the end of {name}"
 
-    assert site.place.toys.begun == dict.fromkeys(range(4), 1)
+    assert patient.place.toys.begun == dict.fromkeys(range(4), 1)
     for id in ids:
-        await content(site.gateways["b"], id)
+        await content(patient.gateways["b"], id)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("a", "b", "store"))), ids="-".join)

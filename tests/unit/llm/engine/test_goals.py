@@ -11,8 +11,8 @@ from PIL import Image
 
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import StepBudget
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
-from omnibus.settings import ExecutorSettings
 from omnibus_models.contract import Thinker
 from services import engines
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings

@@ -2,7 +2,7 @@
 
 Requests come at random times, or each one when another ends. Seconds of a stop vary with a coefficient of variation of
 1. As gateways do, the executor with the least outstanding work is taken, or one on the node of the bytes that has
-no more than that and a mean request.
+no more than that and half a mean request (``OMNIBUS_GATEWAY_NEAR``).
 """
 
 import random
@@ -17,6 +17,8 @@ from tests.bench.goodput import Agenda
 
 #: Seconds of a token: what a request takes is drawn in tokens.
 _TOKEN = 1e-4
+#: Mean requests that an executor near the bytes may have to do beyond the least.
+_NEAR = 0.5
 
 
 class Executor:
@@ -110,7 +112,7 @@ class SimulatedPath:
         pool, stop = self._pools[number], self._stops[number]
         tokens = max(1, round(self._dice.expovariate(_TOKEN / stop.seconds)))
         least = min(pool, key=lambda each: each.outstanding)
-        bound = least.outstanding + stop.seconds / _TOKEN
+        bound = least.outstanding + _NEAR * stop.seconds / _TOKEN
         near = [each for each in pool if each.node == node and each.outstanding <= bound]
         there = min(near, key=lambda each: each.outstanding) if near else least
         there.outstanding += tokens

@@ -1,0 +1,156 @@
+"""Nodes and the links between them, known from the status events of their sidecars. No I/O but ``listen``."""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.heartbeats import NODE_ABSENT_SECONDS, NODE_FORGOTTEN_SECONDS
+from omnibus.bus.messages import NodeStatus
+from omnibus.cluster.presence import PresenceTracker, follow_events
+
+#: Seconds that rates of links are over.
+RATE_WINDOW_SECONDS = 5.0
+
+
+class NodeState(NamedTuple):
+    """One node. ``age`` is the seconds since its sidecar started, by the node's own clock."""
+
+    node: str
+    address: str  # host:port
+    state: str  # ready | draining | gone
+    transport: str  # tcp | tls
+    age: float
+    used: int  # bytes of its arena
+    size: int
+
+
+class NodeLink(NamedTuple):
+    """What ``reader`` has pulled from ``source`` since ``reader`` started. ``rate`` is None until two reports came."""
+
+    source: str
+    reader: str
+    nbytes: int
+    seconds: float  # that the pulls took
+    rate: float | None  # bytes per second
+    unreachable: bool
+    transport: str
+
+
+class _NodeHistory:
+    """The last status of one node, and what it had pulled in the last seconds."""
+
+    def __init__(self) -> None:
+        self.status: NodeStatus
+        self._samples: deque[tuple[float, dict[str, int]]] = deque()
+
+    def add_status(self, status: NodeStatus, now: float) -> None:
+        self.status = status
+        self._samples.append((now, status.pulled))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+
+    def pull_rate(self, source: str) -> float | None:
+        """Return the bytes per second from ``source``."""
+        (began, before), (ended, after) = self._samples[0], self._samples[-1]
+        if ended <= began:
+            return None
+        return (after.get(source, 0) - before.get(source, 0)) / (ended - began)
+
+
+class NodeDirectory:
+    """Nodes by name. One that is silent for ``NODE_ABSENT_SECONDS`` counts as gone, and is forgotten later.
+
+    An installation whose sidecars have no ``OMNIBUS_SIDECAR_HOST`` sends no status: its directory is empty.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known = PresenceTracker[_NodeHistory](NODE_FORGOTTEN_SECONDS, clock)
+        #: Nodes that are to get no new work, and pairs (reader, source) of which the first could not pull from the
+        #: second the last time it tried. Renewed with every status event.
+        self.draining: frozenset[str] = frozenset()
+        self.cuts: frozenset[tuple[str, str]] = frozenset()
+
+    async def listen(self, bus: Bus) -> list[Callable[[], Awaitable[None]]]:
+        """Follow status events from now on, beginning with those of all nodes. Returns what ends that."""
+        ends = await follow_events(bus, {subjects.NODE: self.handle_status})
+        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        return ends
+
+    def handle_status(self, status: NodeStatus) -> None:
+        """Take a status event. Late ones of a sidecar that has been started again since are ignored."""
+        known = self._known.get(status.node)
+        restarted = known is not None and known.status.boot != status.boot
+        if known is not None and restarted:
+            if status.boot < known.status.boot and not self.is_gone(status.node):
+                return
+            known = None
+        history = known or _NodeHistory()
+        history.add_status(status, self._clock())
+        self._known.record(status.node, history)
+        self._note_faults()
+
+    def _note_faults(self) -> None:
+        statuses = [each.status for each in self._known.entries().values()]
+        self.draining = frozenset(status.node for status in statuses if status.state == "draining")
+        self.cuts = frozenset((status.node, source) for status in statuses for source in status.unreachable)
+
+    def nodes(self) -> list[NodeState]:
+        """Return all nodes by name, those that have gone lately, too."""
+        return [
+            NodeState(
+                node=node,
+                address=f"{each.status.host}:{each.status.port}",
+                state="gone" if self.is_gone(node) else each.status.state,
+                transport=each.status.transport,
+                age=max(0.0, each.status.now - each.status.boot / 1e6),
+                used=each.status.used,
+                size=each.status.size,
+            )
+            for node, each in sorted(self._known.entries().items())
+        ]
+
+    def links(self) -> list[NodeLink]:
+        """Return the ordered pairs of nodes between which something was pulled or nothing can be, by name.
+
+        Of readers that are gone there are none.
+        """
+        return [
+            link
+            for reader, history in sorted(self._known.entries().items())
+            if not self.is_gone(reader)
+            for link in _reader_links(history)
+        ]
+
+    def is_unreachable(self, from_node: str, to_node: str) -> bool:
+        """Return whether the last pull by ``from_node`` from ``to_node`` did not reach it."""
+        history = self._known.get(from_node)
+        return history is not None and to_node in history.status.unreachable
+
+    def is_draining(self, node: str) -> bool:
+        """Return whether ``node`` is to get no new work; of an unknown one it is not known, so False."""
+        history = self._known.get(node)
+        return history is not None and history.status.state == "draining"
+
+    def is_gone(self, node: str) -> bool:
+        """Return whether ``node`` was known, and has ended or fallen silent since."""
+        history = self._known.get(node)
+        if history is None:
+            return False
+        return history.status.state == "gone" or self._known.last_seen(node) < self._clock() - NODE_ABSENT_SECONDS
+
+
+def _reader_links(history: _NodeHistory) -> Iterator[NodeLink]:
+    status = history.status
+    for source in sorted({*status.pulled, *status.unreachable}):
+        yield NodeLink(
+            source=source,
+            reader=status.node,
+            nbytes=status.pulled.get(source, 0),
+            seconds=status.seconds.get(source, 0.0),
+            rate=history.pull_rate(source),
+            unreachable=source in status.unreachable,
+            transport=status.transport,
+        )

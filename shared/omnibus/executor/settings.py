@@ -1,0 +1,82 @@
+"""Settings of executors and their engines, from the environment."""
+
+from typing import ClassVar
+
+from omnibus.settings import Settings
+
+
+class ExecutorSettings(Settings, frozen=True):
+    """One executor. Under ``omnibus up`` and in a cluster most of them are set by the plan."""
+
+    area: ClassVar[str] = "EXECUTOR"
+
+    #: Unique id of this replica; empty: made from model, option and a random tail.
+    id: str = ""
+    #: Name of the model in the plan, and its family.
+    model: str = ""
+    family: str = ""
+    #: A directory, or an id of the Hugging Face hub that its cache has, ``Qwen/Qwen2.5-VL-7B-Instruct``.
+    checkpoint: str = ""
+    #: Whether an id whose checkpoint is not there is downloaded when the executor starts. Off: it does not start.
+    download: bool = False
+    #: Seconds that the download may take.
+    download_seconds: float = 3600.0
+    #: Name of the option that it runs.
+    option: str = ""
+    #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
+    origin: str = ""
+    #: Components of the option, comma separated.
+    components: str = ""
+    #: Their unit tasks in the same order, comma separated; empty: named after the family's kinds.
+    tasks: str = ""
+    #: Unit tasks of apps that bring their own engine: a JSON list of ``TaskRecord``; empty: ``checkpoint`` holds it.
+    source: str = ""
+    #: Directory below which such tasks may be imported from; empty: from no directory, installed modules alone.
+    apps_dir: str = ""
+    #: What makes the runners: ``module:function(component, settings)``.
+    engine: str = "services.engines:transformers"
+    #: JSON file with the times and sizes that a simulated executor follows; empty: ``checkpoint`` is that file.
+    profile: str = ""
+    #: Device of torch, and the type of weights and activations.
+    device: str = "cpu"
+    dtype: str = "float32"
+    #: CPU threads per engine; 0: the library's choice.
+    threads: int = 1
+    #: Invocations that may be in flight here before ``busy`` is the answer.
+    credits: int = 64
+    #: Rows of a batch: slots of an LLM, items of an encoder.
+    batch: int = 16
+    #: Bytes up to which a tensor travels within its message to readers on other nodes: a pull of its own costs more.
+    #: 0: all are pulled.
+    inline: int = 8192
+    #: Tokens of one batch of an encoder, in proportion to patches and frames: bounds its memory. A larger item
+    #: makes a batch by itself.
+    media_tokens: int = 16384
+    #: MiB of embeddings that an encoder keeps by the content of their media; 0: none, and equal items that come
+    #: together are all computed.
+    cache_mib: int = 256
+    #: Tokens a sequence may have here; 0: the model's own limit.
+    context: int = 0
+    #: Prompt tokens in one step of an LLM, where no goal says it.
+    share: int = 512
+    #: Seconds to the first token, and between two tokens, that the steps of an LLM and of encoders beside it are
+    #: to keep; how much goes into a step is measured at the start. 0: no goal.
+    ttft: float = 0.0
+    tbt: float = 0.0
+
+
+class VllmSettings(Settings, frozen=True):
+    """Settings of the engine ``services.engines:vllm`` beyond ``ExecutorSettings``."""
+
+    area: ClassVar[str] = "VLLM"
+
+    #: Most prompt tokens in one step; longer prompts take several.
+    step_tokens: int = 8192
+    #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, 512 MiB on a CPU.
+    kv_mib: int = 0
+    #: Share of a GPU's memory for weights, activations and KV cache.
+    memory: float = 0.9
+    #: GPUs that the model is split over.
+    tensor_parallel: int = 1
+    #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.
+    eager: bool = False
