@@ -87,6 +87,14 @@ class PlanningOutcome(NamedTuple):
         planned = self.solution.rate * self.weights[name]
         return flow.rate * self.expected_rate(name) / planned if planned > 0 else 0.0
 
+    def expected_work(self) -> dict[str, float]:
+        """Seconds of work per second that requests bring to each option at the expected rates."""
+        work: dict[str, float] = {}
+        for flow in self.solution.flows:
+            for option, seconds in zip(flow.options, flow.seconds, strict=True):
+                work[option] = work.get(option, 0.0) + self.expected_flow_rate(flow) * seconds
+        return work
+
     def flow_hops(self, flow: Flow) -> Iterator[TensorHop]:
         """Yield what a request on this path moves between its stops."""
         return flow_hops(self.ready, flow)

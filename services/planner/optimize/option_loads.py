@@ -14,13 +14,11 @@ class OptionLoads:
     def __init__(self, outcome: PlanningOutcome, transfers: TransferLoads) -> None:
         self._outcome = outcome
         self._transfers = transfers
-        work: dict[str, float] = {}
+        work = outcome.expected_work()
         passing: dict[str, float] = {}
         for flow in outcome.solution.flows:
-            rate = outcome.expected_flow_rate(flow)
-            for option, seconds in zip(flow.options, flow.seconds, strict=True):
-                work[option] = work.get(option, 0.0) + rate * seconds
-                passing[option] = passing.get(option, 0.0) + rate
+            for option in flow.options:
+                passing[option] = passing.get(option, 0.0) + outcome.expected_flow_rate(flow)
         replicas = outcome.solution.replicas
         self.busy = {option: work.get(option, 0.0) / count for option, count in replicas.items()}
         self._waits = {

@@ -40,6 +40,12 @@ class TransferLoads:
         self._nodes = nodes
         self._loads: dict[tuple[str, str], _LinkLoad] = {}
         self._users: dict[str, set[tuple[str, str]]] = {}
+        self._busy = {
+            option: work / outcome.solution.replicas[option]
+            for outcome in outcomes
+            for option, work in outcome.expected_work().items()
+            if outcome.solution.replicas.get(option)
+        }
         for outcome in outcomes:
             for flow in outcome.solution.flows:
                 model = flow.type.rpartition("/")[0]
@@ -59,8 +65,10 @@ class TransferLoads:
         if not outcome.places:
             return
         for hop in outcome.flow_hops(flow):
-            ends = (outcome.places.get(flow.options[at], {}) for at in (hop.source, hop.target))
-            yield [Transfer(nodes, share, hop.gb) for nodes, share in crossing_shares(*ends).items()]
+            source, target = flow.options[hop.source], flow.options[hop.target]
+            ends = outcome.places.get(source, {}), outcome.places.get(target, {})
+            shares = crossing_shares(*ends, self._busy.get(target, 0.0))
+            yield [Transfer(nodes, share, hop.gb) for nodes, share in shares.items()]
 
     def unloaded_seconds(self, moved: Transfer) -> float:
         """Seconds of a transfer that has the link for itself."""

@@ -97,9 +97,11 @@ def test_gateways_that_prefer_the_node_of_the_bytes_send_about_as_much_as_is_rec
         giving, taking = dict(zip("ab", encoders, strict=True)), dict(zip("ab", thinkers, strict=True))
         path = SimulatedPath([Stop(giving, ENCODE), Stop(taking, THINK, 1e-3)], 100.0)
 
-        path.run_open(load * min(sum(encoders) / ENCODE, sum(thinkers) / THINK), 5000)
+        rate = load * min(sum(encoders) / ENCODE, sum(thinkers) / THINK)
+        path.run_open(rate, 5000)
 
-        assert path.crossed / 5000 == pytest.approx(sum(crossing_shares(giving, taking).values()), abs=0.32)
+        reckoned = sum(crossing_shares(giving, taking, rate * THINK / sum(thinkers)).values())
+        assert path.crossed / 5000 == pytest.approx(reckoned, abs=0.1 if load > 0.5 else 0.2)
         assert path.crossed / 5000 < 0.45  # by chance it would be half
 
 
@@ -236,7 +238,8 @@ def test_executors_that_exchange_a_cache_are_on_one_node_where_the_rate_is_the_s
     assert planned(near)["deployments"][0]["nodes"] == {
         f"q/{name}@{node}": count for name, count in (("E", 2), ("P", 1), ("D", 4)) for node in nodes
     }
-    assert "links" not in planned(near)
+    # With executors that are busy all of the time, 0.6 of the tensors go to any of them, half of these to the other node.
+    assert sum(link["gb_s"] for link in planned(near)["links"]) == pytest.approx(0.3 * near.capacity["q"] * 0.501)
 
 
 def test_cells_are_whole_on_their_node():
@@ -248,7 +251,6 @@ def test_cells_are_whole_on_their_node():
     there = planned(made)["deployments"][0]["nodes"]
     assert {name.split("@")[1] for name in there} == set(nodes)
     assert all(count * 2 == replicas(made.models["q"])[name[2:].split("@")[0]] for name, count in there.items())
-    assert "links" not in planned(made)
 
 
 # Goals

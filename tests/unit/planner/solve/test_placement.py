@@ -49,6 +49,17 @@ def test_what_both_ends_can_keep_on_a_node_stays_there():
     }
 
 
+def test_busy_takers_get_a_part_of_what_another_node_could_keep():
+    assert crossing_shares({"h0": 1, "h1": 1}, {"h0": 1, "h1": 1}, 0.5) == {
+        ("h0", "h1"): pytest.approx(0.3 * 0.25),
+        ("h1", "h0"): pytest.approx(0.3 * 0.25),
+    }
+    assert crossing_shares({"h0": 1}, {"h1": 1, "h2": 1}, 0.9) == {
+        ("h0", "h1"): pytest.approx(0.5),
+        ("h0", "h2"): pytest.approx(0.5),
+    }
+
+
 def test_the_least_traffic_crosses_nodes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(placement, "_IMPROVE_SECONDS", 60.0)  # a busy machine must not cut the search short
     gained = 0
