@@ -14,8 +14,8 @@ from tests import promql
 HERE = Path(__file__).parents[1] / "deploy" / "observability"
 #: Labels that Prometheus gives what it has scraped, and what it says by itself.
 OF_TARGETS, OF_PROMETHEUS = {"job", "instance", "service"}, {"up"}
-#: What only engines of vLLM say.
-VLLM = "vllm"
+#: What only engines of vLLM say, and what only sidecars that pull from each other do: parts of names of files and groups.
+VLLM, LINKS = "vllm", "links"
 
 #: Label sets by the name of a sample.
 Emitted = dict[str, list[dict[str, str]]]
@@ -30,17 +30,21 @@ def dashboards() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text()) for file in sorted((HERE / "grafana/dashboards").glob("*.json"))}
 
 
-def expressions(vllm: bool = False) -> dict[str, str]:
-    """Every expression by where it stands; those for vLLM, or all others."""
+def expressions(only: str = "") -> dict[str, str]:
+    """Every expression by where it stands: those of ``VLLM`` or ``LINKS``, or all others."""
     found = {
         f"{name}: {panel['title']}: {target['legendFormat']}": target["expr"]
         for name, board in dashboards().items()
-        if (VLLM in name) == vllm
+        if _special(name) == only
         for panel in board["panels"]
         for target in panel.get("targets", ())
     }
-    rules = [rule for name, group in alerts().items() if (VLLM in name) == vllm for rule in group]
+    rules = [rule for name, group in alerts().items() if _special(name) == only for rule in group]
     return found | {f"alert {rule['alert']}": rule["expr"] for rule in rules}
+
+
+def _special(name: str) -> str:
+    return next((each for each in (VLLM, LINKS) if each in name), "")
 
 
 def samples(texts: Iterable[str]) -> Emitted:

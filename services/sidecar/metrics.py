@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from omnibus.errors import NodeUnreachable, ProtocolError, Unauthorized
 from omnibus.metrics import ARENA, NODES
 from omnibus.metrics.collectors import Values
 
@@ -34,6 +35,10 @@ _LABELLED_KEYS = {
 }
 #: Reasons that are alerted of: an increase is seen where there was a number before.
 _BAD = {"expired": 0, "forced": 0}
+_BAD_BY_KEY: dict[str, dict[str, int]] = {
+    "pull_failures_total": {NodeUnreachable.code: 0},
+    "refused_peers_total": {Unauthorized.code: 0, ProtocolError.code: 0},
+}
 
 
 def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
@@ -43,7 +48,12 @@ def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
         return lambda: {(): float(found[key])} if key in (found := snapshot()) else {}
 
     def labelled_values(key: str) -> Callable[[], Values]:
-        return lambda: {(label,): float(count) for label, count in snapshot().get(key, {}).items()}
+        def values() -> Values:
+            found = snapshot().get(key)  # None where this node has no others
+            counts = {} if found is None else _BAD_BY_KEY.get(key, {}) | found
+            return {(label,): float(count) for label, count in counts.items()}
+
+        return values
 
     for key, metric in _KEYS.items():
         metric.set_values(key_values(key))

@@ -69,11 +69,13 @@ class SidecarService:
                     await asyncio.sleep(_DRAIN_LOOK_SECONDS)
 
     async def shutdown(self) -> None:
-        if self._nodes is not None:
-            await self._nodes.close()
-        if self._bus is not None:
-            await self._bus.drain()
-        await self._sidecar.stop()
+        try:
+            if self._nodes is not None:
+                await self._nodes.close()
+            if self._bus is not None:
+                await self._bus.drain()
+        finally:  # whatever the bus does, no arena is left
+            await self._sidecar.stop()
 
 
 def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:

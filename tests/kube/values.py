@@ -10,6 +10,7 @@ from typing import Any
 
 from omnibus import settings
 from omnibus.bus import permissions
+from omnibus.executor import settings as executor_settings
 from omnibus.plan import DeploymentOption
 from services.planner.declared.model import DeclaredModel
 from tests.kube.helm import CHART
@@ -19,7 +20,7 @@ SCHEMA, USERS = CHART / "values.schema.json", CHART / "files" / "nats-users.conf
 CHARTS = {
     "bus": {"url", "user", "password", "tls_ca", "tls_cert", "tls_key"},
     "store": {"url", "secret", "tls_ca", "tls_cert", "tls_key"},
-    "sidecar": {"socket", "node"},
+    "sidecar": {"socket", "node", "host", "port", "advertise", "secret_file", "tls_ca", "tls_cert", "tls_key"},
     "gateway": {"host", "port", "media_dir", "apps_dir", "admin_token", "salt", "tls_cert", "tls_key", "keys_file"},
     "planner": {"models", "reconcile"},
     "kubernetes": {"url", "account", "namespace", "template", "release", "owner", "lease"},
@@ -34,7 +35,8 @@ CHARTS = {
 def settable() -> dict[str, list[str]]:
     """The fields of each area that values may set."""
     found = {}
-    services = [each for each in settings.Settings.__subclasses__() if each.__module__ == settings.__name__]
+    modules = (settings.__name__, executor_settings.__name__)
+    services = [each for each in settings.Settings.__subclasses__() if each.__module__ in modules]
     for area in sorted(services, key=lambda each: each.area):
         name = area.area.lower()
         found[name] = sorted(set(area.__struct_fields__) - CHARTS.get(name, set()))

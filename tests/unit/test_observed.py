@@ -59,7 +59,10 @@ def test_panels_of_a_dashboard_lie_side_by_side(name: str):
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-@pytest.mark.parametrize("text", [*observed.expressions().values(), *observed.expressions(vllm=True).values()])
+@pytest.mark.parametrize(
+    "text",
+    [text for only in ("", observed.VLLM, observed.LINKS) for text in observed.expressions(only).values()],
+)
 def test_every_expression_can_be_read(text: str):
     assert promql.read(text).selectors
 

@@ -84,6 +84,6 @@ async def test_panels_and_alerts_of_vllm_ask_only_for_what_it_emits(system: Syst
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
     texts = (await scraped(system))["llm"]
 
-    assert observed.unanswered(observed.expressions(vllm=True), observed.samples(texts)) == []
+    assert observed.unanswered(observed.expressions(observed.VLLM), observed.samples(texts)) == []
     assert generated_tokens(texts) - before == 5
     assert [text.count("# TYPE process_resident_memory_bytes") for text in texts] == [1, 1]

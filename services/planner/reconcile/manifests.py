@@ -3,8 +3,9 @@
 The file holds a JSON object: by ``model/option``, by service, or under ``default`` for all others, a Deployment or
 StatefulSet that runs one executor in its first container, or a LeaderWorkerSet whose leader does. Names, replicas,
 selector, labels, what tells an executor who it is, and its GPUs are filled in, and in a node selector ``{gpu}``
-becomes the type of the GPUs; executors without one have no such selector. The pods of a LeaderWorkerSet have equal
-shares of an executor's GPUs. All else, such as image and volumes, stays as it is.
+becomes the type of the GPUs; executors without one have no such selector. In an affinity ``{model}`` becomes the value
+of the label ``omnibus/model``, so that executors can be kept near others of their model. The pods of a LeaderWorkerSet
+have equal shares of an executor's GPUs. All else, such as image and volumes, stays as it is.
 """
 
 import json
@@ -25,6 +26,8 @@ DEFAULT = "default"
 GPU = "nvidia.com/gpu"
 #: What stands for the type of GPUs in a node selector.
 GPU_PLACEHOLDER = "{gpu}"
+#: What stands for the label of the model in an affinity.
+MODEL_PLACEHOLDER = "{model}"
 #: Labels and annotations of ours begin with this.
 LABEL_PREFIX = "omnibus/"
 MANAGED = {"app.kubernetes.io/managed-by": "omnibus-planner"}
@@ -120,6 +123,8 @@ def build_workload(
         _add_metadata(pod.setdefault("metadata", {}), "labels", {**selector, **said})
         _set_gpu_limit(pod["spec"]["containers"][0], wanted.gpus // _group_size(made))
         _set_node_selector(pod["spec"], wanted.gpu if wanted.gpus else "")
+        if "affinity" in pod["spec"]:
+            pod["spec"]["affinity"] = _fill_model(pod["spec"]["affinity"], said[f"{LABEL_PREFIX}model"])
     _set_environment(pods[0]["spec"]["containers"][0], wanted)
     return made
 
@@ -199,6 +204,15 @@ def _set_node_selector(pod: Manifest, gpu: str) -> None:
     if _selects_gpu(pod):
         chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or GPU_PLACEHOLDER not in value}
         pod["nodeSelector"] = {key: value.replace(GPU_PLACEHOLDER, gpu) for key, value in chosen.items()}
+
+
+def _fill_model(found: Any, model: str) -> Any:
+    """``found`` with the label of the model where the template asks for it."""
+    if isinstance(found, dict):
+        return {key: _fill_model(value, model) for key, value in found.items()}
+    if isinstance(found, list):
+        return [_fill_model(value, model) for value in found]
+    return found.replace(MODEL_PLACEHOLDER, model) if isinstance(found, str) else found
 
 
 def _escape_value(value: str) -> str:

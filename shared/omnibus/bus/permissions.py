@@ -103,7 +103,7 @@ def _planner_permissions() -> Permissions:
 def _sidecar_permissions() -> Permissions:
     """Sidecars know each other by their status, and hear which invocations are over."""
     return Permissions(
-        (subjects.event_subject(subjects.NODE),),
+        tuple(map(subjects.event_subject, (subjects.NODE, subjects.CENSUS))),
         (
             *map(subjects.event_subject, (subjects.NODE, subjects.CENSUS)),
             f"{ROOT}.node.*",

@@ -27,7 +27,7 @@ class NodeState(NamedTuple):
 
 
 class NodeLink(NamedTuple):
-    """What ``reader`` has pulled from ``source`` since ``reader`` started. ``rate`` is None until two reports came."""
+    """Pulls of ``reader`` from ``source`` since ``reader`` started. ``rate`` is None until two reports came."""
 
     source: str
     reader: str

@@ -1,7 +1,8 @@
-"""The one machine of a cluster: it runs the pods that an ``Api`` holds as processes, much as a kubelet would.
+"""The machines of a cluster: they run the pods that an ``Api`` holds as processes here, much as kubelets would.
 
-Volumes become directories, ports free ones, names of services addresses of this machine. A pod that ends is started
-again; one of a new template comes before that of the old one goes.
+Volumes become directories, ports free ones, names of services addresses of this machine. Each machine has a loopback
+address and a ``/dev/shm`` of its own. A pod that ends is started again; one of a new template comes before that of the
+old one goes.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import urllib.request
@@ -25,15 +27,23 @@ from omnibus.up.ports import free_ports
 from tests.e2e.system import ROOT
 from tests.kube.api import Api, Object
 
-LOOK, AGAIN, NODE = 0.1, 0.5, "n1"
+LOOK, AGAIN = 0.1, 0.5
+SHM = "/dev/shm"
 WORKLOADS = ("StatefulSet", "DaemonSet", "Deployment")
+#: What services are told of their ports, by the name of the port.
+PORTS = {
+    "metrics": "OMNIBUS_SERVICE_METRICS_PORT",
+    "http": "OMNIBUS_GATEWAY_PORT",
+    "peers": "OMNIBUS_SIDECAR_PORT",
+}
 
 
 class Pod:
-    """One pod of a workload. ``ports`` are where its ports are in truth, by name."""
+    """One pod of a workload on ``node``. ``ports`` are where its ports are in truth, by name."""
 
-    def __init__(self, name: str, template: Object, machine: "Machine") -> None:
+    def __init__(self, name: str, template: Object, node: str, machine: "Machine") -> None:
         self.name = name
+        self.node = node
         self.spec = template["spec"]
         self.container = self.spec["containers"][0]
         names = [each["name"] for each in self.container["ports"]]
@@ -104,7 +114,7 @@ class Pod:
             volume = made.get(mount["name"], {"name": mount["name"]})
             where = self._root / mount["name"]
             if "hostPath" in volume:
-                where = Path(volume["hostPath"]["path"])
+                where = self._machine.host_path(self.node, volume["hostPath"]["path"])
             elif "persistentVolumeClaim" in volume:
                 where = self._machine.directory / "claims" / volume["persistentVolumeClaim"]["claimName"]
             where.mkdir(parents=True, exist_ok=True)
@@ -118,7 +128,8 @@ class Pod:
         if "secret" not in volume:
             return {}
         data = self._machine.api.of("Secret")[volume["secret"]["secretName"]]["data"]
-        return {file: base64.b64decode(word) for file, word in data.items()}
+        chosen = volume["secret"].get("items") or [{"key": key, "path": key} for key in data]
+        return {each["path"]: base64.b64decode(data[each["key"]]) for each in chosen}
 
     def _write(self, path: Path, data: bytes) -> None:
         data = self._here(data.decode()).encode()
@@ -131,10 +142,9 @@ class Pod:
         found: dict[str, str] = {}
         for each in self.container["env"]:
             found[each["name"]] = self._here(_expanded(self._value(each), found))
-        if "metrics" in self.ports:
-            found["OMNIBUS_SERVICE_METRICS_PORT"] = str(self.ports["metrics"])
-        if "http" in self.ports:
-            found["OMNIBUS_GATEWAY_PORT"] = str(self.ports["http"])
+        for port, variable in PORTS.items():
+            if port in self.ports:
+                found[variable] = str(self.ports[port])
         if self.spec.get("automountServiceAccountToken"):
             found |= self._machine.account
         return found
@@ -144,7 +154,12 @@ class Pod:
         if source is None:
             return str(each.get("value", ""))
         if "fieldRef" in source:
-            return {"metadata.name": self.name, "spec.nodeName": NODE}[source["fieldRef"]["fieldPath"]]
+            known = {
+                "metadata.name": self.name,
+                "spec.nodeName": self.node,
+                "status.podIP": self._machine.nodes[self.node],
+            }
+            return known[source["fieldRef"]["fieldPath"]]
         chosen = source["secretKeyRef"]
         return base64.b64decode(self._machine.api.of("Secret")[chosen["name"]]["data"][chosen["key"]]).decode()
 
@@ -157,7 +172,8 @@ class Pod:
 
 class Machine:
     """``edits`` are made to all text that pods are given, ``ports`` are not free ones but these; ``account`` is told to
-    pods that talk to the cluster."""
+    pods that talk to the cluster. ``nodes`` are addresses by the name of a machine, ``places`` says by the name of a
+    container on which one its pods are; all others are on the first."""
 
     def __init__(
         self, api: Api, directory: Path, edits: Mapping[str, str], ports: Mapping[str, int], account: Mapping[str, str]
@@ -166,6 +182,8 @@ class Machine:
         self.directory = directory
         self.ports = dict(ports)
         self.account = dict(account)
+        self.nodes = {"n1": "127.0.0.1"}
+        self.places: dict[str, str] = {}
         self.pods: dict[str, Pod] = {}
         self.programs = {"python": sys.executable, "nats-server": str(binaries.find_binary(binaries.NATS))}
         self._edits = dict(edits)
@@ -185,6 +203,13 @@ class Machine:
             text = text.replace(one, other)
         return text
 
+    def host_path(self, node: str, path: str) -> Path:
+        """Where ``path`` of a machine is in truth: the first one is this, others share nothing with it."""
+        if node == next(iter(self.nodes)):
+            return Path(path)
+        mark = hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
+        return Path(SHM) / f"omnibus-{mark}-{node}" / path.strip("/").replace("/", "-")
+
     def of(self, workload: str) -> list[Pod]:
         return [pod for name, pod in self.pods.items() if name.startswith(f"{workload}-")]
 
@@ -197,11 +222,14 @@ class Machine:
         finally:
             await asyncio.gather(*(pod.stop() for pod in self.pods.values()))
             self.pods.clear()
+            for node in list(self.nodes)[1:]:
+                shutil.rmtree(self.host_path(node, ""), ignore_errors=True)
 
     async def _look(self) -> None:
-        wanted = {name: made for kind in WORKLOADS for one in self.api.of(kind).values() for name, made in _pods(one)}
+        workloads = [one for kind in WORKLOADS for one in self.api.of(kind).values()]
+        wanted = {name: (made, node) for one in workloads for name, made, node in self._pods(one)}
         for name in wanted.keys() - self.pods.keys():
-            self.pods[name] = Pod(name, wanted[name], self)
+            self.pods[name] = Pod(name, *wanted[name], self)
         fresh = {name for name in wanted if not await self.pods[name].ready()}
         for name in self.pods.keys() - wanted.keys():
             workload = name.rpartition("-")[0].rpartition("-")[0]
@@ -212,14 +240,15 @@ class Machine:
             if pod.name in wanted:
                 pod.refresh()
 
-
-def _pods(workload: Object) -> list[tuple[str, Object]]:
-    """Names of pods, the same for the same template, and what they are."""
-    template = workload["spec"]["template"]
-    told = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
-    mark = hashlib.sha256(told.encode()).hexdigest()[:6]
-    number = workload["spec"].get("replicas", 1)
-    return [(f"{workload['metadata']['name']}-{mark}-{index}", template) for index in range(number)]
+    def _pods(self, workload: Object) -> list[tuple[str, Object, str]]:
+        """Names of pods, the same for the same template, what they are and on which machine."""
+        template = workload["spec"]["template"]
+        told = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
+        mark = hashlib.sha256(told.encode()).hexdigest()[:6]
+        place = self.places.get(template["spec"]["containers"][0]["name"], next(iter(self.nodes)))
+        places = [*self.nodes] if workload["kind"] == "DaemonSet" else [place] * workload["spec"].get("replicas", 1)
+        name = workload["metadata"]["name"]
+        return [(f"{name}-{mark}-{index}", template, node) for index, node in enumerate(places)]
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:

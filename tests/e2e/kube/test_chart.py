@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from omnibus.service import until_cancelled
 from omnibus.up.ports import free_ports
@@ -65,6 +66,16 @@ class Release:
                         if (await http.get(f"{url}/readyz")).status_code == 200:
                             return url
                 await asyncio.sleep(0.2)
+
+    async def counters(self, pod: Pod) -> dict[str, float]:
+        """Samples of a pod's metrics, summed over their labels."""
+        async with httpx.AsyncClient() as http:
+            text = (await http.get(f"http://127.0.0.1:{pod.ports['metrics']}/metrics")).text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
 
     async def until(self, true) -> None:
         async with asyncio.timeout(WITHIN):
@@ -129,3 +140,30 @@ async def test_a_release_serves_scales_and_does_without_its_planner(release: Rel
     assert len(starts) == 2
     assert release.api.objects == {}
     assert left == []
+
+
+@pytest.mark.slow
+async def test_an_image_crosses_to_the_executor_of_another_machine(release: Release):
+    release.machine.nodes = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
+    release.machine.places = {"llm": "n2"}
+    await release.helm.install("om", release.values())
+    url = await release.until_ready()
+    one, two = sorted(release.machine.of(f"{release.name}-sidecar"), key=lambda pod: pod.node)
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        answers = [await http.post("/v1/chat/completions", json=WANTED) for _ in range(2)]
+
+    sent, pulled = await release.counters(one), await release.counters(two)
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1
+    assert {pod.node for pod in release.executors} == {"n2"}
+    assert pulled["omnibus_node_pulled_bytes_total"] == sent["omnibus_node_sent_bytes_total"] > 0
+    assert pulled["omnibus_node_pull_failures_total"] == sent["omnibus_node_refused_connections_total"] == 0
+    async with asyncio.timeout(WITHIN):
+        while sum([(await release.counters(pod))["omnibus_arena_leases"] for pod in (one, two)]):
+            await asyncio.sleep(0.2)
+    logs = one.log + two.log
+    await release.helm.uninstall("om")
+    await release.until(lambda: not release.machine.pods)
+
+    assert "violation" not in logs
+    assert list(Path("/dev/shm").glob(f"omnibus-n?-{release.shared.name[-8:]}")) == []

@@ -26,7 +26,7 @@ FEW = {
     "how": "a few words",
     "le": "buckets",
     "model": "models of the plan",
-    "node": "one of a process",
+    "node": "one of a process, and the nodes that it pulls from",
     "option": "options of the plan",
     "outcome": "a few words",
     "output": "outputs of tasks",

@@ -8,6 +8,7 @@ from typing import Any
 
 import nats
 import pytest
+import uvloop
 from nats.aio.client import Client
 
 from omnibus.bus import Delivery, subjects
@@ -65,6 +66,20 @@ async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path)
         await until(lambda: heard == [b"while it was away", b"afterwards"])
         assert await kept()
         await bus.drain()
+
+
+def test_a_bus_closes_without_its_server_though_messages_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    async def close_alone() -> bool:
+        async with running(infra.prepare_nats(tmp_path)) as owned:
+            bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+            owned.kill()
+            await until(lambda: not bus.connected)
+            bus.publish("a.b", b"nobody takes it")
+            await bus.drain()
+            return bus.connected
+
+    assert not uvloop.run(close_alone())
+    assert "NATS did not take the last messages before closing" in caplog.messages
 
 
 async def test_a_server_that_is_not_there_is_named():

@@ -73,6 +73,9 @@ async def test_nobody_comes_in_without_a_password(guarded_url: str):
         ("llm", "gateway", "omnibus.reply.g"),
         ("generator", "gateway", "omnibus.event.executor"),
         ("planner", "llm", "omnibus.event.census"),
+        ("sidecar", "gateway", "omnibus.event.node"),
+        ("sidecar", "sidecar", "omnibus.event.census"),
+        ("gateway", "sidecar", "omnibus.node.n1"),
         ("operator", "gateway", "omnibus.replay"),
     ],
 )
@@ -92,6 +95,7 @@ async def test_what_the_contract_says_passes(guarded_url: str, sender: str, hear
         ("planner", "llm", "omnibus.edge.l-0"),
         ("gateway", "gateway", "omnibus.reply.other"),  # who asks does not answer
         ("gateway", "operator", "omnibus.event.plan"),
+        ("sidecar", "sidecar", "omnibus.node.n1"),
         ("operator", "gateway", "omnibus.reply.g"),
     ],
 )

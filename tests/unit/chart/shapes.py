@@ -41,7 +41,15 @@ SHAPES: dict[str, Values] = {
     "as_it_is": {},
     "cpu": values("values-cpu.yaml"),
     "gpu": values("values-gpu.yaml", models=DECLARED),
-    "rdma": values("values-gpu.yaml", "values-rdma.yaml", models=DECLARED),
+    "one_node": values("values-gpu.yaml", models=DECLARED, placement__oneNode="required"),
+    "many_nodes": values(
+        "values-gpu.yaml",
+        models=DECLARED,
+        placement__oneNode="off",
+        gateway__media__accessMode="ReadWriteMany",
+        checkpoints__accessMode="ReadOnlyMany",
+        sidecar__tls__secret="nodes-tls",
+    ),
     "own_servers": values(
         nats={"enabled": False, "url": "tls://bus.example.com:4333", "tls": {"caSecret": "bus-ca"}},
         valkey={"enabled": False, "url": "rediss://:$(STORE_PASSWORD)@store.example.com:6380/0"},

@@ -1,5 +1,6 @@
 """A release from install to uninstall, and the planner of its pod beside it: what both make fits together."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -85,6 +86,9 @@ async def test_the_planner_of_a_release_runs_what_is_declared(release: Release):
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert (told["OMNIBUS_EXECUTOR_DEVICE"], told["OMNIBUS_VLLM_TENSOR_PARALLEL"]) == ("cuda", "2")
     assert told["OMNIBUS_EXECUTOR_DTYPE"] == "bfloat16"
+    near = json.dumps(leader(release.executors()["qwen/L"])["spec"]["affinity"])
+    assert '"omnibus/model": "qwen"' in near
+    assert "{model}" not in near
     assert told["OMNIBUS_EXECUTOR_CHECKPOINT"] == "Qwen/Qwen2.5-VL-7B-Instruct"
 
 

@@ -30,10 +30,7 @@ def test_no_container_may_do_more_than_it_must(rendered: Renders, shape: str):
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] == (part == "planner")
         for container in (*spec["containers"], *spec.get("initContainers", ())):
-            allowed = dict(container["securityContext"]["capabilities"])
-            pinned = allowed.pop("add", []) == ["IPC_LOCK"]  # memory that an RDMA device reads stays where it is
-            assert pinned == (shape == "rdma" and part == "sidecar")
-            assert {**container["securityContext"], "capabilities": allowed} == CONTAINER
+            assert container["securityContext"] == CONTAINER
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -54,19 +51,6 @@ def test_only_the_memory_of_the_machine_is_shared_with_it(rendered: Renders):
         assert hosts == ([] if part in ("planner", "nats", "valkey") else ["/dev/shm"])
 
 
-def test_gateways_and_executors_are_where_their_sidecar_and_each_other_are(rendered: Renders):
-    near = {part: pod["spec"].get("affinity") for part, pod in pods(rendered({}))}
-    apart = {part: pod["spec"].get("affinity") for part, pod in pods(rendered(values(
-        placement__oneNode=False, gateway__media__accessMode="ReadWriteMany"
-    )))}  # fmt: skip
-
-    (term,) = near["gateway"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    labels = {part: pod["metadata"]["labels"] for part, pod in pods(rendered({}))}
-    kept = {part for part, found in labels.items() if term["labelSelector"]["matchLabels"].items() <= found.items()}
-    assert kept == {part for part, affinity in near.items() if affinity} == {"gateway", "encoder", "llm", "generator"}
-    assert set(apart.values()) == {None}
-
-
 def test_everybody_on_a_machine_meets_at_the_same_place(rendered: Renders):
     found = {part: env(pod) for part, pod in pods(rendered(SHAPES["cpu"])) if part not in ("nats", "valkey", "planner")}
 
@@ -83,7 +67,7 @@ def test_passwords_are_in_the_secret_and_nowhere_else(rendered: Renders):
     objects = rendered(SHAPES["everything"])
 
     (secret,) = of(objects, "Secret").values()
-    assert set(secret["data"]) == {*permissions.permissions_by_user(), "store", "signing", "admin", "salt"}
+    assert set(secret["data"]) == {*permissions.permissions_by_user(), "store", "signing", "admin", "salt", "nodes"}
     rest = json.dumps([each for each in objects if each["kind"] != "Secret"])
     assert not [word for word in secret["data"].values() if word in rest]
     for part, pod in pods(objects):
@@ -103,6 +87,8 @@ def test_a_secret_of_your_own_has_all_that_is_asked_of_it(rendered: Renders):
     assert of(objects, "Secret") == {}
     assert {each["name"] for each in asked} == {"mine"}
     assert {each["key"] for each in asked} == {*permissions.permissions_by_user(), "store", "signing", "admin", "salt"}
+    files = [volume["secret"] for _, pod in pods(objects) for volume in pod["spec"]["volumes"] if "secret" in volume]
+    assert [(each["secretName"], [item["key"] for item in each["items"]]) for each in files] == [("mine", ["nodes"])]
 
 
 def test_users_of_the_bus_are_those_of_the_code():
@@ -113,7 +99,7 @@ def test_each_service_has_a_user_of_its_own_on_the_bus(rendered: Renders):
     users = {part: env(pod).get("OMNIBUS_BUS_USER") for part, pod in pods(rendered({}))}
 
     assert {part: user for part, user in users.items() if user} == {
-        part: part for part in ("gateway", "planner", "encoder", "llm", "generator")
+        part: part for part in ("gateway", "planner", "sidecar", "encoder", "llm", "generator")
     }
 
 
@@ -221,9 +207,22 @@ def test_executors_run_tasks_from_below_the_directory_of_apps_alone(rendered: Re
 def test_servers_are_reached_by_services_alone_and_reach_nobody(rendered: Renders):
     objects = rendered({})
 
-    assert allows(objects, "nats", "ingress") == [("gateway", 4222), ("planner", 4222), ("omnibus/executors", 4222)]
+    services = ["gateway", "planner", "omnibus/executors", "sidecar"]
+    assert allows(objects, "nats", "ingress") == [(part, 4222) for part in services]
     assert allows(objects, "valkey", "ingress") == [("gateway", 6379), ("planner", 6379)]
     assert allows(objects, "nats", "egress") == allows(objects, "valkey", "egress") == []
+
+
+def test_sidecars_reach_each_other_and_the_bus_and_are_reached_by_nobody_else(rendered: Renders):
+    objects, alone = rendered({}), rendered(SHAPES["one_node"])
+
+    assert allows(objects, "sidecar", "ingress") == [("anyone", 9090), ("sidecar", 7400)]
+    assert allows(objects, "sidecar", "egress") == [*DNS, ("nats", 4222), ("sidecar", 7400)]
+    others = [part for part, _ in pods(objects) if part != "sidecar"]
+    assert [part for part in others if 7400 in {port for _, port in allows(objects, part, "egress")}] == []
+    assert allows(alone, "sidecar", "ingress") == [("anyone", 9090)]
+    assert allows(alone, "sidecar", "egress") == DNS
+    assert ("sidecar", 4222) not in allows(alone, "nats", "ingress")
 
 
 def test_servers_of_your_own_are_reached_at_their_ports(rendered: Renders):

@@ -1,11 +1,12 @@
 {{/* What the schema cannot say: values that contradict each other are refused, and the message says what to do. */}}
 {{- define "omnibus.checks" -}}
+{{- $mode := include "omnibus.oneNode" . -}}
 {{- $several := or .Values.gateway.autoscaling.enabled (gt (int .Values.gateway.replicas) 1) -}}
 {{- with .Values.gateway.media -}}
 {{- if and $several (eq .kind "emptyDir") -}}
 {{- fail "gateway.media.kind=emptyDir is for one gateway: files and videos of one would be unknown to the others. Set gateway.replicas=1 without autoscaling, or use a claim" -}}
 {{- end -}}
-{{- if and $several (eq .kind "claim") (not .claim) (not $.Values.placement.oneNode) (ne .accessMode "ReadWriteMany") -}}
+{{- if and $several (eq $mode "off") (not .claim) (include "omnibus.onOneMachine" .) -}}
 {{- fail "gateways on several machines share their media: set gateway.media.accessMode=ReadWriteMany, or gateway.media.claim" -}}
 {{- end -}}
 {{- end -}}
@@ -27,6 +28,9 @@
 {{- end -}}
 {{- end -}}
 {{- with .Values.checkpoints -}}
+{{- if and (eq $mode "off") (not .claim) (include "omnibus.onOneMachine" .) -}}
+{{- fail "executors on several machines share their checkpoints: set checkpoints.accessMode=ReadOnlyMany or ReadWriteMany, or checkpoints.claim, or another checkpoints.kind" -}}
+{{- end -}}
 {{- if and (eq .kind "hostPath") (not .hostPath) -}}
 {{- fail "checkpoints.kind=hostPath needs checkpoints.hostPath, a directory that every machine with executors has" -}}
 {{- end -}}
@@ -35,6 +39,15 @@
 {{- end -}}
 {{- if and .download (eq .kind "none") -}}
 {{- fail "checkpoints.download needs a place for what is downloaded: set checkpoints.kind" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.sidecar.tls.secret (eq $mode "required") -}}
+{{- fail "sidecar.tls.secret is for tensors that cross between machines: set placement.oneNode=preferred or off, or leave it empty" -}}
+{{- end -}}
+{{- if and .Values.credentials.existingSecret (ne $mode "required") -}}
+{{- $known := (lookup "v1" "Secret" .Release.Namespace .Values.credentials.existingSecret).data | default dict -}}
+{{- if and $known (not $known.nodes) -}}
+{{- fail (printf "the secret %s has no key nodes, by which sidecars know each other: add one (openssl rand -hex 32), or set placement.oneNode=required" .Values.credentials.existingSecret) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.models.existingConfigMap .Values.models.models -}}
@@ -65,5 +78,14 @@
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
 {{- fail "metrics.serviceMonitor needs the Prometheus operator, which this cluster does not have: install it, or set it to false" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Variables that values may not set, for what listens is protected by others that belong to them: dict of variables. */}}
+{{- define "omnibus.checks.env" -}}
+{{- range $name, $value := . -}}
+{{- if regexMatch "^OMNIBUS_SIDECAR_(SOCKET|NODE|HOST|PORT|ADVERTISE|SECRET_FILE|TLS_.*)$" $name -}}
+{{- fail (printf "%s is set by the chart: use placement.oneNode, sidecar.tls.secret and credentials.existingSecret" $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

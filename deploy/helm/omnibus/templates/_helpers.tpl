@@ -60,9 +60,15 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
   valueFrom: {secretKeyRef: {name: {{ include "omnibus.secret" .root }}, key: {{ .key }}}}
 {{- end -}}
 
+{{/* "true" for services that join the bus; a sidecar does so to find those of other machines: dict "root" $ "part" "x". */}}
+{{- define "omnibus.onBus" -}}
+{{- if or (ne .part "sidecar") (include "omnibus.pulls" .root) }}true{{ end -}}
+{{- end -}}
+
 {{/* Variables of a service: dict "root" $ "part" "gateway" "own" values-of-the-service. Its own settings win. */}}
 {{- define "omnibus.env" -}}
 {{- $root := .root -}}
+{{- $bus := include "omnibus.onBus" . -}}
 {{- $told := dict "HOME" "/tmp" -}}{{/* what libraries keep besides */}}
 {{- if and (eq .part "gateway") $root.Values.gateway.ingress.host -}}
   {{- $_ := set $told "OMNIBUS_GATEWAY_ALLOWED_HOSTS" $root.Values.gateway.ingress.host -}}
@@ -75,7 +81,8 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
   {{- end -}}
   {{- range $name, $value := $from.env -}}{{- $_ := set $told $name (include "omnibus.text" $value) -}}{{- end -}}
 {{- end -}}
-{{- if and $root.Values.nats.auth (ne .part "sidecar") }}
+{{- include "omnibus.checks.env" $told -}}
+{{- if and $root.Values.nats.auth $bus }}
 - {name: OMNIBUS_BUS_USER, value: {{ .part }}}
 {{ include "omnibus.fromSecret" (dict "root" $root "name" "OMNIBUS_BUS_PASSWORD" "key" .part) }}
 {{- end }}
@@ -95,7 +102,7 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 - {name: OMNIBUS_SIDECAR_NODE, value: "$(NODE)-{{ include "omnibus.mark" $root }}"}
 - {name: OMNIBUS_SIDECAR_SOCKET, value: "/dev/shm/omnibus-{{ include "omnibus.mark" $root }}/sidecar.sock"}
 {{- end }}
-{{- if ne .part "sidecar" }}
+{{- if $bus }}
 - {name: OMNIBUS_BUS_URL, value: {{ include "omnibus.busUrl" $root | quote }}}
 {{- if $root.Values.nats.tls.caSecret }}
 - {name: OMNIBUS_BUS_TLS_CA, value: /etc/omnibus/bus/ca.crt}
@@ -115,9 +122,6 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-{{- with .add }}
-  add: {{ toJson . }}
-{{- end }}
 {{- end -}}
 
 {{- define "omnibus.pod.security" -}}
@@ -133,8 +137,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "omnibus.secrets" -}}
 {{- $found := dict -}}
 {{- $values := .root.Values -}}
-{{- if ne .part "sidecar" }}{{ with $values.nats.tls.caSecret }}{{ $_ := set $found "bus" . }}{{ end }}{{ end -}}
+{{- if include "omnibus.onBus" . }}{{ with $values.nats.tls.caSecret }}{{ $_ := set $found "bus" . }}{{ end }}{{ end -}}
 {{- if has .part (list "gateway" "planner") }}{{ with $values.valkey.tls.caSecret }}{{ $_ := set $found "store" . }}{{ end }}{{ end -}}
+{{- if eq .part "sidecar" }}{{ with $values.sidecar.tls.secret }}{{ $_ := set $found "tls" . }}{{ end }}{{ end -}}
 {{- if eq .part "gateway" -}}
 {{- with $values.gateway.tls.secret }}{{ $_ := set $found "tls" . }}{{ end -}}
 {{- with $values.gateway.keys.secret }}{{ $_ := set $found "keys" . }}{{ end -}}
@@ -172,7 +177,7 @@ livenessProbe:
 
 {{/* The pod of a service of ours.
      dict "root" $ "part" "gateway" "own" its-values "labels" more-labels "account" bool
-          "env" "mounts" "volumes" "init" YAML lists "ports" list "args" "add" capabilities */}}
+          "env" "mounts" "volumes" "init" YAML lists "ports" list "args" */}}
 {{- define "omnibus.pod" -}}
 {{- $root := .root -}}
 {{- $tensors := ne .part "planner" -}}
@@ -204,15 +209,11 @@ securityContext: {{- include "omnibus.pod.security" . | nindent 2 }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}
-{{- if and $tensors (ne .part "sidecar") $root.Values.placement.oneNode }}
-affinity:
-  podAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      - topologyKey: kubernetes.io/hostname
-        labelSelector:
-          matchLabels: {app.kubernetes.io/instance: {{ $root.Release.Name }}, omnibus/tensors: "true"}
+{{- $apart := or (not $tensors) (eq (include "omnibus.oneNode" $root) "off") }}
+{{- if not (or $apart (eq .part "sidecar")) }}
+affinity: {podAffinity: {{ include "omnibus.affinity" . }}}
 {{- end }}
-{{- if ne .part "sidecar" }}
+{{- if and $apart (ne .part "sidecar") }}
 topologySpreadConstraints:
 {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
   - maxSkew: 1

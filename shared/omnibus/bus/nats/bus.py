@@ -309,5 +309,6 @@ class NatsBus:
                 if self._acks is not None:
                     await self._acks.wait_for_acks()
                 await self._nc.close()
-        except (TimeoutError, nats.errors.Error, BusUnavailable):
+        except (TimeoutError, OSError, RuntimeError, nats.errors.Error, BusUnavailable):
+            # uvloop raises RuntimeError for a write to a connection that has ended.
             log.warning("NATS did not take the last messages before closing")

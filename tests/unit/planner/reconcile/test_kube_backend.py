@@ -124,6 +124,27 @@ async def test_a_node_selector_names_the_type_of_the_gpus_where_the_template_ask
     assert backend.workload_hash(one) != backend.workload_hash(two)
 
 
+async def test_an_affinity_names_the_model_where_the_template_asks_for_it(settings: KubernetesSettings, cluster: Api):
+    def term(model: str) -> dict:
+        return {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": {"release": "om", "omnibus/model": model}},
+        }
+
+    asks = template()
+    near = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term("{model}")}]}
+    asks["spec"]["template"]["spec"]["affinity"] = {"podAffinity": near}
+    Path(settings.template).write_text(json.dumps({"default": asks}))
+
+    await KubernetesBackend(settings).start(asked())
+
+    (made,) = cluster.objects.values()
+    pod = made["spec"]["template"]
+    (chosen,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert chosen == {"weight": 100, "podAffinityTerm": term(pod["metadata"]["labels"]["omnibus/model"])}
+    assert pod["metadata"]["labels"]["omnibus/model"] == "Org-Model.A"
+
+
 def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: KubernetesBackend):
     known, named = asked(), asked(gpu="cpu")
 
