@@ -31,10 +31,14 @@ class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeclaredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node with ``gpus`` of type ``gpu``; a replica does not span two."""
+    """A node with ``gpus`` of type ``gpu``; a replica does not span two.
+
+    ``link_gb_s`` is what its network link carries in each direction, in GB/s (10 Gbit/s are 1.25); None: unknown.
+    """
 
     gpus: int
     gpu: str = ""
+    link_gb_s: float | None = None
 
 
 class TailLatencyGoals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +110,10 @@ def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -
             )
     for name, node in nodes.items():
         _require_valid(node.gpus >= 0, f"nodes: {name} has {node.gpus} GPUs")
+        _require_valid(
+            node.link_gb_s is None or (math.isfinite(node.link_gb_s) and node.link_gb_s > 0),
+            f"nodes: link_gb_s of {name} is {node.link_gb_s}: it must be GB/s above 0; leave it out when it is unknown",
+        )
         _require_valid(
             not gpus or node.gpu in gpus or (not node.gpu and len(gpus) == 1),
             f"nodes: {name} has GPUs of type {node.gpu!r}; 'gpus' names {', '.join(gpus)}",

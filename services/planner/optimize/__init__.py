@@ -5,6 +5,8 @@
     cost_model.py      cost of a request of a type on an option, at given sizes of requests
     demand.py          rates and mixes: declared, or measured
     latency_goals.py   goals for tail latency to admissible work
+    edge_sizes.py      bytes between components; links.py, transfers.py: what crosses nodes, and the time it takes
+    latency.py         queues and percentiles; option_loads.py: utilisation and latencies of a plan
     kv_memory.py       memory for KV caches as a limit of one replica
     joint.py           models that are planned together; cells.py: a model in cells
     plan_builder.py    the solver's answer to plans; explain.py: why

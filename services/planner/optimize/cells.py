@@ -7,10 +7,11 @@ import msgspec
 from services.planner.declared.planned_spec import GPUS, THROUGHPUT
 from services.planner.optimize.demand import ModelDemand
 from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
-from services.planner.solve import cells, mixture
+from services.planner.solve import cells, mixture, placement
 from services.planner.solve.constraints import Terms
 from services.planner.solve.mixture import Mixture
-from services.planner.solve.problem import Infeasible, require
+from services.planner.solve.placement import Places
+from services.planner.solve.problem import Infeasible, SolverOption, require
 from services.planner.solve.solution import Flow, Solution
 from services.planner.solve.solver import Solver
 
@@ -38,9 +39,26 @@ def solve_cells(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: 
     goal, chosen = _choose_mixture(best, group.goal, demands[name], room, gpu, asked.weights[name])
     solution = _merge_cells(solver, terms, best, chosen, goal)
     unserved = group.missing_components(demands, solution)
+    places = _place_cells({size: best[size] for size in chosen.cells}, chosen, room, gpu)
     return PlanningOutcome(
-        group.ready, demands, goal, solver, solution, terms, asked.weights, {}, unserved, asked.tails, chosen.cells
+        group.ready, demands, goal, solver, solution, terms, asked.weights, places, unserved, asked.tails, chosen.cells
     )
+
+
+def _place_cells(best: Mapping[int, Solution], chosen: Mixture, room: GpuBudget, gpu: str) -> Places:
+    """Each cell on one node; empty where some cell fits into none."""
+    if not room.nodes:
+        return {}
+    names = {f"{size}": size for size in best}
+    whole = {name: SolverOption((), size, gpu) for name, size in names.items()}
+    count = {name: chosen.cells[size] for name, size in names.items()}
+    places: Places = {}
+    for name, there in (placement.place_replicas(count, whole, room.nodes) or {}).items():
+        for option, each in best[names[name]].replicas.items():
+            for node, number in there.items():
+                before = places.setdefault(option, {})
+                before[node] = before.get(node, 0) + each * number
+    return places
 
 
 def _useful_cells(solver: Solver, sizes: list[int], terms: Terms, gpu: str) -> dict[int, Solution]:

@@ -8,22 +8,26 @@ import msgspec
 from omnibus.errors import DeadlineExceeded
 from services.planner.declared.planned_spec import GPUS, THROUGHPUT
 from services.planner.optimize.demand import ModelDemand
+from services.planner.optimize.edge_sizes import TensorHop
 from services.planner.optimize.latency_goals import TailLimits, tail_limits
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import placement
 from services.planner.solve.constraints import SolverNode, Terms
 from services.planner.solve.multi_model import JointModel, join_networks
-from services.planner.solve.placement import Places
+from services.planner.solve.placement import Places, TrafficOf
 from services.planner.solve.problem import Infeasible
 from services.planner.solve.query import SolverAnswer
 from services.planner.solve.replan import replan_deployment
-from services.planner.solve.solution import Solution
+from services.planner.solve.solution import Flow, Solution
 from services.planner.solve.solver import Solver
+from services.planner.solve.traffic import OptionTraffic
 
 #: Seconds that one question may take.
 SOLVE_TIMEOUT_SECONDS = 10.0
 #: Replicas of an option that are thought of when nothing bounds them.
 _MAX_REPLICAS = 64
+#: Seconds to find nodes for replicas that run anyway.
+_PLACE_SECONDS = 0.5
 
 
 class GpuBudget(NamedTuple):
@@ -68,6 +72,32 @@ class PlanningOutcome(NamedTuple):
     unserved: dict[str, tuple[str, ...]]
     tails: dict[str, TailLimits]
     cells: dict[int, int] = {}  # noqa: RUF012 nobody writes to it
+
+    def expected_rate(self, name: str) -> float:
+        """Req/s of model ``name`` that come, as far as they can be served.
+
+        All that can be served when nobody says how many come.
+        """
+        most = self.solution.capacity * self.weights[name]
+        return min(self.demands[name].rate or most, most)
+
+    def expected_flow_rate(self, flow: Flow) -> float:
+        """Req/s of a path at the expected rate of its model."""
+        name = flow.type.rpartition("/")[0]
+        planned = self.solution.rate * self.weights[name]
+        return flow.rate * self.expected_rate(name) / planned if planned > 0 else 0.0
+
+    def expected_work(self) -> dict[str, float]:
+        """Seconds of work per second that requests bring to each option at the expected rates."""
+        work: dict[str, float] = {}
+        for flow in self.solution.flows:
+            for option, seconds in zip(flow.options, flow.seconds, strict=True):
+                work[option] = work.get(option, 0.0) + self.expected_flow_rate(flow) * seconds
+        return work
+
+    def flow_hops(self, flow: Flow) -> Iterator[TensorHop]:
+        """Yield what a request on this path moves between its stops."""
+        return flow_hops(self.ready, flow)
 
 
 class SolverQuestion(NamedTuple):
@@ -135,7 +165,23 @@ class PlanningGroup:
         answer = SolverAnswer(run.running, served, worst, worst, proven=True)
         solution = solver.build_solution(run, answer, "rate", worst, 0.0, settled=True)
         lacking = self.missing_components(demands, solution)
-        return PlanningOutcome(self.ready, demands, THROUGHPUT, solver, solution, terms, weights, {}, lacking, found)
+        places = self._place_running(solver, solution, room)
+        return PlanningOutcome(
+            self.ready, demands, THROUGHPUT, solver, solution, terms, weights, places, lacking, found
+        )
+
+    def _place_running(self, solver: Solver, solution: Solution, room: GpuBudget) -> Places:
+        """Nodes for replicas that run, as they were planned: nobody says where they are. Empty when they do not fit."""
+        traffic = self._option_traffic(solution)
+        try:
+            return (
+                placement.place_replicas(
+                    solution.replicas, solver.frame.network.options, room.nodes, within=_PLACE_SECONDS, traffic=traffic
+                )
+                or {}
+            )
+        except DeadlineExceeded:
+            return {}
 
     def build_question(
         self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
@@ -164,14 +210,27 @@ class PlanningGroup:
     def _solve_for_goal(self, solver: Solver, terms: Terms, measured: bool) -> tuple[str, Solution, Places]:
         if self.goal == GPUS:
             try:
-                return GPUS, *_solve_least_gpus(solver, terms)
+                return GPUS, *_solve_least_gpus(solver, terms, self._option_traffic)
             except Infeasible:
                 if not measured or terms.gpus is None:
                     raise
-        solution, places = placement.most_within_nodes(solver, terms) if terms.nodes else (solver.solve_most(terms), {})
+        solution, places = (
+            placement.most_within_nodes(solver, terms, self._option_traffic)
+            if terms.nodes
+            else (solver.solve_most(terms), {})
+        )
         if solution.rate <= 0:
             raise Infeasible(f"{_describe_gpus(terms)} cannot hold an executor for each component that requests use")
         return THROUGHPUT, solution, places
+
+    def _option_traffic(self, solution: Solution) -> OptionTraffic:
+        """GB/s between options."""
+        found: dict[tuple[str, str], float] = {}
+        for flow in solution.flows:
+            for hop in flow_hops(self.ready, flow):
+                ends = flow.options[hop.source], flow.options[hop.target]
+                found[ends] = found.get(ends, 0.0) + hop.gb * flow.rate
+        return found
 
     def _demand_weight(self, each: ModelDemand) -> float:
         """With goal "throughput" a model that does not say its rate counts as one with 1 req/s."""
@@ -214,9 +273,15 @@ class PlanningGroup:
                     )
 
 
-def _solve_least_gpus(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
+def flow_hops(ready: Mapping[str, ModelInputs], flow: Flow) -> Iterator[TensorHop]:
+    """Yield what a request on a path moves between its stops."""
+    name, _, kind = flow.type.rpartition("/")
+    return ready[name].edges.path_hops(kind, flow.components)
+
+
+def _solve_least_gpus(solver: Solver, terms: Terms, traffic_of: TrafficOf) -> tuple[Solution, Places]:
     if terms.nodes:
-        return placement.least_within_nodes(solver, 1.0, terms)
+        return placement.least_within_nodes(solver, 1.0, terms, traffic_of)
     if not terms.running:
         return solver.solve_least(1.0, terms), {}
     try:

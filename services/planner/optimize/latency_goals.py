@@ -1,7 +1,8 @@
 """Goals for tail latency to how much work replicas may be given, from loads that were measured on one replica.
 
 The first token waits for encoders and then for the LLM, so both must keep the goal together: each gets the part
-of it that its lightest load takes. Encoders alone are judged by how long they take in all.
+of it that its lightest load takes. Encoders alone are judged by how long they take in all. What no placement keeps
+on one node takes its transfer off the goal first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from omnibus.profile import OptionProfile, Point
 from services.planner.declared.planned_spec import TailLatencyGoals
+from services.planner.optimize.links import unavoidable_seconds
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import utilisation
 
@@ -51,7 +53,11 @@ def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
 
 def _max_utilisation(ready: ModelInputs, option: OptionProfile, goals: Mapping[str, float]) -> tuple[float, str]:
     """The part of its time that one replica may be busy; or the goal that it keeps under no load."""
-    budgets = {goal: limit * _goal_fraction(ready, option, goal) for goal, limit in goals.items()}
+    moved = unavoidable_seconds(ready, option, sends=_is_encoder(ready, option))
+    budgets = {
+        goal: max(0.0, limit - moved * (goal in _END_TO_END_GOALS)) * _goal_fraction(ready, option, goal)
+        for goal, limit in goals.items()
+    }
     full = max([option.rate, *(point.rate for point in option.curve)])
     kept = [
         point.rate

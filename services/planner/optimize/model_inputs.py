@@ -10,10 +10,11 @@ from omnibus.families.plugins import join_names
 from omnibus.profile import CostLine, ModelProfile, OptionProfile, RoleCost
 from services.planner.declared import shared_components
 from services.planner.declared.model import Model, require_valid_model
-from services.planner.declared.planned_spec import GpuType, PlannedModel
+from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel
 from services.planner.optimize import demand
 from services.planner.optimize.candidates import option_hardware, option_service, to_solver_option, usable_options
 from services.planner.optimize.cost_model import OptionCosts, Quantities
+from services.planner.optimize.edge_sizes import EdgeSizes
 from services.planner.optimize.kv_memory import KvMemory
 from services.planner.solve.flow_network import Network, build_lattice
 from services.planner.solve.problem import PlanningProblem, RequestType, check_problem
@@ -23,10 +24,16 @@ class ModelInputs:
     """A planned model with its profile. Raises ``BadRequest`` that names the model and what is wrong with either.
 
     ``left`` says which options of the profile are not used, and why. ``lent`` are options that run other models'
-    executors, by name, such as ``a/E``.
+    executors, by name, such as ``a/E``. ``nodes`` are those that replicas go to; none: anywhere.
     """
 
-    def __init__(self, model: Model, profile: ModelProfile, gpus: Mapping[str, GpuType]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        profile: ModelProfile,
+        gpus: Mapping[str, GpuType],
+        nodes: Mapping[str, DeclaredNode] | None = None,
+    ) -> None:
         if model.planned is None:
             raise BadRequest(f"model {model.name} is not planned")
         self.name = model.name
@@ -34,6 +41,8 @@ class ModelInputs:
         self.asked: PlannedModel = model.planned
         self.profile = profile
         self._gpus = gpus
+        self.nodes = dict(nodes or {})
+        self.edges = EdgeSizes(model.components, profile)
         missing = set(model.components) - set(profile.components) - set(model.shares)
         require_valid_model(
             not missing,

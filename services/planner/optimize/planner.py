@@ -15,11 +15,12 @@ from services.planner.declared.planned_spec import GPUS, THROUGHPUT, DeclaredNod
 from services.planner.optimize import cells, plan_builder
 from services.planner.optimize.capacity import plan_capacity
 from services.planner.optimize.demand import ModelDemand, resolve_demand
-from services.planner.optimize.explain import MAX_ALTERNATIVES, explain_outcome
+from services.planner.optimize.explain import MAX_ALTERNATIVES, explain_links, explain_outcome
 from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.optimize.load import Loads
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.result import PlanningResult
+from services.planner.optimize.transfers import TransferLoads
 from services.planner.solve.constraints import SolverNode
 
 
@@ -43,8 +44,9 @@ class Planner:
         self.models = dict(models)
         self._turn = Lock()  # the solver keeps what it knows of the last question
         self._gpus = dict(gpus)
-        self._room = _gpu_budget(gpus, nodes)
-        self._ready = {name: ModelInputs(model, profiles[name], gpus) for name, model in models.items()}
+        self._nodes = _typed_nodes(gpus, nodes)
+        self._room = _gpu_budget(gpus, self._nodes)
+        self._ready = {name: ModelInputs(model, profiles[name], gpus, self._nodes) for name, model in models.items()}
         for ready in self._ready.values():
             ready.borrow_options(models, self._ready)
         self._groups = _group_models(self._ready)
@@ -88,9 +90,12 @@ class Planner:
 
         What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
         """
-        demands, there = self._resolve_demands(load), self._running_replicas(running)
+        demands, there, room = self._resolve_demands(load), self._running_replicas(running), self._room
+        found = []
         with self._turn:
-            found = [group.route_running(_group_demands(group, demands), there, self._room) for group in self._groups]
+            for group in self._groups:
+                found.append(group.route_running(_group_demands(group, demands), there, room))
+                room = room._replace(nodes=_remaining_budget(room, found[-1]).nodes)
             return self._build_result(found, alternatives=0)
 
     def _build_result(
@@ -99,8 +104,10 @@ class Planner:
         models: dict[str, ModelPlan] = {}
         told: dict[str, Any] = {"models": {}, "deployments": []}
         most, rates = dict[str, float](), dict[str, float]()
+        transfers = TransferLoads(outcomes, self._nodes)
+        told |= explain_links(transfers)
         for outcome in outcomes:
-            why = explain_outcome(outcome, self._gpus, alternatives=alternatives)
+            why = explain_outcome(outcome, self._gpus, transfers, alternatives=alternatives)
             told["models"].update(why["models"])
             told["deployments"].append(why["deployment"])
             for name in outcome.ready:
@@ -153,9 +160,14 @@ def _remaining_budget(room: GpuBudget, outcome: PlanningOutcome) -> GpuBudget:
     return room.subtract_solution(outcome.solution, outcome.places, options)
 
 
-def _gpu_budget(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> GpuBudget:
+def _typed_nodes(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> dict[str, DeclaredNode]:
+    """The nodes with their GPU type, which one may leave out where there is only one."""
     only = next(iter(gpus)) if len(gpus) == 1 else ""
-    there = {name: SolverNode(node.gpus, node.gpu or only) for name, node in nodes.items()}
+    return {name: msgspec.structs.replace(node, gpu=node.gpu or only) for name, node in nodes.items()}
+
+
+def _gpu_budget(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> GpuBudget:
+    there = {name: SolverNode(node.gpus, node.gpu) for name, node in nodes.items()}
     if gpus:
         return GpuBudget({name: kind.count for name, kind in gpus.items()}, there)
     if not there:

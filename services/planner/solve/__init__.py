@@ -9,7 +9,8 @@
     solver.py          most requests within GPUs, fewest GPUs for a rate; replan.py the same within milliseconds
     solution.py        the answer, its paths; sensitivity.py why it is the answer
     cells.py, mixture.py        GPU allocations that serve alone, and how many of each
-    topology.py, placement.py   nodes and what flows between them
+    topology.py, traffic.py     nodes and what flows between them
+    placement.py, exact_placement.py   a node for each replica
     multi_model.py, slo.py, baselines.py   several models at once; tail latency; what others do
 
 Rates are in requests per second (req/s), work in seconds of one replica per request, traffic in GB and

@@ -1,23 +1,29 @@
-"""Replicas onto nodes: bins that the GPUs of one replica must not span, filled first-fit, then exactly."""
+"""Replicas onto nodes: bins that the GPUs of one replica must not span, filled first-fit, then exactly.
 
-from collections.abc import Mapping
+Among placements that move as few running replicas, the one with the least traffic between nodes is taken.
+"""
 
-import numpy as np
-from scipy import sparse
+from collections.abc import Callable, Mapping
 
 from omnibus.errors import DeadlineExceeded
-from services.planner.solve import highs
 from services.planner.solve.constraints import SolverNode, Terms
-from services.planner.solve.highs import Deadline, Program
+from services.planner.solve.exact_placement import place_exactly
 from services.planner.solve.problem import SolverOption, require
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
+from services.planner.solve.traffic import OptionTraffic, crossing_traffic
 
 #: Replicas by option and node.
 Places = dict[str, dict[str, int]]
+#: GB/s between the options of a solution.
+TrafficOf = Callable[[Solution], OptionTraffic]
+#: Seconds to look for a placement with less traffic than one that is known.
+_IMPROVE_SECONDS = 0.5
+#: GB/s that are nothing.
+_NO_TRAFFIC = 1e-9
 
 
-def most_within_nodes(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
+def most_within_nodes(solver: Solver, terms: Terms, traffic_of: TrafficOf | None = None) -> tuple[Solution, Places]:
     """``Solver.most`` within ``terms.nodes``, and where each replica goes.
 
     Only GPUs are counted at first, which is usually enough; when the replicas do not fit into the nodes
@@ -25,22 +31,29 @@ def most_within_nodes(solver: Solver, terms: Terms) -> tuple[Solution, Places]:
     """
     require(bool(terms.nodes), "name the nodes that replicas go to")
     found = solver.solve_most(terms)
-    places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
+    places = _place_solution(solver, found, terms, traffic_of)
     if places is None:
         found = solver.solve_most(terms, packed=True)
-        places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
+        places = _place_solution(solver, found, terms, traffic_of)
     return found, _require_places(places)
 
 
-def least_within_nodes(solver: Solver, rate: float, terms: Terms) -> tuple[Solution, Places]:
+def least_within_nodes(
+    solver: Solver, rate: float, terms: Terms, traffic_of: TrafficOf | None = None
+) -> tuple[Solution, Places]:
     """``Solver.least`` within ``terms.nodes``, and where each replica goes."""
     require(bool(terms.nodes), "name the nodes that replicas go to")
     found = solver.solve_least(rate, terms)
-    places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
+    places = _place_solution(solver, found, terms, traffic_of)
     if places is None:
         found = solver.solve_least(rate, terms, packed=True)
-        places = place_replicas(found.replicas, solver.frame.network.options, terms.nodes)
+        places = _place_solution(solver, found, terms, traffic_of)
     return found, _require_places(places)
+
+
+def _place_solution(solver: Solver, found: Solution, terms: Terms, traffic_of: TrafficOf | None) -> Places | None:
+    traffic = traffic_of(found) if traffic_of is not None and len(terms.nodes) > 1 else {}
+    return place_replicas(found.replicas, solver.frame.network.options, terms.nodes, traffic=traffic)
 
 
 def _require_places(places: Places | None) -> Places:
@@ -55,15 +68,65 @@ def place_replicas(
     nodes: Mapping[str, SolverNode],
     running: Mapping[str, Mapping[str, int]] | None = None,
     within: float = 5.0,
+    traffic: OptionTraffic | None = None,
 ) -> Places | None:
     """A node for each replica; None when they do not fit. Replicas that are ``running`` stay where they can.
 
     Largest first, each onto the first node with room: exact when sizes divide each other. Where that
-    fails, or moves a running replica, a program decides.
+    fails, moves a running replica, or has ``traffic`` (GB/s between options) cross nodes, each node is filled with
+    the same share of every option, and then a program decides.
     """
-    kept = _keep_running(replicas, nodes, running or {})
-    places = _first_fit(replicas, options, nodes, kept)
-    return places or _place_exactly(replicas, options, nodes, running or {}, within)
+    running = running or {}
+    sent = {ends: rate for ends, rate in (traffic or {}).items() if rate > 0 and all(map(replicas.get, ends))}
+    kept = _keep_running(replicas, nodes, running)
+    known = _first_fit(replicas, options, nodes, kept)
+    if known and not _total_crossing(known, sent):
+        return known
+    if sent:
+        known = _less_crossing(known, _balanced_fit(replicas, options, nodes, kept), sent)
+    if not known:
+        return place_exactly(replicas, options, nodes, running, sent, within)
+    return _improve_places(known, replicas, options, nodes, running, sent) if _total_crossing(known, sent) else known
+
+
+def _total_crossing(places: Places, traffic: OptionTraffic) -> float:
+    """GB/s between nodes; 0 for what is rounding."""
+    total = sum(crossing_traffic(places, traffic).values())
+    return total if total > _NO_TRAFFIC else 0.0
+
+
+def _less_crossing(one: Places | None, other: Places | None, traffic: OptionTraffic) -> Places | None:
+    """Return the placement with less traffic between nodes, ``one`` when they are equal."""
+    if one is None or other is None:
+        return one if other is None else other
+    return other if _total_crossing(other, traffic) < _total_crossing(one, traffic) - _NO_TRAFFIC else one
+
+
+def _improve_places(
+    known: Places,
+    replicas: Mapping[str, int],
+    options: Mapping[str, SolverOption],
+    nodes: Mapping[str, SolverNode],
+    running: Mapping[str, Mapping[str, int]],
+    traffic: OptionTraffic,
+) -> Places:
+    """The placement of the program where it has less traffic than ``known``, in which all running replicas stay."""
+    try:
+        found = place_exactly(replicas, options, nodes, running, traffic, _IMPROVE_SECONDS)
+    except DeadlineExceeded:
+        return known
+    if found is None or _staying(found, running) < _staying(known, running):
+        return known
+    return _less_crossing(known, found, traffic) or known
+
+
+def _staying(places: Places, running: Mapping[str, Mapping[str, int]]) -> int:
+    """Running replicas that stay on their node."""
+    return sum(
+        min(count, running.get(option, {}).get(node, 0))
+        for option, there in places.items()
+        for node, count in there.items()
+    )
 
 
 def _keep_running(
@@ -82,10 +145,7 @@ def _keep_running(
 def _first_fit(
     replicas: Mapping[str, int], options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places
 ) -> Places | None:
-    left = {name: node.gpus for name, node in nodes.items()}
-    for option, there in kept.items():
-        for node, count in there.items():
-            left[node] -= count * options[option].gpus
+    left = _free_gpus(options, nodes, kept)
     if min(left.values(), default=0) < 0:
         return None
     places = {option: dict(there) for option, there in kept.items()}
@@ -101,42 +161,33 @@ def _first_fit(
     return places
 
 
-def _place_exactly(
-    replicas: Mapping[str, int],
-    options: Mapping[str, SolverOption],
-    nodes: Mapping[str, SolverNode],
-    running: Mapping[str, Mapping[str, int]],
-    within: float,
+def _balanced_fit(
+    replicas: Mapping[str, int], options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places
 ) -> Places | None:
-    """Columns: replicas of each option on each node, and those of them that stay."""
-    names, wanted = list(nodes), [option for option, count in replicas.items() if count]
-    pairs = [(option, node) for option in wanted for node in names]
-    count = len(pairs)
-    if not count:
-        return {}
-    upper = [nodes[n].gpus // options[o].gpus if nodes[n].gpu == options[o].gpu else 0 for o, n in pairs]
-    here = [running.get(option, {}).get(node, 0) for option, node in pairs]
-    every = np.zeros((len(wanted), 2 * count))
-    room = np.zeros((len(names), 2 * count))
-    for at, (option, node) in enumerate(pairs):
-        every[wanted.index(option), at] = 1.0
-        room[names.index(node), at] = options[option].gpus
-    total = np.array([float(replicas[option]) for option in wanted])
-    stay = sparse.hstack([-sparse.eye_array(count), sparse.eye_array(count)])
-    program = Program(
-        sparse.vstack([every, room, stay], format="csc"),
-        np.concatenate([total, np.full(len(names) + count, -np.inf)]),
-        np.concatenate([total, [float(nodes[name].gpus) for name in names], np.zeros(count)]),
-        np.zeros(2 * count),
-        np.array([*upper, *here], float),
-        np.concatenate([np.ones(count), np.zeros(count)]),
-    )
-    cost = np.concatenate([np.zeros(count), -np.ones(count)])
-    found = highs.solve_milp(program, cost, Deadline(within))
-    if found is None:
+    """One node after the other, each filled with the option of which the smallest share has a node so far."""
+    left = _free_gpus(options, nodes, kept)
+    if min(left.values(), default=0) < 0:
         return None
-    places: Places = {}
-    for (option, node), value in zip(pairs, np.round(found.x[:count]), strict=True):
-        if value:
-            places.setdefault(option, {})[node] = int(value)
-    return places
+    places = {option: dict(there) for option, there in kept.items()}
+    done = {option: sum(kept.get(option, {}).values()) for option in replicas}
+    for node, has in nodes.items():
+        while fitting := [
+            option
+            for option, count in replicas.items()
+            if done[option] < count and options[option].gpu == has.gpu and options[option].gpus <= left[node]
+        ]:
+            option = min(fitting, key=lambda name: (done[name] / replicas[name], -options[name].gpus, name))
+            there = places.setdefault(option, {})
+            there[node] = there.get(node, 0) + 1
+            done[option] += 1
+            left[node] -= options[option].gpus
+    return places if all(done[option] == count for option, count in replicas.items()) else None
+
+
+def _free_gpus(options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places) -> dict[str, int]:
+    """GPUs of each node beside the replicas that stay there."""
+    left = {name: node.gpus for name, node in nodes.items()}
+    for option, there in kept.items():
+        for node, count in there.items():
+            left[node] -= count * options[option].gpus
+    return left

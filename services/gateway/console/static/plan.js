@@ -35,7 +35,7 @@ function predicted({ plan }) {
       h("p", { class: "faint" }, "Declared by hand: there is a prediction only for models that are planned with a profile."),
       table("Options", ["Option", "Runs", "Service", num("GPUs"), num("Replicas")], options(plan)));
   }
-  return [...Object.entries(told.models ?? {}).map(([name, model]) => expected(name, model)), ...(told.deployments ?? []).map(deployment)];
+  return [...Object.entries(told.models ?? {}).map(([name, model]) => expected(name, model)), ...(told.deployments ?? []).map(deployment), links(told)];
 }
 
 function options(plan) {
@@ -66,8 +66,8 @@ function expected(name, model) {
         return [h("span", h("b", option), " ", model.bottlenecks?.includes(option) ? badge("bottleneck", "warn") : null), num(String(use.replicas)), num(`${use.gpus} ${use.gpu ?? ""}`.trim()),
           h("span", { class: "with" }, busy.bar, ` ${part(use.utilisation)}`), num(grows(use.wait))];
       })),
-      table(`${name}: request types`, ["Request type", num("req/s"), num("alone"), num("latency")], Object.entries(model.types ?? {}).map(([type, each]) =>
-        [kind(type), num(number(each.rate)), num(grows(each.alone)), num(grows(each.latency))]))),
+      table(`${name}: request types`, ["Request type", num("req/s"), num("alone"), num("latency"), num("P99")], Object.entries(model.types ?? {}).map(([type, each]) =>
+        [kind(type), num(number(each.rate)), num(grows(each.alone)), num(grows(each.latency)), num(grows(each.p99))]))),
     Object.entries(NOTES).filter(([note]) => model[note]).map(([note, said]) => h("p", { class: "faint" }, `${said}: ${listed(model[note])}`)));
 }
 
@@ -81,6 +81,14 @@ function deployment(told) {
     told.alternatives?.length ? [h("h3", "Without this it would be"), table("Alternatives", ["Without", "Serves", num("GPUs"), num("Price")], told.alternatives.map((each) => [
       each.without ?? "", each.possible ? Object.entries(each.rates ?? {}).map(([name, rate]) => `${name} ${number(rate)} req/s`).join(", ") : "nothing",
       num(each.possible ? String(each.gpus ?? "") : ""), num(each.possible ? number(each.price) : "")]))] : null);
+}
+
+/** What crosses between nodes, and what their links carry. */
+function links({ links: rows, warnings }) {
+  if (!rows?.length) return null;
+  return card("Between nodes", (warnings ?? []).map((each) => h("p", { class: "note", "data-state": "warn" }, each)),
+    table("Traffic between nodes", ["From", "To", num("GB/s"), num("Link GB/s"), num("Busy")], rows.map((each) => [
+      each.from, each.to, num(number(each.gb_s)), num(each.capacity ? number(each.capacity) : "–"), num(each.utilisation === undefined ? "–" : part(each.utilisation))])));
 }
 
 function paths(plan) {

@@ -26,6 +26,10 @@ def planned_lines(told: Mapping[str, Any]) -> Iterator[str]:
     for deployment in told.get("deployments", ()):
         yield ""
         yield from _deployment_lines(deployment)
+    if told.get("links"):
+        yield ""
+        yield from _link_lines(told["links"])
+    yield from (f"warning: {each}" for each in told.get("warnings", ()))
 
 
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
@@ -65,11 +69,12 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             _number_text(each.get("rate")),
             _seconds_text(each.get("alone")),
             _seconds_text(each.get("latency")),
+            _seconds_text(each.get("p99")),
         ]
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()
     ]
-    yield from table_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY"], rows)
+    yield from table_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
 
 
 def _deployment_lines(told: Mapping[str, Any]) -> Iterator[str]:
@@ -89,6 +94,21 @@ def _deployment_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield from table_lines(
             ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in told["alternatives"]]
         )
+
+
+def _link_lines(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Traffic between nodes; a link that nobody declared has no capacity."""
+    rows = [
+        [
+            str(each.get("from", "")),
+            str(each.get("to", "")),
+            _number_text(each.get("gb_s")),
+            _number_text(each.get("capacity")),
+            _share_text(each.get("utilisation")),
+        ]
+        for each in links
+    ]
+    yield from table_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
 
 
 def _alternative_row(each: Mapping[str, Any]) -> Sequence[str]:

@@ -11,7 +11,7 @@ import pytest
 from omnibus.cli.format.plan import plan_lines
 from omnibus.plan import Plan, decode_plan, encode_plan
 from services.planner.declared.planned_spec import GpuType
-from services.planner.optimize.explain import waiting_seconds
+from services.planner.optimize.latency import queue_wait
 from services.planner.optimize.load import ModelLoad
 from services.planner.optimize.result import PlanningResult
 from tests.unit.planner.optimize.testbed import EL, SEEN, SPLIT, TEXT, E, L, goals, planner, profile, split
@@ -70,14 +70,14 @@ def test_waits_are_those_of_a_simulated_queue():
         waited += max(0.0, first - now)
         free[free.index(first)] = max(first, now) + dice.expovariate(1.0)
 
-    assert waiting_seconds(1.0, 3, 0.8) == pytest.approx(waited / 200_000, rel=0.05)
+    assert queue_wait(1.0, 3, 0.8).mean == pytest.approx(waited / 200_000, rel=0.05)
 
 
 def test_more_work_waits_longer_and_more_replicas_less():
     for busy, more in itertools.pairwise((0.1, 0.5, 0.9, 0.99, 0.999)):
-        assert waiting_seconds(1.0, 4, busy) < waiting_seconds(1.0, 4, more)
-    assert waiting_seconds(1.0, 1, 0.8) == pytest.approx(4.0)  # M/M/1
-    assert waiting_seconds(1.0, 8, 0.8) < waiting_seconds(1.0, 2, 0.8)
+        assert queue_wait(1.0, 4, busy).mean < queue_wait(1.0, 4, more).mean
+    assert queue_wait(1.0, 1, 0.8).mean == pytest.approx(4.0)  # M/M/1
+    assert queue_wait(1.0, 8, 0.8).mean < queue_wait(1.0, 2, 0.8).mean
 
 
 def test_the_next_best_deployments_are_those_without_an_option():

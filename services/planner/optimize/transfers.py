@@ -1,0 +1,122 @@
+"""Tensors between nodes at the expected rates: GB/s of each pair, how busy links are, and how long requests wait.
+
+A node's link carries as much in each direction. Gateways are left out: profiles do not say where media come from.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from services.planner.declared.planned_spec import DeclaredNode
+from services.planner.optimize.joint import PlanningOutcome
+from services.planner.optimize.latency import NO_WAIT, Wait, link_wait
+from services.planner.optimize.links import declared_gb_s, transfer_seconds
+from services.planner.solve.solution import Flow
+from services.planner.solve.traffic import crossing_shares
+
+
+class Transfer(NamedTuple):
+    """The ``share`` of the requests on a path that carries ``gb`` from one node to another."""
+
+    nodes: tuple[str, str]
+    share: float
+    gb: float
+
+
+class _LinkLoad(NamedTuple):
+    """GB/s of a pair of nodes, transfers per second, and sums over these: seconds, their squares and cubes."""
+
+    gb_s: float = 0.0
+    rate: float = 0.0
+    busy: float = 0.0
+    squares: float = 0.0
+    cubes: float = 0.0
+
+
+class TransferLoads:
+    """Traffic of all ``outcomes`` together between ``nodes``."""
+
+    def __init__(self, outcomes: Sequence[PlanningOutcome], nodes: Mapping[str, DeclaredNode]) -> None:
+        self._nodes = nodes
+        self._loads: dict[tuple[str, str], _LinkLoad] = {}
+        self._users: dict[str, set[tuple[str, str]]] = {}
+        self._busy = {
+            option: work / outcome.solution.replicas[option]
+            for outcome in outcomes
+            for option, work in outcome.expected_work().items()
+            if outcome.solution.replicas.get(option)
+        }
+        for outcome in outcomes:
+            for flow in outcome.solution.flows:
+                model = flow.type.rpartition("/")[0]
+                for moved in (each for hop in self.flow_transfers(outcome, flow) for each in hop):
+                    self._add_transfer(moved, outcome.expected_flow_rate(flow) * moved.share)
+                    self._users.setdefault(model, set()).add(moved.nodes)
+
+    def _add_transfer(self, moved: Transfer, rate: float) -> None:
+        before = self._loads.get(moved.nodes, _LinkLoad())
+        seconds = moved.gb / (declared_gb_s(self._nodes, *moved.nodes) or math.inf)
+        self._loads[moved.nodes] = _LinkLoad(
+            before.gb_s + rate * moved.gb, *(total + rate * seconds**power for power, total in enumerate(before[1:]))
+        )
+
+    def flow_transfers(self, outcome: PlanningOutcome, flow: Flow) -> Iterator[list[Transfer]]:
+        """Yield the pairs of nodes that each tensor crosses which goes from one executor of a path to another."""
+        if not outcome.places:
+            return
+        for hop in outcome.flow_hops(flow):
+            source, target = flow.options[hop.source], flow.options[hop.target]
+            ends = outcome.places.get(source, {}), outcome.places.get(target, {})
+            shares = crossing_shares(*ends, self._busy.get(target, 0.0))
+            yield [Transfer(nodes, share, hop.gb) for nodes, share in shares.items()]
+
+    def unloaded_seconds(self, moved: Transfer) -> float:
+        """Seconds of a transfer that has the link for itself."""
+        return transfer_seconds(moved.gb, declared_gb_s(self._nodes, *moved.nodes))
+
+    def wait(self, nodes: tuple[str, str]) -> Wait:
+        """Waiting of a transfer for those before it: one queue for each direction."""
+        load = self._loads.get(nodes)
+        if load is None or not load.rate:
+            return NO_WAIT
+        means = (total / load.rate for total in (load.busy, load.squares, load.cubes))
+        return link_wait(self.utilisation(nodes) or 0.0, *means)
+
+    def utilisation(self, nodes: tuple[str, str]) -> float | None:
+        """The part of its time that a pair's link is busy with all that its nodes send and receive; None: unknown."""
+        found = []
+        for side, node in enumerate(nodes):
+            size = self._nodes[node].link_gb_s
+            if size:
+                found.append(sum(load.gb_s for pair, load in self._loads.items() if pair[side] == node) / size)
+        return max(found, default=None)
+
+    def carried_fraction(self, model: str) -> float:
+        """The part of what ``model`` is expected to send that the links carry; more than 1 where they have room."""
+        busy = [self.utilisation(pair) or 0.0 for pair in self._users.get(model, ())]
+        return 1 / max(busy) if max(busy, default=0.0) > 0 else math.inf
+
+    def describe_links(self) -> list[dict[str, Any]]:
+        """Pairs of nodes with their GB/s and, where the link is declared, what it carries and how busy it is."""
+        rows = []
+        for (start, end), load in sorted(self._loads.items()):
+            row = {"from": start, "to": end, "gb_s": load.gb_s, "capacity": declared_gb_s(self._nodes, start, end)}
+            row["utilisation"] = self.utilisation((start, end))
+            rows.append({name: value for name, value in row.items() if value is not None})
+        return rows
+
+    def find_overloads(self) -> list[str]:
+        """Warnings about pairs of nodes, and about nodes, that would send or receive more than their link carries."""
+        found = []
+        for (start, end), load in sorted(self._loads.items()):
+            size = declared_gb_s(self._nodes, start, end)
+            if size and load.gb_s > size:
+                found.append(f"{start} would send {load.gb_s:.3g} GB/s to {end}; their link carries {size:g} GB/s")
+        for side, verb in enumerate(("send", "receive")):
+            for name, node in self._nodes.items():
+                sizes = [load.gb_s for pair, load in self._loads.items() if pair[side] == name]
+                if node.link_gb_s and len(sizes) > 1 and sum(sizes) > node.link_gb_s:
+                    found.append(
+                        f"{name} would {verb} {sum(sizes):.3g} GB/s in all; its link carries {node.link_gb_s:g} GB/s"
+                    )
+        return found

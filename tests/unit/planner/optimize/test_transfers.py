@@ -1,0 +1,288 @@
+"""What crosses between nodes: how much, where replicas go because of it, and what it does to rates and latencies."""
+
+import json
+from typing import Any
+
+import pytest
+
+from omnibus.cli.format.plan import plan_lines
+from omnibus.errors import BadRequest
+from omnibus.plan import Plan
+from omnibus.profile import EdgeProfile, ModelProfile, Point, TypeProfile
+from services.planner.declared.planned_spec import DeclaredNode, GpuType
+from services.planner.optimize.load import ModelLoad
+from services.planner.optimize.model_inputs import ModelInputs
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.result import PlanningResult
+from services.planner.solve.problem import Infeasible
+from services.planner.solve.traffic import crossing_shares
+from tests.unit.planner.optimize.simulated_nodes import SimulatedPath, Stop, percentile
+from tests.unit.planner.optimize.testbed import (
+    EIGHT,
+    SEEN,
+    SPLIT,
+    TEXT,
+    goals,
+    model,
+    option,
+    planner,
+    profile,
+    replicas,
+    split,
+)
+
+TEN_GBIT = 1.25
+#: Embeddings of 10,000 tokens of 3,584 bfloat16 numbers, and of 15.
+LARGE, SMALL = 10_000 * 3584 * 2, 15 * 3584 * 2
+ENCODE, THINK = 0.1, 0.15
+GPUS = {"L4": GpuType(2), "H100": GpuType(4)}
+AGREE = 0.1
+
+
+def apart(nbytes: float, **fields: Any) -> ModelProfile:
+    """Every request has an image. Encoders run on one type of GPU, thinkers on another."""
+    return profile(
+        {
+            "E": option("vision", ("vision", ENCODE), service="encoder", gpu="L4", **fields),
+            "L": option("thinker", ("thinker", THINK), service="llm", gpu="H100", **fields),
+        },
+        types={SEEN: TypeProfile(("vision", "thinker"), 1.0)},
+        edges=(EdgeProfile("vision", "thinker", nbytes, SEEN),),
+    )
+
+
+def two_nodes(link: float | None = TEN_GBIT) -> dict[str, DeclaredNode]:
+    return {"n1": DeclaredNode(2, "L4", link), "n2": DeclaredNode(4, "H100", link)}
+
+
+def planned(made: PlanningResult) -> dict[str, Any]:
+    return made.explain["planned"]
+
+
+def simulated(made: PlanningResult, nbytes: float) -> SimulatedPath:
+    places: dict[str, dict[str, int]] = {}
+    for name, count in planned(made)["deployments"][0]["nodes"].items():
+        replica, node = name.removeprefix("q/").split("@")
+        places.setdefault(replica, {})[node] = count
+    return SimulatedPath([Stop(places["E"], ENCODE), Stop(places["L"], THINK, nbytes / 1e9)], TEN_GBIT)
+
+
+@pytest.mark.parametrize(("nbytes", "rate"), [(LARGE, TEN_GBIT / (LARGE / 1e9)), (SMALL, 2 / ENCODE)])
+def test_what_can_be_served_is_what_executors_and_links_carry(nbytes: float, rate: float):
+    made = planner(apart(nbytes), GPUS, two_nodes()).plan()
+
+    told = planned(made)["models"]["q"]["capacity"]
+
+    assert told == pytest.approx(rate)
+    assert told == pytest.approx(simulated(made, nbytes).run_closed(60, 20_000), rel=AGREE)
+
+
+@pytest.mark.parametrize("nbytes", [LARGE, SMALL])
+def test_latencies_are_those_of_a_simulation_with_transfers(nbytes: float):
+    made = planner(apart(nbytes), GPUS, two_nodes(), goal="gpus", rate=9.0).plan()
+    path = simulated(made, nbytes)
+
+    path.run_open(9.0, 40_000)
+
+    assert path.crossed == 40_000
+    told = planned(made)["models"]["q"]["types"][SEEN]
+    assert told["alone"] == pytest.approx(ENCODE + THINK + nbytes / 1.25e9 + 0.0005)
+    assert told["latency"] == pytest.approx(sum(path.latencies) / 40_000, rel=AGREE)
+    assert told["p99"] == pytest.approx(percentile(path.latencies, 0.99), rel=AGREE)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
+def test_gateways_that_prefer_the_node_of_the_bytes_send_about_as_much_as_is_reckoned(load: float):
+    for encoders, thinkers in (((1, 1), (1, 3)), ((2, 2), (1, 5)), ((2, 2), (3, 3)), ((3, 1), (3, 3))):
+        giving, taking = dict(zip("ab", encoders, strict=True)), dict(zip("ab", thinkers, strict=True))
+        path = SimulatedPath([Stop(giving, ENCODE), Stop(taking, THINK, 1e-3)], 100.0)
+
+        rate = load * min(sum(encoders) / ENCODE, sum(thinkers) / THINK)
+        path.run_open(rate, 5000)
+
+        reckoned = sum(crossing_shares(giving, taking, rate * THINK / sum(thinkers)).values())
+        assert path.crossed / 5000 == pytest.approx(reckoned, abs=0.1 if load > 0.5 else 0.2)
+        assert path.crossed / 5000 < 0.45  # by chance it would be half
+
+
+def test_large_transfers_change_the_simulation_by_more_than_it_may_miss():
+    """Without transfers in the prediction, it would not agree."""
+    small, large = (
+        planner(apart(nbytes), GPUS, two_nodes(), goal="gpus", rate=9.0).plan() for nbytes in (SMALL, LARGE)
+    )
+
+    before, after = (planned(made)["models"]["q"]["types"][SEEN] for made in (small, large))
+
+    assert after["latency"] > before["latency"] * (1 + AGREE)
+
+
+# What is said of links
+
+
+def lines(made: PlanningResult) -> str:
+    return "\n".join(plan_lines(Plan(7, 0, 0.0, made.models, explain=made.explain), None))
+
+
+def test_links_show_what_crosses_them_and_warn_when_it_is_too_much():
+    made = planner(apart(LARGE), GPUS, two_nodes(), goal="gpus", rate=18.0, headroom=0.0).plan()
+
+    [link] = planned(made)["links"]
+    assert link == {
+        "from": "n1",
+        "to": "n2",
+        "gb_s": pytest.approx(18 * LARGE / 1e9),
+        "capacity": TEN_GBIT,
+        "utilisation": pytest.approx(18 * LARGE / 1e9 / TEN_GBIT),
+    }
+    assert planned(made)["warnings"] == ["n1 would send 1.29 GB/s to n2; their link carries 1.25 GB/s"]
+    assert planned(made)["models"]["q"]["types"][SEEN]["p99"] is None
+    said = lines(made)
+    assert "n1         n2       1.29  1.25       103%" in said
+    assert "warning: n1 would send 1.29 GB/s to n2" in said
+
+
+def test_an_unknown_link_has_traffic_but_neither_capacity_nor_queue():
+    made = planner(apart(LARGE), GPUS, two_nodes(None), goal="gpus", rate=9.0).plan()
+
+    [link] = planned(made)["links"]
+    assert link == {"from": "n1", "to": "n2", "gb_s": pytest.approx(9 * LARGE / 1e9)}
+    assert "warnings" not in planned(made)
+    assert planned(made)["models"]["q"]["types"][SEEN]["latency"] > ENCODE + THINK + LARGE / 1.2e9
+
+
+def test_a_node_that_sends_too_much_to_several_is_said():
+    nodes = {"n1": DeclaredNode(2, "L4", 1.0), **{f"n{at}": DeclaredNode(1, "H100", 1.0) for at in (2, 3, 4)}}
+
+    made = planner(apart(LARGE), {**GPUS, "H100": GpuType(3)}, nodes, goal="gpus", rate=16.0, headroom=0.0).plan()
+
+    assert len(planned(made)["links"]) == 3
+    assert planned(made)["warnings"] == ["n1 would send 1.15 GB/s in all; its link carries 1 GB/s"]
+    assert [each["utilisation"] for each in planned(made)["links"]] == [pytest.approx(16 * LARGE / 1e9)] * 3
+
+
+def test_nothing_is_said_of_links_where_nothing_crosses():
+    one = planner(apart(LARGE), GPUS).plan()
+    there = planner(split(), {"H100": GpuType(8)}, {"n1": DeclaredNode(8)}, declared=SPLIT).plan()
+
+    assert not {"links", "warnings"} & (planned(one).keys() | planned(there).keys())
+
+
+def test_traffic_of_a_type_that_was_not_measured_is_the_mean_of_those_that_were():
+    sizes = profile(edges=(EdgeProfile("vision", "thinker", 4e9, SEEN), EdgeProfile("thinker", "vision", 1e9, TEXT)))
+    hops = ModelInputs(model(), sizes, EIGHT).edges
+
+    assert hops.edge_gb(SEEN, "vision", "thinker") == 4
+    assert hops.edge_gb("others", "vision", "thinker") == 4
+    assert hops.edge_gb(SEEN, "thinker", "other") == 0
+
+
+@pytest.mark.parametrize("size", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_link_without_a_bandwidth_is_refused(size: float):
+    with pytest.raises(BadRequest, match="link_gb_s of n1"):
+        planner(apart(LARGE), GPUS, two_nodes(size))
+
+
+def test_models_of_several_groups_share_the_links():
+    """One model gets a rate, the other what is left: both send from n1 to n2."""
+    models = {"a": model("a", goal="gpus", rate=4.0, headroom=0.0), "b": model("b")}
+    gpus = {"L4": GpuType(2), "H100": GpuType(4)}
+
+    made = Planner(models, dict.fromkeys(models, apart(LARGE)), gpus, two_nodes()).plan()
+
+    rates = {name: planned(made)["models"][name]["rate"] for name in models}
+    assert rates["a"] == 4
+    assert rates["b"] == pytest.approx(10.0)
+    [link] = planned(made)["links"]
+    assert link["gb_s"] == pytest.approx(14 * LARGE / 1e9)
+
+
+def test_new_rates_for_the_replicas_that_run_are_on_links_as_well():
+    asked = planner(apart(LARGE), GPUS, two_nodes(), goal="gpus", rate=9.0)
+    made = asked.plan()
+
+    again = asked.reroute_running(made.models, {"q": ModelLoad(6.0, {SEEN: 1.0})})
+
+    assert planned(again)["deployments"][0]["nodes"] == planned(made)["deployments"][0]["nodes"]
+    assert planned(again)["links"][0]["gb_s"] == pytest.approx(6 * LARGE / 1e9)
+
+
+def test_without_any_replica_nothing_is_reckoned():
+    asked = planner(apart(LARGE), GPUS, two_nodes(), goal="gpus", rate=9.0)
+
+    told = planned(asked.reroute_running({}))
+
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert "links" not in told
+
+
+# Placement
+
+
+def prefill_apart(nbytes: float) -> ModelProfile:
+    """Prefill and decode in executors of their own, which exchange a cache."""
+    parts = ("vision", "prefill", "decode")
+    found = split(EP=9.0, ED=9.0, PD=9.0, EPD=9.0)
+    edges = (EdgeProfile(*parts[:2], 1e6, "+".join(parts)), EdgeProfile(*parts[1:], nbytes, "+".join(parts)))
+    return profile(dict(found.options), components=parts, types=found.types, order=found.order, edges=edges)
+
+
+def test_executors_that_exchange_a_cache_are_on_one_node_where_the_rate_is_the_same():
+    nodes = {"n1": DeclaredNode(7), "n2": DeclaredNode(7)}
+    gpus = {"H100": GpuType(14)}
+
+    near = planner(prefill_apart(5e8), gpus, nodes, declared=SPLIT).plan()
+    without = planner(prefill_apart(0.0), gpus, nodes, declared=SPLIT).plan()
+
+    assert replicas(near.models["q"]) == replicas(without.models["q"]) == {"E": 4, "P": 2, "D": 8}
+    assert near.capacity == without.capacity
+    assert planned(near)["deployments"][0]["nodes"] == {
+        f"q/{name}@{node}": count for name, count in (("E", 2), ("P", 1), ("D", 4)) for node in nodes
+    }
+    # With executors that are busy all of the time, 0.6 of the tensors go to any of them, half of these to the other node.
+    assert sum(link["gb_s"] for link in planned(near)["links"]) == pytest.approx(0.3 * near.capacity["q"] * 0.501)
+
+
+def test_cells_are_whole_on_their_node():
+    nodes = {"n1": DeclaredNode(4), "n2": DeclaredNode(4)}
+
+    made = planner(prefill_apart(5e8), {"H100": GpuType(8)}, nodes, declared=SPLIT, cells=4).plan()
+
+    assert planned(made)["models"]["q"]["cells"] == {"4": 2}
+    there = planned(made)["deployments"][0]["nodes"]
+    assert {name.split("@")[1] for name in there} == set(nodes)
+    assert all(count * 2 == replicas(made.models["q"])[name[2:].split("@")[0]] for name, count in there.items())
+
+
+# Goals
+
+
+def curve(rate: float, done: float) -> tuple[Point, ...]:
+    return (Point(at_once=1, rate=rate, done=done, first_token=done),)
+
+
+def test_a_transfer_that_nothing_avoids_is_taken_off_the_goal():
+    """200 ms are enough for 100 ms of work, and for the transfer of few bytes, but not of many."""
+    gpus, wanted = {**GPUS, "L4": GpuType(8)}, {"goals": goals(first_token=0.2)}
+    nodes = {"n1": DeclaredNode(8, "L4", TEN_GBIT), "n2": DeclaredNode(4, "H100", TEN_GBIT)}
+    fast = curve(10.0, 0.05)
+
+    few = planner(apart(SMALL, curve=fast), gpus, nodes, **wanted).plan()
+
+    assert few.capacity["q"] > 0
+    assert planner(apart(2 * LARGE, curve=fast), gpus, **wanted).plan().capacity == few.capacity
+    with pytest.raises(Infeasible, match="vision within the planned goals"):
+        planner(apart(2 * LARGE, curve=fast), gpus, nodes, **wanted).plan()
+
+
+def test_a_transfer_that_a_placement_avoids_is_not_taken_off_the_goal():
+    one_type = profile(
+        {
+            "E": option("vision", ("vision", ENCODE), gpu="H100", curve=curve(10.0, 0.05)),
+            "L": option("thinker", ("thinker", THINK), gpu="H100", curve=curve(10.0, 0.05)),
+        },
+        types={SEEN: TypeProfile(("vision", "thinker"), 1.0)},
+        edges=(EdgeProfile("vision", "thinker", 1e9, SEEN),),
+    )
+    nodes = {"n1": DeclaredNode(4, link_gb_s=TEN_GBIT), "n2": DeclaredNode(4, link_gb_s=TEN_GBIT)}
+
+    assert planner(one_type, nodes=nodes, goals=goals(first_token=0.2)).plan().capacity["q"] > 0
