@@ -135,6 +135,7 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     created: float  # of the plan, in Unix seconds
     state: str = "ready"  # ready | gone
     v: int = WIRE_VERSION
+    node: str = ""  # whose sidecar it uses
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
