@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import signal
+import time
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from omnibus.errors import NodeUnreachable
 from tests.e2e.nodes.conftest import NODES
+from tests.e2e.nodes.test_failures import sidecar_of
 from tests.e2e.nodes.test_same_answers import chat
 from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.system import System
@@ -74,6 +79,40 @@ async def test_top_shows_nodes_and_links(nodes: System):
     assert shown == [[name, "ready"] for name in sorted(nodes.node_name(node) for node in range(NODES))]
     assert "→" in lines[heads["LINKS"] + 1]
     assert lines[heads["LINKS"] + 1].endswith("ok")
+
+
+async def test_a_pair_is_unreachable_until_a_pull_succeeds_again(nodes: System):
+    """The sidecar of the encoder's node stands still: that of the language model cannot pull from it."""
+    id = await ask_apart(nodes)
+    found = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
+    pull = next(pull for pull in found["pulls"] if pull["source"] >= 0)
+    pair = (pull["from_node"], pull["to_node"])
+    source, reader = ([nodes.node_name(node) for node in range(NODES)].index(name) for name in pair)
+    headers = {"x-omnibus-path": "E>L"}
+
+    async def is_unreachable() -> bool | None:
+        async with nodes.http() as http:
+            links = (await first_state(http, nodes))["links"]
+        return next((link["unreachable"] for link in links if (link["source"], link["reader"]) == pair), None)
+
+    async with nodes.tensors(source) as producer, nodes.tensors(reader) as consumer:
+        until = time.time() + PATIENCE
+        handle = await producer.put(np.ones(1000, np.uint8), invocation="cut", deadline=until)
+        sidecar_of(nodes, source).send_signal(signal.SIGSTOP)
+        with pytest.raises(NodeUnreachable):
+            await consumer.open_tensor(handle, invocation="cut", deadline=until)
+    async with asyncio.timeout(PATIENCE):
+        while not await is_unreachable():
+            await asyncio.sleep(0.2)
+    [line] = [line for line in (await run_command(nodes, "top", "--once")).splitlines() if " → ".join(pair) in line]
+    assert line.endswith("unreachable")
+
+    await nodes.whole()  # `omnibus up` starts what hangs again
+    await nodes.becomes_ready()
+    async with asyncio.timeout(PATIENCE * 2):
+        while await is_unreachable() is not False:
+            async with nodes.http() as http:
+                await http.post("/v1/chat/completions", json=chat(VL_QUESTIONS["image"]), headers=headers)
 
 
 async def test_show_lists_what_each_edge_pulled(nodes: System):
