@@ -57,7 +57,7 @@ class BusyReply(BusMessage, frozen=True, tag="busy"):
 
 
 class PullCost(msgspec.Struct, frozen=True, array_like=True):
-    """What one reader had pulled of one output, from node to node.
+    """Cost of one reader's pulls of one output, from node to node.
 
     ``source`` is the graph node whose ``output`` it was; -1 with no output: an input of the request, from the
     gateway's node. ``seconds`` is how long the reader waited. Readers of one node share a pull, and each has its bytes.

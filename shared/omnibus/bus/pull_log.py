@@ -1,4 +1,4 @@
-"""What a reader had pulled from other nodes, and how long it waited for that."""
+"""Bytes that a reader had pulled from other nodes, and how long it waited for them."""
 
 import time
 from collections.abc import Iterator

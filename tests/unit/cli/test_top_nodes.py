@@ -14,7 +14,7 @@ from omnibus.cluster.monitor.snapshot import SystemState
 from tests.unit.cli.watched import Clock, event, shown, status
 
 MIB = 1 << 20
-BOOT = round((time.time() - 180) * 1e6)
+BOOT = round((time.time() - 3 * 86_400) * 1e6)
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def test_nodes_are_shown_with_who_is_on_them(seen: SystemState):
     table = shown(seen)
 
     assert table["NODES"] == ["state", "started", "arena used", "executors", "gateways", "address"]
-    assert table["n"] == ["ready", "3 min ago", "0% of 4 MiB", "1", "1", "10.0.0.1:7400"]
-    assert table["p"] == ["ready", "3 min ago", "25% of 4 MiB", "1", "0", "10.0.0.1:7400 (TLS)"]
+    assert table["n"] == ["ready", "3 d ago", "0% of 4 MiB", "1", "1", "10.0.0.1:7400"]
+    assert table["p"] == ["ready", "3 d ago", "25% of 4 MiB", "1", "0", "10.0.0.1:7400 (TLS)"]
 
 
 def test_links_have_the_rate_now_the_bytes_in_all_and_the_speed_of_a_pull(seen: SystemState):
