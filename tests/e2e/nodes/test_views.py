@@ -81,7 +81,7 @@ async def test_top_shows_nodes_and_links(nodes: System):
     assert lines[heads["LINKS"] + 1].endswith("ok")
 
 
-async def test_a_pair_is_unreachable_until_a_pull_succeeds_again(nodes: System):
+async def test_a_pair_is_unreachable_until_its_node_answers_again(nodes: System):
     """The sidecar of the encoder's node stands still: that of the language model cannot pull from it."""
     id = await ask_apart(nodes)
     found = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
