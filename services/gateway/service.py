@@ -70,6 +70,7 @@ class GatewayService:
 
     def __init__(self) -> None:
         self._settings = read_settings(GatewaySettings)
+        self._node = read_settings(SidecarSettings).node_name
         self._store = Store(read_settings(StoreSettings))
         self._bus: NatsBus | None = None
         self._dispatcher: Dispatcher | None = None
@@ -201,7 +202,7 @@ class GatewayService:
         plan = self._router.plan if self._router is not None else None
         if self._router is None or plan is None or self._bus is None:
             return
-        status = GatewayStatus(self._router.gateway, plan.epoch, plan.created, state)
+        status = GatewayStatus(self._router.gateway, plan.epoch, plan.created, state, node=self._node)
         try:
             self._bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
         except OmnibusError as error:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MAX_SKEW_SECONDS = 0.5
 
 
-class NodeDirectory:
+class PeerDiscovery:
     """Tells other nodes where this one is, and its sidecar where they are.
 
     Addresses come from here and never from a handle: a forged handle must not make a sidecar dial anybody. A node that

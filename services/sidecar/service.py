@@ -11,7 +11,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from services.sidecar import metrics
-from services.sidecar.nodes import NodeDirectory
+from services.sidecar.nodes import PeerDiscovery
 from services.sidecar.peers import credentials
 from services.sidecar.server import Sidecar
 from services.sidecar.settings import MIB, PeerConfig, SidecarConfig
@@ -48,14 +48,14 @@ class SidecarService:
         )
         self._host = wanted.advertise or wanted.host
         self._bus: NatsBus | None = None
-        self._nodes: NodeDirectory | None = None
+        self._nodes: PeerDiscovery | None = None
 
     async def startup(self) -> None:
         await self._sidecar.start()
         metrics.register_metrics(self._sidecar.snapshot)
         if self._sidecar.peers is not None:
             self._bus = await NatsBus.connect(environment.read_settings(environment.BusSettings), "sidecar")
-            self._nodes = NodeDirectory(self._bus, self._sidecar, self._host)
+            self._nodes = PeerDiscovery(self._bus, self._sidecar, self._host)
             await self._nodes.start()
 
     async def drain(self, seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.pull_log import PullLog
 from omnibus.errors import OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE, GraphNode, Invocation
 from omnibus.recording.records import Moved
@@ -74,6 +75,7 @@ class InflightInvocation:
         self.arriving: dict[Key, deque[Chunk]] = {}
         self.pulls: set[asyncio.Task[None]] = set()
         self.pulled = False  # tensors of it lie in this node's arena, too
+        self.pull_log: PullLog | None = None  # what that cost
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from omnibus.bus import Bus, messages, subjects
 from omnibus.bus.messages import Chunk, InvocationEnd
+from omnibus.bus.pull_log import PullLog
 from omnibus.errors import OmnibusError
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
@@ -73,12 +74,15 @@ class RemoteChunks:
         handle, rows = chunk.handle, chunk.rows
         if handle is None or self._tensors.is_local(handle):
             return opened
+        if running.pull_log is None:
+            running.pull_log = PullLog(self._tensors.node)
         invocation, deadline = running.id, running.invocation.deadline
-        if rows is not None and handle == opened:
-            await self._tensors.extend_read(handle, rows, invocation=invocation, deadline=deadline)
-        else:
-            running.pulled = True
-            await self._tensors.open_tensor(handle, rows, invocation=invocation, deadline=deadline)
+        with running.pull_log.measure_pull((chunk.node, chunk.output), handle, rows):
+            if rows is not None and handle == opened:
+                await self._tensors.extend_read(handle, rows, invocation=invocation, deadline=deadline)
+            else:
+                running.pulled = True
+                await self._tensors.open_tensor(handle, rows, invocation=invocation, deadline=deadline)
         return handle
 
 

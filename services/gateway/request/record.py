@@ -74,6 +74,7 @@ class Records:
             moves=tuple(running.moves),
             node=running.failed,
             kept=tuple(self._store_captures(running)),
+            pulls=running.pull_log.costs() if running.pull_log is not None else (),
         )
         self._publish_record(invocation, messages.encode(ended), f"{invocation.id}.end")
         if status == "failed" and self._dead is not None:

@@ -56,11 +56,27 @@ class BusyReply(BusMessage, frozen=True, tag="busy"):
     retry_after: float = 1.0
 
 
+class PullCost(msgspec.Struct, frozen=True, array_like=True):
+    """Cost of one reader's pulls of one output, from node to node.
+
+    ``source`` is the graph node whose ``output`` it was; -1 with no output: an input of the request, from the
+    gateway's node. ``seconds`` is how long the reader waited. Readers of one node share a pull, and each has its bytes.
+    """
+
+    source: int
+    output: str
+    from_node: str
+    to_node: str
+    nbytes: int
+    seconds: float
+
+
 class Hop(BusMessage, frozen=True, tag="done"):
     """A node is finished. Times are Unix seconds: taken, inputs complete, first output, end.
 
     ``began`` is when its engine began to compute, 0 from one that does not tell. ``arrived`` is when the first of
-    each of ``Node.uses`` came, ``nbytes`` the size of the tensors that it put into the arena.
+    each of ``Node.uses`` came, ``nbytes`` the size of the tensors that it put into the arena, ``pulls`` what it read
+    from other nodes.
     It travels with the node's last output, so a consumer passes it on with its own.
     """
 
@@ -75,6 +91,7 @@ class Hop(BusMessage, frozen=True, tag="done"):
     began: float = 0.0
     arrived: tuple[float, ...] = ()
     nbytes: int = 0
+    pulls: tuple[PullCost, ...] = ()
 
 
 class NodeFailed(BusMessage, frozen=True, tag="failed"):
@@ -135,6 +152,7 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     created: float  # of the plan, in Unix seconds
     state: str = "ready"  # ready | gone
     v: int = WIRE_VERSION
+    node: str = ""  # whose sidecar it uses
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

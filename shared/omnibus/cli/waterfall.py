@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from omnibus.cli.format.tables import size_text
 from omnibus.graph import Invocation
-from omnibus.recording.waterfall import PHASES, Edge, Row, Waterfall
+from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Pull, Row, Waterfall
 
 BAR_COLUMNS = 44  # columns of the bars
 
@@ -40,6 +41,7 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
     for edge in edges:
         spent = _milliseconds_text(edge.seconds)
         yield f"edge    [{edge.source}].{edge.output} → [{edge.target}]  {spent} ms from its first output"
+    yield from map(_pull_line, found.pulls)
     for move in found.moves:
         why = f"{move.reason} {move.executor}".rstrip()
         yield f"moved   attempt {move.attempt} was given up after {_milliseconds_text(move.at)} ms: {why}"
@@ -48,6 +50,13 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
             yield f"again   {names}; all others went on, or were done"
         for output, count in move.resumed.items():
             yield f"resumed {output} behind {count}, which were not computed again"
+
+
+def _pull_line(pull: Pull) -> str:
+    source = f"[{pull.source}].{pull.output}" if pull.source != GATEWAY else "input"
+    target = f"[{pull.target}]" if pull.target != GATEWAY else "gateway"
+    crossed = f"{size_text(pull.nbytes)} from {pull.from_node} to {pull.to_node}"
+    return f"pulled  {source} → {target}  {crossed} in {_milliseconds_text(pull.seconds)} ms"
 
 
 def _slowest_first(edge: Edge) -> float:

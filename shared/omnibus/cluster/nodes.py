@@ -15,13 +15,13 @@ RATE_WINDOW_SECONDS = 5.0
 
 
 class NodeState(NamedTuple):
-    """One node. ``age`` is the seconds since its sidecar started, by the node's own clock."""
+    """One node. ``started`` is when its sidecar did, in Unix seconds by the node's own clock."""
 
     node: str
     address: str  # host:port
     state: str  # ready | draining | gone
     transport: str  # tcp | tls
-    age: float
+    started: float
     used: int  # bytes of its arena
     size: int
 
@@ -105,7 +105,7 @@ class NodeDirectory:
                 address=f"{each.status.host}:{each.status.port}",
                 state="gone" if self.is_gone(node) else each.status.state,
                 transport=each.status.transport,
-                age=max(0.0, each.status.now - each.status.boot / 1e6),
+                started=each.status.boot / 1e6,
                 used=each.status.used,
                 size=each.status.size,
             )

@@ -10,6 +10,7 @@ import numpy as np
 from omnibus.bus import messages, subjects
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Hop
+from omnibus.bus.pull_log import REQUEST_INPUT, PullLog
 from omnibus.errors import OmnibusError, ProtocolError
 from omnibus.executor.inputs import Channel, ChannelChunk
 from omnibus.executor.outputs import NodeOutput, OutputReaders, OutputSource, Record, RowBlockWriter, Sibling
@@ -60,6 +61,7 @@ class LiveJob:
         self._views: dict[Handle, np.ndarray] = {}
         self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
         self._blocks: list[Block] = []
+        self._pulls: PullLog | None = None
         self.began = Moment()
         self.taken = time.time()
         self._ready = self.taken
@@ -188,7 +190,7 @@ class LiveJob:
             handle = messages.to_handle(value[HANDLE])
             rest = {key: entry for key, entry in value.items() if key != HANDLE}
             local = handle.node == self._tensors.node
-            return Item(rest, self._view_tensor(handle) if local else await self._pull_tensor(handle))
+            return Item(rest, self._view_tensor(handle) if local else await self._pull_tensor(handle, REQUEST_INPUT))
         if type(value) is dict and _has_references(value):
             return {key: await self._resolve_input(element) for key, element in value.items()}
         return value
@@ -200,7 +202,7 @@ class LiveJob:
             if piece is None:
                 raise ProtocolError(f"{self.node.task}: {key[1]} of node {key[0]} ended without a value")
             if piece.handle is not None and piece.handle.node != self._tensors.node:
-                await self._pull_tensor(piece.handle, piece.rows)
+                await self._pull_tensor(piece.handle, key, piece.rows)
             self._values[key] = self._open_chunk(piece)
             if piece.handle is not None:
                 self._opened[key] = piece.handle
@@ -221,7 +223,7 @@ class LiveJob:
             if not piece.empty:
                 self._ready = self._ready if self._source.first else time.time()
                 if piece.handle is not None and piece.handle.node != self._tensors.node:
-                    await self._pull_tensor(piece.handle, piece.rows)
+                    await self._pull_tensor(piece.handle, key, piece.rows)
                 yield self._open_chunk(piece)
 
     def _open_chunk(self, piece: ChannelChunk) -> Item:
@@ -230,8 +232,16 @@ class LiveJob:
         whole = self._view_tensor(piece.handle)
         return Item(piece.item.data, whole if piece.rows is None else whole[piece.rows[0] : piece.rows[1]])
 
-    async def _pull_tensor(self, handle: Handle, rows: tuple[int, int] | None = None) -> np.ndarray:
-        """The tensor of ``handle`` on another node; where it grows, at least ``rows`` of it."""
+    async def _pull_tensor(
+        self, handle: Handle, key: tuple[int, str], rows: tuple[int, int] | None = None
+    ) -> np.ndarray:
+        """The tensor of ``handle`` on another node, output ``key``; where it grows, at least ``rows`` of it."""
+        if self._pulls is None:
+            self._pulls = PullLog(self._tensors.node)
+        with self._pulls.measure_pull(key, handle, rows):
+            return await self._open_remote(handle, rows)
+
+    async def _open_remote(self, handle: Handle, rows: tuple[int, int] | None) -> np.ndarray:
         tensors, until = self._tensors, self.deadline
         if handle in self._views:
             if rows is not None:
@@ -322,6 +332,7 @@ class LiveJob:
             began=self.began.at,
             arrived=tuple([self._channels[key].began for key in self.node.uses]),
             nbytes=sum(target.moved for target in self._outputs.values()),
+            pulls=self._pulls.costs() if self._pulls is not None else (),
         )
 
     def release_memory(self) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, subjects
-from omnibus.bus.messages import Hop
+from omnibus.bus.messages import Hop, PullCost
 from omnibus.errors import NotFound, ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
 
@@ -80,6 +80,8 @@ class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     node: int = -1
     #: What nodes passed to each other, where that is kept.
     kept: tuple[KeptOutput, ...] = ()
+    #: What the gateway pulled from other nodes; what nodes of the graph did is in ``hops``.
+    pulls: tuple[PullCost, ...] = ()
 
 
 class Record(NamedTuple):

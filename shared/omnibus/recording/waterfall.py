@@ -20,6 +20,8 @@ from omnibus.recording.records import EndRecord
 
 #: Of the document.
 VERSION = 1
+#: The gateway, in the place of a node of the graph.
+GATEWAY = -1
 
 #: Phases of a node, in order. A phase that took no time, or that nobody told the times of, is left out.
 #: ``dispatch`` the gateway sent it, the executor has not taken it; ``inputs`` it waits for what other nodes make;
@@ -83,6 +85,22 @@ class Edge(msgspec.Struct, frozen=True):
     sent: float | None = None
     arrived: float | None = None
     seconds: float | None = None
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """Bytes that crossed from one node of the installation to another, for a reader there.
+
+    ``source`` and ``output`` name the edge with ``target``; a ``source`` of -1 is an input of the request, which lies
+    on the gateway's node, and a ``target`` of -1 the gateway. ``seconds`` is how long the reader waited for the pull.
+    """
+
+    source: int
+    output: str
+    target: int
+    from_node: str
+    to_node: str
+    nbytes: int
+    seconds: float
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -159,6 +177,8 @@ class Waterfall(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...] = ()
     outcome: WaterfallOutcome | None = None
     problem: ProblemDetails | None = None
+    #: What crossed between nodes, by target; empty on one node.
+    pulls: tuple[Pull, ...] = ()
     #: ``full``: inputs are kept and it can be replayed. ``digest``: sizes and digests of them only.
     record: str = "full"
     v: int = VERSION
@@ -187,6 +207,7 @@ def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfal
         nodes=rows,
         edges=tuple(_build_edges(invocation, ended, rows)),
         moves=moves,
+        pulls=tuple(_build_pulls(ended)) if ended is not None else (),
         outcome=_build_outcome(ended) if ended is not None else None,
         problem=ended.problem if ended is not None else None,
         record="digest" if any(_is_digest(node) for node in invocation.nodes) else "full",
@@ -293,6 +314,13 @@ def _build_edges(invocation: Invocation, ended: EndRecord | None, rows: tuple[Ro
             arrived = _optional_seconds(came, invocation.created)
             took = round(max(0.0, arrived - sent), 6) if arrived is not None and sent is not None else None
             yield Edge(source, output, target, rows[source].executor == rows[target].executor, sent, arrived, took)
+
+
+def _build_pulls(ended: EndRecord) -> Iterator[Pull]:
+    readers = [*((hop.node, hop.pulls) for hop in ended.hops), (GATEWAY, ended.pulls)]
+    for target, costs in readers:
+        for cost in costs:
+            yield Pull(cost.source, cost.output, target, cost.from_node, cost.to_node, cost.nbytes, cost.seconds)
 
 
 def _build_outcome(ended: EndRecord) -> WaterfallOutcome:

@@ -38,11 +38,14 @@ def blocks() -> dict[str, list[str]]:
 
 
 BLOCKS = blocks()
+#: Its commands are run where there are several: tests/e2e/nodes.
+NODES = "Nodes and what they pull"
 KNOWN = {
     "Again",
     "Inputs that crash or fail an engine",
     "Watch everything, one request, one task",
     "Executors and their stats",
+    NODES,
     "Read a record",
     "Replay it",
     "Replay from stage k with a pinned route",

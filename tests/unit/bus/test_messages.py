@@ -18,6 +18,7 @@ from omnibus.bus.messages import (
     InvocationEnd,
     NodeFailed,
     PlanEvent,
+    PullCost,
     decode_edges,
     decode_end,
     decode_plan_event,
@@ -37,6 +38,7 @@ REPLIES = [
     Accepted("g-0-1", "l-0", 1),
     BusyReply("g-0-1", "l-0", 1, 2.5),
     Hop("g-0-1", 0, "l-0", 1.0, 2.0, 3.0, 4.0, 1),
+    Hop("g-0-1", 2, "l-0", 1.0, 2.0, 3.0, 4.0, 1, pulls=(PullCost(0, "embedding", "n1", "n2", 4096, 0.002),)),
     NodeFailed("g-0-1", 3, ProblemDetails("stage_failed", "broke", "vocoder", "v-0", "", 1), 1),
 ]
 STATUS = ExecutorStatus("l-0", "m", "L", ("thinker",), ("think-m-thinker",), "n1", "ready", 8, 3, 1000, 42)

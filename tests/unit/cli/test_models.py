@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from omnibus import checkpoints
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.cli import main
-from omnibus.cli.format.models import check_lines, checkpoint_lines, count_text, option_bytes, size_text
+from omnibus.cli.format.models import check_lines, checkpoint_lines, count_text, option_bytes
+from omnibus.cli.format.tables import size_text
 from omnibus.families import catalog, plugins
 from omnibus.families.specs import KNOWN
 from omnibus.plan import Plan

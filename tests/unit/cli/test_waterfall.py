@@ -39,6 +39,21 @@ def test_the_waterfall_is_drawn_to_scale():
     ]
 
 
+def test_what_crossed_between_nodes_is_listed_with_its_cost():
+    hops = [
+        hop(0, 0, 0, 0.25, 0.25, pulls=[[-1, "", "n1", "n2", 2048, 0.0045]]),
+        hop(2, 0.05, 0.4, 0.5, 1.0, pulls=[[0, "embedding", "n2", "n3", 7 << 20, 0.012]]),
+    ]
+
+    lines = drawn(hops=hops, pulls=[[2, "audio", "n3", "n1", 100, 0.001]])
+
+    assert [line for line in lines if line.startswith("pulled")] == [
+        "pulled  input → [0]  2 KiB from n1 to n2 in 4.5 ms",
+        "pulled  [0].embedding → [2]  7 MiB from n2 to n3 in 12 ms",
+        "pulled  [2].audio → gateway  100 B from n3 to n1 in 1.0 ms",
+    ]
+
+
 @pytest.mark.parametrize(
     "one",
     [

@@ -35,23 +35,21 @@ def directory(clock: Clock) -> NodeDirectory:
 
 
 def status(node: str, boot: int = BOOT, **values: Any) -> NodeStatus:
-    return NodeStatus(
-        node, f"10.0.0.{ord(node)}", 7400, boot, **{"now": boot / 1e6 + 60, "used": 5, "size": 9, **values}
-    )
+    return NodeStatus(node, f"10.0.0.{ord(node)}", 7400, boot, **{"used": 5, "size": 9, **values})
 
 
 def states(directory: NodeDirectory) -> dict[str, str]:
     return {each.node: each.state for each in directory.nodes()}
 
 
-def test_nodes_have_an_address_an_age_and_an_arena(directory: NodeDirectory):
+def test_nodes_have_an_address_a_start_and_an_arena(directory: NodeDirectory):
     directory.handle_status(status("b", transport="tls"))
     directory.handle_status(status("a"))
 
     first, second = directory.nodes()
 
     assert (first.node, second.node) == ("a", "b")
-    assert second == ("b", "10.0.0.98:7400", "ready", "tls", 60.0, 5, 9)
+    assert second == ("b", "10.0.0.98:7400", "ready", "tls", 1000.0, 5, 9)
 
 
 def test_nodes_are_gone_when_they_say_so_or_fall_silent_and_are_forgotten_later(directory: NodeDirectory, clock: Clock):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.recording import waterfall
-from omnibus.recording.waterfall import PHASES, Edge, Input, Move, Phase, Waterfall
+from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Input, Move, Phase, Pull, Waterfall
 from tests.unit.cli.documents import ended, hop, invocation
 
 
@@ -49,6 +49,21 @@ def test_an_edge_took_from_the_first_output_to_its_arrival():
         Edge(0, "embedding", 2, local=False, sent=0.25, arrived=0.25, seconds=0.0),
         Edge(1, "embedding", 2, local=False, sent=0.3, arrived=0.4, seconds=0.1),
     )
+
+
+def test_pulls_of_nodes_and_of_the_gateway_are_told_with_the_edge_that_crossed():
+    hops = [
+        hop(0, 0, 0, 0.25, 0.25, pulls=[[-1, "", "n1", "n2", 2048, 0.004]]),
+        hop(2, 0.05, 0.4, 0.5, 1.0, pulls=[[0, "embedding", "n2", "n3", 4096, 0.01]]),
+    ]
+    whole = found(hops=hops, pulls=[[2, "audio", "n3", "n1", 8192, 0.02]])
+
+    assert whole.pulls == (
+        Pull(GATEWAY, "", 0, "n1", "n2", 2048, 0.004),
+        Pull(0, "embedding", 2, "n2", "n3", 4096, 0.01),
+        Pull(2, "audio", GATEWAY, "n3", "n1", 8192, 0.02),
+    )
+    assert found().pulls == ()
 
 
 def test_nodes_of_one_executor_have_local_edges():
@@ -118,7 +133,8 @@ def test_its_json_is_what_it_was():
     whole = json.loads(msgspec.json.encode(found()))
 
     assert sorted(whole) == [
-        "allowed", "edges", "moves", "nodes", "outcome", "problem", "record", "seed", "segments", "step", "summary", "v",
+        "allowed", "edges", "moves", "nodes", "outcome", "problem", "pulls", "record", "seed", "segments", "step",
+        "summary", "v",
     ]  # fmt: skip
     assert whole["nodes"][0] == {
         "node": 0, "component": "vision", "task": "vision-m", "model": "m", "option": "E", "executor": "e-0",

@@ -20,7 +20,7 @@ export function invocation(room, id) {
       const told = await get(`invocations/${encodeURIComponent(id)}`, { signal: turn.signal });
       drawing?.close();
       const drawn = graph(told);
-      fill(room, head(told), problem(told), steps(told, room, turn.signal), drawn?.element, waterfall(told), beside(told, turn.signal), moves(told), outcome(told), inputs(told));
+      fill(room, head(told), problem(told), steps(told, room, turn.signal), drawn?.element, waterfall(told), crossed(told), beside(told, turn.signal), moves(told), outcome(told), inputs(told));
       drawing = drawn?.begin();
       if (told.summary.status === "running") setTimeout(() => turn.signal.aborted || read(), 1000);
     } catch (error) {
@@ -56,7 +56,7 @@ function problem({ problem: told }) {
 
 // Graph
 
-function graph({ nodes, edges }) {
+function graph({ nodes, edges, pulls = [] }) {
   if (nodes.length < 2) return null;
   const depth = nodes.map(() => 0);
   for (const { source, target } of edges) depth[target] = Math.max(depth[target], depth[source] + 1);
@@ -70,12 +70,13 @@ function graph({ nodes, edges }) {
   const field = h("div", { class: "field graph", style: { "--parts": Math.max(...depth) + 1 } }, boxes);
   const element = card("Graph", wide("Graph", field),
     edges.length ? h("details", h("summary", several(edges.length, "edge")), table("Edges", ["From", "Output", "To", "How", num("Seconds")], edges.map((each) => [
-      nodes[each.source].component, each.output, nodes[each.target].component, each.local ? "in one executor" : "between executors", num(seconds(each.seconds))]))) : null);
+      nodes[each.source].component, each.output, nodes[each.target].component, each.local ? "in one executor" : pulls.some((pull) => pull.source === each.source && pull.target === each.target) ? "between nodes" : "between executors", num(seconds(each.seconds))]))) : null);
   return {
     element,
     begin: () => layer(field, (place) => edges.map(({ source, target, local }) => {
       const [a, b] = [place(boxes[source]), place(boxes[target])];
-      return s("path", { class: local ? "edge local" : "edge", d: through([[a.right, a.y], [b.left - 7, b.y]]) });
+      const remote = pulls.some((each) => each.source === source && each.target === target);
+      return s("path", { class: local ? "edge local" : remote ? "edge remote" : "edge", d: through([[a.right, a.y], [b.left - 7, b.y]]) });
     }).concat(edges.map(({ target }) => {
       const b = place(boxes[target]);
       return s("path", { class: "head", d: `M${b.left - 8} ${b.y - 4}l8 4-8 4z` });
@@ -108,6 +109,15 @@ function waterfall({ nodes, summary, moves }) {
         moves.map((each) => h("span", { class: "moved", style: { left: at(each.at) }, title: `attempt ${each.attempt} given up: ${each.reason}` }))), h("span")))),
     h("p", { class: "legend" }, Object.entries(PHASES).map(([name, said]) => h("span", h("i", { class: `phase ${name}` }), ` ${name}`, h("small", ` ${said}`))),
       summary.first === null ? null : h("span", h("i", { class: "first" }), " first output to the client")));
+}
+
+/** What crossed between nodes of the installation. */
+function crossed({ nodes, pulls }) {
+  if (!pulls?.length) return null;
+  const rows = pulls.map((each) => [
+    each.source < 0 ? "input of the request" : h("span", h("b", nodes[each.source].component), ` ${each.output}`), each.target < 0 ? "gateway" : nodes[each.target].component,
+    `${each.from_node} → ${each.to_node}`, num(bytes(each.nbytes)), num(seconds(each.seconds))]);
+  return card("Between nodes", table("Between nodes", ["Output", "Reader", "From node to node", num("Size"), num("Waited")], rows));
 }
 
 function told(node) {

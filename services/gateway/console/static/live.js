@@ -3,6 +3,7 @@
 import { card, fill, h, morph, num, s, say, table, trouble } from "./dom.js";
 import { ago, kind, part, rate, seconds, several, whole } from "./format.js";
 import { legend, map } from "./map.js";
+import { nodeMap, nodeRemarks } from "./nodes.js";
 import { follow } from "./state.js";
 
 const REMEMBERED = 90; // states in the small curve
@@ -17,7 +18,8 @@ export function live(room) {
   const notes = h("div", { class: "notes" });
   const maps = h("div", { class: "maps" });
   const numbers = h("div", { class: "numbers" });
-  fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), notes, maps, numbers);
+  const nodes = nodeMap();
+  fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), notes, maps, nodes.element, numbers);
 
   let shape = "";
   let drawn = [];
@@ -40,6 +42,7 @@ export function live(room) {
       for (const each of drawn) each.again();
     }
     for (const each of drawn) each.update(now);
+    nodes.update(now);
     rates = [...rates.slice(1 - REMEMBERED), heads(tiles, now, plan)];
     sparkle(curve, rates);
     remarks(notes, now, plan);
@@ -47,6 +50,7 @@ export function live(room) {
   });
   return () => {
     stop();
+    nodes.close();
     for (const each of drawn) each.close();
   };
 }
@@ -91,6 +95,7 @@ function remarks(notes, now, { staged, problems }) {
   const behind = Object.values(now.gateways).filter((epoch) => epoch !== now.epoch).length;
   const told = [
     ...now.away.map((each) => ["bad", `Away: ${each}`]),
+    ...nodeRemarks(now),
     ...Object.entries(problems ?? {}).map(([who, each]) => ["warn", `${who}: ${each.message}`]),
     ...(staged ? [["info", `Epoch ${staged.epoch} is staged (${staged.reason || "no reason told"}): its executors start.`]] : []),
     ...(now.pin ? [["info", `Epoch ${now.pin} is pinned, until omnibus plan resume.`]] : []),

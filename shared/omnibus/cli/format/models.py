@@ -7,7 +7,7 @@ from typing import Any
 
 from omnibus.checkpoints import is_id
 from omnibus.checkpoints.report import ComponentReport, Report
-from omnibus.cli.format.tables import field_lines, table_lines
+from omnibus.cli.format.tables import field_lines, size_text, table_lines
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
 from omnibus.plan import ModelPlan, Plan
@@ -160,16 +160,6 @@ def option_bytes(report: Report) -> dict[str, int]:
         if parts <= report.parts.keys() and all(report.parts[part].nbytes for part in parts):
             found[name] = sum(report.parts[part].nbytes for part in parts)
     return found
-
-
-def size_text(nbytes: int) -> str:
-    """Bytes for people."""
-    found, unit = float(nbytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if found < 1024 or unit == "TiB":
-            break
-        found /= 1024
-    return f"{found:.0f} {unit}" if unit == "B" or found >= 1000 else f"{found:.3g} {unit}"
 
 
 def count_text(number: int) -> str:

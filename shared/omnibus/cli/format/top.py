@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from omnibus.cli.format import plan
+from omnibus.cli.format.nodes import node_lines
+from omnibus.cli.format.tables import column_lines
 from omnibus.cluster.desired import replica_counts
 from omnibus.cluster.monitor.snapshot import OptionState, SystemState, Totals, planned_rates, sum_totals
 from omnibus.cluster.monitor.to_json import model_names
 
-#: Characters of the first column that are kept even on a narrow screen.
-_MIN_NAME_CHARS = 12
 _BAR_CHARS = 10
 _UNKNOWN = "   -".ljust(5 + _BAR_CHARS)
 _NONE = Totals(0.0, 0.0, 0, 0, None, None, {})
@@ -22,6 +22,7 @@ def top_lines(seen: SystemState, away: Sequence[str], width: int = 100) -> Itera
     yield from _request_lines(seen, width)
     yield ""
     yield from _executor_lines(seen.option_states(), width)
+    yield from node_lines(seen, width)
 
 
 def _state_lines(seen: SystemState, away: Sequence[str]) -> Iterator[str]:
@@ -75,34 +76,6 @@ def _executor_lines(options: Sequence[OptionState], width: int) -> Iterator[str]
         )
     head = ["EXECUTORS", "wanted", "up", f"busy{' ' * (_BAR_CHARS + 1)}", "in flight", "jobs/s", "  runs"]
     yield from column_lines(head, rows, width, words=1)
-
-
-def column_lines(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, words: int = 0) -> Iterator[str]:
-    """Lines of a table of at most ``width``, if names can be cut to that: numbers to the right, the first and the last
-    ``words`` columns to the left.
-    """
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    left = width - sum(each + 2 for each in widths[1:])
-    widths[0] = min(widths[0], max(left, _MIN_NAME_CHARS))
-    for row in [head, *rows]:
-        cells = [shorten_name(row[0], widths[0]).ljust(widths[0])]
-        for column, cell in enumerate(row[1:], 1):
-            aligned = cell.ljust if column >= len(row) - words else cell.rjust
-            cells.append(aligned(widths[column]))
-        yield "  ".join(cells).rstrip()
-
-
-def shorten_name(name: str, width: int) -> str:
-    """``name`` in ``width`` characters: of a request type all parts, each a little shorter."""
-    if len(name) <= width:
-        return name
-    parts = name.strip().split("+")
-    indent = " " * (len(name) - len(name.lstrip()))
-    for letters in range(max(map(len, parts)), 0, -1) if len(parts) > 1 else ():
-        cut = indent + "+".join(part[:letters] for part in parts)
-        if len(cut) <= width:
-            return cut
-    return f"{name[: width - 1]}…"
 
 
 def _target_text(option: OptionState) -> str:

@@ -42,6 +42,7 @@ class Watch:
             subjects.GATEWAY: self.seen.handle_gateway,
             subjects.LOAD: self.seen.handle_load,
             subjects.GONE: self.seen.handle_gone,
+            subjects.NODE: self.seen.nodes.handle_status,
         }
         async with AsyncExitStack() as stack:
             told = {kind: self._with_news(handler) for kind, handler in handlers.items()}

@@ -10,6 +10,7 @@ from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS, GATEWAY_FORGOTTEN_SE
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus, LoadCounts, LoadEvent
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.load_window import LoadWindow
+from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import PresenceTracker
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, PlanState
@@ -28,6 +29,17 @@ class Totals(NamedTuple):
     first: float | None
     total: float | None
     quantities: dict[str, float]  # per second
+
+
+class NodeExecutor(NamedTuple):
+    """One executor on a node. ``busy`` is a share of its time, None while it is not known."""
+
+    id: str
+    model: str
+    option: str
+    state: str
+    busy: float | None
+    inflight: int
 
 
 class OptionState(NamedTuple):
@@ -83,9 +95,11 @@ class SystemState:
         self.plan: Plan | None = None
         self.staged: Plan | None = None
         self.problems: Mapping[str, PlanProblem] = {}
+        self.nodes = NodeDirectory(clock)
         self._clock = clock
         self._executors = PresenceTracker[_ExecutorHistory](EXECUTOR_ABSENT_SECONDS, clock)
         self._gateways = PresenceTracker[int](GATEWAY_FORGOTTEN_SECONDS, clock)  # epochs
+        self._gateway_nodes = PresenceTracker[str](GATEWAY_FORGOTTEN_SECONDS, clock)
         self._inflight = PresenceTracker[int](LOAD_ABSENT_SECONDS, clock)
         self._recent = LoadWindow(RATE_WINDOW_SECONDS, clock)
         self._lost: dict[tuple[str, str], list[int]] = {}  # failed and refused since the beginning
@@ -106,8 +120,10 @@ class SystemState:
     def handle_gateway(self, status: GatewayStatus) -> None:
         if status.state == "ready":
             self._gateways.record(status.id, status.epoch)
+            self._gateway_nodes.record(status.id, status.node)
         else:
             self._gateways.remove(status.id)
+            self._gateway_nodes.remove(status.id)
             self._inflight.remove(status.id)
 
     def handle_load(self, event: LoadEvent) -> None:
@@ -131,6 +147,22 @@ class SystemState:
     def gateways(self) -> dict[str, int]:
         """The plan's epoch at each gateway."""
         return dict(sorted(self._gateways.entries().items()))
+
+    def node_gateways(self) -> dict[str, list[str]]:
+        """Return the ids of the gateways on each node."""
+        found: dict[str, list[str]] = {}
+        for gateway, node in sorted(self._gateway_nodes.entries().items()):
+            found.setdefault(node, []).append(gateway)
+        return found
+
+    def node_executors(self) -> dict[str, list[NodeExecutor]]:
+        """Return the executors on each node."""
+        found: dict[str, list[NodeExecutor]] = {}
+        for id, each in sorted(self._executors.entries().items()):
+            told = each.status
+            executor = NodeExecutor(id, told.model, told.option, told.state, each.busy, told.inflight)
+            found.setdefault(told.node, []).append(executor)
+        return found
 
     @property
     def inflight(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from omnibus.cluster.desired import ExecutorKind
 from omnibus.cluster.monitor.snapshot import OptionState, SystemState, Totals, planned_rates
+from omnibus.cluster.nodes import NodeState
 from omnibus.plan import Plan
 
 
@@ -32,7 +33,30 @@ def state_values(seen: SystemState, away: Sequence[str]) -> dict[str, Any]:
         "inflight": seen.inflight,
         "models": known,
         "executors": [{**each.kind._asdict(), **_option_values(each)} for each in seen.option_states()],
+        "nodes": node_values(seen),
+        "links": [link._asdict() for link in seen.nodes.links()],
     }
+
+
+def node_values(seen: SystemState) -> list[dict[str, Any]]:
+    """Nodes with the executors and gateways on them; empty where sidecars do not pull from each other.
+
+    A node whose sidecar was forgotten is gone and has no address, as long as something else on it reports.
+    """
+    executors, gateways = seen.node_executors(), seen.node_gateways()
+    known: dict[str, dict[str, Any]] = {node.node: node._asdict() for node in seen.nodes.nodes()}
+    if not known:
+        return []
+    for name in sorted({*executors, *gateways} - {*known, ""}):
+        known[name] = NodeState(name, "", "gone", "", 0.0, 0, 0)._asdict()
+    return [
+        {
+            **node,
+            "executors": [each._asdict() for each in executors.get(name, [])],
+            "gateways": gateways.get(name, []),
+        }
+        for name, node in known.items()
+    ]
 
 
 def model_names(plan: Plan | None, types: Mapping[tuple[str, str], Totals]) -> list[str]:
