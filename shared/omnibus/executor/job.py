@@ -153,11 +153,11 @@ class LiveJob:
 
     async def open_checkpoints(self) -> None:
         """Pull what an earlier attempt left on another node, so that ``resume_state`` finds it here."""
-        for node, _, left in self._invocation.resumes:
+        for node, output, left in self._invocation.resumes:
             handle = messages.to_handle(left[HANDLE]) if node == self.index and HANDLE in left else None
             if handle is not None and not self._tensors.is_local(handle):
                 try:
-                    await self._pull_tensor(handle)
+                    await self._pull_tensor(handle, (node, output))
                 except OmnibusError as error:
                     log.info("%s: what was left of %s cannot be had: %s", self.invocation, self.node.component, error)
 

@@ -94,7 +94,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Retention(IntEnum):
-    """What a DECLINE asks of a block's node besides: to let it outlive its readers, or not any more."""
+    """Request of a DECLINE to a block's node: that it outlives its readers, or need not any more."""
 
     NONE = 0
     RETAIN = 1
