@@ -50,6 +50,7 @@ def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
     parser.add_argument("--hostile", type=int, default=0, help="no faults, but so many hostile inputs beside good ones")
     parser.add_argument("--late", type=float, default=2.0, help="seconds that a request may outlast its deadline")
     parser.add_argument("--into", type=Path, default=None, help="directory for the report, the log and all violations")
+    parser.add_argument("--nodes", type=int, default=1, help="sidecars, on which executors and gateways take turns")
     given = parser.parse_args(arguments)
     verbs, roles = _words(parser, given.faults, VERBS), _words(parser, given.roles, ROLES)
     seed = random.randrange(2**31) if given.seed is None else given.seed
@@ -63,6 +64,7 @@ def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
         given.overload,
         given.hostile,
         given.late,
+        given.nodes,
     )
     return options, given.into
 

@@ -40,6 +40,7 @@ class Options:
     overload: float = 0.0
     hostile: int = 0
     late: float = 2.0
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Result:
 def run(options: Options) -> Result:
     """Start a system, run against it, stop it."""
     with tempfile.TemporaryDirectory(prefix="omnibus-chaos-") as name:
-        with started(Path(name)) as stack:
+        with started(Path(name), options.nodes) as stack:
             scenario = _crowd if options.overload or options.hostile else _chaos
             record, restarts, alone = asyncio.run(scenario(stack, options))
         record.leftovers = stack.leftovers

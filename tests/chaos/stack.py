@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 30.0
 #: Set in the process that has disks of its own; the value is their directory.
 OWN_DISKS = "CHAOS_OWN_DISKS"
 SHARED_MIB, DISK_MIB = 448, 256
-_ARENA_MIB = 256
+_ARENA_MIB, _ALL_ARENAS_MIB = 256, 384
 _CENSUS_SECONDS = 3.0
 
 
@@ -55,8 +55,8 @@ def _namespace() -> list[str]:
 
 
 @contextlib.contextmanager
-def started(directory: Path) -> Iterator["Stack"]:
-    """The system until the block ends; what is left of it then is in ``Stack.leftovers``."""
+def started(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
+    """The system until the block ends, on so many ``nodes``; what is left of it then is in ``Stack.leftovers``."""
     models = _models(directory)
     settings = {
         "OMNIBUS_GATEWAY_DEADLINE": f"{DEADLINE_SECONDS:g}",
@@ -64,7 +64,7 @@ def started(directory: Path) -> Iterator["Stack"]:
         "OMNIBUS_GATEWAY_ALLOW_PRIVATE": "1",
         "OMNIBUS_GATEWAY_VIDEO_LEASE": "5",
         "OMNIBUS_GATEWAY_VIDEOS": "1",
-        "OMNIBUS_SIDECAR_ARENA_MIB": str(_ARENA_MIB),
+        "OMNIBUS_SIDECAR_ARENA_MIB": str(_ARENA_MIB if nodes == 1 else _ALL_ARENAS_MIB // nodes),
         "OMNIBUS_BUS_RECORD_BYTES": str(48 << 20),
         "OMNIBUS_BUS_DEAD_BYTES": str(8 << 20),
     }
@@ -72,9 +72,12 @@ def started(directory: Path) -> Iterator["Stack"]:
         settings["TMPDIR"] = place
     app = str(ROOT / "examples" / "shout.py")
     flags = ("--gateways", "2", "--apps-dir", str(ROOT / "examples"), "--app", app)
+    if nodes > 1:
+        flags = (*flags, "--nodes", str(nodes))
+        settings["OMNIBUS_EXECUTOR_INLINE"] = "256"  # these models are so small that little would be pulled
     more = {"gpus": {"H100": {"count": 4, "memory_gb": 80}}}
     system = System(directory, models, settings, flags, more)
-    stack = Stack(system)
+    stack = Stack(system, nodes)
     try:
         system.start()
         yield stack
@@ -109,8 +112,9 @@ def _only(declared: dict[str, Any], option: str, **more: Any) -> dict[str, Any]:
 class Stack:
     """Processes of the system by the part they play, and what of it can be looked at from outside."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, nodes: int = 1) -> None:
         self.system = system
+        self.nodes = nodes
         self.began = time.monotonic()
         self.leftovers: list[str] = []
         self._executors: dict[str, int] = {}
@@ -181,17 +185,21 @@ class Stack:
         return ""
 
     async def blocks(self, within: float) -> int:
-        """Leased blocks of the arena once all requests are over, at most ``within`` seconds later."""
+        """Leased blocks of all arenas once all requests are over, at most ``within`` seconds later."""
         end = time.monotonic() + within
         while True:
-            try:
-                async with asyncio.timeout(5), self.system.tensors() as tensors:
-                    blocks = int((await tensors.stats())["blocks"])
-            except (OSError, TimeoutError):
-                blocks = -1
-            if not blocks or time.monotonic() > end:
-                return blocks
+            blocks = [await self._blocks_on(node) for node in range(self.nodes)]
+            if not any(blocks) or time.monotonic() > end:
+                return -1 if -1 in blocks else sum(blocks)
             await asyncio.sleep(0.2)
+
+    async def _blocks_on(self, node: int) -> int:
+        """Leased blocks of the arena of ``node``; -1 when its sidecar does not answer."""
+        try:
+            async with asyncio.timeout(5), self.system.tensors(node) as tensors:
+                return int((await tensors.stats())["blocks"])
+        except (OSError, TimeoutError):
+            return -1
 
 
 _MARKS = {
@@ -214,6 +222,8 @@ def plays(command: list[str], role: str) -> bool:
 
 def _name(process: psutil.Process, role: str) -> str:
     environ = process.environ()
+    if role == "sidecar":  # the process id in a node's name is another one in each run
+        return f"sidecar{environ['OMNIBUS_SIDECAR_NODE'].partition('-')[2].partition('-')[2]}"
     return str(environ.get("OMNIBUS_EXECUTOR_ID") or f"{role} {process.ppid() if role == 'app worker' else ''}".strip())
 
 
