@@ -107,10 +107,21 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: are several, and never recorded.
     places: tuple[str, ...] = ()
     home: str = ""
+    #: When the gateway sent it, by the clock that ``deadline`` is of; set where ``home`` is.
+    sent: float = 0.0
 
     def starts_node(self, node: int) -> bool:
         """Return whether ``node`` begins in this attempt."""
         return not self.attempts or self.attempts[node] == self.attempt
+
+    def by_own_clock(self, node: str, now: float) -> "Invocation":
+        """Return the invocation with its deadline by the clock of ``node``, which may differ from the gateway's.
+
+        ``now`` is when it arrived. Time on its way counts for nothing: the gateway ends what lasts too long.
+        """
+        if self.home in ("", node):
+            return self
+        return msgspec.structs.replace(self, deadline=now + self.deadline - self.sent)
 
     def seed_of(self, node: int) -> int:
         """Seed of one node, 63 bits: the invocation's own, but for repeated equal calls."""

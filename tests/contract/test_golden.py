@@ -31,6 +31,7 @@ SINCE_INVOCATION: dict[str, Any] = {
     "resumes": (),
     "places": (),
     "home": "",
+    "sent": 0.0,
 }
 SINCE_NODE: dict[str, Any] = {"model": "", "salt": 0}
 

@@ -207,7 +207,7 @@ class InflightInvocation:
             return invocation
         members = [self._members.get(executor) for executor in invocation.route]
         places = tuple([member.status.node if member is not None else "" for member in members])
-        return msgspec.structs.replace(invocation, places=places, home=home)
+        return msgspec.structs.replace(invocation, places=places, home=home, sent=time.time())
 
     def executors_on(self, node: str) -> frozenset[str]:
         """Its executors on ``node``, a machine, as far as they are known."""

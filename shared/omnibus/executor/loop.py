@@ -131,6 +131,7 @@ class Executor:
         except ProtocolError as error:
             log.error("%s: %s", delivery.subject, error)
             return
+        invocation = invocation.by_own_clock(self.identity.node, time.time())
         known = self._live.newest_attempt(invocation.id)
         if known is not None:
             if known.invocation.attempt >= invocation.attempt:
