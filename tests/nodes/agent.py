@@ -29,7 +29,6 @@ class Agent:
 
     def __init__(self, client: TensorClient) -> None:
         self._client = client
-        self._opens: dict[int, asyncio.Task[Any]] = {}
 
     async def put(
         self, nbytes: int, value: int, invocation: str, seconds: float = _SECONDS, readers: int = 1, wait: float = 1.0
@@ -41,12 +40,14 @@ class Agent:
         block.array[:] = value
         return {"handle": msgspec.to_builtins(block.seal())}
 
-    async def open(self, handle: dict[str, Any], invocation: str, seconds: float = _SECONDS) -> dict[str, Any]:
-        """How often each byte occurs in a tensor, whose read is begun."""
+    async def open(
+        self, handle: dict[str, Any], invocation: str, seconds: float = _SECONDS, count: bool = True
+    ) -> dict[str, Any]:
+        """How often each byte occurs in a tensor, whose read is begun; only its size if not ``count``."""
         found = await self._client.open_tensor(
             msgspec.convert(handle, Handle), invocation=invocation, deadline=time.time() + seconds
         )
-        return {"counts": _count_bytes(found)}
+        return {"counts": _count_bytes(found)} if count else {"nbytes": found.nbytes}
 
     async def view(self, handle: dict[str, Any]) -> dict[str, Any]:
         """The same of a tensor of this node."""
@@ -62,6 +63,16 @@ class Agent:
 
     async def stats(self) -> dict[str, Any]:
         return {"stats": await self._client.stats()}
+
+    async def lag(self, count: int) -> dict[str, Any]:
+        """The 99th percentile of the seconds that the sidecar takes to answer, of ``count`` calls 5 ms apart."""
+        taken = []
+        for _ in range(count):
+            began = time.perf_counter()
+            await self._client.stats()
+            taken.append(time.perf_counter() - began)
+            await asyncio.sleep(0.005)
+        return {"p99": sorted(taken)[int(0.99 * count)]}
 
     async def ledger(self) -> dict[str, Any]:
         return {"ledger": await self._client.ledger()}
