@@ -286,7 +286,7 @@ def test_any_order_of_events_is_right():
 
 @pytest.mark.nightly
 def test_many_more_orders_of_events_are_right():
-    run_state_machine_as_test(TwoNodes, settings=settings(_SETTINGS, max_examples=1000, stateful_step_count=60))
+    run_state_machine_as_test(TwoNodes, settings=settings(_SETTINGS, max_examples=800, stateful_step_count=60))
 
 
 def test_memory_that_is_freed_while_it_is_sent_would_be_noticed():

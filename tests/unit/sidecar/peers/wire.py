@@ -64,7 +64,6 @@ class Connection:
         self._at = 0
         self._offset = 0
         self._sending = False  # A holds the block
-        self._confirmed = False  # A knows that B has the bytes
         self._owner = BlockOwner("peer:b")
         self._aborts: deque[Step] = deque()
         self._source: deque[Step] = deque([self._answer_get])
@@ -110,7 +109,7 @@ class Connection:
 
     def _confirm(self) -> None:
         assert self._wire.reads is not None
-        self._sending, self._confirmed = False, True
+        self._sending = False
         self._wire.reads.finish_read(self._owner, self._transfer.get, self._transfer.reads)
         self._target.append(lambda: self._finish(PullStatus.OK))
 
@@ -146,7 +145,7 @@ class Connection:
             self._done(None, NodeUnreachable("the connection broke", node="a"))
 
     def _note_ambiguity(self) -> None:
-        if self._confirmed:
+        if self._at == self._transfer.get.nbytes:  # DONE is on its way, or was read
             self._wire.ambiguous.add(self._transfer.get.block)
 
     def _finish(self, status: PullStatus) -> None:
