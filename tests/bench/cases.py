@@ -8,12 +8,14 @@ hops over the bus between three executors:
     tensor.*     a picture in, text and speech out: vision > thinker > talker and vocoder in one executor;
                  a float32 tensor of that size from vision to thinker and another from thinker to talker
     dataurl      the same with no tensor, and a picture of 1 MiB that no request has sent before
+    nodes.*      tensors of another node, and losses of one: see ``tests/bench/nodes.py``
     apps.invoke  ``POST /v1/apps/{name}/invoke``: an app in its worker, which calls one unit task of its own
 
 The spoken answer has no samples, so that the generator's hop is made but nothing is encoded.
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,8 +85,21 @@ PLANNER = {
     "planner.cells8_exact.gpus": ("GPUs", 64.0),
     "planner.cells8_greedy.gpus": ("GPUs", 64.0),
 }
+#: Of tensors of other nodes: the unit, and what the value may be at most. A whole request crosses twice.
+NODES = {
+    "nodes.tensor8MiB.c1.cpu_ms": ("ms", 26.0),
+    "nodes.tensor32MiB.c1.cpu_ms": ("ms", 74.0),
+    "nodes.pull32MiB.cpu_ms": ("ms", 25.0),
+    "nodes.pull_over_memcpy": ("x", 14.0),
+    "nodes.pull_over_streams": ("x", 0.7),
+    "nodes.pull_over_uvloop_streams": ("x", 0.7),
+    "nodes.idle_cpu_percent": ("%", 0.5),
+    "nodes.control_lag_p99_ms": ("ms", 10.0),
+    "nodes.control_lag_idle_p99_ms": ("ms", 10.0),
+    **{f"nodes.detect_s.{how}": ("s", 3.5) for how in ("killed", "frozen", "cut", "powered_off")},
+}
 #: Values with units of their own.
-LIMITS = {**PLANNER, TTFT: ("ms", 5.0)}
+LIMITS = {**PLANNER, **NODES, TTFT: ("ms", 5.0)}
 
 
 @dataclass(frozen=True)
@@ -146,8 +161,10 @@ PROFILED = (
 )
 PROFILE = "profile"
 
+#: Namespaces of nodes, see ``tests/nodes``.
+_NODES = tuple(NODES) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
 _BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
-_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *OVERLOAD, *_BESIDE)
+_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *OVERLOAD, *_NODES, *_BESIDE)
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 

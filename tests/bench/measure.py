@@ -22,6 +22,7 @@ from tests.bench.cases import (
     LIMITS,
     MEMORY,
     MEMORY_GOAL,
+    NODES,
     OVERLOAD,
     PLANNER,
     RATIOS,
@@ -48,6 +49,7 @@ _MODULES = {
     "goodput": set(GOODPUT),
     "fair": set(FAIR),
     "overload": set(OVERLOAD),
+    "nodes": set(NODES),
     "beside_vllm": {*VLLM.values(), TTFT},
 }
 _IDLE = 1.0  # seconds

@@ -123,12 +123,12 @@ class System:
 
 
 @contextlib.asynccontextmanager
-async def running(model: str) -> AsyncIterator[System]:
-    """Start everything for ``model``; nothing is left afterwards. Log lines are shown only when it fails."""
+async def running(model: str, nodes: int = 1) -> AsyncIterator[System]:
+    """Start everything for ``model`` on ``nodes``; nothing is left afterwards. Log lines are shown only when it fails."""
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
     declared = json.dumps({"models": {} if app else {model: _MODELS[model]}})
-    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_server=not app)
+    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_server=not app, nodes=nodes)
     try:
         async with made as stack, _echo() as (echo, port):
             if app:

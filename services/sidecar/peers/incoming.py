@@ -93,6 +93,8 @@ class Mirror:
         self.landed = ByteRanges()
         self.readers: list[MirrorReader] = []
         self.open_reads: Counter[BlockOwner] = Counter()  # that their node has not been told of
+        self.moving_reads: Counter[BlockOwner] = Counter()  # those that are over once the transfer has arrived
+        self.withdrawn_reads = 0  # of the transfer's: over, whether it arrives or not
         self.cancel: Callable[[], None] | None = None  # of the transfer
         self.failed = False
         self._granted = granted
@@ -291,7 +293,7 @@ class Mirrors:
             PeerVerb.GET, 0, block, generation, mirror.block_key, start, stop - start, deadline - time.time()
         )
         if whole:
-            mirror.open_reads.clear()
+            mirror.moving_reads, mirror.open_reads = mirror.open_reads, Counter()
         transfer = MirrorTransfer(node, get, mirror.offset + start, reads, deadline)
         mirror.cancel = self._start(
             transfer, lambda status, error: self._on_transferred(mirror, transfer, status, error)
@@ -305,6 +307,7 @@ class Mirrors:
         lease = mirror.lease
         if lease is None:
             raise AssertionError("a mirror without memory cannot be filled")
+        self._settle_reads(mirror, arrived=status == PullStatus.OK)
         if status == PullStatus.OK:
             start = transfer.get.offset
             self.pulled_bytes += transfer.get.nbytes
@@ -368,6 +371,18 @@ class Mirrors:
         if mirror.open_reads[owner] > 0:
             mirror.open_reads[owner] -= 1
             self._report_reads(mirror.key, mirror.block_key, 1)
+        elif mirror.moving_reads[owner] > 0:  # its node may be told of it by the transfer
+            mirror.moving_reads[owner] -= 1
+            mirror.withdrawn_reads += 1
+
+    def _settle_reads(self, mirror: Mirror, arrived: bool) -> None:
+        """The transfer is over; its reads are, too, if it has arrived."""
+        moving, mirror.moving_reads = mirror.moving_reads, Counter()
+        withdrawn, mirror.withdrawn_reads = mirror.withdrawn_reads, 0
+        if not arrived:
+            mirror.open_reads.update(moving)
+            if withdrawn:
+                self._report_reads(mirror.key, mirror.block_key, withdrawn)
 
     def _report_reads(self, key: MirrorKey, block_key: int, count: int) -> None:
         node, block, generation = key

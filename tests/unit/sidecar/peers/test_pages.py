@@ -1,13 +1,14 @@
 """``sendfile`` sends pages, not bytes: what is on its way must not become somebody else's."""
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, encode_peer_frame
-from services.sidecar.peers.stream import read_frame, read_text
+from services.sidecar.peers.stream import PlainStream, read_frame, read_text
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import two_nodes
 from tests.unit.sidecar.peers.raw import ask, greeted, rest
@@ -54,6 +55,42 @@ async def test_bytes_that_were_replaced_before_they_were_read_are_never_confirme
         with pytest.raises(OSError):
             await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
             await read_frame(reader)  # no KEPT
+        block.discard()
+
+
+async def test_a_sender_that_lets_go_after_sendfile_would_confirm_bytes_of_somebody_else(tmp_path, monkeypatch):
+    """The same with the mistake that the test before is to find."""
+    send_range = PlainStream.send_range
+
+    async def send_and_let_go(self, offset, nbytes, progress):
+        await send_range(self, offset, nbytes, progress)
+        a.plane._thread.call_main(release_all)
+        released.wait(5.0)
+
+    def release_all() -> None:
+        reads = a.plane.reads
+        for owner in list(reads._aborts):
+            reads.abandon_read(owner)
+        released.set()
+
+    released = threading.Event()
+    monkeypatch.setattr(PlainStream, "send_range", send_and_let_go)
+    async with two_nodes(tmp_path, 1 << 18, stall_seconds=30.0) as (a, _), await a.client() as producer:
+        size = 160 << 10
+        handle = await producer.put(np.full(size, OLD, np.uint8), invocation="i", deadline=soon())
+        reader = await greeted(a, receive_bytes=1 << 22)
+        assert (await ask(reader, handle)).status == PullStatus.OK
+        await until(released.is_set)
+
+        producer.end_invocation("i")
+        block = await producer.allocate(size, invocation="j", deadline=soon(), wait=10.0)
+        block.array[:] = NEW
+        await asyncio.sleep(0.2)
+
+        came = np.frombuffer(await read_text(reader, size), np.uint8)
+        await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
+        assert (await read_frame(reader)).verb == PeerVerb.KEPT
+        assert NEW in came
         block.discard()
 
 

@@ -155,6 +155,17 @@ async def test_a_read_may_be_declined_from_another_node(tmp_path):
         await until(lambda: a.blocks == 0)
 
 
+async def test_a_reader_that_gives_up_inside_a_pull_has_read(tmp_path):
+    async with two_nodes(tmp_path, 1 << 26) as (a, b), await a.client() as producer, await b.client() as consumer:
+        handle = await producer.put(np.ones(20 << 20, np.uint8), invocation="i", deadline=soon())
+        reading = asyncio.create_task(consumer.open_tensor(handle, invocation="i", deadline=soon()))
+        await until(lambda: b.blocks == 1)
+
+        reading.cancel()
+
+        await until(lambda: a.blocks == 0)
+
+
 async def test_an_invocation_that_ends_frees_what_is_on_its_way(tmp_path):
     async with two_nodes(tmp_path, 1 << 26) as (a, b), await a.client() as producer, await b.client() as consumer:
         handle = await producer.put(np.ones(20 << 20, np.uint8), invocation="i", deadline=soon())

@@ -1,0 +1,154 @@
+"""What it costs to read tensors of another node, and how long it takes to see that one is lost.
+
+    python -m tests.bench.nodes
+
+Two nodes in network namespaces with real sidecars; for whole requests two nodes over loopback. CPU is that of both
+sidecars; what clients do with the bytes is not counted.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import psutil
+
+from tests.bench import bodies, floor
+from tests.bench.cases import CASES
+from tests.bench.system import PATHS, running
+from tests.nodes.cluster import MIB, Machine, nodes, until
+from tests.nodes.namespaces import DATA
+
+_PULL_MIB = 32
+_PULLS = 12
+_AT_ONCE = 4
+_IDLE_SECONDS = 5.0
+_CALLS = 400
+_STREAMS_PORT = 7500
+_ROUNDS = 3
+
+
+async def measure() -> dict[str, float]:
+    """Every value by its name."""
+    found = await _measure_pulls()
+    for how in ("killed", "frozen", "cut", "powered_off"):
+        found[f"nodes.detect_s.{how}"] = await _measure_detection(how)
+    async with running(bodies.IMAGE_MODEL, nodes=2) as system:
+        for mib in (8, 32):
+            case = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
+            totals = [(await system.sample("nodes", case)).total for _ in range(_ROUNDS)]
+            found[f"nodes.tensor{mib}MiB.c1.cpu_ms"] = median(totals)
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+async def _measure_pulls() -> dict[str, float]:
+    async with nodes("a", "b", OMNIBUS_SIDECAR_ARENA_MIB="512") as (a, b):
+        await _pull_all(a, b, _PULLS)  # memory that was never touched costs more
+        copies = [floor.copy_ms() for _ in range(_ROUNDS)]
+        pulls: list[float] = []
+        streams: dict[str, list[float]] = {"asyncio": [], "uvloop": []}
+        for _ in range(_ROUNDS):
+            before = _cpu_seconds(a, b)
+            await _pull_all(a, b, _PULLS)
+            pulls.append(1000 * (_cpu_seconds(a, b) - before) / _PULLS)
+            for loop, taken in streams.items():
+                taken.append(1000 * await _stream_seconds(a, b, loop) / _PULLS)
+        idle = await _idle_percent(a, b)
+        lag_idle = await b.agent.get("lag", "p99", count=_CALLS)
+        busy = asyncio.create_task(_pull_at_once(a, b))
+        lag = await b.agent.get("lag", "p99", count=_CALLS)
+        await busy
+        pull = median(pulls)
+        return {
+            "nodes.pull32MiB.cpu_ms": pull,
+            "nodes.pull_over_memcpy": pull / median(copies),
+            "nodes.pull_over_streams": pull / median(streams["asyncio"]),
+            "nodes.pull_over_uvloop_streams": pull / median(streams["uvloop"]),
+            "nodes.idle_cpu_percent": idle,
+            "nodes.control_lag_p99_ms": 1000 * lag,
+            "nodes.control_lag_idle_p99_ms": 1000 * lag_idle,
+        }
+
+
+async def _pull_all(a: Machine, b: Machine, count: int) -> None:
+    for number in range(count):
+        await _pull_one(a, b, f"i{number}")
+
+
+async def _pull_one(a: Machine, b: Machine, invocation: str) -> None:
+    handle = await a.agent.get("put", "handle", nbytes=_PULL_MIB * MIB, value=7, invocation=invocation)
+    await b.agent.get("open", "nbytes", handle=handle, invocation=invocation, count=False)
+    for machine in (a, b):
+        await machine.agent.ask("end", invocation=invocation)
+
+
+async def _pull_at_once(a: Machine, b: Machine) -> None:
+    for number in range(_PULLS // 2):
+        await asyncio.gather(*(_pull_one(a, b, f"i{number}-{index}") for index in range(_AT_ONCE)))
+
+
+async def _stream_seconds(a: Machine, b: Machine, loop: str) -> float:
+    """CPU seconds of both ends of as many copies by asyncio's streams."""
+    arguments = (a.node.address(DATA), str(_STREAMS_PORT), str(_PULL_MIB), str(_PULLS))
+    source = await _start_stream(a, loop, "source", *arguments)
+    assert source.stdout is not None
+    await source.stdout.readline()
+    sink = await _start_stream(b, loop, "sink", *arguments)
+    assert sink.stdout is not None
+    found = float(await sink.stdout.readline()) + float(await source.stdout.readline())
+    await asyncio.gather(source.wait(), sink.wait())
+    return found
+
+
+async def _start_stream(machine: Machine, *arguments: str) -> "asyncio.subprocess.Process":
+    return await asyncio.create_subprocess_exec(
+        *machine.node.command_prefix, sys.executable, "-m", "tests.bench.streams", *arguments,
+        stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": PATHS},
+    )  # fmt: skip
+
+
+async def _idle_percent(*machines: Machine) -> float:
+    """CPU of the busier sidecar while nothing is pulled, but both are connected."""
+    before = [_cpu_seconds(machine) for machine in machines]
+    began = time.perf_counter()
+    await asyncio.sleep(_IDLE_SECONDS)
+    after = [_cpu_seconds(machine) for machine in machines]
+    spent = max(late - early for late, early in zip(after, before, strict=True))
+    return 100 * spent / (time.perf_counter() - began)
+
+
+async def _measure_detection(how: str) -> float:
+    """Seconds from a loss in the middle of a pull until its reader is answered."""
+    async with nodes("a", "b") as (a, b):
+        b.node.limit_rate("25mbit")
+        handle = await a.agent.get("put", "handle", nbytes=_PULL_MIB * MIB, value=7, invocation="i")
+        before = b.node.received_bytes()
+        opening: asyncio.Task[Any] = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
+        await until(lambda: b.node.received_bytes() > before + MIB)
+        began = time.perf_counter()
+        if how == "killed":
+            a.signal_sidecar(signal.SIGKILL)
+        elif how == "frozen":
+            a.signal_sidecar(signal.SIGSTOP)
+        elif how == "cut":
+            a.node.cut_cable(DATA)
+        else:
+            a.node.power_off()
+        answer = await opening
+        seconds = time.perf_counter() - began
+    if answer.get("error") != "node_unreachable":
+        raise RuntimeError(f"{how}: {answer}")
+    return seconds
+
+
+def _cpu_seconds(*machines: Machine) -> float:
+    times = [psutil.Process(machine.sidecar_pid).cpu_times() for machine in machines]
+    return float(sum(each.user + each.system for each in times))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(measure())))

@@ -1,0 +1,236 @@
+"""Sidecars in nodes of namespaces, as an operator would run them, with NATS in the hub and agents beside them."""
+
+import asyncio
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from omnibus.process.parent_death import die_with_parent
+from omnibus.up import infra
+from tests.nodes.namespaces import BUS, DATA, Node, Switch, last_descendant
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 30.0
+MIB = 1 << 20
+NATS_PORT, MONITOR_PORT = 4222, 8222
+_PATHS = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+_CLOCK = Path(__file__).parent / "ahead"
+_MAX_LINE_BYTES = 1 << 20
+
+Answer = dict[str, Any]
+
+
+class AgentProcess:
+    """A client of a sidecar in a node, see ``tests.nodes.agent``."""
+
+    def __init__(self, process: "asyncio.subprocess.Process") -> None:
+        self._process = process
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def ask(self, do: str, **request: Any) -> Answer:
+        """Have something done; the answer, also if it is an error."""
+        number, future = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"id": number, "do": do, **request}).encode() + b"\n")
+        return await asyncio.wait_for(future, 2 * PATIENCE_SECONDS)
+
+    async def get(self, do: str, name: str, **request: Any) -> Any:
+        """``name`` of the answer. Fails on an error."""
+        answer = await self.ask(do, **request)
+        assert name in answer, answer
+        return answer[name]
+
+    async def stats(self) -> Answer:
+        """Counters of the sidecar."""
+        found: Answer = await self.get("stats", "stats")
+        return found
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            answer = json.loads(line)
+            future = self._waiting.pop(answer.pop("id"))
+            if not future.done():
+                future.set_result(answer)
+
+    def close(self) -> None:
+        self._reading.cancel()
+
+
+class Machine:
+    """A node with its sidecar and one agent; more agents by ``start_agent``."""
+
+    def __init__(self, node: Node, directory: Path, env: dict[str, str]) -> None:
+        self.node = node
+        self.name = node.name
+        self.socket = str(directory / f"{node.name}.sock")
+        self.log = directory / f"{node.name}.log"
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": _PATHS,
+            "OMNIBUS_SIDECAR_SOCKET": self.socket,
+            "OMNIBUS_SIDECAR_NODE": node.name,
+            "OMNIBUS_SIDECAR_HOST": node.address(DATA),
+            "OMNIBUS_SIDECAR_SECRET_FILE": str(directory / "secret"),
+            **env,
+        }
+        self._sidecar: asyncio.subprocess.Process | None = None
+        self._agents: list[AgentProcess] = []
+
+    @property
+    def agent(self) -> AgentProcess:
+        return self._agents[0]
+
+    @property
+    def sidecar_pid(self) -> int:
+        """The sidecar's process id out here."""
+        assert self._sidecar is not None
+        return last_descendant(self._sidecar.pid)
+
+    async def start_sidecar(self) -> None:
+        """Start the sidecar, and wait until it serves."""
+        Path(self.socket).unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self._sidecar = await self._start("services.sidecar", stdout=log, stderr=log)
+        await until(lambda: Path(self.socket).exists())
+
+    async def start_agent(self, owner: str = "agent") -> AgentProcess:
+        pipe = asyncio.subprocess.PIPE
+        process = await self._start(
+            "tests.nodes.agent", self.socket, self.name, owner, stdin=pipe, stdout=pipe, limit=_MAX_LINE_BYTES
+        )
+        agent = AgentProcess(process)
+        self._agents.append(agent)
+        await agent.stats()
+        return agent
+
+    async def _start(self, module: str, *arguments: str, **options: Any) -> "asyncio.subprocess.Process":
+        return await asyncio.create_subprocess_exec(
+            *self.node.command_prefix, sys.executable, "-m", module, *arguments,
+            env=self._env, cwd=ROOT, preexec_fn=die_with_parent(), **options,
+        )  # fmt: skip
+
+    def signal_sidecar(self, number: signal.Signals) -> None:
+        os.kill(self.sidecar_pid, number)
+        if number == signal.SIGCONT:  # nsenter stops when its child does
+            self._wake_sidecar()
+
+    def _wake_sidecar(self) -> None:
+        with suppress(ProcessLookupError):
+            if self._sidecar is not None and self._sidecar.returncode is None:
+                self._sidecar.send_signal(signal.SIGCONT)
+
+    async def restart_sidecar(self) -> None:
+        """Kill the sidecar and start it again, at the same address."""
+        assert self._sidecar is not None
+        self.signal_sidecar(signal.SIGKILL)
+        await self._sidecar.wait()
+        await self.start_sidecar()
+        await self.agent.ask("wait_ready")
+
+    def restart_node(self) -> None:
+        """Give a node that is off power again; its sidecar and agents are to be started anew."""
+        self.close()
+        self._agents.clear()
+        self.node.power_on()
+
+    async def is_empty(self) -> bool:
+        """Nothing is leased, held or waited for here."""
+        stats = await self.agent.stats()
+        return (stats["blocks"], stats["used_bytes"], stats["waiting"]) == (0, 0, 0)
+
+    def close(self) -> None:
+        """Stop talking with its processes; they end with the node, whose end waits for them."""
+        self._wake_sidecar()
+        for agent in self._agents:
+            agent.close()
+
+
+@asynccontextmanager
+async def nodes(*names: str, ahead: Mapping[str, float] | None = None, **env: str) -> AsyncIterator[list[Machine]]:
+    """Nodes that know each other, until the end of the block; ``env`` is of their sidecars and agents.
+
+    ``ahead`` is by how many seconds clocks of nodes are ahead.
+    """
+    async with AsyncExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="omnibus-nodes-"))  # short: sockets have at most 107 bytes
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        (directory / "secret").write_text(secrets.token_hex(32))
+        switch = stack.enter_context(Switch())
+        bus_url = await start_nats(switch, directory)
+        machines = []
+        for name in names:
+            node = stack.enter_context(switch.add_node(name))
+            clock = _clock_env(ahead[name]) if ahead and name in ahead else {}
+            machines.append(Machine(node, directory, {"OMNIBUS_BUS_URL": bus_url, **env, **clock}))
+            stack.callback(machines[-1].close)
+        await asyncio.gather(*(start_machine(machine) for machine in machines))
+        for machine in machines:
+            await knows_others(machine, machines)
+        try:
+            yield machines
+        except BaseException:
+            for machine in machines:
+                print(f"--- {machine.name}\n{machine.log.read_text()[-4000:]}")
+            raise
+
+
+def _clock_env(seconds: float) -> dict[str, str]:
+    return {"TEST_CLOCK_AHEAD": str(seconds), "PYTHONPATH": os.pathsep.join([str(_CLOCK), _PATHS])}
+
+
+async def start_machine(machine: Machine) -> None:
+    """Start what runs on a node."""
+    await machine.start_sidecar()
+    await machine.start_agent()
+
+
+async def knows_others(reader: Machine, machines: list[Machine]) -> None:
+    """Wait until ``reader`` pulls from all others."""
+    for other in machines:
+        if other is not reader:
+            await until(lambda other=other: has_pulled(reader, other))  # type: ignore[misc]
+
+
+async def has_pulled(reader: Machine, other: Machine, nbytes: int = 1000) -> bool:
+    """A small tensor of ``other`` is pulled by ``reader``; nothing is left of it afterwards."""
+    invocation = f"probe-{secrets.token_hex(4)}"
+    handle = await other.agent.get("put", "handle", nbytes=nbytes, value=1, invocation=invocation)
+    answer = await reader.agent.ask("open", handle=handle, invocation=invocation, seconds=10.0)
+    for machine in (reader, other):
+        await machine.agent.ask("end", invocation=invocation)
+    return answer == {"counts": {"1": nbytes}}
+
+
+async def start_nats(switch: Switch, directory: Path) -> str:
+    """Start NATS in the hub, until the hub ends; its URL as nodes see it."""
+    server = infra.prepare_nats(directory, port=NATS_PORT, monitor_port=MONITOR_PORT)
+    argv = ["0.0.0.0" if word == infra.LOOPBACK else word for word in server.spec.argv]
+    await asyncio.create_subprocess_exec(
+        *switch.command_prefix, *argv, stdout=asyncio.subprocess.DEVNULL, preexec_fn=die_with_parent()
+    )
+    log = directory / "nats" / "server.log"
+    await until(lambda: log.exists() and "Server is ready" in log.read_text())
+    return f"nats://{switch.address(BUS)}:{NATS_PORT}"
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for something that another process or the kernel brings about."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            answer = holds()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            await asyncio.sleep(0.02)

@@ -1,0 +1,241 @@
+"""Nodes as Linux namespaces: a network, mounts, ``/dev/shm``, IPC, a host name and process ids of their own.
+
+    with Switch() as switch, switch.add_node("a") as a, switch.add_node("b") as b:
+        process = subprocess.Popen([*a.command_prefix, sys.executable, "-m", "services.sidecar"])
+        a.cut_cable(DATA)
+
+Each node has two cables to a *hub*, a namespace with two bridges: ``BUS`` reaches NATS, which runs in the hub, and
+``DATA`` the other nodes. A node off a bridge loses packets in silence, as behind a switch whose cable is cut: its own
+link is up, and nobody is sent a FIN or a reset. Everything ends with the process that made it.
+
+Needs root, or a kernel that lets everybody make user namespaces; iproute2 and util-linux.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omnibus.process.parent_death import die_with_parent
+
+BUS, DATA = "bus", "data"
+_SUBNETS = {BUS: "10.199.1", DATA: "10.199.2"}
+_HUB_NUMBER = 1
+_SHM_SIZE = "1g"
+_COMMAND_SECONDS = 20.0
+_START_SECONDS = 10.0
+#: The start of a MAC address that nobody has.
+_NOBODY_MAC = "02:00:00:00:00:fe"
+_IS_ROOT = os.geteuid() == 0
+
+
+@lru_cache(1)
+def missing_reason() -> str:
+    """The reason why there can be no namespaces here; empty when there can."""
+    absent = [program for program in ("unshare", "nsenter", "ip", "tc") if shutil.which(program) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed (util-linux, iproute2)"
+    try:
+        with Switch() as switch, switch.add_node("probe"):
+            return ""
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        return f"no namespaces ({'root' if _IS_ROOT else 'not root'}): {error}"
+
+
+class Namespaces(AbstractContextManager["Namespaces"]):
+    """Namespaces that live as long as their first process. ``kinds`` are options of ``unshare``."""
+
+    def __init__(self, kinds: tuple[str, ...], script: str) -> None:
+        self._kinds = kinds
+        self._script = f"{script} && echo ready && exec sleep infinity"
+        self._outer: subprocess.Popen[bytes] | None = None
+
+    def start(self, prefix: tuple[str, ...] = ()) -> None:
+        """Start the first process, as a child of ``prefix``. Raises ``RuntimeError`` with what it printed."""
+        command = [*prefix, "unshare", *self._kinds, "--kill-child", "--fork", "sh", "-c", self._script]
+        self._outer = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent()
+        )
+        assert self._outer.stdout is not None
+        assert self._outer.stderr is not None
+        if self._outer.stdout.readline() != b"ready\n":
+            self._outer.kill()
+            raise RuntimeError(self._outer.stderr.read().decode(errors="replace").strip())
+
+    @property
+    def first_process(self) -> int:
+        """The id out here of the first process in there."""
+        assert self._outer is not None
+        return last_descendant(self._outer.pid)
+
+    def stop(self) -> None:
+        """Kill the first process, and with it all others of its process namespace. Stopping twice is harmless."""
+        if self._outer is None or self._outer.poll() is not None:
+            return
+        os.kill(self.first_process, signal.SIGKILL)
+        self._outer.wait(_START_SECONDS)
+        for pipe in (self._outer.stdout, self._outer.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Switch(Namespaces):
+    """The hub with its two bridges. Its own addresses end in 1."""
+
+    def __init__(self) -> None:
+        user = () if _IS_ROOT else ("--user", "--map-root-user")
+        super().__init__((*user, "--net", "--mount", "--pid", "--mount-proc"), "true")
+        self._count = _HUB_NUMBER
+
+    def __enter__(self) -> "Switch":
+        self.start()
+        self.run("ip link set lo up")
+        for cable, subnet in _SUBNETS.items():
+            self.run(f"ip link add {cable} type bridge")
+            self.run(f"ip addr add {subnet}.{_HUB_NUMBER}/24 dev {cable}")
+            self.run(f"ip link set {cable} up")
+        return self
+
+    @property
+    def command_prefix(self) -> tuple[str, ...]:
+        """The start of a command line that runs the rest of it in the hub."""
+        return (*self.network_prefix, "--pid")
+
+    @property
+    def network_prefix(self) -> tuple[str, ...]:
+        """The same with process ids of the outside."""
+        return (*self.user_prefix, "--net")
+
+    @property
+    def user_prefix(self) -> tuple[str, ...]:
+        """``nsenter`` of the hub's user namespace, if it has one of its own."""
+        user = () if _IS_ROOT else ("--user", "--preserve-credentials")
+        return ("nsenter", "--target", str(self.first_process), *user)
+
+    def address(self, cable: str) -> str:
+        return f"{_SUBNETS[cable]}.{_HUB_NUMBER}"
+
+    def add_node(self, name: str) -> "Node":
+        """A node that is not started yet: enter it."""
+        self._count += 1
+        return Node(self, name, self._count)
+
+    def run(self, command: str) -> str:
+        """Run ``command`` in the hub and return its output."""
+        return _run((*self.network_prefix, *command.split()))
+
+
+class Node(Namespaces):
+    """One machine. ``number`` is the last part of its addresses."""
+
+    def __init__(self, switch: Switch, name: str, number: int) -> None:
+        mount = f"mount -t tmpfs -o size={_SHM_SIZE} tmpfs /dev/shm"
+        super().__init__(("--net", "--mount", "--ipc", "--uts", "--pid", "--mount-proc"), mount)
+        self.name = name
+        self._switch = switch
+        self._number = number
+
+    def __enter__(self) -> "Node":
+        self.power_on()
+        return self
+
+    def power_on(self) -> None:
+        """Start it, with nothing in its memory and both cables in."""
+        # The hub's network too: it is where the other ends of its cables are.
+        self.start(self._switch.network_prefix)
+        self._run("ip link set lo up")
+        pid = self.first_process
+        for index, (cable, subnet) in enumerate(_SUBNETS.items()):
+            # As on a real machine its MAC addresses are always the same: others remember them.
+            mac = f"02:00:00:00:{index:02x}:{self._number:02x}"
+            port = self._port(cable)
+            self._switch.run(f"ip link add {port} type veth peer name {cable} address {mac} netns {pid}")
+            self._switch.run(f"ip link set {port} master {cable} up")
+            self._run(f"ip addr add {subnet}.{self._number}/24 dev {cable}")
+            self._run(f"ip link set {cable} up")
+
+    def address(self, cable: str) -> str:
+        return f"{_SUBNETS[cable]}.{self._number}"
+
+    @property
+    def command_prefix(self) -> tuple[str, ...]:
+        """The start of a command line that runs the rest of it in this node, in a process of its own."""
+        return (*self._user_prefix, "--net", "--mount", "--ipc", "--uts", "--pid")
+
+    @property
+    def visitor_prefix(self) -> tuple[str, ...]:
+        """The same with process ids of the outside: the process itself goes in, and takes signals as any child."""
+        return (*self._user_prefix, "--net", "--mount", "--ipc", "--uts")
+
+    @property
+    def _user_prefix(self) -> tuple[str, ...]:
+        _, _, _, *user = self._switch.user_prefix
+        return ("nsenter", "--target", str(self.first_process), *user)
+
+    # What may happen to a machine and its cables
+
+    def power_off(self) -> None:
+        """End all processes at once; nothing of it gets out."""
+        for cable in _SUBNETS:
+            self.cut_cable(cable)
+        self.stop()
+        for cable in _SUBNETS:  # the kernel keeps a network as long as there are connections to be ended
+            self._switch.run(f"ip link delete {self._port(cable)}")
+
+    def cut_cable(self, cable: str) -> None:
+        """Lose all packets to and from here in silence."""
+        self._switch.run(f"ip link set {self._port(cable)} nomaster")
+
+    def heal_cable(self, cable: str) -> None:
+        """Undo ``cut_cable``."""
+        self._switch.run(f"ip link set {self._port(cable)} master {cable}")
+
+    def deafen(self, speaker: "Node") -> None:
+        """Lose what ``speaker`` sends here over ``DATA``; what this node sends arrives there."""
+        speaker._run(f"ip neigh replace {self.address(DATA)} lladdr {_NOBODY_MAC} dev {DATA} nud permanent")
+
+    def hear_again(self, speaker: "Node") -> None:
+        """Undo ``deafen``."""
+        speaker._run(f"ip neigh del {self.address(DATA)} dev {DATA}")
+
+    def limit_rate(self, rate: str) -> None:
+        """Let what comes here over ``DATA`` come at ``rate`` at most, in the units of ``tc``: ``100mbit``."""
+        port = self._port(DATA)
+        self._switch.run(f"tc qdisc replace dev {port} root tbf rate {rate} burst 256kb latency 20ms")
+
+    def lift_rate(self) -> None:
+        """Undo ``limit_rate``."""
+        self._switch.run(f"tc qdisc del dev {self._port(DATA)} root")
+
+    def received_bytes(self) -> int:
+        """Bytes that have come here over ``DATA``, headers of packets included."""
+        rows: list[dict[str, Any]] = json.loads(self._switch.run(f"ip -json -statistics link show {self._port(DATA)}"))
+        return int(rows[0]["stats64"]["tx"]["bytes"])
+
+    def _port(self, cable: str) -> str:
+        return f"{cable}{self._number}"
+
+    def _run(self, command: str) -> str:
+        return _run((*self._user_prefix, "--net", *command.split()))
+
+
+def last_descendant(pid: int) -> int:
+    """The process at the end of the line that begins with ``pid``: each has one child."""
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = int(children[0])
+    return pid
+
+
+def _run(command: tuple[str, ...]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,173 @@
+"""Pulls between nodes that share nothing but cables: the same bytes, each once, nothing left, whatever is full or slow."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.nodes.cluster import MIB, Machine, knows_others, nodes, until
+
+pytestmark = pytest.mark.netns
+
+#: What one tensor of so many bytes may take on the cable, packets' headers included.
+_OVERHEAD = 1.1
+
+
+async def put(machine: Machine, nbytes: int, value: int = 7, invocation: str = "i", **more: Any) -> Any:
+    return await machine.agent.get("put", "handle", nbytes=nbytes, value=value, invocation=invocation, **more)
+
+
+async def end(*machines: Machine, invocation: str = "i") -> None:
+    """What the gateway of an invocation does at its end."""
+    for machine in machines:
+        await machine.agent.ask("end", invocation=invocation)
+
+
+async def nothing_is_left(*machines: Machine) -> None:
+    """All ledgers become empty, long before any deadline."""
+    for machine in machines:
+        await until(machine.is_empty)
+
+
+async def moves(reader: Machine) -> None:
+    """Wait until bytes of a large tensor come to ``reader``."""
+    before = reader.node.received_bytes()
+    await until(lambda: reader.node.received_bytes() > before + MIB)
+
+
+async def test_nodes_share_no_memory_and_no_process_ids():
+    async with nodes("a", "b") as (a, b):
+        shared = [await machine.agent.ask("shared_files") for machine in (a, b)]
+        handle = await put(a, 1000)
+
+        assert [each["files"] for each in shared] == [["omnibus-a"], ["omnibus-b"]]
+        assert all(each["pid"] < 100 for each in shared)
+        assert (await b.agent.ask("view", handle=handle))["error"] == "unavailable"
+        await end(a)
+        await nothing_is_left(a, b)
+
+
+@pytest.mark.parametrize("readers", [2, 8])
+async def test_readers_of_one_node_cause_one_pull_and_one_read_each(readers):
+    async with nodes("a", "b") as (a, b):
+        agents = [b.agent, *[await b.start_agent(f"reader-{number}") for number in range(1, readers)]]
+        handle = await put(a, 8 * MIB, readers=readers)
+        before = b.node.received_bytes()
+
+        found = await asyncio.gather(*(agent.ask("open", handle=handle, invocation="i") for agent in agents))
+
+        assert found == [{"counts": {"7": 8 * MIB}}] * readers
+        assert b.node.received_bytes() - before < _OVERHEAD * 8 * MIB
+        for agent in agents:
+            await agent.ask("release", handle=handle)
+        await until(a.is_empty)  # without an end: each read is over by itself
+        await end(b)
+        await nothing_is_left(b)
+
+
+async def test_a_deadline_inside_a_pull_ends_it_on_both_nodes():
+    async with nodes("a", "b") as (a, b):
+        b.node.limit_rate("20mbit")
+        handle = await put(a, 16 * MIB)
+
+        answer = await b.agent.ask("open", handle=handle, invocation="i", seconds=1.0)
+
+        assert answer["error"] == "deadline_exceeded"
+        assert (await a.agent.get("ledger", "ledger"))[0]["readers"] == 1
+        await end(a, b)
+        await nothing_is_left(a, b)
+
+
+async def test_an_invocation_that_ends_inside_a_pull_frees_both_nodes():
+    async with nodes("a", "b") as (a, b):
+        b.node.limit_rate("20mbit")
+        handle = await put(a, 16 * MIB)
+        opening = asyncio.create_task(b.agent.ask("open", handle=handle, invocation="i"))
+        await moves(b)
+
+        await end(a, b)
+
+        assert (await opening)["error"] == "deadline_exceeded"
+        await nothing_is_left(a, b)
+        b.node.lift_rate()
+        await knows_others(b, [a, b])
+
+
+async def test_small_tensors_and_control_go_on_beside_a_large_one_on_a_slow_cable():
+    async with nodes("a", "b") as (a, b):
+        b.node.limit_rate("100mbit")
+        large = await put(a, 32 * MIB)
+        opening = asyncio.create_task(b.agent.ask("open", handle=large, invocation="i"))
+        await moves(b)
+        small = controls = 0
+
+        while not opening.done():
+            handle = await put(a, 4096, value=1)
+            assert await b.agent.ask("open", handle=handle, invocation="i") == {"counts": {"1": 4096}}
+            small += 1
+            controls += len([await machine.agent.stats() for machine in (a, b) * 4])
+
+        assert await opening == {"counts": {"7": 32 * MIB}}
+        assert small >= 10  # one after the other, while the large one took its time
+        await end(a, b)
+        await nothing_is_left(a, b)
+
+
+async def test_a_full_arena_of_the_reader_is_refused_by_name_and_keeps_the_tensor():
+    async with nodes("a", "b", OMNIBUS_SIDECAR_ARENA_MIB="16") as (a, b):
+        await put(b, 15 * MIB, invocation="local")
+        handle = await put(a, 4 * MIB)
+
+        assert (await b.agent.ask("open", handle=handle, invocation="i"))["error"] == "arena_full"
+
+        await end(b, invocation="local")
+        assert await b.agent.ask("open", handle=handle, invocation="i") == {"counts": {"7": 4 * MIB}}
+        await end(a, b)
+        await nothing_is_left(a, b)
+
+
+async def test_a_full_arena_of_the_producer_has_room_again_once_its_tensor_was_pulled():
+    async with nodes("a", "b", OMNIBUS_SIDECAR_ARENA_MIB="16") as (a, b):
+        handle = await put(a, 12 * MIB)
+        assert (await a.agent.ask("put", nbytes=12 * MIB, value=8, invocation="i", wait=0.1))["error"] == "arena_full"
+        waiting = asyncio.create_task(put(a, 12 * MIB, value=8, wait=20.0))
+        await until(lambda: has_waiters(a))
+
+        assert await b.agent.ask("open", handle=handle, invocation="i") == {"counts": {"7": 12 * MIB}}
+
+        assert await waiting != handle
+        await end(a, b)
+        await nothing_is_left(a, b)
+
+
+async def test_arenas_that_are_full_crosswise_do_not_wait_for_each_other():
+    async with nodes("a", "b", OMNIBUS_SIDECAR_ARENA_MIB="16") as (a, b):
+        handles = [await put(machine, 10 * MIB, value) for value, machine in ((1, a), (2, b))]
+
+        answers = await asyncio.gather(
+            b.agent.ask("open", handle=handles[0], invocation="i"),
+            a.agent.ask("open", handle=handles[1], invocation="i"),
+        )
+
+        assert [answer["error"] for answer in answers] == ["arena_full"] * 2
+        await end(a, b)
+        await nothing_is_left(a, b)
+        await knows_others(a, [a, b])
+
+
+async def test_a_clock_that_is_three_seconds_ahead_shortens_deadlines_by_three_seconds_and_no_more():
+    async with nodes("a", "b", ahead={"b": 3.0}) as (a, b):
+        handle = await put(a, 8 * MIB, readers=2)
+
+        assert await b.agent.ask("open", handle=handle, invocation="i") == {"counts": {"7": 8 * MIB}}
+
+        assert "the clock of node a is off by -3" in b.log.read_text()
+        assert "the clock of node b is off by 3" in a.log.read_text()
+        back = await put(b, 8 * MIB, value=9)
+        assert await a.agent.ask("open", handle=back, invocation="i") == {"counts": {"9": 8 * MIB}}
+        await end(a, b)
+        await nothing_is_left(a, b)
+
+
+async def has_waiters(machine: Machine) -> bool:
+    return bool((await machine.agent.stats())["waiting"])

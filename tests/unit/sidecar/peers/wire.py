@@ -1,0 +1,153 @@
+"""Pulls between the bookkeeping of two nodes over a network that a test schedules step by step: no sockets, no clock.
+
+As ``sendfile`` does, a connection carries pages and not bytes: what the reader finds is what lies there when it reads.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from omnibus.errors import NodeUnreachable
+from omnibus.tensors.arena import Arena
+from omnibus.tensors.ledger import BlockOwner
+from omnibus.tensors.peer_protocol import PeerFrame, PullStatus
+from services.sidecar.peers.incoming import MirrorTransfer, TransferDone
+from services.sidecar.peers.outgoing import OutgoingReads
+
+Step = Callable[[], None]
+_ATTEMPTS = 2
+
+
+class Wire:
+    """All connections from B to A. ``steps`` are what may happen next, each of which may be chosen."""
+
+    def __init__(self, source: Arena, target: Arena) -> None:
+        self.source = source
+        self.target = target
+        self.connections: list[Connection] = []
+        self.reads: OutgoingReads | None = None
+        #: Blocks of which nobody knows whether a broken connection has ended their reads.
+        self.ambiguous: set[int] = set()
+        self._control: deque[Step] = deque()
+
+    def start_transfer(self, transfer: MirrorTransfer, done: TransferDone) -> Step:
+        """See ``StartTransfer``."""
+        connection = Connection(self, transfer, done)
+        self.connections.append(connection)
+        return connection.cancel
+
+    def send_over(self, node: str, over: PeerFrame) -> None:
+        assert self.reads is not None
+        reads = self.reads
+        self._control.append(lambda: reads.end_reads(over))
+
+    def steps(self) -> list[Step]:
+        found = [step for connection in self.connections for step in connection.steps()]
+        return [*found, self._run_control] if self._control else found
+
+    def _run_control(self) -> None:
+        self._control.popleft()()
+
+
+class Connection:
+    """One transfer, with its second attempt. Both ends do one thing after the other; an abort comes in between."""
+
+    def __init__(self, wire: Wire, transfer: MirrorTransfer, done: TransferDone) -> None:
+        self._wire = wire
+        self._transfer = transfer
+        self._done = done
+        self._attempt = 0
+        self._over = False  # for B
+        self._begin()
+
+    def _begin(self) -> None:
+        self._attempt += 1
+        self._at = 0
+        self._offset = 0
+        self._sending = False  # A holds the block
+        self._owner = BlockOwner("peer:b")
+        self._aborts: deque[Step] = deque()
+        self._source: deque[Step] = deque([self._answer_get])
+        self._target: deque[Step] = deque()
+
+    def steps(self) -> list[Step]:
+        """The heads of what either end does next."""
+        return [lambda queue=queue: queue.popleft()() for queue in (self._aborts, self._source, self._target) if queue]  # type: ignore[misc]
+
+    def cancel(self) -> None:
+        """B does not want the bytes any more."""
+        if not self._over:
+            self._aborts.append(self._stop_target)
+
+    def break_off(self) -> None:
+        """Lose the connection."""
+        if not self._over:
+            self._target.clear()
+            self._target.append(self._on_reset)
+            self._source.clear()
+            self._source.append(self._close_source)
+
+    def _answer_get(self) -> None:
+        assert self._wire.reads is not None
+        abort = lambda: self._aborts.append(self._abort_source)  # noqa: E731
+        granted = self._wire.reads.begin_read(self._owner, self._transfer.get, abort)
+        if granted.status == PullStatus.OK:
+            self._sending, self._offset = True, granted.offset
+            self._target.append(self._receive)
+        else:
+            self._target.append(lambda: self._finish(granted.status))
+
+    def _receive(self) -> None:
+        nbytes = self._transfer.get.nbytes
+        count = min(nbytes - self._at, max(nbytes // 2, 1))
+        target = self._wire.target.bytes_at(self._transfer.offset + self._at, count)
+        target[:] = self._wire.source.bytes_at(self._offset + self._at, count)
+        self._at += count
+        if self._at < nbytes:
+            self._target.append(self._receive)
+        else:
+            self._source.append(self._confirm)
+
+    def _confirm(self) -> None:
+        assert self._wire.reads is not None
+        self._sending = False
+        self._wire.reads.finish_read(self._owner, self._transfer.get, self._transfer.reads)
+        self._target.append(lambda: self._finish(PullStatus.OK))
+
+    def _abort_source(self) -> None:
+        if self._sending:
+            self._source.clear()
+            self._close_source()
+            self._target.append(self._on_reset)  # after what the socket of B holds
+
+    def _close_source(self) -> None:
+        assert self._wire.reads is not None
+        self._sending = False
+        self._wire.reads.abandon_read(self._owner)
+
+    def _stop_target(self) -> None:
+        if not self._over:
+            self._over = True
+            self._note_ambiguity()
+            self._target.clear()
+            self._source.append(self._close_source)
+            self._done(None, None)
+
+    def _on_reset(self) -> None:
+        self._note_ambiguity()
+        self._target.clear()
+        self._source.append(self._close_source)
+        if self._attempt < _ATTEMPTS:
+            while self._source:  # the first connection ends by itself
+                self._source.popleft()()
+            self._begin()
+        else:
+            self._over = True
+            self._done(None, NodeUnreachable("the connection broke", node="a"))
+
+    def _note_ambiguity(self) -> None:
+        if self._at == self._transfer.get.nbytes:  # DONE is on its way, or was read
+            self._wire.ambiguous.add(self._transfer.get.block)
+
+    def _finish(self, status: PullStatus) -> None:
+        self._over = True
+        self._done(status, None)
