@@ -34,9 +34,11 @@ from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import ConnectionLimits
 from services.gateway.http.open_requests import FINAL_RESPONSES_SECONDS, OpenRequests
 from services.gateway.http.server import GatewayServer, create_server
-from services.gateway.media.blob_store import MediaStore
+from services.gateway.media.blob_store import BLOB, MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.files import FileStore
+from services.gateway.media.files import FILE, FileStore
+from services.gateway.media.peer_files import FileResponder, FileSource, KeptFile
+from services.gateway.media.peers import MediaPeers
 from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.replay.replay import Replayer
 from services.gateway.request import metrics
@@ -49,6 +51,7 @@ from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
+from services.gateway.videos.copies import VIDEO
 from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,7 @@ class GatewayService:
         self._bus: NatsBus | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaStore(self._settings.media_dir, self._settings.media_bytes)
+        self._peers: MediaPeers | None = None
         self._files = FileStore(self._settings)
         self._apps: AppService | None = None
         self._videos: Videos | None = None
@@ -101,6 +105,9 @@ class GatewayService:
         router = self._router = await self._create_router(gateway, bus, tensors.node)
         self._closing.callback(self._announce_status, "gone")
         tenancy = Tenancy(settings, self._store, router)
+        self._peers = self._files.peers = self._keep.peers = MediaPeers(
+            gateway, bus, tensors, lambda: tenancy.peers.count - 1
+        )
         runs = await self._create_requests(bus, tensors, router, tenancy)
         fetcher = Fetcher(_fetch_rules(settings))
         continuations = Continuations(settings, self._store, bus)
@@ -156,9 +163,12 @@ class GatewayService:
         apps = self._apps = AppService(settings, self._store, router, runs, chat)
         apps.startup()
         self._closing.push_async_callback(apps.shutdown)
-        videos = self._videos = Videos(settings, self._store, runs)
+        videos = self._videos = Videos(settings, self._store, runs, self._peers)
         videos.startup()
         self._closing.push_async_callback(videos.shutdown)
+        responder = FileResponder(router.gateway, bus, runs.tensors, _kept_files(self._keep, self._files, videos))
+        await responder.startup()
+        self._closing.push_async_callback(responder.shutdown)
         self._start_task(self._follow_plan(router))
         table = RouteTable(runs, chat, self._files, videos)
         console = self._console = Console(settings, self._store, bus)
@@ -259,6 +269,20 @@ class GatewayService:
 def _fetch_rules(settings: GatewaySettings) -> FetchRules:
     ports = None if settings.allow_private else FetchRules().ports
     return FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
+
+
+def _kept_files(media: MediaStore, files: FileStore, videos: Videos) -> dict[str, FileSource]:
+    """What other gateways may read of this one."""
+
+    async def locate_media(sha256: str) -> KeptFile | None:
+        path = await media.locate(sha256)
+        return KeptFile(path) if path is not None else None
+
+    return {
+        BLOB: FileSource(locate_media),
+        FILE: FileSource(files.locate, files.remove_local),
+        VIDEO: FileSource(videos.storage.locate),
+    }
 
 
 def _tune_garbage_collector() -> None:

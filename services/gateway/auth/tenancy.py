@@ -27,24 +27,32 @@ log = logging.getLogger(__name__)
 
 
 class Tenancy:
-    """Off unless keys are configured: then there is no ``admission``, and nobody is asked for anything."""
+    """Off unless keys are configured: then there is no ``admission``, and nobody is asked for anything.
+
+    ``peers`` counts gateways in either case.
+    """
 
     def __init__(self, settings: GatewaySettings, store: Store, router: Router) -> None:
         self.on = settings.keys or bool(settings.keys_file)
         self.admission: Admission | None = None
         self._settings = settings
         self._store = store
-        self._peers = GatewayPeers(router.gateway)
-        self._limits = RateLimits(lambda: self._peers.count)
+        self.peers = GatewayPeers(router.gateway)
+        self._limits = RateLimits(lambda: self.peers.count)
         self._costs = RequestCostModel(router)
         self._book = KeyStore(settings, store, self._limits.retain_keys)
         self._tasks: list[asyncio.Task[None]] = []
         if self.on:
-            self.admission = Admission(settings, router, self._costs, self._limits, lambda: self._peers.count)
+            self.admission = Admission(settings, router, self._costs, self._limits, lambda: self.peers.count)
             metrics.watch_queues(self.admission.queues)
 
     async def startup(self, bus: Bus, beat: Callable[[], None]) -> None:
         """Follow keys and other gateways; ``beat`` says that this one is there. Raises ``BadRequest``."""
+        if self.on:
+            self._book.load_file()
+        await follow_events(bus, {subjects.GATEWAY: self.peers.handle_status})
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(_repeat_every(GATEWAY_HEARTBEAT_SECONDS, beat))]
         if not self.on:
             if not is_loopback(self._settings.host):
                 log.warning(
@@ -52,11 +60,7 @@ class Tenancy:
                     self._settings.host,
                 )
             return
-        self._book.load_file()
-        await follow_events(bus, {subjects.GATEWAY: self._peers.handle_status})
-        loop = asyncio.get_running_loop()
-        work = (self._book.follow_sources(), self._follow_profiles(), _repeat_every(GATEWAY_HEARTBEAT_SECONDS, beat))
-        self._tasks = [loop.create_task(each) for each in work]
+        self._tasks += [loop.create_task(each) for each in (self._book.follow_sources(), self._follow_profiles())]
 
     def guard_application(self, application: ASGIApp) -> ASGIApp:
         """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""

@@ -1,6 +1,7 @@
 """Media and long inputs by content hash, so that a recorded invocation can be run again exactly."""
 
 import asyncio
+import hashlib
 import os
 import re
 from collections import Counter, deque
@@ -8,10 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from omnibus.errors import NotFound, storage_error
+from omnibus.errors import NotFound, ProtocolError, storage_error
+from services.gateway.media.peers import MediaPeers
 
 #: A content hash as it is written. Records come back from outside: nothing else may become a path.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+#: The kind by which gateways name recorded content to each other, and the most bytes that one reads of another.
+BLOB = "blob"
+_MAX_PEER_BYTES = 256 << 20
 #: What files may be marked with.
 _OWNER = re.compile(r"[0-9a-z]{0,32}")
 
@@ -20,10 +25,12 @@ class MediaStore:
     """A directory of files named by the SHA-256 of their content; the oldest leave when it is full.
 
     An empty ``directory`` keeps nothing. Several gateways may share one directory. Files may have an ``owner`` (a word
-    of letters and digits): then the oldest file of the owner with the most bytes leaves first.
+    of letters and digits): then the oldest file of the owner with the most bytes leaves first. With ``peers`` content
+    without an owner is read from other gateways where it is not here.
     """
 
-    def __init__(self, directory: str, limit: int) -> None:
+    def __init__(self, directory: str, limit: int, peers: MediaPeers | None = None) -> None:
+        self.peers = peers
         self._root = Path(directory)
         self._keeps = bool(directory)
         self._limit = limit
@@ -45,16 +52,36 @@ class MediaStore:
             raise storage_error("the media directory", error) from error
 
     async def get(self, sha256: str, owner: str = "") -> bytes:
-        """Raises ``NotFound`` when the content was never kept or has left."""
-        loop = asyncio.get_running_loop()
+        """Raises ``NotFound`` when the content was never kept or has left, and as ``MediaPeers.read`` does."""
+        path = await self.locate(sha256, owner)
         try:
-            if not self._keeps or not _SHA256.fullmatch(sha256) or not _OWNER.fullmatch(owner):
-                raise FileNotFoundError(sha256)
-            return await loop.run_in_executor(self._writer, self._file_path(sha256, owner).read_bytes)
-        except FileNotFoundError as error:
+            if path is not None:
+                return await asyncio.get_running_loop().run_in_executor(self._writer, path.read_bytes)
+            if self.peers is not None and not owner and _SHA256.fullmatch(sha256):
+                return await self._read_peer(self.peers, sha256)
+            raise FileNotFoundError(sha256)
+        except (FileNotFoundError, NotFound) as error:
             raise NotFound(
                 f"the recorded input {sha256[:12]} is not kept here: record in `full` mode with a media directory"
             ) from error
+
+    async def locate(self, sha256: str, owner: str = "") -> Path | None:
+        """The file of content that is kept in this directory, or on its way there."""
+        if not self._keeps or not _SHA256.fullmatch(sha256) or not _OWNER.fullmatch(owner):
+            return None
+        path = self._file_path(sha256, owner)
+        there = await asyncio.get_running_loop().run_in_executor(self._writer, path.is_file)
+        return path if there else None
+
+    async def _read_peer(self, peers: MediaPeers, sha256: str) -> bytes:
+        """Content that another gateway keeps; it is kept here from now on."""
+        _, data = await peers.read(BLOB, sha256, min(self._limit, _MAX_PEER_BYTES))
+        if await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest()) != sha256:
+            raise ProtocolError(
+                f"another gateway sent other bytes than those of {sha256[:12]}: its disk may be damaged"
+            )
+        self.put_nowait(sha256, data)
+        return data
 
     def close(self) -> None:
         self._writer.shutdown(wait=True)

@@ -16,11 +16,16 @@ from secrets import token_hex
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import BadRequest, NotFound, TooLarge, storage_error
+from omnibus.bus.media_messages import MediaAnswer
+from omnibus.errors import BadRequest, NotFound, ProtocolError, TooLarge, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.media.peer_files import KeptFile
+from services.gateway.media.peers import MediaPeers
 from services.gateway.tenancy.tenant import current_tenant
 
+#: The kind by which gateways name these files to each other.
+FILE = "file"
 #: What an id looks like: nothing else may become a path. 48 hex digits cannot be guessed.
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
 #: Seconds between two looks for what has expired.
@@ -40,9 +45,14 @@ class FileTicket(Struct, frozen=True):
 
 
 class FileStore:
-    """Keeps files for ``settings.file_seconds``; without a media directory none."""
+    """Keeps files for ``settings.file_seconds``; without a media directory none.
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    With ``peers`` files of other gateways are read, too: from where they are each time, so that one that is removed is
+    gone everywhere.
+    """
+
+    def __init__(self, settings: GatewaySettings, peers: MediaPeers | None = None) -> None:
+        self.peers = peers
         root = Path(settings.media_dir) / "files"
         self._on = bool(settings.media_dir)
         self._tickets = root / "tickets"
@@ -65,7 +75,7 @@ class FileStore:
             )
 
     async def put(self, data: bytes, mime: str, id: str = "") -> FileTicket:
-        """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway that shares the directory.
+        """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway.
 
         ``id`` is for who had to name it before; else it is new. Raises ``TooLarge``, ``StorageFull``, and ``Fatal``
         when the directory takes no files.
@@ -84,30 +94,66 @@ class FileStore:
         return ticket
 
     async def get_ticket(self, id: str) -> FileTicket:
-        """Raises ``NotFound`` for an id that was never given, or is not good any more."""
-        try:
-            if not self._on or not _ID.fullmatch(id):
-                raise FileNotFoundError(id)
-            ticket = msgspec.json.decode(await asyncio.to_thread((self._tickets / id).read_bytes), type=FileTicket)
-        except (OSError, msgspec.MsgspecError):
-            raise _not_found_error() from None
-        if ticket.expires <= time.time():
+        """The ticket of ``id``.
+
+        Raises ``NotFound`` for an id that was never given, or is not good any more, and as ``MediaPeers.find`` does.
+        """
+        ticket = await self._local_ticket(id)
+        if ticket is None and self.peers is not None and _ID.fullmatch(id):
+            answer = await self.peers.find(FILE, id)
+            ticket = _peer_ticket(id, answer) if answer is not None else None
+        if ticket is None:
             raise _not_found_error()
         return ticket
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
         """A file and its bytes. Raises ``NotFound``, also when newer files have taken its place."""
-        ticket = await self.get_ticket(id)
+        ticket = await self._local_ticket(id)
         try:
-            return ticket, await self._keep.get(ticket.sha256, ticket.owner)
+            if ticket is not None:
+                return ticket, await self._keep.get(ticket.sha256, ticket.owner)
+            if self.peers is not None and _ID.fullmatch(id):
+                return await self._read_peer(self.peers, id)
         except NotFound:
-            raise _not_found_error() from None
+            pass
+        raise _not_found_error()
 
     async def remove(self, id: str) -> None:
         """Revoke ``id``. Raises ``NotFound``."""
-        await self.get_ticket(id)
+        if await self.remove_local(id):
+            return
+        if self.peers is None or not _ID.fullmatch(id) or not await self.peers.remove(FILE, id):
+            raise _not_found_error()
+
+    async def remove_local(self, id: str) -> bool:
+        """Revoke ``id`` if it is in this directory; returns whether it was."""
+        if await self._local_ticket(id) is None:
+            return False
         with suppress(OSError):
             await asyncio.to_thread((self._tickets / id).unlink)
+        return True
+
+    async def locate(self, id: str) -> KeptFile | None:
+        """A file in this directory, for other gateways."""
+        ticket = await self._local_ticket(id)
+        path = await self._keep.locate(ticket.sha256, ticket.owner) if ticket is not None else None
+        return KeptFile(path, msgspec.to_builtins(ticket)) if path is not None else None
+
+    async def _local_ticket(self, id: str) -> FileTicket | None:
+        try:
+            if not self._on or not _ID.fullmatch(id):
+                return None
+            ticket = msgspec.json.decode(await asyncio.to_thread((self._tickets / id).read_bytes), type=FileTicket)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return ticket if ticket.expires > time.time() else None
+
+    async def _read_peer(self, peers: MediaPeers, id: str) -> tuple[FileTicket, bytes]:
+        answer, data = await peers.read(FILE, id, self._largest)
+        ticket = _peer_ticket(id, answer)
+        if await asyncio.to_thread(_sha256_hex, data) != ticket.sha256:
+            raise ProtocolError(f"another gateway sent other bytes than those of {id}: its disk may be damaged")
+        return ticket, data
 
     def close(self) -> None:
         self._keep.close()
@@ -155,6 +201,17 @@ def _remove_older(path: Path, than: float) -> None:
 
 def _sha256_hex(data: bytes) -> str:
     return sha256(data).hexdigest()
+
+
+def _peer_ticket(id: str, answer: MediaAnswer) -> FileTicket:
+    """The ticket in another gateway's answer. Raises ``ProtocolError`` for one of another file."""
+    try:
+        ticket = msgspec.convert(answer.about, FileTicket)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"gateway {answer.gateway} sent no ticket of a file: {error}") from error
+    if ticket.id != id or ticket.nbytes != answer.nbytes:
+        raise ProtocolError(f"gateway {answer.gateway} sent the ticket of another file than {id}")
+    return ticket
 
 
 def _not_found_error() -> NotFound:

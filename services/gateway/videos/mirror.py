@@ -60,6 +60,7 @@ class JobMirror:
         self._life = review.life
         for id in review.removed:
             self._jobs.pop(id, None)
+            await self._films.remove_files(id)  # at another gateway, which may keep its files elsewhere
         await self._restore_lost([id for id in review.lost if id not in held])
         changed = [
             id for id, state in review.states.items() if self._job_state(id) != state and id not in self._removed

@@ -14,6 +14,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import JobRecord, JobRules, Store
 from services.gateway.media.files import new_secret_id
+from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
 from services.gateway.request.request import RequestFactory
 from services.gateway.tenancy.tenant import current_tenant
@@ -31,12 +32,14 @@ _RETRY_PAUSE_SECONDS = 0.5
 
 
 class Videos:
-    """Jobs are in the store, what they make in the media directory; neither is this gateway's own."""
+    """Jobs are in the store, what they make in the media directory of the gateway that made it."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, runs: RequestFactory) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, runs: RequestFactory, peers: MediaPeers | None = None
+    ) -> None:
         self._settings = settings
         self._store = store
-        self._films = VideoStorage(settings)
+        self._films = VideoStorage(settings, peers)
         self._filming = VideoGenerator(runs, self._films, settings.video_kept)
         self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)
         self._rules = JobRules(settings.videos_open, settings.videos_kept)
@@ -55,6 +58,12 @@ class Videos:
         """Stop. What is being made here goes back, for another gateway to take up."""
         for task in reversed(self._tasks):
             await until_cancelled(task)
+        await self._films.close()
+
+    @property
+    def storage(self) -> VideoStorage:
+        """The files of this gateway."""
+        return self._films
 
     # Clients
 

@@ -1,7 +1,9 @@
-"""Videos that are made, each with a picture of it, below the media directory, which gateways share."""
+"""Videos that are made, each with a picture of it, below the media directory; others' are copied to it."""
 
 import asyncio
+import logging
 import os
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -9,15 +11,21 @@ from pathlib import Path
 from secrets import token_hex
 
 from omnibus.encoding import video
-from omnibus.errors import Forbidden, Overloaded, storage_error
+from omnibus.errors import Forbidden, OmnibusError, Overloaded, StorageFull, storage_error
 from omnibus.settings import GatewaySettings
+from services.gateway.media.peer_files import KeptFile
+from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import Variant
+from services.gateway.videos.copies import DRAFT, UNTIL, VideoCopies
 from services.gateway.videos.job_payload import video_not_found
+
+log = logging.getLogger(__name__)
 
 #: Content types, and how the files' names end.
 MIME: dict[Variant, str] = {"video": video.MIME, "thumbnail": "image/webp"}
 FILE_EXTENSIONS: dict[Variant, str] = {"video": ".mp4", "thumbnail": ".webp"}
-_DRAFT = ".draft"
+#: Names by which other gateways may read files. Nothing else becomes a path.
+_NAME = re.compile(r"(video_[0-9a-f]{48})\.(mp4|webp)")
 #: Seconds that files outlive their jobs, and that a draft may lie untouched.
 _FILE_GRACE_SECONDS, _DRAFT_TTL_SECONDS = 60.0, 3600.0
 #: Seconds until a client that was refused for want of room may try again.
@@ -25,9 +33,13 @@ _RETRY_AFTER_SECONDS = 60.0
 
 
 class VideoStorage:
-    """Keeps videos by their ids; without a media directory none. The time of a file is the end of its own."""
+    """Keeps videos by their ids; without a media directory none. The time of a file is the end of its own.
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    With ``peers`` videos that other gateways have made are copied here when they are asked for.
+    """
+
+    def __init__(self, settings: GatewaySettings, peers: MediaPeers | None = None) -> None:
+        self._copies = VideoCopies(peers, self._make_room) if peers is not None else None
         self._root = Path(settings.media_dir) / "videos"
         self._on = bool(settings.media_dir)
         self._limit = settings.video_bytes
@@ -55,7 +67,7 @@ class VideoStorage:
             await asyncio.to_thread(self._root.mkdir, mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error("the media directory", error) from error
-        return self._root / f"{id}.{token_hex(4)}{_DRAFT}"
+        return self._root / f"{id}.{token_hex(4)}{DRAFT}"
 
     async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
         """Make a draft the video of ``id``, for ``seconds``."""
@@ -67,21 +79,39 @@ class VideoStorage:
             raise storage_error("the media directory", error) from error
 
     async def find_file(self, id: str, variant: Variant) -> Path:
-        """The file of a video that is made. Raises ``NotFound``."""
+        """The file of a video that is made. Raises ``NotFound``, and as ``VideoCopies.fetch_file`` does."""
         path = self._file_path(id, variant)
-        if not self._on or not await asyncio.to_thread(path.is_file):
+        if not self._on:
+            raise video_not_found()
+        there = await asyncio.to_thread(path.is_file)
+        if not there and (self._copies is None or not await self._copies.fetch_file(path)):
             raise video_not_found()
         return path
 
+    async def locate(self, name: str) -> KeptFile | None:
+        """A file in this directory, for other gateways."""
+        if not self._on or not _NAME.fullmatch(name):
+            return None
+        path = self._root / name
+        try:
+            return KeptFile(path, {UNTIL: (await asyncio.to_thread(path.stat)).st_mtime})
+        except OSError:
+            return None
+
+    async def close(self) -> None:
+        if self._copies is not None:
+            await self._copies.close()
+
     async def expiry_time(self, id: str) -> float:
-        """Unix seconds until which the video of ``id`` is kept; 0 without one."""
+        """Unix seconds until which the video of ``id`` is kept, here or by another gateway; 0 without one."""
         if not self._on:
             return 0.0
+        path = self._file_path(id, "video")
         try:
-            status = await asyncio.to_thread(self._file_path(id, "video").stat)
+            until = (await asyncio.to_thread(path.stat)).st_mtime
         except OSError:
-            return 0.0
-        return max(0.0, status.st_mtime - _FILE_GRACE_SECONDS)
+            until = await self._peer_expiry(path.name)
+        return max(0.0, until - _FILE_GRACE_SECONDS)
 
     async def remove_files(self, id: str) -> None:
         """Remove the files of ``id`` if there are any."""
@@ -93,7 +123,7 @@ class VideoStorage:
 
     def _store_files(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
         self._remove_expired()
-        picture = draft.with_suffix(f".picture{_DRAFT}")
+        picture = draft.with_suffix(f".picture{DRAFT}")
         made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # with the video it is complete
         try:
             with open(os.open(picture, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
@@ -106,6 +136,19 @@ class VideoStorage:
         for variant, path in made.items():
             path.rename(self._file_path(id, variant))
 
+    async def _peer_expiry(self, name: str) -> float:
+        try:
+            return await self._copies.expiry_time(name) if self._copies is not None else 0.0
+        except OmnibusError as error:  # it counts as not made, as if its gateway were gone
+            log.warning("other gateways do not say whether they have %s: %s", name, error)
+            return 0.0
+
+    def _make_room(self, nbytes: int) -> None:
+        """Raises ``StorageFull`` when there is no room for so many bytes beside what is kept."""
+        self._remove_expired()
+        if self._used_bytes() + nbytes > self._limit:
+            raise StorageFull(f"another gateway keeps this video, and here is no room for a copy of {nbytes} bytes")
+
     def _remove_files(self, id: str) -> None:
         for variant in FILE_EXTENSIONS:
             self._file_path(id, variant).unlink(missing_ok=True)
@@ -114,7 +157,7 @@ class VideoStorage:
         """Remove what has expired, and drafts that nobody goes on with."""
         now = time.time()
         for path, status in self._list_files():
-            if status.st_mtime < (now - _DRAFT_TTL_SECONDS if path.suffix == _DRAFT else now):
+            if status.st_mtime < (now - _DRAFT_TTL_SECONDS if path.suffix == DRAFT else now):
                 path.unlink(missing_ok=True)
 
     def _video_bytes(self, ids: Collection[str]) -> int:

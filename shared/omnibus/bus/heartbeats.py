@@ -5,7 +5,7 @@ heartbeats are late on a busy machine.
 """
 
 EXECUTOR_HEARTBEAT_SECONDS = 0.5
-#: Of a gateway that asks for API keys. Others report when their plan changes, and on census.
+#: Of a gateway that follows a plan. It reports as well when its plan changes, and on census.
 GATEWAY_HEARTBEAT_SECONDS = 2.0
 #: Of a gateway that has requests in flight.
 LOAD_REPORT_SECONDS = 1.0

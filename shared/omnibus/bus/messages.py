@@ -269,7 +269,8 @@ def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
         yield _HEAD + b",".join(batch) + _TAIL
 
 
-def _decode_message(decode: Any, body: bytes, what: str) -> Any:
+def decode_message(decode: Any, body: bytes, what: str) -> Any:
+    """The message in ``body`` by a decoder; raises ``ProtocolError``, which calls it ``what``."""
     try:
         message = decode(body)
     except UNREADABLE as error:
@@ -282,38 +283,38 @@ def _decode_message(decode: Any, body: bytes, what: str) -> Any:
 
 
 def decode_replies(body: bytes) -> list[Reply]:
-    return _decode_message(_replies, body, "reply frame").msgs
+    return decode_message(_replies, body, "reply frame").msgs
 
 
 def decode_edges(body: bytes) -> list[Edge]:
-    return _decode_message(_edges, body, "edge frame").msgs
+    return decode_message(_edges, body, "edge frame").msgs
 
 
 def decode_end(body: bytes) -> InvocationEnd:
-    return _decode_message(_end, body, "end")
+    return decode_message(_end, body, "end")
 
 
 def decode_status(body: bytes) -> ExecutorStatus:
-    status = _decode_message(_status, body, "executor status")
+    status = decode_message(_status, body, "executor status")
     if not is_addressable(status.id):
         raise ProtocolError(f"executor {status.id[:80]!r} cannot be addressed: no blanks, no wildcards in ids")
     return status
 
 
 def decode_gateway(body: bytes) -> GatewayStatus:
-    return _decode_message(_gateway, body, "gateway status")
+    return decode_message(_gateway, body, "gateway status")
 
 
 def decode_node(body: bytes) -> NodeStatus:
-    return _decode_message(_node, body, "node status")
+    return decode_message(_node, body, "node status")
 
 
 def decode_load(body: bytes) -> LoadEvent:
-    return _decode_message(_load, body, "load event")
+    return decode_message(_load, body, "load event")
 
 
 def decode_plan_event(body: bytes) -> PlanEvent:
-    return _decode_message(_plan, body, "plan event")
+    return decode_message(_plan, body, "plan event")
 
 
 def to_handle(value: object) -> Handle:

@@ -17,6 +17,8 @@ from omnibus.bus.subjects import ROOT
 STREAMS = (subjects.INVOCATIONS.name, subjects.DEADLETTERS.name)
 #: What a gateway may do with its streams. It removes nothing: retention does.
 _STREAM_CALLS = ("INFO", "CREATE", "UPDATE", "MSG.GET")
+#: Files that gateways fetch from each other, and nobody else.
+_MEDIA = (subjects.MEDIA, subjects.media_subject("*"))
 _API = "$JS.API"
 _EXECUTORS = ("encoder", "llm", "generator")
 
@@ -68,15 +70,17 @@ def _gateway_permissions() -> Permissions:
             subjects.end_subject("*"),
             subjects.RECORDS,
             subjects.REPLAY,  # for who asks over HTTP
+            *_MEDIA,
             *map(subjects.event_subject, says),
             subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
             *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
-            *_reply_subjects("gateway", "operator"),  # who may ask for a replay
+            *_reply_subjects("gateway", "operator"),  # who may ask for a replay; only gateways ask for media
         ),
         (
             f"{ROOT}.reply.>",
             subjects.REPLAY,
+            *_MEDIA,
             *map(subjects.event_subject, hears),
             subjects.DEAD,  # what another gateway refuses
             f"{inbox_prefix('gateway')}.>",

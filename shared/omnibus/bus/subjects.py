@@ -12,6 +12,8 @@
 | ``omnibus.node.<node>``             | the end of an invocation, for a node's sidecar      |
 | ``omnibus.event.deadletter.<app>.<invocation>`` | an input that crashed or failed an engine |
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
+| ``omnibus.media``                   | which gateway has some content, for all gateways    |
+| ``omnibus.media.<gateway>``         | a part of content to read, for the gateway that has it |
 """
 
 import re
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 ROOT = "omnibus"
 REPLAY = f"{ROOT}.replay"
+MEDIA = f"{ROOT}.media"
 RECORDS = f"{ROOT}.inv.>"
 DEAD = f"{ROOT}.event.deadletter.>"
 
@@ -100,6 +103,11 @@ def record_subject(app: str, invocation: str) -> str:
 def dead_letter_subject(app: str, invocation: str) -> str:
     """Return the subject of a dead letter."""
     return f"{ROOT}.event.deadletter.{subject_token(app)}.{invocation}"
+
+
+def media_subject(gateway: str) -> str:
+    """Return the subject on which ``gateway`` hands out what it keeps."""
+    return f"{MEDIA}.{gateway}"
 
 
 def event_subject(kind: str) -> str:

@@ -38,6 +38,7 @@ from omnibus.up.watchdog import Watchdog
 
 PLAN_TIMEOUT_SECONDS = 30.0  # seconds
 READY_TIMEOUT_SECONDS = 180.0  # seconds for all executors to load
+MEDIA_DIR = "OMNIBUS_GATEWAY_MEDIA_DIR"
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
@@ -226,7 +227,7 @@ class Stack:
             "OMNIBUS_STORE_URL": self.valkey.url,
             **self._nodes.client_env(0),
             "OMNIBUS_PLANNER_MODELS": str(self.directory / "models.json"),
-            "OMNIBUS_GATEWAY_MEDIA_DIR": str(self.directory / "media"),
+            MEDIA_DIR: str(self.directory / "media"),
             "OMNIBUS_EXECUTOR_APPS_DIR": str(self.apps_dir),
             METRICS_DIR: self.metrics_dir,
             "HF_HUB_OFFLINE": "1",
@@ -262,12 +263,17 @@ class Stack:
             ready=lambda: wait_for_port(port),
             env={
                 **self._nodes.client_env(index % self._nodes.count),
+                **self._media_env(index % self._nodes.count),
                 "OMNIBUS_GATEWAY_PORT": str(port),
                 APPS_DIR: str(self.apps_dir),
                 ADMIN: self.admin_token,
                 STORE_SECRET: self._store_secret,
             },
         )
+
+    def _media_env(self, node: int) -> Mapping[str, str]:
+        """The media directory of gateways on ``node``: machines share none, unless it was chosen for all."""
+        return {} if MEDIA_DIR in self._extra or not node else {MEDIA_DIR: str(self.directory / f"media-{node}")}
 
     def _fork_server_spec(self) -> ProcessSpec:
         return ProcessSpec(
