@@ -1,24 +1,30 @@
-"""Three models on three nodes: executors take turns on them, so that every split path crosses from node to node."""
+"""Four models on three nodes: executors take turns on them, so that every split path crosses from node to node."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.routes.conftest import only
 from tests.e2e.system import OMNI, VL, System, declaration, running
 
 NODES = 3
-PAINTER = "qwen-image-tiny"
+PAINTER, DIRECTOR = "qwen-image-tiny", "ltx2-tiny"
 
 
 @pytest.fixture(scope="package")
 def nodes(
-    tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_checkpoint: Path, image_checkpoint: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    vl_checkpoint: Path,
+    omni_checkpoint: Path,
+    image_checkpoint: Path,
+    ltx2_checkpoint: Path,
 ) -> Iterator[System]:
     models = {
         OMNI: declaration("qwen2_5_omni", omni_checkpoint),
         VL: declaration("qwen2_5_vl", vl_checkpoint),
         PAINTER: declaration("qwen_image", image_checkpoint),
+        DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
     }
     with running(
         tmp_path_factory.mktemp("nodes"),
