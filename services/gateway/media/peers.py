@@ -46,7 +46,7 @@ class MediaPeers:
         self._reads = count()
 
     async def find(self, kind: str, name: str) -> MediaAnswer | None:
-        """What the first gateway that has the file says of it; None if none has it. Raises ``Overloaded``."""
+        """The answer of the first gateway that has the file; None if none has it. Raises ``Overloaded``."""
         return await self._ask_all(MediaQuery(self._gateway, kind, name))
 
     async def remove(self, kind: str, name: str) -> bool:

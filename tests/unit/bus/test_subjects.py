@@ -14,6 +14,7 @@ def test_subjects_are_those_of_the_contract():
     assert subjects.end_subject("g-0-1") == "omnibus.end.g-0-1"
     assert subjects.record_subject("chat", "g-0-1") == "omnibus.inv.chat.g-0-1"
     assert subjects.event_subject("gone") == "omnibus.event.gone"
+    assert (subjects.MEDIA, subjects.media_subject("g")) == ("omnibus.media", "omnibus.media.g")
     assert (subjects.REPLAY, subjects.INVOCATIONS.name) == ("omnibus.replay", "OMNIBUS_INVOCATIONS")
 
 

@@ -1,0 +1,76 @@
+"""Two gateways without a common directory: a video is its tenant's at both, and removed from both."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from omnibus.errors import NotFound
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from services.gateway.media.peer_files import FileResponder, FileSource
+from services.gateway.media.peers import MediaPeers
+from services.gateway.tenancy.tenant import Tenant, acting_as
+from services.gateway.videos.copies import VIDEO
+from services.gateway.videos.service import Videos
+from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, stored, studio
+from tests.unit.sidecar.node import until
+
+A, B = Tenant("a"), Tenant("b")
+
+
+@pytest.fixture
+async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator[Studio]:
+    async with studio(tmp_path, valkey_url) as made:
+        yield made
+
+
+@pytest.fixture
+async def elsewhere(place: Studio, tmp_path: Path, valkey_url: str) -> AsyncIterator[Videos]:
+    """Videos of a second gateway, which makes none itself."""
+    first = place.first
+    peers = MediaPeers("gw2", first.bus, first.tensors, lambda: 1)
+    settings = GatewaySettings(media_dir=str(tmp_path / "elsewhere"))
+    responder = FileResponder("gw", first.bus, first.tensors, {VIDEO: FileSource(first.videos.storage.locate)})
+    await responder.startup()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(responder.shutdown)
+        videos = Videos(settings, await stack.enter_async_context(stored(valkey_url)), first.runs, peers)
+        following = asyncio.get_running_loop().create_task(videos._follow_jobs())  # without its worker
+        stack.push_async_callback(videos.shutdown)
+        stack.push_async_callback(until_cancelled, following)
+        yield videos
+
+
+async def test_a_video_is_its_tenants_at_both_gateways(place: Studio, elsewhere: Videos, tmp_path: Path):
+    with acting_as(A):
+        id = (await asked(place.first))["id"]
+        await becomes(place.first, id, status="completed")
+        film = (await fetched(place.first, id)).content
+
+    with acting_as(B), pytest.raises(NotFound):
+        await elsewhere.find_content(id, "video")
+    assert not (tmp_path / "elsewhere").exists()  # nothing was read for another tenant
+
+    with acting_as(A):
+        job, path = await elsewhere.find_content(id, "video")
+    assert (job.id, path.parent.parent) == (id, tmp_path / "elsewhere")
+    assert path.read_bytes() == film
+
+
+@pytest.mark.parametrize("at", ["first", "elsewhere"])
+async def test_what_is_removed_at_one_gateway_leaves_the_disks_of_both(
+    place: Studio, elsewhere: Videos, tmp_path: Path, at: str
+):
+    id = (await asked(place.first))["id"]
+    await becomes(place.first, id, status="completed")
+    _, copy = await elsewhere.find_content(id, "video")
+    await until(lambda: id in elsewhere._mirror)
+
+    await {"first": place.first.videos, "elsewhere": elsewhere}[at].remove_video(id)
+
+    await until(lambda: not copy.exists() and place.files == [])
+    with pytest.raises(NotFound):
+        await elsewhere.find_content(id, "video")
