@@ -272,7 +272,7 @@ def _fetch_rules(settings: GatewaySettings) -> FetchRules:
 
 
 def _kept_files(media: MediaStore, files: FileStore, videos: Videos) -> dict[str, FileSource]:
-    """What other gateways may read of this one."""
+    """Sources of files that other gateways may read here."""
 
     async def locate_media(sha256: str) -> KeptFile | None:
         path = await media.locate(sha256)

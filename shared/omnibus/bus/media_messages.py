@@ -11,7 +11,7 @@ from omnibus.tensors.handle import Handle
 
 
 class MediaQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which gateway has ``name`` of ``kind``, sent to all of them; with ``remove`` it is removed there."""
+    """Question to all gateways: who has ``name`` of ``kind``. With ``remove`` it is removed there."""
 
     gateway: str
     kind: str
