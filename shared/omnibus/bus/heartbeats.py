@@ -22,9 +22,10 @@ EXECUTOR_ABSENT_SECONDS = 3.0
 EXECUTOR_LOST_SECONDS = 5.0
 #: The same while no other executor can take the work, and while it may still get some: a false alarm fails requests.
 EXECUTOR_LAST_RESORT_SECONDS = 15.0
-#: Three heartbeats: its part of the tenants' limits goes to the other gateways. A false alarm exceeds the limits.
+#: Three heartbeats: its part of the tenants' limits goes to the other gateways, and who lacks a file does not wait for
+#: its answer. A false alarm exceeds the limits.
 GATEWAY_ABSENT_SECONDS = 7.0
-#: Three censuses, the only reports of a gateway without API keys and load.
+#: Three censuses: a gateway is not shown any more.
 GATEWAY_FORGOTTEN_SECONDS = 15.0
 #: Three reports: what a gateway had in flight does not count any more.
 LOAD_ABSENT_SECONDS = 3.0

@@ -140,6 +140,20 @@ async def test_a_gateway_that_is_silent_is_not_waited_for_long(cluster: Cluster,
         await second.media.get(first.keep(b"x"))
 
 
+async def test_a_gateway_that_has_just_begun_asks_those_that_it_has_not_heard_yet(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    first, second = await cluster.gateway(), await cluster.gateway(1)
+    second.peers._others = lambda: 0
+    digest = first.keep(b"x")
+    with pytest.raises(NotFound):  # it would have heard them by now
+        await second.media.get(digest)
+
+    monkeypatch.setattr(peers_module, "GATEWAY_HEARTBEAT_SECONDS", 3600.0)
+
+    assert await second.media.get(digest) == b"x"
+
+
 async def test_bytes_that_are_not_those_of_the_hash_are_refused_and_not_kept(cluster: Cluster):
     first, second = await cluster.gateway(), await cluster.gateway(1)
     digest = first.keep(b"right")

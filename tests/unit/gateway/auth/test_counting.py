@@ -1,0 +1,35 @@
+"""Gateways know how many they are, with API keys and without: who lacks a file waits for so many answers."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.messages import GatewayStatus
+from omnibus.settings import GatewaySettings, StoreSettings
+from omnibus.store import Store
+from services.gateway.auth import tenancy as tenancy_module
+from services.gateway.auth.tenancy import Tenancy
+from tests.unit.gateway.house import house
+from tests.unit.sidecar.node import until
+
+
+async def test_without_keys_gateways_report_and_count_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tenancy_module, "GATEWAY_HEARTBEAT_SECONDS", 0.01)
+    beats: list[bool] = []
+    async with house(tmp_path) as home:
+        tenancy = Tenancy(GatewaySettings(), Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2)), home.router)
+        await tenancy.startup(home.bus, lambda: beats.append(True))
+
+        def report(state: str) -> None:
+            status = GatewayStatus("other", 1, 1000.0, state)
+            home.bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
+
+        assert (tenancy.on, tenancy.peers.count) == (False, 1)
+        report("ready")
+        await until(lambda: tenancy.peers.count == 2)
+        report("gone")
+        await until(lambda: tenancy.peers.count == 1)
+        await until(lambda: len(beats) > 2)
+        await tenancy.shutdown()
