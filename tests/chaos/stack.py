@@ -71,9 +71,8 @@ def started(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
     if place := os.environ.get(OWN_DISKS):
         settings["TMPDIR"] = place
     app = str(ROOT / "examples" / "shout.py")
-    flags = ("--gateways", "2", "--apps-dir", str(ROOT / "examples"), "--app", app)
+    flags = ("--gateways", "2", "--apps-dir", str(ROOT / "examples"), "--app", app, "--nodes", str(nodes))
     if nodes > 1:
-        flags = (*flags, "--nodes", str(nodes))
         settings["OMNIBUS_EXECUTOR_INLINE"] = "256"  # these models are so small that little would be pulled
     more = {"gpus": {"H100": {"count": 4, "memory_gb": 80}}}
     system = System(directory, models, settings, flags, more)
