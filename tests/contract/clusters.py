@@ -22,8 +22,11 @@ def read_snippet(begins: str) -> str:
     return str(found)
 
 
-def prepare_cluster(directory: Path, count: int = 3) -> list[InfraServer]:
-    """NATS servers of one cluster, each of which listens for leaf nodes as well: at the third of its ports."""
+def prepare_cluster(directory: Path, more: str = "", count: int = 3) -> list[InfraServer]:
+    """NATS servers of one cluster, with ``more`` in their configurations.
+
+    Each listens for leaf nodes as well: at the third of its ports.
+    """
     ports = free_ports(2 * count)
     routes, leafs = ports[:count], ports[count:]
     servers = []
@@ -34,7 +37,7 @@ def prepare_cluster(directory: Path, count: int = 3) -> list[InfraServer]:
             r"nats://10\.0\.0\.(\d):6222", lambda found: f"nats://127.0.0.1:{routes[int(found[1]) - 1]}", text
         )
         text = re.sub(r'listen: "10.*|store_dir: "[^"]*",', "", text)  # arguments say where
-        text += f'leafnodes {{ listen: "127.0.0.1:{leaf}" }}\n'
+        text += f'leafnodes {{ listen: "127.0.0.1:{leaf}" }}\n{more}'
         server = infra.prepare_nats(directory / f"nats-{index}", config=_write(directory / f"nats-{index}.conf", text))
         servers.append(InfraServer(server.spec, server.url, (*server.ports, leaf), server.monitor))
     return servers

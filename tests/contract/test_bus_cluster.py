@@ -125,6 +125,19 @@ async def test_only_a_lost_connection_comes_back(servers: list[Owned]):
         await bus.drain()
 
 
+async def test_the_user_of_one_url_is_that_of_all_servers(tmp_path: Path):
+    """A service that was given one address learns the others from the server, and goes to them."""
+    prepared = clusters.prepare_cluster(tmp_path, 'authorization { user: gateway, password: "a-word" }')
+    async with clusters.running_all(prepared) as servers:
+        bus = await NatsBus.connect(BusSettings(url=prepared[0].url.replace("//", "//gateway:a-word@")), "test")
+        await until(lambda: len(bus._nc.servers) >= len(servers))
+
+        servers[0].kill()
+
+        await until(lambda: bus.reconnects == 1 and bus.connected)
+        await bus.drain()
+
+
 async def test_more_replicas_than_servers_are_refused_with_advice(servers: list[Owned], nats_url: str):
     for settings in (settings_of(servers, replicas=5), BusSettings(url=nats_url, replicas=3)):
         bus = await NatsBus.connect(settings, "test")

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 64 << 20
 MIN_SERVER_VERSION = (2, 12)
 #: Seconds between two pings, and how many may be unanswered: a machine that lost its power closes no connection.
-PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 3
+PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 _NO_RESPONDERS = b" 503"
 
 
