@@ -31,7 +31,8 @@ class BusSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "BUS"
 
-    #: ``nats://host:port``, ``tls://host:port`` for TLS.
+    #: ``nats://host:port``, ``tls://host:port`` for TLS. Of a cluster several, with commas: a service connects to one,
+    #: and to another when that is lost.
     url: str = "nats://127.0.0.1:4222"
     #: User of the NATS server and its password; empty: those of the URL, or none.
     user: str = ""
@@ -43,6 +44,8 @@ class BusSettings(Settings, frozen=True):
     tls_key: str = ""
     #: Seconds until an attempt to connect is given up.
     connect_timeout: float = 10.0
+    #: Servers of a cluster that keep a copy of each stream: 3 of three servers lose nothing when one is lost.
+    replicas: int = 1
     #: Bytes that one message may have. Larger inputs travel by handle.
     max_payload: int = 64 * 1024
     #: Seconds that recorded invocations are kept.
@@ -59,7 +62,9 @@ class StoreSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "STORE"
 
-    #: ``rediss://user:password@host:port/0`` for TLS.
+    #: ``rediss://user:password@host:port/0`` for TLS. With Sentinel the addresses of the sentinels, with commas, and
+    #: what they call the servers: ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/0``, or
+    #: ``rediss+sentinel://`` for TLS.
     url: str = "redis://127.0.0.1:6379/0"
     #: PEM file of the authority that signed the server's certificate; empty: those that this machine trusts. A
     #: certificate of this service and its key, for a server that asks for one.

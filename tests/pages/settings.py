@@ -44,6 +44,7 @@ UNITS = {
     "threads": "threads", "tensor_parallel": "GPUs", "head_lines": "lines", "batch": "rows",
     "metrics_port": "port", "port": "port", "links": "connections", "near": "requests", "incoming": "share",
     "videos": "videos", "videos_open": "videos", "videos_kept": "videos", "history": "plans", "least": "requests",
+    "replicas": "servers",
     "max_inflight": "invocations", "credits": "invocations", "admit": "requests", "admit_queue": "requests",
 }  # fmt: skip
 _NAMED_UNIT = re.compile(r"_(seconds|bytes)$")

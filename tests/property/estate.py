@@ -57,10 +57,10 @@ def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> Mod
 class Estate:
     """The place, and one gateway's inside. ``ask`` runs one client's request to its end."""
 
-    def __init__(self, url: str, directory: File, sidecar: Sidecar) -> None:
+    def __init__(self, url: str, directory: File, sidecar: Sidecar, replicas: int) -> None:
         self.sidecar = sidecar
         self.executors: list[Executor] = []
-        self._bus = BusSettings(url=url, max_payload=LIMIT)
+        self._bus = BusSettings(url=url, max_payload=LIMIT, replicas=replicas)
         self._directory = directory
         self._closing: list[Callable[[], Awaitable[None]]] = []
 
@@ -147,9 +147,9 @@ def _work(task: UnitTask) -> Callable[[Job], Awaitable[None]]:
 
 
 @asynccontextmanager
-async def estate(url: str, directory: File) -> AsyncIterator[Estate]:
+async def estate(url: str, directory: File, replicas: int = 1) -> AsyncIterator[Estate]:
     async with nodes.running(directory, size=64 << 20) as sidecar:
-        made = Estate(url, directory, sidecar)
+        made = Estate(url, directory, sidecar, replicas)
         try:
             await made.open()
             yield made

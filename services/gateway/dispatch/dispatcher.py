@@ -66,7 +66,7 @@ class Dispatcher:
         self._tensors = tensors
         self._members = members
         self._running: dict[str, InflightInvocation] = {}
-        self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute)
+        self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute, self._on_gone)
         self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()
         #: What is retained of running invocations.
@@ -246,7 +246,7 @@ class Dispatcher:
         return array
 
     def _on_reply(self, delivery: Delivery) -> None:
-        for message in messages.decode_replies(delivery.data):
+        for message in messages.decode_replies(delivery.data) if delivery.data else ():  # empty: a probe
             running = self._running.get(message.inv)
             if running is None:
                 continue
@@ -331,13 +331,15 @@ class Dispatcher:
         if not delivery.refused or self._watcher.is_returning:
             return  # what was sent while executors reconnect is sent again
         invocation, attempt, executor = subjects.parse_refused_subject(delivery.subject)
-        self._on_gone(executor)
+        gone = self._watcher.handle_refusal(executor)
         running = self._running.get(invocation)
-        if running is not None and running.invocation.attempt == attempt and executor not in running.lost:
+        if running is None or not (gone or running.has_alternative(executor)):
+            return  # it may only be changing servers, and nobody else can take the work
+        if running.invocation.attempt == attempt and executor not in running.lost:
             self._reroute(running, executor, running.gone_error(executor), "gone")
 
     def _on_status(self, status: ExecutorStatus) -> None:
-        if self._members.handle_status(status):
+        if self._watcher.handle_status(status):
             self._on_gone(status.id, died=False)
 
     def _on_dead_letter(self, delivery: Delivery) -> None:

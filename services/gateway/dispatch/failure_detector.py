@@ -6,11 +6,12 @@ Executors that leave say so, and for dead ones the bus says so. What is left is 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_LOST_SECONDS
-from omnibus.bus.reconnect import ReconnectMonitor
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 from omnibus.errors import BusUnavailable, OmnibusError
 from omnibus.service import until_cancelled
 from services.gateway.dispatch.inflight import InflightInvocation
@@ -33,20 +34,49 @@ class FailureDetector:
     """Asks silent executors whether they listen; moves what one did not answer, or what the bus may have lost."""
 
     def __init__(
-        self, gateway: str, bus: Bus, members: ExecutorTable, inflight: Mapping[str, InflightInvocation], move: Move
+        self,
+        gateway: str,
+        bus: Bus,
+        members: ExecutorTable,
+        inflight: Mapping[str, InflightInvocation],
+        move: Move,
+        on_gone: Callable[[str], None],
     ) -> None:
         self._gateway = gateway
         self._bus = bus
         self._members = members
         self._inflight = inflight  # by id
         self._move = move
+        self._on_gone = on_gone
         self._comeback = ReconnectMonitor(bus)
+        self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
+        self._returned: set[str] = set()  # executors whose connection came back, and monotonic seconds of the last
+        self._returned_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_returning(self) -> bool:
         """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
         return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)
+
+    def handle_refusal(self, executor: str) -> bool:
+        """Take the server's word that nobody listens for ``executor``; returns whether it is gone."""
+        gone = self._refusals.confirms_loss(executor)
+        if gone:
+            self._on_gone(executor)
+        return gone
+
+    def handle_status(self, status: ExecutorStatus) -> bool:
+        """Take a status event; returns whether the executor just left.
+
+        Of a cluster the server of an executor may be lost, and not ours: it says how often it has reconnected.
+        """
+        self._refusals.note_sign_of_life(status.id)
+        known = self._members.get(status.id)
+        if known is not None and known.status.reconnects != status.reconnects:
+            self._returned.add(status.id)
+            self._returned_at = time.monotonic()
+        return self._members.handle_status(status)
 
     def start(self) -> None:
         """Look from now on, and ask all executors to show up."""
@@ -72,7 +102,8 @@ class FailureDetector:
             if back:
                 back = False
                 self._retry_all()
-            for executor in self._members.silent_executors():
+            self._retry_returned()
+            for executor in {*self._members.silent_executors(), *self._refusals.overdue_peers()}:
                 self._publish_query(
                     subjects.edge_subject(executor), b"", subjects.refused_subject(self._gateway, "-", 0, executor)
                 )
@@ -87,7 +118,22 @@ class FailureDetector:
 
     def _retry_all(self) -> None:
         """The bus was away and may have lost messages: what is in flight runs again, without repeats."""
-        for running in list(self._inflight.values()):
+        self._returned.clear()
+        self._retry_running(list(self._inflight.values()))
+
+    def _retry_returned(self) -> None:
+        """Run again what was sent to executors before they lost their connection, once all have come back."""
+        if not self._returned or time.monotonic() - self._returned_at < RECONNECT_GRACE_SECONDS:
+            return
+        returned, self._returned = self._returned, set()
+        self._retry_running(
+            running
+            for running in list(self._inflight.values())
+            if running.sent <= self._returned_at and not returned.isdisjoint(running.invocation.route)
+        )
+
+    def _retry_running(self, invocations: Iterable[InflightInvocation]) -> None:
+        for running in invocations:
             if running.failure is None and not running.all_reported:
                 self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
 

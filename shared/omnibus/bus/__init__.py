@@ -55,6 +55,10 @@ class Bus(Protocol):
     def reconnects(self) -> int:
         """Number of reconnects; what was under way at a reconnect may be lost."""
 
+    @property
+    def clustered(self) -> bool:
+        """True if there are several servers: somebody whom the server cannot find may be on the way to another one."""
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Hand ``data`` to the connection; never waits.
 

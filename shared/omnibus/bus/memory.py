@@ -30,6 +30,7 @@ class MemoryBus:
     """Deliveries happen in order, in a later turn of the event loop, as with a real connection."""
 
     reconnects = 0
+    clustered = False
 
     records_lost = 0
 

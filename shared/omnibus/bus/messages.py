@@ -142,6 +142,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     keeps: bool = False
     #: Invocations that it works on side by side before others wait inside it; 0: it does not say.
     slots: int = 0
+    #: Times that its connection to the bus came back: what it had sent before may be lost.
+    reconnects: int = 0
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

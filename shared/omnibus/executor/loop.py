@@ -18,7 +18,7 @@ from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS
 from omnibus.bus.messages import BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
-from omnibus.bus.reconnect import ReconnectMonitor
+from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor import manual
 from omnibus.executor.acks import Confirmations
@@ -58,6 +58,7 @@ class Executor:
         self._heart: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
         self._comeback = ReconnectMonitor(bus)
+        self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
 
     # Life
 
@@ -103,6 +104,8 @@ class Executor:
             self._publish_status()
             self._end_expired()
             self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # so that it knows when
+            for gateway in self._refusals.overdue_peers():
+                self._probe_gateway(gateway)
             await asyncio.sleep(EXECUTOR_HEARTBEAT_SECONDS)
 
     def _publish_status(self) -> None:
@@ -111,8 +114,17 @@ class Executor:
         except OmnibusError as error:
             log.warning("status not sent: %s", error)
 
+    def _probe_gateway(self, reply_subject: str) -> None:
+        """Let the server say again that a gateway is gone, if it is."""
+        answer_to = f"{subjects.no_responders_prefix(self.identity.id)}.{reply_subject.rpartition('.')[2]}"
+        try:
+            self._bus.publish(reply_subject, b"", reply=answer_to)
+        except OmnibusError as error:
+            log.warning("cannot look for %s: %s", reply_subject, error)
+
     def status(self) -> ExecutorStatus:
-        return self._vitals.make_status(self._state, len(self._live))
+        status = self._vitals.make_status(self._state, len(self._live))
+        return msgspec.structs.replace(status, reconnects=self._bus.reconnects)
 
     def _end_expired(self) -> None:
         """End what is past its deadline, whether or not its gateway still lives; forget early edges."""
@@ -132,6 +144,7 @@ class Executor:
             log.error("%s: %s", delivery.subject, error)
             return
         invocation = invocation.by_own_clock(self.identity.node, time.time())
+        self._refusals.note_sign_of_life(invocation.reply)
         known = self._live.newest_attempt(invocation.id)
         if known is not None:
             if known.invocation.attempt >= invocation.attempt:
@@ -279,6 +292,8 @@ class Executor:
         if not delivery.refused or self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS):
             return
         gateway = subjects.reply_subject(delivery.subject.rpartition(".")[2])
+        if not self._refusals.confirms_loss(gateway):
+            return
         for invocation in dict.fromkeys(live.invocation.id for live in self._live if live.invocation.reply == gateway):
             log.warning("stopping %s: its gateway is gone", invocation)
             self._stop_invocation(invocation, over=True)

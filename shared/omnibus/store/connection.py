@@ -1,4 +1,4 @@
-"""The connection to Redis or Valkey. The only module that knows redis-py."""
+"""The connection to Redis or Valkey. It and ``servers`` are the only modules that know redis-py."""
 
 import asyncio
 import logging
@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import redis.asyncio as redis
-from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
 
-from omnibus.errors import BadRequest, StoreUnavailable
+from omnibus.errors import StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store.seal import Seal
+from omnibus.store.servers import RedisServers, describe_error
 from omnibus.urls import redact_url
 
 log = logging.getLogger(__name__)
@@ -44,14 +42,8 @@ class StoreConnection:
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
         self._seal = Seal(settings.secret)
-        self._redis = redis.Redis.from_url(
-            settings.url,
-            socket_timeout=settings.timeout,
-            socket_connect_timeout=settings.timeout,
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
-            health_check_interval=10,
-            **_tls_arguments(settings),
-        )
+        self._servers = RedisServers(settings)
+        self._redis = self._servers.client
 
     async def open(self) -> None:
         """Load the server-side functions; raises ``StoreUnavailable``."""
@@ -65,7 +57,7 @@ class StoreConnection:
         return True
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self._servers.close()
 
     def _redis_key(self, name: str) -> str:
         return f"{self._settings.prefix}:{name}"
@@ -84,7 +76,7 @@ class StoreConnection:
                 raise FunctionRefused(str(error)) from error
             raise StoreUnavailable(f"the store at {redact_url(self._settings.url)} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(f"no store at {redact_url(self._settings.url)}: {error}") from error
+            raise StoreUnavailable(f"no store at {redact_url(self._settings.url)}: {describe_error(error)}") from error
         _raise_if_cancelled(before)
         return answer
 
@@ -107,17 +99,8 @@ class StoreConnection:
                             yield found
                         await announced.get_message(ignore_subscribe_messages=True, timeout=REREAD_SECONDS)
             except (RedisError, OSError, StoreUnavailable) as error:
-                log.warning("store: %s; reading the %s again when it is back", error, channel)
+                log.warning("store: %s; reading the %s again when it is back", describe_error(error), channel)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)
-
-
-def _tls_arguments(settings: StoreSettings) -> dict[str, Any]:
-    """Arguments that only a URL of TLS takes. Raises ``BadRequest`` where files are named and the URL has none."""
-    named = {"ssl_ca_certs": settings.tls_ca, "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
-    given = {name: path for name, path in named.items() if path}
-    if given and not settings.url.startswith("rediss://"):
-        raise BadRequest("OMNIBUS_STORE_TLS_CA is set, so OMNIBUS_STORE_URL must begin with rediss://")
-    return given
 
 
 def _cancellation_count() -> int:

@@ -20,11 +20,14 @@ class Owned:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        self._launch()
+        self.launch()
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
         assert self.server.spec.ready is not None
         await asyncio.wait_for(self.server.spec.ready(), PATIENCE)
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
         self._process = subprocess.Popen(self._argv, cwd=self.server.spec.cwd, preexec_fn=die_with_parent())
 
     def kill(self) -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from omnibus.bus.memory import MemoryBus
-from omnibus.bus.reconnect import ReconnectMonitor
+from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 
 
 @pytest.fixture
@@ -44,3 +44,55 @@ def test_a_second_reconnect_begins_anew(clock: list[float]):
 
     assert comeback.reconnected_within(1.5)
     assert not comeback.reconnected_within(1.0)
+
+
+# Refusals
+
+
+def refusals(clustered: bool = True) -> RefusalMonitor:
+    bus = MemoryBus()
+    bus.clustered = clustered
+    return RefusalMonitor(bus, 1.5)
+
+
+def test_one_server_is_believed(clock: list[float]):
+    assert refusals(clustered=False).confirms_loss("e")
+
+
+def test_servers_of_a_cluster_are_believed_after_a_while(clock: list[float]):
+    monitor = refusals()
+
+    found = []
+    for clock[0] in (100.0, 101.4, 101.6, 101.7):
+        found.append(monitor.confirms_loss("e"))
+
+    assert found == [False, False, True, False]
+
+
+def test_a_peer_that_was_refused_is_looked_for_once_it_has_had_its_time(clock: list[float]):
+    monitor = refusals()
+    monitor.confirms_loss("e")
+
+    found = []
+    for clock[0] in (101.4, 101.5, 102.9, 103.0):
+        found.append(monitor.overdue_peers())
+
+    assert found == [[], ["e"], ["e"], []]
+
+
+def test_a_peer_that_is_heard_of_is_there(clock: list[float]):
+    monitor = refusals()
+    monitor.confirms_loss("e")
+    monitor.note_sign_of_life("e")
+    clock[0] = 102.0
+
+    assert monitor.overdue_peers() == []
+    assert not monitor.confirms_loss("e")
+
+
+def test_refusals_far_apart_are_not_of_one_loss(clock: list[float]):
+    monitor = refusals()
+    monitor.confirms_loss("e")
+    clock[0] = 200.0
+
+    assert not monitor.confirms_loss("e")

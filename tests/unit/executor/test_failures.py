@@ -260,3 +260,41 @@ async def test_work_whose_office_is_gone_stops_and_frees_everything(here: Place)
     await asyncio.wait_for(stopped.wait(), 10)
     await here.emptied()
     await alive(here)
+
+
+# The gateway
+
+
+async def work_for_nobody(here: Place) -> None:
+    """Work of a gateway that the server does not find."""
+    await here.executor("a", {"work": forever, "number": number})
+    given = invocation([call("work")], ["a"], [(0, "y")])
+    here.office.send(msgspec.structs.replace(given, reply=subjects.reply_subject("elsewhere")))
+
+
+async def test_what_a_gateway_that_is_gone_has_asked_for_is_stopped(here: Place):
+    await work_for_nobody(here)
+
+    await here.emptied()
+
+
+async def test_a_gateway_that_changes_servers_is_waited_for(here: Place):
+    here.bus.clustered = True
+    await work_for_nobody(here)
+    await until(lambda: here.executors["a"]._refusals._refused != {})
+    assert here.status("a").inflight == 1
+
+    await here.emptied()  # it is found at no other server
+
+
+async def test_a_gateway_that_has_changed_servers_keeps_what_it_has_asked_for(here: Place):
+    here.bus.clustered = True
+    await work_for_nobody(here)
+    await until(lambda: here.executors["a"]._refusals.overdue_peers() != [])
+    probes: list[bytes] = []
+
+    await here.bus.subscribe(subjects.reply_subject("elsewhere"), lambda delivery: probes.append(delivery.data))
+
+    await until(lambda: b"" in probes)
+    await until(lambda: here.executors["a"]._refusals._refused == {})
+    assert here.status("a").inflight == 1

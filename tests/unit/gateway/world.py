@@ -55,6 +55,7 @@ class Puppet:
         self.fed: list[Chunk] = []
         self.accepts = False  # at once
         self.node = "n1"
+        self.reconnects = 0
         self._stops: list[Any] = []
         self._heart: asyncio.Task[None] | None = None
 
@@ -72,6 +73,7 @@ class Puppet:
             await asyncio.sleep(0.3)
 
     def say(self, state: str = "ready", **more: Any) -> None:
+        more = {"reconnects": self.reconnects, **more}
         status = ExecutorStatus(self.id, "m", self.option, COMPONENTS[self.option], (), self.node, state, 8, **more)
         self.bus.publish(subjects.event_subject(subjects.EXECUTOR), messages.encode(status))
 

@@ -17,7 +17,7 @@ from omnibus.settings import (
     StoreSettings,
     read_settings,
 )
-from omnibus.urls import redact_url
+from omnibus.urls import redact_url, split_urls
 
 AREAS = [
     BusSettings, StoreSettings, SidecarSettings, GatewaySettings, PlannerSettings, ExecutorSettings, ServiceSettings,
@@ -87,3 +87,14 @@ def test_a_node_without_a_name_is_called_by_its_host():
 def test_a_printed_url_holds_no_password():
     assert redact_url("redis://user:secret@host:6379/0") == "redis://host:6379/0"
     assert redact_url("nats://127.0.0.1:4222") == "nats://127.0.0.1:4222"
+    assert redact_url("nats://u:a@one:1, nats://u:b@two:2") == "nats://one:1,nats://two:2"
+    assert redact_url("redis+sentinel://:pa,ss@one:1,two:2/set/0") == "redis+sentinel://one:1,two:2/set/0"
+
+
+def test_a_list_of_urls_is_split_where_one_begins():
+    assert split_urls("nats://u:p,q@one:1, tls://two:2,nats://three:3") == [
+        "nats://u:p,q@one:1",
+        "tls://two:2",
+        "nats://three:3",
+    ]
+    assert split_urls("nats://one:1") == ["nats://one:1"]

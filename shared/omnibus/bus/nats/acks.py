@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 #: Seconds until a record that was not acknowledged is sent again, and how often it is sent at most.
 RESEND_SECONDS = 2.0
 MAX_SENDS = 3
+#: The same where there are several servers, which take some seconds to elect a leader when one is lost.
+MAX_CLUSTER_SENDS = 10
 #: Bytes of records that are held to be sent again. One that comes when there are more is sent once.
 MAX_UNACKED_BYTES = 32 << 20
 #: Seconds that closing waits for acknowledgements that are still out.
@@ -43,11 +45,12 @@ class _Sent(Struct):
 class RecordAcks:
     """Sends records by ``publish`` and matches the acknowledgements on ``inbox``; ``lost`` counts what was given up."""
 
-    def __init__(self, publish: Publish, inbox: str) -> None:
+    def __init__(self, publish: Publish, inbox: str, clustered: bool = False) -> None:
         self.lost = 0
         self.pattern = f"{inbox}.*"
         self._publish = publish
         self._prefix = f"{inbox}."
+        self._clustered = clustered
         self._numbers = count()
         self._sent: dict[str, _Sent] = {}  # by the reply subject, oldest first
         self._held_bytes = 0
@@ -130,7 +133,8 @@ class RecordAcks:
             self._settled.set()
 
     def _resend_or_drop(self, sent: _Sent, now: float) -> None:
-        if sent.sends < MAX_SENDS and sent.size:
+        most = max(MAX_SENDS, MAX_CLUSTER_SENDS) if self._clustered else MAX_SENDS
+        if sent.sends < most and sent.size:
             sent.sends, sent.at = sent.sends + 1, now
             try:
                 self._send_record(sent)

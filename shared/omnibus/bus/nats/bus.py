@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import nats.errors
-import nats.js.api
 import nats.js.errors
 import nats.micro
 from nats.aio.msg import Msg
@@ -18,9 +17,10 @@ from nats.micro.service import EndpointConfig
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
 from omnibus.bus.nats.acks import RecordAcks
 from omnibus.bus.nats.connection import MAX_PENDING_BYTES, NatsConnection, encode_publish, open_connection
+from omnibus.bus.nats.streams import StreamKeeper
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.concurrency import keep_cancellation
-from omnibus.errors import BusUnavailable, DeadlineExceeded, Fatal, NotFound, TooLarge
+from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,6 @@ log = logging.getLogger(__name__)
 #: Bytes that one read of a stream gives at most, and seconds that it may take.
 MAX_BATCH_BYTES = 16 << 20
 READ_TIMEOUT_SECONDS = 10.0
-#: How often the streams are looked at after a reconnect until the server answers, and seconds in between.
-_MAX_VERIFY_ATTEMPTS, _VERIFY_PAUSE_SECONDS = 5, 2.0
-#: JetStream's code for a stream that may grow larger than what is left of its storage.
-_STORAGE_EXCEEDED_CODE = 10047
 
 
 class NatsBus:
@@ -43,7 +39,7 @@ class NatsBus:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._acks: RecordAcks | None = None  # once there is a stream
-        self._streams: dict[str, tuple[nats.js.api.StreamConfig, StreamSpec]] = {}
+        self._streams = StreamKeeper(self._js, settings.replicas, lambda: self.clustered)
         connection.on_reconnect = self._on_reconnect
 
     @classmethod
@@ -58,6 +54,10 @@ class NatsBus:
     @property
     def reconnects(self) -> int:
         return self._nc.stats["reconnects"]
+
+    @property
+    def clustered(self) -> bool:
+        return self._nc.is_clustered
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
         if len(data) > self._settings.max_payload:
@@ -156,68 +156,14 @@ class NatsBus:
             raise BusUnavailable(f"NATS did not answer a ping within {seconds} s: {error}") from error
 
     async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:
-        wanted = nats.js.api.StreamConfig(
-            name=stream.name,
-            subjects=[stream.subjects],
-            retention=nats.js.api.RetentionPolicy.LIMITS,
-            discard=nats.js.api.DiscardPolicy.OLD,
-            storage=nats.js.api.StorageType.FILE,
-            max_age=seconds,
-            max_bytes=limit,
-            duplicate_window=min(120.0, seconds),
-            allow_direct=True,
-        )
         if self._acks is None:
-            acks = RecordAcks(self._publish_for_ack, self._nc.new_inbox())
+            acks = RecordAcks(self._publish_for_ack, self._nc.new_inbox(), self.clustered)
             await self.subscribe(acks.pattern, acks.handle_ack)
             self._acks = acks
-        try:
-            await self._ensure_stream(wanted, stream)
-            self._streams[stream.name] = (wanted, stream)
-        except (nats.errors.Error, TimeoutError) as error:
-            if isinstance(error, nats.js.errors.APIError) and error.err_code == _STORAGE_EXCEEDED_CODE:
-                raise Fatal(
-                    f"JetStream has no room for the {limit} bytes of stream {stream.name}: raise max_file_store of the "
-                    "NATS server, or lower OMNIBUS_BUS_RECORD_BYTES or OMNIBUS_BUS_DEAD_BYTES"
-                ) from error
-            raise Fatal(f"JetStream is not usable ({error}): start nats-server with -js") from error
-
-    async def _ensure_stream(self, wanted: nats.js.api.StreamConfig, stream: StreamSpec) -> None:
-        try:
-            info = await self._js.stream_info(stream.name)
-        except nats.js.errors.NotFoundError:
-            await self._js.add_stream(wanted)
-            return
-        if list(info.config.subjects or []) != [stream.subjects]:
-            raise Fatal(
-                f"stream {stream.name} exists with subjects {info.config.subjects}; "
-                f"Omnibus needs {stream.subjects}: rename or delete it"
-            )
-        await self._js.update_stream(wanted)
+        await self._streams.open_stream(stream, seconds, limit, self._settings.connect_timeout)
 
     def _on_reconnect(self) -> None:
-        self._spawn_task(self._verify_streams())
-
-    async def _verify_streams(self) -> None:
-        """Have the streams as they are to be: a server that starts on a full disk has less room for them."""
-        for wanted, stream in self._streams.values():
-            for _ in range(_MAX_VERIFY_ATTEMPTS):
-                try:
-                    await self._ensure_stream(wanted, stream)
-                    break
-                except nats.js.errors.APIError as error:
-                    why = (
-                        "has no room for it"
-                        if error.err_code == _STORAGE_EXCEEDED_CODE
-                        else f"refuses it: {error.description}"
-                    )
-                    log.error("stream %s is to have %s bytes, and NATS %s", stream.name, wanted.max_bytes, why)
-                    break
-                except Fatal as error:
-                    log.error("%s", error)
-                    break
-                except (nats.errors.Error, TimeoutError):  # it is still reading its streams
-                    await asyncio.sleep(_VERIFY_PAUSE_SECONDS)
+        self._spawn_task(self._streams.verify_streams())
 
     @property
     def records_lost(self) -> int:

@@ -9,6 +9,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -20,13 +21,15 @@ from omnibus.concurrency import keep_cancellation
 from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
 from omnibus.metrics import PROCESS
 from omnibus.settings import BusSettings
-from omnibus.urls import redact_url
+from omnibus.urls import redact_url, split_urls
 
 log = logging.getLogger(__name__)
 
 #: Bytes that may wait for the socket before publishing is refused.
 MAX_PENDING_BYTES = 64 << 20
 MIN_SERVER_VERSION = (2, 12)
+#: Seconds between two pings, and how many may be unanswered: a machine that lost its power closes no connection.
+PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 _NO_RESPONDERS = b" 503"
 
 
@@ -37,6 +40,11 @@ class NatsConnection(Client):
         super().__init__()
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
+
+    @property
+    def is_clustered(self) -> bool:
+        """True if there are other servers than the connected one."""
+        return len(self._server_pool) > 1 or "cluster" in self._server_info
 
     async def request(self, *arguments: Any, **options: Any) -> Msg:
         return await keep_cancellation(super().request(*arguments, **options))
@@ -93,16 +101,19 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     TLS that cannot be read.
     """
     connection = NatsConnection()
-    options: dict[str, Any] = {"user": settings.user, "password": settings.password} if settings.user else {}
+    urls = split_urls(settings.url)
+    options = _credentials(settings, urls[0])
     if settings.tls_ca:
         options["tls"] = _tls_context(settings)
     try:
         async with asyncio.timeout(settings.connect_timeout):
             await connection.connect(
-                settings.url,
+                urls,
                 name=name,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.2,  # type: ignore[arg-type]
+                ping_interval=PING_INTERVAL_SECONDS,
+                max_outstanding_pings=MAX_OUTSTANDING_PINGS,
                 pending_size=MAX_PENDING_BYTES,
                 allow_reconnect=True,
                 error_cb=_log_error,
@@ -121,6 +132,21 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
         )
     _bind_metrics(connection)
     return connection
+
+
+def _credentials(settings: BusSettings, url: str) -> dict[str, Any]:
+    """User and password for all servers, also for those that are known from others and have none in their addresses."""
+    if settings.user:
+        return {"user": settings.user, "password": settings.password}
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # connecting says so
+        return {}
+    if parts.username is None:
+        return {}
+    if parts.password is None:
+        return {"token": parts.username}
+    return {"user": parts.username, "password": parts.password}
 
 
 def _tls_context(settings: BusSettings) -> ssl.SSLContext:

@@ -258,6 +258,59 @@ async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkey
     assert isinstance(running.failure, BusUnavailable)
 
 
+# A server of a cluster is lost
+
+
+async def test_an_executor_that_changes_servers_keeps_its_work(there: World):
+    there.bus.clustered = True
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    await thinker.die()  # so the gateway's server says
+    running = there.submit()
+    await there.turn()
+    assert there.members.get("l") is not None
+
+    thinker.reconnects += 1
+    await thinker.live()
+
+    assert (await there.sent(thinker)).attempt == 1
+    assert await finish(there, running, vision, thinker, "to", "be") == ["to", "be"]
+
+
+async def test_an_executor_that_is_found_at_no_server_is_gone(there: World):
+    there.bus.clustered = True
+    _, thinker = await there.puppets_of(e="E", l="L")
+    await thinker.die()
+
+    running = there.submit()
+
+    await until(lambda: running.failure is not None)
+    assert isinstance(running.failure, StageUnavailable)
+    assert there.members.get("l") is None
+
+
+async def test_others_take_the_work_of_one_that_may_change_servers(there: World):
+    there.bus.clustered = True
+    _, lost, other = await there.puppets_of(e="E", l="L", l2="L")
+    await lost.die()
+
+    running = there.submit()
+
+    await moved(there, running, to=other, lost="l")
+    assert there.members.get("l") is not None
+
+
+async def test_what_was_sent_before_an_executor_reconnected_runs_again(there: World):
+    """Its answers may have been lost with its server, though this gateway's connection has seen nothing."""
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.sent(thinker)
+
+    thinker.reconnects += 1
+
+    assert (await there.sent(thinker, 2)).attempt == 1
+    assert await finish(there, running, vision, thinker, "to", "be") == ["to", "be"]
+
+
 async def test_a_move_that_cannot_be_sent_fails_its_invocation_alone(tmp_path: Path):
     async with world(tmp_path, limit=1200) as there:
         _, dead = await there.puppets_of(e="E", l="L")

@@ -1,0 +1,93 @@
+"""Clients of one Redis or Valkey server, or of the primary that Sentinel names."""
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import redis.asyncio as redis
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.retry import Retry
+
+from omnibus.errors import BadRequest
+from omnibus.settings import StoreSettings
+from omnibus.urls import redact_url
+
+_SENTINEL_PORT = 26379
+_SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+_TLS_SCHEMES = ("rediss", "rediss+sentinel")
+
+
+class RedisServers:
+    """A client for the server or servers of ``settings.url``. Raises ``BadRequest`` for a URL that names none."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._sentinel: Sentinel | None = None
+        scheme = settings.url.partition("://")[0]
+        options = {
+            "socket_timeout": settings.timeout,
+            "socket_connect_timeout": settings.timeout,
+            "health_check_interval": 10,
+            **_tls_arguments(settings, scheme),
+        }
+        retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 2)
+        if scheme in _SENTINEL_SCHEMES:
+            self.client = self._follow_sentinels(settings, {**options, "retry": retry})
+        else:
+            self.client = redis.Redis.from_url(settings.url, **options, retry=retry)
+
+    def _follow_sentinels(self, settings: StoreSettings, options: dict[str, Any]) -> redis.Redis:
+        """A client of the primary. Each new connection asks the sentinels for it, and one that finds its server
+        demoted is given up."""
+        url = urlsplit(settings.url)
+        who, _, hosts = url.netloc.rpartition("@")
+        service, _, number = url.path.strip("/").partition("/")
+        try:
+            addresses = [_parse_address(host) for host in hosts.split(",")]
+            database = int(number or 0)
+        except ValueError:
+            raise BadRequest(_describe_form(settings.url)) from None
+        if not service:
+            raise BadRequest(_describe_form(settings.url))
+        user, _, password = (unquote(part) for part in who.partition(":"))
+        if url.scheme in _TLS_SCHEMES:
+            options["ssl"] = True
+        # A sentinel that is gone is not worth waiting for: the next one is asked.
+        asking = {**options, "retry": Retry(NoBackoff(), 0), "socket_connect_timeout": settings.timeout / 2}
+        self._sentinel = Sentinel(addresses, sentinel_kwargs=asking)
+        return self._sentinel.master_for(
+            service, db=database, username=user or None, password=password or None, **options
+        )
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        for sentinel in self._sentinel.sentinels if self._sentinel is not None else ():
+            await sentinel.aclose()
+
+
+def describe_error(error: Exception) -> str:
+    """Return what redis-py says, without the clients of all sentinels as Python shows them."""
+    return str(error).partition(" : <")[0]
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    """Host and port, for example of ``[::1]:26379``. Raises ``ValueError``."""
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError(text)
+    return parts.hostname, parts.port or _SENTINEL_PORT
+
+
+def _describe_form(url: str) -> str:
+    return (
+        f"OMNIBUS_STORE_URL={redact_url(url)} names no servers: with Sentinel it has the form "
+        "redis+sentinel://user:password@host:26379,host2:26379/mymaster/0"
+    )
+
+
+def _tls_arguments(settings: StoreSettings, scheme: str) -> dict[str, Any]:
+    """Arguments that only a URL of TLS takes. Raises ``BadRequest`` where files are named and the URL has none."""
+    named = {"ssl_ca_certs": settings.tls_ca, "ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+    given = {name: path for name, path in named.items() if path}
+    if given and scheme not in _TLS_SCHEMES:
+        raise BadRequest("OMNIBUS_STORE_TLS_CA is set, so OMNIBUS_STORE_URL must begin with rediss://")
+    return given
