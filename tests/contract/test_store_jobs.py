@@ -329,6 +329,7 @@ async def test_one_of_those_who_held_a_lost_job_holds_it_again(store: Store):
     assert await store.restore_job(KIND, held, LONG)
     assert await store.restore_job(KIND, held, LONG, "w1")
     assert not await store.restore_job(KIND, held, LONG, "w2")
+    assert await store.restore_job(KIND, held, LONG, "w1")  # said twice, by two tasks of one holder
 
     assert await store.held_jobs(KIND, {"a": "w1"}) == {"a"}
     assert await store.hold_job(KIND, "a", "w1", LONG, 50)

@@ -221,7 +221,8 @@ redis.register_function('omnibus_put_job', function(keys, args)
 end)
 
 -- Write a job that somebody remembers and the server may have lost. Of two states of one job the later one wins; one
--- that was removed stays so. With an owner it is held again by that one, if nobody else took it meanwhile.
+-- that was removed stays so. With an owner it is held again by that one, if nobody else took it meanwhile: it may have
+-- said so twice.
 redis.register_function('omnibus_restore_job', function(keys, args)
   local id, expires, lease, owner, status, attempt = args[1], args[2], tonumber(args[3]), args[4], args[5], args[6]
   local job, time = keys[4] .. id, now()
@@ -231,7 +232,7 @@ redis.register_function('omnibus_restore_job', function(keys, args)
   if there[1] then
     if over(there[1]) then return 0 end
     if not over(status) then
-      if there[3] ~= '' or tonumber(there[2]) > tonumber(attempt) then return 0 end
+      if (there[3] ~= '' and there[3] ~= owner) or tonumber(there[2]) > tonumber(attempt) then return 0 end
       if owner == '' and there[2] == attempt then return 0 end
     end
   end

@@ -186,7 +186,7 @@ async def test_watching(seen: System, shell: Shell):
         async with seen.http() as http:
             assert (await http.post("/v1/chat/completions", json=question)).status_code == 200
 
-    assert "omnibus.event.executor" in await shell.watch(everything, "omnibus.inv.chat.", again)
+    assert "omnibus.inv.chat." in await shell.watch(everything, "omnibus.event.executor", again)
     seen_by_task = await shell.watch(task, f"omnibus.task.{THINK}.", again, TASK=THINK)
     assert "traceparent" in seen_by_task
     assert '"messages"' not in seen_by_task

@@ -9,6 +9,9 @@ from omnibus.cluster.monitor.snapshot import SystemState
 from omnibus.cluster.monitor.to_json import node_values
 from omnibus.cluster.nodes import NodeLink
 
+#: Characters of a node's name, or of a link's, that are always shown: names of machines differ at their ends.
+_NAME_CHARS = 60
+
 
 def node_lines(seen: SystemState, width: int) -> Iterator[str]:
     """Tables of nodes and of the links between them; nothing where there is one node or none."""
@@ -17,12 +20,12 @@ def node_lines(seen: SystemState, width: int) -> Iterator[str]:
         return
     yield ""
     head = ["NODES", "state", "started", "arena used", "executors", "gateways", "  address"]
-    yield from column_lines(head, [_node_row(node) for node in nodes], width, words=1)
+    yield from column_lines(head, [_node_row(node) for node in nodes], width, words=1, least=_NAME_CHARS)
     links = seen.nodes.links()
     if links:
         yield ""
         head = ["LINKS", "now", "in all", "at", "  state"]
-        yield from column_lines(head, [_link_row(link) for link in links], width, words=1)
+        yield from column_lines(head, [_link_row(link) for link in links], width, words=1, least=_NAME_CHARS)
 
 
 def _node_row(node: dict[str, Any]) -> list[str]:

@@ -23,13 +23,15 @@ def field_lines(named: dict[str, str]) -> Iterator[str]:
             yield from (f"{' ' * width}  {line}".rstrip() for line in rest)
 
 
-def column_lines(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, words: int = 0) -> Iterator[str]:
-    """Lines of a table of at most ``width``, if names can be cut to that: numbers to the right, the first and the last
-    ``words`` columns to the left.
+def column_lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int, words: int = 0, least: int = _MIN_NAME_CHARS
+) -> Iterator[str]:
+    """Lines of a table of at most ``width``, if names can be cut to that, but not below ``least`` characters: numbers
+    to the right, the first and the last ``words`` columns to the left.
     """
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     left = width - sum(each + 2 for each in widths[1:])
-    widths[0] = min(widths[0], max(left, _MIN_NAME_CHARS))
+    widths[0] = min(widths[0], max(left, least))
     for row in [head, *rows]:
         cells = [shorten_name(row[0], widths[0]).ljust(widths[0])]
         for column, cell in enumerate(row[1:], 1):

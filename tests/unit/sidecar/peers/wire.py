@@ -56,7 +56,8 @@ class Connection:
         self._transfer = transfer
         self._done = done
         self._attempt = 0
-        self._over = False  # for B
+        self._over = False  # for B, which reads and writes nothing more
+        self._aborts: deque[Step] = deque()
         self._begin()
 
     def _begin(self) -> None:
@@ -65,7 +66,6 @@ class Connection:
         self._offset = 0
         self._sending = False  # A holds the block
         self._owner = BlockOwner("peer:b")
-        self._aborts: deque[Step] = deque()
         self._source: deque[Step] = deque([self._answer_get])
         self._target: deque[Step] = deque()
 
@@ -97,6 +97,8 @@ class Connection:
             self._target.append(lambda: self._finish(granted.status))
 
     def _receive(self) -> None:
+        if self._over:
+            return
         nbytes = self._transfer.get.nbytes
         count = min(nbytes - self._at, max(nbytes // 2, 1))
         target = self._wire.target.bytes_at(self._transfer.offset + self._at, count)
@@ -133,6 +135,8 @@ class Connection:
             self._done(None, None)
 
     def _on_reset(self) -> None:
+        if self._over:
+            return
         self._note_ambiguity()
         self._target.clear()
         self._source.append(self._close_source)
@@ -149,5 +153,6 @@ class Connection:
             self._wire.ambiguous.add(self._transfer.get.block)
 
     def _finish(self, status: PullStatus) -> None:
-        self._over = True
-        self._done(status, None)
+        if not self._over:
+            self._over = True
+            self._done(status, None)
