@@ -108,12 +108,13 @@ class Shell:
                 os.killpg(process.pid, signal.SIGTERM)
                 await process.wait()
 
-    async def watch(self, block: str, until: str, meanwhile: Any, **names: str) -> str:
-        """What ``block`` prints up to ``until``, while ``meanwhile`` is done again and again."""
+    async def watch(self, block: str, until: str | tuple[str, ...], meanwhile: Any, **names: str) -> str:
+        """What ``block`` prints up to ``until``, or all of that, while ``meanwhile`` is done again and again."""
+        wanted = (until,) if isinstance(until, str) else until
         output = ""
         async with self.running(block, **names) as process, asyncio.timeout(WITHIN):
             assert process.stdout is not None
-            while until not in output:
+            while not all(each in output for each in wanted):
                 await meanwhile()
                 try:
                     part = await asyncio.wait_for(process.stdout.read(1 << 16), 1.0)
@@ -186,7 +187,7 @@ async def test_watching(seen: System, shell: Shell):
         async with seen.http() as http:
             assert (await http.post("/v1/chat/completions", json=question)).status_code == 200
 
-    assert "omnibus.inv.chat." in await shell.watch(everything, "omnibus.event.executor", again)
+    await shell.watch(everything, ("omnibus.inv.chat.", "omnibus.event.executor"), again)
     seen_by_task = await shell.watch(task, f"omnibus.task.{THINK}.", again, TASK=THINK)
     assert "traceparent" in seen_by_task
     assert '"messages"' not in seen_by_task
