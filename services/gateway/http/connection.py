@@ -5,7 +5,7 @@ So bytes are counted before the parser has them, and the time runs from the mome
 Bodies are limited where they are read, in ``bodies``: only there it is known what they may be.
 """
 
-from asyncio import BaseTransport, TimerHandle
+from asyncio import BaseTransport, TimerHandle, Transport
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -44,6 +44,20 @@ class ConnectionLimits(NamedTuple):
         return cls(settings.head_bytes, settings.head_lines, settings.head_seconds, settings.body_pause)
 
 
+class _ResponseTransport:
+    """A connection as a response writes to it: closing it after the response waits for the rest of the request's body.
+
+    Closed with bytes unread the kernel resets the connection, and takes back what the client has not read yet.
+    """
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
     a task that waits for it."""
@@ -56,6 +70,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._problem: OmnibusError | None = None  # what the parser was stopped for
         self._refused = False
+        self._closing = False  # once the body has come whose answer is complete
 
     # Connection
 
@@ -71,6 +86,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             left: Callable[[], None] | None = cycle.scope.get(ON_LEFT)
             if left is not None:
                 left()
+
+    def shutdown(self) -> None:
+        """Close the connection after what is being answered, and after the body that still comes."""
+        if self.cycle is not None and self.cycle.response_complete:
+            self._close_after_body()
+        else:
+            super().shutdown()
+
+    def _close_after_body(self) -> None:
+        """Close the connection: at once, or when the body has come whose answer is complete."""
+        if self._in_head or not self._is_idle() or self.transport.is_closing():
+            self.transport.close()
+        elif not self._closing:
+            self._closing = True
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            if self._timer is None:
+                self._start_timer(self._limits.linger_seconds)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -111,6 +144,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._stop_timer()
         super().on_headers_complete()
+        self.cycle.transport = _ResponseTransport(self.transport, self._close_after_body)
 
     def _head_error(self) -> OmnibusError | None:
         if len(self.headers) > self._limits.head_lines:
@@ -133,6 +167,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._stop_timer()
         self.cycle.scope[BODY_COMPLETE] = True
         super().on_message_complete()
+        if self._closing:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

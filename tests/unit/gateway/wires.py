@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from services.gateway.http.connection import ConnectionLimits
@@ -59,10 +59,11 @@ class Wire:
 
 
 class Doorway:
-    """A server's address."""
+    """A server's address, and how it begins to stop."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, stop: Callable[[], None]) -> None:
         self.port = port
+        self.stop = stop
         self._wires: list[Wire] = []
 
     async def wire(self) -> Wire:
@@ -89,7 +90,11 @@ async def doorway(home: House) -> AsyncIterator[Doorway]:
     listener = socket.create_server(("127.0.0.1", 0))
     serving = create_server(home.app, limits=ConnectionLimits.from_settings(home.settings))
     task = asyncio.ensure_future(serving.serve(sockets=[listener]))
-    made = Doorway(listener.getsockname()[1])
+
+    def stop() -> None:
+        serving.should_exit = True
+
+    made = Doorway(listener.getsockname()[1], stop)
     try:
         yield made
     finally:

@@ -188,6 +188,36 @@ async def test_the_rest_of_a_body_that_is_not_read_any_more_does_not_keep_a_conn
     dripping.cancel()
 
 
+@pytest.mark.parametrize("length", [8 * MIB, None], ids=["a length", "chunks"])
+async def test_an_answer_before_the_end_of_a_body_survives_the_close_that_its_client_wants(
+    door: Doorway, length: int | None
+):
+    wire = await door.wire()
+    whole = b"a" * 8 * MIB if length else b"%x\r\n%b\r\n0\r\n\r\n" % (8 * MIB, b"a" * 8 * MIB)
+    beginning = post("/nowhere", length).replace(b"Host:", b"Connection: close\r\nHost:")
+
+    await wire.send(beginning + whole[:MIB])
+    await asyncio.sleep(0.2)  # the answer is complete, and the client goes on
+    await wire.send(whole[MIB:])
+
+    assert (await wire.answer())[0] == 404
+    assert await wire.rest() == b""
+
+
+async def test_a_stop_waits_for_bodies_whose_answers_are_complete(home: House):
+    async with doorway(home) as door:
+        wire = await door.wire()
+        await wire.send(post("/nowhere", 8 * MIB, b"a" * MIB))
+        await asyncio.sleep(0.2)
+
+        door.stop()
+        await asyncio.sleep(0.2)
+        await wire.send(b"a" * 7 * MIB)
+
+        assert (await wire.answer())[0] == 404
+        assert await wire.rest() == b""
+
+
 async def test_a_slow_head_within_its_time_is_answered(door: Doorway):
     wire = await door.wire()
 
