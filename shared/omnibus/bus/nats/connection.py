@@ -40,6 +40,7 @@ class NatsConnection(Client):
         super().__init__()
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
+        self.last_problem: Exception | None = None
 
     @property
     def is_clustered(self) -> bool:
@@ -51,6 +52,11 @@ class NatsConnection(Client):
 
     async def notify_reconnected(self) -> None:
         self.on_reconnect()
+
+    async def notify_problem(self, error: Exception) -> None:
+        """Log and keep what a server or the way to it was at fault for: ``connect`` itself tries again in silence."""
+        self.last_problem = error
+        log.warning("nats: %s", error or type(error).__name__)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self.handlers.get(sid)
@@ -97,8 +103,8 @@ def encode_publish(subject: str, data: bytes, reply: str, headers: dict[str, str
 async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     """Connect within ``settings.connect_timeout``.
 
-    Raises ``BusUnavailable`` with the URL, ``Fatal`` for a server that is too old, and ``BadRequest`` for files of
-    TLS that cannot be read.
+    Raises ``BusUnavailable`` with the URL and what was wrong last, ``Fatal`` for a server that is too old, and
+    ``BadRequest`` for files of TLS that cannot be read.
     """
     connection = NatsConnection()
     urls = split_urls(settings.url)
@@ -116,14 +122,14 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
                 max_outstanding_pings=MAX_OUTSTANDING_PINGS,
                 pending_size=MAX_PENDING_BYTES,
                 allow_reconnect=True,
-                error_cb=_log_error,
+                error_cb=connection.notify_problem,
                 reconnected_cb=connection.notify_reconnected,
                 inbox_prefix=inbox_prefix(settings.user).encode(),
                 skip_subject_validation=True,
                 **options,
             )
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        raise BusUnavailable(f"no NATS server at {redact_url(settings.url)}: {error or 'timed out'}") from error
+        raise BusUnavailable(_describe_failure(settings, connection.last_problem or error)) from error
     version = connection.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
         await connection.close()
@@ -132,6 +138,16 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
         )
     _bind_metrics(connection)
     return connection
+
+
+def _describe_failure(settings: BusSettings, error: BaseException) -> str:
+    url = redact_url(settings.url)
+    if "authorization" in str(error).lower():
+        who = f"user {settings.user!r}" if settings.user else "connections without a user"
+        return f"the NATS server at {url} refuses {who}: check OMNIBUS_BUS_USER and OMNIBUS_BUS_PASSWORD"
+    if isinstance(error, ssl.SSLError):
+        return f"the certificate of the NATS server at {url} is not trusted: check OMNIBUS_BUS_TLS_CA ({error})"
+    return f"no NATS server at {url}: {str(error) or 'timed out'}"
 
 
 def _credentials(settings: BusSettings, url: str) -> dict[str, Any]:
@@ -167,7 +183,3 @@ def _bind_metrics(connection: NatsConnection) -> None:
     PROCESS.reconnects.set_value(lambda: counts["reconnects"])
     PROCESS.messages.set_values(lambda: {("in",): counts["in_msgs"], ("out",): counts["out_msgs"]})
     PROCESS.bytes.set_values(lambda: {("in",): counts["in_bytes"], ("out",): counts["out_bytes"]})
-
-
-async def _log_error(error: Exception) -> None:
-    log.warning("nats: %s", error or type(error).__name__)
