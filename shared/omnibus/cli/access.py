@@ -1,10 +1,11 @@
-"""Arguments of the commands for who may do what: ``omnibus keys``, ``omnibus nats-config`` and ``omnibus env``."""
+"""Arguments of the commands for who may do what, ``omnibus keys`` and ``nats-config``, and for shells: ``env`` and
+``completion``."""
 
 import argparse
 from collections.abc import Coroutine
 from typing import Any
 
-COMMANDS = ("keys", "nats-config", "env")
+COMMANDS = ("keys", "nats-config", "env", "completion")
 
 
 def dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
@@ -17,15 +18,22 @@ def dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         from omnibus.cli.environment import print_environment
 
         return print_environment(options)
+    if options.command == "completion":
+        from omnibus.cli.completion import print_completion
+
+        return print_completion(options)
     from omnibus.cli.nats_config import nats_config
 
     return nats_config(options)
 
 
-def add_access_commands(commands: Any) -> None:
-    """Add the arguments to those of ``omnibus``."""
+def add_access_commands(commands: Any, parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to ``commands`` of ``parser``, that of ``omnibus``."""
     _add_keys(commands)
     commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")
+    completion = commands.add_parser("completion", help="print a script that completes these commands in a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='as in eval "$(omnibus completion bash)"')
+    completion.set_defaults(parser=parser)
     config = commands.add_parser("nats-config", help="print users and permissions for a NATS server")
     config.add_argument("--port", type=int, default=0, help="listen on this port (default: as the server is told)")
     config.add_argument("--store-dir", default="", metavar="DIR", help="keep streams there (default: as it is told)")

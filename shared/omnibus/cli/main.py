@@ -109,7 +109,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_models(commands)
     _add_profile(commands)
-    access.add_access_commands(commands)
+    access.add_access_commands(commands, parser)
     return parser
 
 

@@ -1,0 +1,36 @@
+"""``omnibus completion``: a script with which a shell completes the command's words, options and files."""
+
+import argparse
+import re
+from collections.abc import Iterator
+
+import shtab
+
+#: Words of a metavar that stand for a place in the file system, and how a shell completes it.
+_COMPLETED_PLACES = (("DIR", shtab.DIRECTORY), ("FILE", shtab.FILE), ("PATH", shtab.FILE), ("TARGET", shtab.FILE))
+
+
+async def print_completion(options: argparse.Namespace) -> int:
+    """Print the script for ``options.shell``, made from the arguments that ``options.parser`` takes."""
+    for action in _walk_actions(options.parser):
+        _complete_place(action)
+    print(shtab.complete(options.parser, shell=options.shell))
+    return 0
+
+
+def _walk_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _walk_actions(command)
+        else:
+            yield action
+
+
+def _complete_place(action: argparse.Action) -> None:
+    """Complete files and directories where the argument names one: ``NAME`` or ``ID`` are not in the file system."""
+    words = re.split(r"\W+", str(action.metavar or action.dest).upper())
+    for word, place in _COMPLETED_PLACES:
+        if word in words:
+            action.complete = place  # type: ignore[attr-defined]
+            return
