@@ -22,6 +22,7 @@ PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
 # Settings of tests/kernels.py.
 KERNELS ?= avx2,baseline,shapes
+NODES ?= 2
 MINUTES ?= 60
 SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -29,7 +30,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-kernels install-browser install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +46,10 @@ test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 
 test-nightly: $(VENV)/.dev ## Run what `make test` leaves out as repetition: more examples and shapes
 	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
+
+test-nodes: $(VENV)/.dev ## Run the tests of every model family over several nodes (NODES=2)
+	OMNIBUS_TEST_NODES=$(NODES) $(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS) \
+	  $(addprefix tests/e2e/,families vl omni images encoders shapes meaning)
 
 test-kernels: $(VENV)/.dev ## Run the numeric tests with kernels of other processors (KERNELS=avx2,baseline,shapes)
 	$(BIN)/python -m tests.kernels --settings $(KERNELS) $(PARALLEL) $(ARGS)

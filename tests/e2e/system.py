@@ -39,6 +39,11 @@ from tests.e2e import warm
 ROOT = Path(__file__).parents[2]
 VL, OMNI = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny"
 
+#: Nodes of systems whose tests name no number: `make test-nodes` runs tests of one node over several.
+NODES = int(os.environ.get("OMNIBUS_TEST_NODES", "1"))
+#: Bytes that cross within messages there: tensors of tiny models are so small that otherwise few would be pulled.
+_INLINE_BYTES = 256
+
 _UP_WITHIN = 240.0  # seconds; a dozen processes that import torch at once
 _STOP_WITHIN = 40.0  # seconds
 _BACK_WITHIN = 90.0  # seconds for an executor that was killed to load again
@@ -59,6 +64,9 @@ def running(
     ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
     Executors' libraries are those of the session's fork server, see ``tests.e2e.warm``.
     """
+    if NODES > 1 and "--nodes" not in flags:
+        flags = (*flags, "--nodes", str(NODES))
+        settings.setdefault("OMNIBUS_EXECUTOR_INLINE", str(_INLINE_BYTES))
     system = System(directory, models, settings, flags, more, warm.may_start_warm(settings))
     try:
         system.start()
@@ -84,6 +92,7 @@ class System:
         is_warm: bool = False,
     ) -> None:
         self._flags = flags
+        self._nodes = int(flags[flags.index("--nodes") + 1]) if "--nodes" in flags else 1
         self._is_warm = is_warm
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
@@ -290,13 +299,14 @@ class System:
         begin, end = (delivery.data for delivery in found)
         return begin, json.loads(end)
 
-    async def ledger_is_empty(self, within: float = 1.0, node: int = 0) -> None:
-        """Fails unless every lease of a node's arena is given back ``within`` seconds."""
+    async def ledger_is_empty(self, within: float = 1.0, node: int | None = None) -> None:
+        """Fails unless every lease of a node's arena, or of all, is given back ``within`` seconds."""
         end = time.monotonic() + within
-        async with self.tensors(node) as tensors:
-            while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:
-                await asyncio.sleep(0.02)
-            assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
+        for each in range(self._nodes) if node is None else (node,):
+            async with self.tensors(each) as tensors:
+                while (stats := await tensors.stats())["blocks"] and time.monotonic() < end:
+                    await asyncio.sleep(0.02)
+                assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
 
 
 async def not_ready(system: System) -> dict[str, dict[str, str]]:
