@@ -57,13 +57,15 @@ def test_a_stage_follows_the_one_before_it():
     assert {nodes.go().executors for _ in range(20)} == {("e2", "l2")}
 
 
-@pytest.mark.parametrize(("tokens", "chosen"), [(4, "l1"), (6, "l2")])
-def test_nearness_is_worth_a_part_of_a_mean_invocation(tokens: int, chosen: str):
+@pytest.mark.parametrize("least", [0, 20])
+@pytest.mark.parametrize(("more", "chosen"), [(4, "l1"), (6, "l2")])
+def test_nearness_is_worth_a_part_of_a_mean_invocation(least: int, more: int, chosen: str):
     nodes = Nodes(("e1", "E", HOME), ("l1", "L", HOME), ("l2", "L", NEXT))
     for _ in range(100):  # a mean invocation of 10 tokens
         work(nodes.router, "l1", 10)
         nodes.router.members.get("l1").discharge_work(10)  # type: ignore[union-attr]
-    nodes.router.members.get("l1").outstanding = tokens  # type: ignore[union-attr]
+    nodes.router.members.get("l1").outstanding = least + more  # type: ignore[union-attr]
+    nodes.router.members.get("l2").outstanding = least  # type: ignore[union-attr]
 
     assert nodes.go().executors == ("e1", chosen)
 

@@ -59,6 +59,21 @@ def test_it_is_gpu_seconds_that_are_shared_and_not_requests():
     assert len(both.took["small"]) > 10 * len(both.took["large"])
 
 
+def test_who_does_not_wait_for_a_moment_has_still_used_what_it_used():
+    queue = FairQueue(10)
+    heavy = queue.enqueue("heavy", 1.0, 10.0, 1)
+    queue.start_next(0.0)
+    queue.enqueue("light", 1.0, 1.0, 1)
+    queue.finish_entry(heavy, 10.0)  # and heavy has nothing here any more
+
+    queue.enqueue("heavy", 1.0, 10.0, 1)
+
+    assert queue.tenant_mark("heavy") == 10.0
+    turn = queue.start_next(10.0)
+    assert turn is not None
+    assert turn.line.tenant == "light"
+
+
 def test_who_says_less_than_it_costs_gains_nothing_by_it():
     honest = evenly("honest", 20.0, SECONDS)
     liar = evenly("liar", 20.0, SECONDS, expected=0.001)

@@ -1,0 +1,217 @@
+"""Seeded faults: changes of one line each, over all rooms, that the tests of the room must notice.
+
+    python -m tests.mutations [--only WORDS] [--list]
+
+Each fault is made in a copy of the tree, where the short run (what `make test` runs of the named tests) has to fail. A
+fault that nobody notices is a promise that no test holds: write that test. Takes about fifteen minutes.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+_MARKS = "not bench and not nightly and not vllm and not e2e and not docker and not browser"
+_SECONDS = 600.0
+
+
+class Mutation(NamedTuple):
+    """One fault: ``before``, which ``path`` has once, becomes ``after``; ``tests`` are those of the room."""
+
+    path: str
+    before: str
+    after: str
+    tests: str
+
+
+_GATEWAY, _PLANNER, _OMNIBUS = "services/gateway", "services/planner", "shared/omnibus"
+MUTATIONS = [
+    # The gateway
+    Mutation(f"{_GATEWAY}/http/connection.py", "if room <= 0:", "if room < 0:", "tests/unit/gateway/http"),
+    Mutation(
+        f"{_GATEWAY}/media/ssrf.py", "        return allow_private", "        return True", "tests/unit/gateway/media"
+    ),
+    Mutation(
+        f"{_GATEWAY}/media/inspect.py",
+        "if extent.frames > limits.frames:",
+        "if extent.frames > 2 * limits.frames:",
+        "tests/unit/gateway/media",
+    ),
+    Mutation(
+        f"{_GATEWAY}/dispatch/quarantine.py",
+        "if deaths < MAX_DEATHS:",
+        "if deaths <= MAX_DEATHS:",
+        "tests/unit/gateway/dispatch",
+    ),
+    Mutation(
+        f"{_GATEWAY}/routing/nearness.py",
+        "limit = least + self._slack",
+        "limit = 2 * least + self._slack",
+        "tests/unit/gateway/routing",
+    ),
+    Mutation(
+        f"{_GATEWAY}/routing/affinity.py",
+        "loads[known] <= least + MAX_EXCESS_ITEMS * item.work",
+        "loads[known] <= least",
+        "tests/unit/gateway/routing",
+    ),
+    Mutation(
+        f"{_GATEWAY}/tenancy/fair_queue.py",
+        "line.mark = max(line.mark, self._lowest_mark)",
+        "line.mark = self._lowest_mark",
+        "tests/unit/gateway/tenancy",
+    ),
+    Mutation(
+        f"{_GATEWAY}/tenancy/token_bucket.py",
+        "self._at = max(now, self._at)",
+        "self._at = now",
+        "tests/unit/gateway/tenancy",
+    ),
+    Mutation(
+        f"{_GATEWAY}/auth/middleware.py",
+        "return not path.startswith(_SELF_GUARDED_PREFIXES)",
+        "return False",
+        "tests/unit/gateway/auth",
+    ),
+    # The planner
+    Mutation(
+        f"{_PLANNER}/solve/mixture.py",
+        "math.ceil(rate / each - _ROUNDING",
+        "math.floor(rate / each - _ROUNDING",
+        "tests/unit/planner/solve",
+    ),
+    Mutation(
+        f"{_PLANNER}/reconcile/diff.py", "return more + fewer", "return fewer + more", "tests/unit/planner/reconcile"
+    ),
+    Mutation(f"{_PLANNER}/rollout/steps.py", "while lacks > 0:", "while lacks > 1:", "tests/unit/planner/rollout"),
+    Mutation(
+        f"{_PLANNER}/optimize/capacity.py",
+        "return levels[deployed.replicas - 1] if levels else 0.0",
+        "return levels[-1] if levels else 0.0",
+        "tests/unit/planner/optimize",
+    ),
+    # Tensors and sidecars
+    Mutation(
+        f"{_OMNIBUS}/tensors/allocator.py",
+        "        if start in self._by_end:\n            start = self._by_end[start]\n            self._drop_hole(start)\n",
+        "",
+        "tests/unit/tensors",
+    ),
+    Mutation(
+        f"{_OMNIBUS}/tensors/ledger.py",
+        "if lease.condemned or not (lease.readers or lease.retained):",
+        "if lease.condemned or not lease.readers:",
+        "tests/unit/tensors",
+    ),
+    Mutation("services/sidecar/timer_queue.py", "if when < self._armed:", "if when <= 0:", "tests/unit/sidecar"),
+    # The SDK
+    Mutation(
+        f"{_OMNIBUS}/api_key.py",
+        'fullmatch(r"[0-9a-f]{64}"',
+        'match(r"[0-9a-f]{64}"',
+        "tests/unit/omnibus",
+    ),
+    Mutation(
+        f"{_OMNIBUS}/executor/loop.py",
+        "len(self._live) >= self.identity.credits",
+        "len(self._live) > self.identity.credits",
+        "tests/unit/executor",
+    ),
+    Mutation(
+        f"{_OMNIBUS}/executor/acks.py",
+        "self._taken.pop(invocation, None)",
+        "pass",
+        "tests/unit/executor",
+    ),
+    Mutation(
+        f"{_OMNIBUS}/store/functions.lua",
+        "if owner == '' and there[2] == attempt then return 0 end",
+        "",
+        "tests/contract",
+    ),
+    Mutation(
+        f"{_OMNIBUS}/bus/nats/connection.py",
+        'if " " in name or not name.isprintable():',
+        'if " " in name:',
+        "tests/unit/bus",
+    ),
+    # Engines
+    Mutation(
+        "services/llm/engine/sampler.py",
+        "self.record_token(self.apply_script(token))",
+        "self.apply_script(token)",
+        "tests/unit/llm",
+    ),
+    Mutation(
+        "services/llm/engine/slot_cache.py",
+        "return (positions[None] <= self._ends[:, None])",
+        "return (positions[None] < self._ends[:, None] + 2)",
+        "tests/unit/llm",
+    ),
+    Mutation(
+        "services/encoder/embedding_cache.py",
+        "result.embeds.setflags(write=False)",
+        "pass",
+        "tests/unit/encoder",
+    ),
+    Mutation(
+        "services/generator/vocoder_chunks.py",
+        "yield from [size] * _CHUNKS_PER_SIZE",
+        "yield from [size] * (_CHUNKS_PER_SIZE + 1)",
+        "tests/unit/generator",
+    ),
+]
+
+
+def copy_tree(target: Path) -> None:
+    """Copy what git knows of the working tree, so that no fault is ever made in it."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, map(bytes.decode, names)):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def is_noticed(tree: Path, mutation: Mutation) -> bool:
+    """Whether the tests of the room fail with ``mutation`` in ``tree``, which is as before afterwards."""
+    changed = tree / mutation.path
+    text = changed.read_text()
+    if text.count(mutation.before) != 1:
+        raise SystemExit(f"{mutation.path} has {text.count(mutation.before)} times {mutation.before!r}: mend the list")
+    changed.write_text(text.replace(mutation.before, mutation.after))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", _MARKS, mutation.tests]
+    try:
+        return subprocess.run(command, cwd=tree, capture_output=True, timeout=_SECONDS, check=False).returncode == 1
+    except subprocess.TimeoutExpired:  # a fault that makes something wait for ever is noticed too
+        return True
+    finally:
+        changed.write_text(text)
+
+
+def main() -> int:
+    """Try each fault; 0 if all were noticed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--only", default="", metavar="WORDS", help="faults in files whose paths contain this")
+    parser.add_argument("--list", action="store_true", help="print the faults, and make none")
+    options = parser.parse_args()
+    chosen = [each for each in MUTATIONS if options.only in each.path]
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="omnibus-mutations-") as made:
+        if not options.list:
+            copy_tree(Path(made))
+        for mutation in chosen:
+            noticed = None if options.list else is_noticed(Path(made), mutation)
+            print({None: "", True: "noticed ", False: "MISSED  "}[noticed], end="")
+            print(f"{mutation.path}: {mutation.before.strip()!r} -> {mutation.after.strip()!r}", flush=True)
+            if noticed is False:
+                missed.append(mutation)
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} noticed" if not options.list else f"{len(chosen)} faults")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
