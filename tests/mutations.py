@@ -90,8 +90,8 @@ MUTATIONS = [
     Mutation(f"{_PLANNER}/rollout/steps.py", "while lacks > 0:", "while lacks > 1:", "tests/unit/planner/rollout"),
     Mutation(
         f"{_PLANNER}/optimize/capacity.py",
-        "return levels[deployed.replicas - 1] if levels else 0.0",
-        "return levels[-1] if levels else 0.0",
+        "return float(deployed.replicas)",
+        "return 1.0",
         "tests/unit/planner/optimize",
     ),
     # Tensors and sidecars
