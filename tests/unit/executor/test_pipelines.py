@@ -8,7 +8,7 @@ import pytest
 from omnibus.bus.messages import Accepted, Chunk, Hop, NodeFailed
 from omnibus.executor.runner import Job
 from omnibus.graph import make_ref
-from tests.unit.executor.arithmetic import Place, add, call, invocation, number, tell
+from tests.unit.executor.arithmetic import Place, add, call, forever, invocation, number, tell
 from tests.unit.sidecar.node import until
 
 
@@ -226,6 +226,17 @@ async def test_long_work_is_confirmed_before_it_is_done(here: Place):
     release.set()
     await here.office.done(given)
     assert here.office.of(Accepted, given) == [accepted]
+
+
+async def test_work_that_is_done_at_once_is_not_confirmed_besides(here: Place):
+    await here.executor("a", {**ALL, "forever": forever})
+    waiting = here.office.send(invocation([call("forever")], ["a"], [(0, "y")]))
+    quick = here.office.send(invocation([call("number", x=1)], ["a"], [(0, "y")]))
+    await here.office.done(quick)
+
+    await here.office.until(Accepted, waiting)  # all confirmations of an executor leave together
+
+    assert here.office.of(Accepted, quick) == []
 
 
 async def test_many_invocations_at_once_do_not_mix(here: Place):
