@@ -48,7 +48,7 @@ test-nightly: $(VENV)/.dev ## Run what `make test` leaves out as repetition: mor
 	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
 
 test-nodes: $(VENV)/.dev ## Run the tests of every model family over several nodes (NODES=2)
-	OMNIBUS_TEST_NODES=$(NODES) $(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS) \
+	OMNIBUS_TEST_NODES=$(NODES) $(BIN)/python -m pytest -m "$(MARKS) and not one_node" $(PARALLEL) $(ARGS) \
 	  $(addprefix tests/e2e/,families vl omni images encoders shapes meaning)
 
 test-kernels: $(VENV)/.dev ## Run the numeric tests with kernels of other processors (KERNELS=avx2,baseline,shapes)

@@ -122,6 +122,7 @@ async def test_text_alone_is_that_of_the_whole_model(system: System, checkpoint:
     assert await said(system, question, taken(shape, question, speech=False), model=WHOLE) == (text, ids)
 
 
+@pytest.mark.one_node  # by hand its end is sent to one
 @pytest.mark.parametrize("path", [APART, "M"])
 async def test_float_samples_are_those_of_the_whole_model(system: System, checkpoint: Path, path: str):
     question, truth = QUESTIONS["image and audio"], whole(checkpoint, "image and audio")

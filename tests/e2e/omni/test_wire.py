@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 QUESTION = ask(image(2), audio(1.1, 1), "describe")
 
 
+@pytest.mark.one_node  # by hand its end is sent to one
 @pytest.mark.parametrize("path", ["EV>EA>Th>Ta>V", "M"])
 async def test_float_samples_are_those_of_the_whole_model(omni: System, omni_checkpoint: Path, path: str):
     _, text, codes, expected = oracle.omni_answer(
