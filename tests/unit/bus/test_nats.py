@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BusUnavailable, Fatal
+from omnibus.errors import BusUnavailable, Fatal, ProtocolError
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from omnibus.up.ports import free_ports
@@ -141,6 +141,14 @@ async def test_a_wrong_password_is_said(tmp_path: Path):
         bad = BusSettings(url=url, user="gateway", password="wrong", connect_timeout=1)
         with pytest.raises(BusUnavailable, match=f"{url} refuses user 'gateway': check OMNIBUS_BUS_USER and"):
             await NatsBus.connect(bad, "test")
+
+
+@pytest.mark.parametrize("subject", ["a b", "a\r\nPUB b 0", "a\tb", "a\x00", "a\x7f"])
+async def test_no_subject_becomes_protocol(bus: NatsBus, subject: str):
+    with pytest.raises(ProtocolError, match="is no subject"):
+        bus.publish(subject, b"{}")
+    with pytest.raises(ProtocolError, match="is no subject"):
+        bus.publish("a", b"{}", reply=subject)
 
 
 # JetStream
