@@ -6,12 +6,16 @@ import ctypes
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnibus.bus import messages, subjects
+from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
+from omnibus.bus.messages import NodeStatus
+from omnibus.bus.nats import NatsBus
 from tests.e2e.conftest import omni_checkpoint  # noqa: F401
 from tests.e2e.omni.speech import same, spoken, taken, wanted
 from tests.e2e.questions import OMNI_QUESTIONS
@@ -30,6 +34,31 @@ class NamespaceSystem(System):
 
     def _popen(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
         return super()._popen("tests.nodes.up" if arguments[:1] == ("up",) else module, *arguments)
+
+    async def ledger_is_empty(self, within: float = 1.0, node: int | None = 0) -> None:
+        """Fails unless the first node's leases are given back, and other nodes say that nothing of theirs is in use.
+
+        Arenas of nodes that share no memory cannot be mapped from here.
+        """
+        await super().ledger_is_empty(within, node)
+        used = dict.fromkeys((self.node_name(each) for each in range(1, NODES)), -1)
+        deadline = asyncio.timeout(within + 2 * NODE_HEARTBEAT_SECONDS)
+        async with deadline, self.bus() as bus, contextlib.aclosing(self._node_statuses(bus)) as heard:
+            async for status in heard:
+                used[status.node] = status.used
+                if not any(used[node] for node in used if node != self.node_name(0)):
+                    return
+
+    async def _node_statuses(self, bus: NatsBus) -> AsyncGenerator[NodeStatus, None]:
+        """What sidecars say of themselves from now on."""
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        stop = await bus.subscribe(subjects.event_subject(subjects.NODE), lambda d: heard.put_nowait(d.data))
+        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        try:
+            while True:
+                yield messages.decode_node(await heard.get())
+        finally:
+            await stop()
 
 
 @contextlib.contextmanager
