@@ -94,14 +94,26 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
             "OMNIBUS_SIDECAR_INCOMING is above 0 and at most 1, OMNIBUS_SIDECAR_LINKS at least 1, "
             "OMNIBUS_SIDECAR_CONNECT and OMNIBUS_SIDECAR_STALL are above 0"
         )
+    _check_transport(wanted)
     return PeerConfig(
         host=wanted.host,
         port=wanted.port,
         secret=secret,
         tls_client=client,
         tls_server=server,
+        transport=wanted.transport,
         links=wanted.links,
         incoming=wanted.incoming,
         connect_seconds=wanted.connect,
         stall_seconds=wanted.stall,
     )
+
+
+def _check_transport(wanted: environment.SidecarSettings) -> None:
+    if wanted.transport not in ("tcp", "ucx"):
+        raise BadRequest(f"OMNIBUS_SIDECAR_TRANSPORT is tcp or ucx, not {wanted.transport!r}")
+    if wanted.transport == "ucx" and wanted.tls_ca:
+        raise BadRequest(
+            "UCX sends bytes unencrypted, and OMNIBUS_SIDECAR_TLS_CA asks for encryption: use "
+            "OMNIBUS_SIDECAR_SECRET_FILE alone with OMNIBUS_SIDECAR_TRANSPORT=ucx, or TLS with tcp"
+        )
