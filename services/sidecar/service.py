@@ -82,6 +82,7 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
     """Raises ``BadRequest`` for files that cannot be used, and for a listener without secret or TLS."""
     if not wanted.host:
         return None
+    _check_transport(wanted)
     secret = credentials.read_secret(wanted.secret_file) if wanted.secret_file else b""
     client, server = credentials.load_tls(wanted.tls_ca, wanted.tls_cert, wanted.tls_key)
     if not secret and server is None:
@@ -94,7 +95,6 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
             "OMNIBUS_SIDECAR_INCOMING is above 0 and at most 1, OMNIBUS_SIDECAR_LINKS at least 1, "
             "OMNIBUS_SIDECAR_CONNECT and OMNIBUS_SIDECAR_STALL are above 0"
         )
-    _check_transport(wanted)
     return PeerConfig(
         host=wanted.host,
         port=wanted.port,
