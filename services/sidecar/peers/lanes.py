@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from secrets import randbits
 from typing import Any, NamedTuple
 
-from omnibus.errors import OmnibusError, ProtocolError
+from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError
 from omnibus.tensors.peer_protocol import (
     MAX_TEXT_BYTES,
     PeerFrame,
@@ -25,7 +25,7 @@ from omnibus.tensors.peer_protocol import (
 )
 from services.sidecar.peers.links import SMALL_BYTES, LinkPool
 from services.sidecar.peers.stream import PeerStream, Progress, read_frame, read_text, write_frame, write_text
-from services.sidecar.peers.ucx import TAG_BITS, UcxFailure, UcxLane, UcxTransport
+from services.sidecar.peers.ucx import TAG_BITS, UcxDeclined, UcxFailure, UcxLane, UcxTransport
 
 
 class LaneLink(NamedTuple):
@@ -68,7 +68,9 @@ class LanePulls:
             return None
         try:
             status = await self._transfer_twice(get, target, reads)
-        except (OSError, TimeoutError, OmnibusError) as error:
+        except NodeUnreachable:  # which is no failure of UCX; TCP will say why
+            return None
+        except (OSError, OmnibusError) as error:
             transport.pause(self._node, error)
             return None
         if status == PullStatus.OK:
@@ -83,7 +85,7 @@ class LanePulls:
         """Transfer, and if that breaks once more: the other node also ends a lane when it ends an invocation."""
         try:
             return await self._transfer(get, target, reads)
-        except TimeoutError:  # an OSError, but nothing broke
+        except (TimeoutError, UcxDeclined):  # nothing broke
             raise
         except OSError:
             return await self._transfer(get, target, reads, fresh=True)
@@ -103,7 +105,10 @@ class LanePulls:
         return status
 
     async def _open_link(self) -> LaneLink:
-        stream = await self._dial()
+        try:
+            stream = await self._dial()
+        except (OSError, OmnibusError) as error:
+            raise NodeUnreachable(str(error), node=self._node[0]) from error
         try:
             async with asyncio.timeout(self._stall_seconds):
                 return LaneLink(stream, await offer_lane(stream, self._transport))
@@ -113,7 +118,7 @@ class LanePulls:
 
 
 async def offer_lane(stream: PeerStream, transport: UcxTransport) -> UcxLane:
-    """Agree on a lane with the node that was dialled. Raises ``UcxFailure`` where it has none, or another version."""
+    """Agree on a lane with the node that was dialled. Raises ``UcxDeclined`` where it has none, or another version."""
     lane = transport.open_lane()
     try:
         if len(lane.address) > MAX_TEXT_BYTES // 2:
@@ -124,7 +129,7 @@ async def offer_lane(stream: PeerStream, transport: UcxTransport) -> UcxLane:
             raise ProtocolError(f"verb {frame.verb} in the place of an address of UCX")
         answer = decode_ucx_address(await read_text(stream, frame.nbytes))
         if not answer.address:
-            raise UcxFailure(f"it uses {f'UCX {answer.version}' if answer.version else 'no UCX'}")
+            raise UcxDeclined(f"it uses {f'UCX {answer.version}' if answer.version else 'no UCX'}")
         lane.connect(answer.address)
     except BaseException:
         lane.abort()

@@ -13,6 +13,7 @@ endpoints of both sides are certain to be each other's.
 import asyncio
 import ctypes
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -40,6 +41,10 @@ _SLOW_CLOSE_SECONDS = 5.0
 
 class UcxFailure(ConnectionError):
     """UCX does not carry these bytes: TCP has to."""
+
+
+class UcxDeclined(UcxFailure):
+    """The other node does not use this UCX, as long as its sidecar runs."""
 
 
 class UcxTransport:
@@ -84,10 +89,14 @@ class UcxTransport:
         return self._paused.get(node, 0.0) <= time.monotonic()
 
     def pause(self, node: tuple[str, int], error: BaseException) -> None:
-        """Read ``node`` over TCP for a while."""
+        """Read ``node`` over TCP for a while; for good if it has declined."""
         name, _ = node
-        self.failures[name] += 1
         self._paused = {other: until for other, until in self._paused.items() if other[0] != name}
+        if isinstance(error, UcxDeclined):
+            self._paused[node] = math.inf
+            log.info("node %s is read over TCP: %s", name, error)
+            return
+        self.failures[name] += 1
         self._paused[node] = time.monotonic() + PAUSE_SECONDS
         reason = "no byte came" if isinstance(error, TimeoutError) else error
         log.warning("node %s is read over TCP for %.0f s, for UCX failed: %s", name, PAUSE_SECONDS, reason)

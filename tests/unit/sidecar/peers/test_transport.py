@@ -1,13 +1,18 @@
 """The setting of what carries large pulls: what is refused at the start, and what to do about it."""
 
+import asyncio
 import sys
 
 import pytest
 
 from omnibus.errors import BadRequest, Fatal
 from omnibus.settings import SidecarSettings
+from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, UcxAddress, decode_ucx_address
+from services.sidecar.peers.stream import read_frame, read_text, write_frame, write_text
 from services.sidecar.service import _peer_config
-from tests.unit.sidecar.peers.pair import peer_config, start_node
+from tests.unit.sidecar.node import until
+from tests.unit.sidecar.peers.pair import peer_config, start_node, two_nodes
+from tests.unit.sidecar.peers.raw import greeted
 
 
 def settings(tmp_path, **changes) -> SidecarSettings:
@@ -39,3 +44,27 @@ async def test_a_sidecar_without_ucxx_does_not_start_with_ucx_and_says_what_to_i
 
     with pytest.raises(Fatal, match=r"pip install 'omnibus-serve\[ucx\]'"):
         await start_node("a", tmp_path, peer_config(transport="ucx"))
+
+
+async def test_a_node_without_ucx_answers_an_offer_with_no_address(tmp_path):
+    async with two_nodes(tmp_path) as (a, _):
+        stream = await greeted(a)
+        await write_text(stream, PeerVerb.UCX, UcxAddress("1.21.0", b"somewhere"))
+        frame = await read_frame(stream)
+
+        assert frame.verb == PeerVerb.UCX
+        assert decode_ucx_address(await read_text(stream, frame.nbytes)) == UcxAddress("")
+
+
+@pytest.mark.parametrize("verb", [PeerVerb.GET, PeerVerb.UCX])
+async def test_a_tag_without_a_lane_and_an_offer_that_is_none_cost_the_connection(tmp_path, verb):
+    async with two_nodes(tmp_path) as (a, _):
+        stream = await greeted(a)
+        if verb == PeerVerb.GET:
+            await write_frame(stream, PeerFrame(PeerVerb.GET, nbytes=1000, remaining=30.0, tag=5))
+        else:
+            await write_text(stream, PeerVerb.UCX, ["no address"])
+
+        with pytest.raises(OSError):
+            await asyncio.wait_for(read_frame(stream), 10.0)
+        await until(lambda: a.counters["refused_peers_total"] == {"protocol_error": 1})
