@@ -8,9 +8,9 @@ PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH
 # A browser, if there is one: by the names that tests/e2e/console/browser.py knows, or playwright's own.
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable
 BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
-# Which tests `make test` leaves out: measurements, full counts, what needs vLLM, and what needs a browser where there
-# is none. `make test MARKS=nightly` runs the full counts.
-MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)
+# Which tests `make test` leaves out: measurements, full counts, what needs vLLM, and what needs a browser or ucxx where
+# there is none. `make test MARKS=nightly` runs the full counts.
+MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
 # `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too.
@@ -30,7 +30,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,8 @@ ifeq ($(BROWSER),)
 	  chromium-headless-shell fonts-dejavu-core >/dev/null; then :; \
 	else timeout 300 $(BIN)/python -m playwright install chromium-headless-shell; fi
 endif
+
+install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (250 MB)
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
@@ -132,6 +134,10 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-servers.
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --ignore-requires-python -r requirements-helm.txt
 	@touch $(VENV)/.run $@
+
+$(VENV)/.ucx: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[ucx]'
+	@touch $@
 
 # Everything is pinned, so nothing is to be resolved: dependencies that vLLM names and nobody needs stay out.
 $(VLLM_VENV)/.installed: pyproject.toml requirements-vllm.txt

@@ -29,6 +29,8 @@ _NODE_KEYS = {
 _LABELLED_KEYS = {
     "pulled_bytes_by_node": NODES.pulled,
     "pull_seconds_by_node": NODES.seconds,
+    "ucx_bytes_by_node": NODES.ucx,
+    "ucx_failures_by_node": NODES.ucx_failures,
     "pull_failures_total": NODES.failures,
     "refused_peers_total": NODES.refused,
     "unreachable_nodes": NODES.unreachable,

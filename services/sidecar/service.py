@@ -82,6 +82,7 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
     """Raises ``BadRequest`` for files that cannot be used, and for a listener without secret or TLS."""
     if not wanted.host:
         return None
+    _check_transport(wanted)
     secret = credentials.read_secret(wanted.secret_file) if wanted.secret_file else b""
     client, server = credentials.load_tls(wanted.tls_ca, wanted.tls_cert, wanted.tls_key)
     if not secret and server is None:
@@ -100,8 +101,19 @@ def _peer_config(wanted: environment.SidecarSettings) -> PeerConfig | None:
         secret=secret,
         tls_client=client,
         tls_server=server,
+        transport=wanted.transport,
         links=wanted.links,
         incoming=wanted.incoming,
         connect_seconds=wanted.connect,
         stall_seconds=wanted.stall,
     )
+
+
+def _check_transport(wanted: environment.SidecarSettings) -> None:
+    if wanted.transport not in ("tcp", "ucx"):
+        raise BadRequest(f"OMNIBUS_SIDECAR_TRANSPORT is tcp or ucx, not {wanted.transport!r}")
+    if wanted.transport == "ucx" and wanted.tls_ca:
+        raise BadRequest(
+            "UCX sends bytes unencrypted, and OMNIBUS_SIDECAR_TLS_CA asks for encryption: use "
+            "OMNIBUS_SIDECAR_SECRET_FILE alone with OMNIBUS_SIDECAR_TRANSPORT=ucx, or TLS with tcp"
+        )

@@ -14,6 +14,7 @@ class PeerConfig:
     secret            shared by all nodes; empty only with TLS
     tls_client        contexts of mutual TLS; both or neither
     tls_server
+    transport         tcp or ucx: what carries the bytes of large pulls; ucx not with TLS
     links             most data connections to one node, beside one for small tensors
     incoming          share of the arena that blocks of other nodes may take
     connect_seconds   longest time for a connection and its handshake
@@ -26,6 +27,7 @@ class PeerConfig:
     secret: bytes = b""
     tls_client: ssl.SSLContext | None = None
     tls_server: ssl.SSLContext | None = None
+    transport: str = "tcp"
     links: int = 4
     incoming: float = 0.5
     connect_seconds: float = 2.0

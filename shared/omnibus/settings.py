@@ -104,6 +104,8 @@ class SidecarSettings(Settings, frozen=True):
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    #: What carries large tensors between nodes: `tcp`, or `ucx` for networks with RDMA (the extra `ucx`; not with TLS).
+    transport: str = "tcp"
     #: Data connections to one other node, and the share of the arena that tensors of other nodes may take.
     links: int = 4
     incoming: float = 0.5

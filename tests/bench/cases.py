@@ -17,6 +17,7 @@ The spoken answer has no samples, so that the generator's hop is made but nothin
 import os
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.bench import bodies
@@ -85,6 +86,8 @@ PLANNER = {
     "planner.cells8_exact.gpus": ("GPUs", 64.0),
     "planner.cells8_greedy.gpus": ("GPUs", 64.0),
 }
+#: Pulls over UCX, on a network that both can use, and both sidecars between them. Only where ucxx is installed.
+UCX = {"nodes.pull_ucx_over_tcp": ("x", 1.6), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
 #: Of tensors of other nodes: the unit, and the goal. A whole request has two such tensors, and both cross.
 NODES = {
     "nodes.tensor8MiB.c1.cpu_ms": ("ms", 7.0),
@@ -97,6 +100,7 @@ NODES = {
     "nodes.control_lag_p99_ms": ("ms", 10.0),
     "nodes.control_lag_idle_p99_ms": ("ms", 10.0),
     **{f"nodes.detect_s.{how}": ("s", 3.5) for how in ("killed", "frozen", "cut", "powered_off")},
+    **UCX,
 }
 #: Values with units of their own.
 LIMITS = {**PLANNER, **NODES, TTFT: ("ms", 5.0)}

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from tests.bench import bodies, floor
-from tests.bench.cases import CASES
+from tests.bench.cases import CASES, UCX
 from tests.bench.system import PATHS, running
 from tests.nodes.cluster import MIB, Machine, nodes, until
 from tests.nodes.namespaces import DATA
@@ -35,6 +35,8 @@ _ROUNDS = 3
 async def measure() -> dict[str, float]:
     """Every value by its name."""
     found = await _measure_pulls()
+    if UCX:
+        found |= await _measure_ucx()
     for how in ("killed", "frozen", "cut", "powered_off"):
         found[f"nodes.detect_s.{how}"] = await _measure_detection(how)
     async with running(bodies.IMAGE_MODEL, nodes=2) as system:
@@ -71,6 +73,26 @@ async def _measure_pulls() -> dict[str, float]:
             "nodes.idle_cpu_percent": idle,
             "nodes.control_lag_p99_ms": 1000 * lag,
             "nodes.control_lag_idle_p99_ms": 1000 * lag_idle,
+        }
+
+
+async def _measure_ucx() -> dict[str, float]:
+    """Pulls over UCX's TCP, in turns with those over TCP."""
+    settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512", "UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}
+    async with nodes("a", "b", **settings) as tcp, nodes("a", "b", OMNIBUS_SIDECAR_TRANSPORT="ucx", **settings) as ucx:
+        taken: list[list[float]] = [[], []]
+        for turn in range(_ROUNDS + 1):
+            for pair, seconds in zip((tcp, ucx), taken, strict=True):
+                before = _cpu_seconds(*pair)
+                await _pull_all(*pair, _PULLS)
+                if turn:  # memory that was never touched costs more
+                    seconds.append(_cpu_seconds(*pair) - before)
+        stats = await ucx[1].agent.stats()
+        if stats["ucx_failures_by_node"]:
+            raise RuntimeError(f"UCX failed, and TCP did its work: {stats}")
+        return {
+            "nodes.pull_ucx_over_tcp": median(taken[1]) / median(taken[0]),
+            "nodes.ucx_idle_cpu_percent": await _idle_percent(*ucx),
         }
 
 

@@ -29,6 +29,11 @@ _HUB_NUMBER = 1
 _SHM_SIZE = "1g"
 _COMMAND_SECONDS = 20.0
 _START_SECONDS = 10.0
+#: ``/sys`` shows network devices of those who mounted it, and UCX reads them there; cgroups remain those of outside.
+_OWN_SYS = (
+    "mkdir /dev/shm/groups && mount --rbind /sys/fs/cgroup /dev/shm/groups && mount -t sysfs sysfs /sys"
+    " && mount --move /dev/shm/groups /sys/fs/cgroup && rmdir /dev/shm/groups"
+)
 #: The start of a MAC address that nobody has.
 _NOBODY_MAC = "02:00:00:00:00:fe"
 _IS_ROOT = os.geteuid() == 0
@@ -137,7 +142,7 @@ class Node(Namespaces):
     """One machine. ``number`` is the last part of its addresses."""
 
     def __init__(self, switch: Switch, name: str, number: int) -> None:
-        mount = f"mount -t tmpfs -o size={_SHM_SIZE} tmpfs /dev/shm"
+        mount = f"mount -t tmpfs -o size={_SHM_SIZE} tmpfs /dev/shm && {{ {_OWN_SYS} || true; }}"
         super().__init__(("--net", "--mount", "--ipc", "--uts", "--pid", "--mount-proc"), mount)
         self.name = name
         self._switch = switch

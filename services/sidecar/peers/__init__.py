@@ -2,5 +2,5 @@
 
 ``plane`` puts the parts together. ``incoming`` holds what this node pulls, ``outgoing`` what others pull from it: both
 belong to the loop of the sidecar, as the ledger does. ``dialler`` and ``listener`` hold the sockets and move the bytes,
-on the loop of ``thread``.
+on the loop of ``thread``; ``lanes`` and ``ucx`` do that for large pulls over UCX, where it is configured.
 """

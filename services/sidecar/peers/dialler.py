@@ -6,22 +6,21 @@ kernel finds peers that are gone, but not those that are frozen. What is under w
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, DATA, PeerIdentity, greet_listener
+from services.sidecar.peers.lanes import LanePulls
+from services.sidecar.peers.links import SMALL_BYTES, LinkPool
 from services.sidecar.peers.stream import ArenaBytes, PeerStream, open_stream, read_frame, write_frame
 from services.sidecar.peers.thread import PeerThread, current_task
+from services.sidecar.peers.ucx import UcxTransport
 from services.sidecar.settings import PeerConfig
 
 log = logging.getLogger(__name__)
-
-#: Pulls up to this size have a connection of their own, so that they never wait behind large ones.
-SMALL_BYTES = 256 << 10
 
 
 class PeerAddress(NamedTuple):
@@ -30,66 +29,6 @@ class PeerAddress(NamedTuple):
     host: str
     port: int
     boot: int
-
-
-class LinkPool:
-    """At most ``limit`` data connections to one peer, each for one transfer at a time."""
-
-    def __init__(self, limit: int, dial: Callable[[], Awaitable[PeerStream]]) -> None:
-        self._limit = limit
-        self._dial = dial
-        self._open = 0
-        self._idle: list[PeerStream] = []
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def acquire(self, fresh: bool = False) -> PeerStream:
-        """A connection for one transfer; one that was never used if ``fresh``."""
-        while self._open >= self._limit and (fresh or not self._idle):
-            if fresh and self._idle:
-                self.discard(self._idle.pop())
-                continue
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                self._wake_next()
-                raise
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-        if self._idle and not fresh:
-            return self._idle.pop()
-        self._open += 1
-        try:
-            return await self._dial()
-        except BaseException:
-            self._open -= 1
-            self._wake_next()
-            raise
-
-    def release(self, stream: PeerStream) -> None:
-        """The transfer is over and the connection as good as new."""
-        self._idle.append(stream)
-        self._wake_next()
-
-    def discard(self, stream: PeerStream) -> None:
-        """Close a connection in the middle of a transfer."""
-        stream.abort()
-        self._open -= 1
-        self._wake_next()
-
-    def close_idle(self) -> None:
-        """Close the connections that nobody uses now."""
-        while self._idle:
-            self.discard(self._idle.pop())
-
-    def _wake_next(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
 
 
 class Peer:
@@ -104,6 +43,7 @@ class Peer:
         arena: ArenaBytes,
         thread: PeerThread,
         lost: "Callable[[Peer], None]",
+        ucx: UcxTransport | None = None,
     ) -> None:
         """``lost`` is called once, when this object is of no use any more."""
         self.node = node
@@ -116,8 +56,12 @@ class Peer:
         self._transfers: set[asyncio.Task[object]] = set()
         self._failure: NodeUnreachable | None = None
         self._ready: asyncio.Future[PeerStream] = asyncio.get_running_loop().create_future()
-        self._bulk = LinkPool(config.links, partial(self._dial, DATA))
-        self._small = LinkPool(1, partial(self._dial, DATA))
+        dial = partial(self._dial, DATA)
+        self._bulk = LinkPool(config.links, dial)
+        self._small = LinkPool(1, dial)
+        self._lanes = (
+            None if ucx is None else LanePulls((node, address.boot), ucx, config.links, config.stall_seconds, dial)
+        )
         self._control = thread.spawn(self._keep_control())
 
     async def fetch(self, get: PeerFrame, target: memoryview, reads: int) -> PullStatus:
@@ -130,6 +74,8 @@ class Peer:
         self._transfers.add(task)
         try:
             await asyncio.shield(self._ready)
+            if self._lanes is not None and (status := await self._lanes.fetch(get, target, reads)) is not None:
+                return status
             for attempt in range(2):
                 try:
                     return await self._transfer(get, target, reads, fresh=attempt > 0)
@@ -235,6 +181,8 @@ class Peer:
             task.cancel()
         self._bulk.close_idle()
         self._small.close_idle()
+        if self._lanes is not None:
+            self._lanes.close_idle()
         self._lost(self)
 
     def _unreachable_error(self, error: BaseException | None) -> NodeUnreachable:

@@ -11,6 +11,7 @@ from omnibus.errors import Fatal, OmnibusError, ProtocolError
 from omnibus.tensors.ledger import BlockOwner
 from omnibus.tensors.peer_protocol import PeerFrame, PeerGreeting, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
+from services.sidecar.peers.lanes import answer_offer, close_lane, send_range
 from services.sidecar.peers.outgoing import OutgoingReads
 from services.sidecar.peers.stream import (
     ArenaBytes,
@@ -21,6 +22,7 @@ from services.sidecar.peers.stream import (
     write_frame,
 )
 from services.sidecar.peers.thread import PeerThread, current_task
+from services.sidecar.peers.ucx import UcxLane, UcxTransport
 from services.sidecar.settings import PeerConfig
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class PeerListener:
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.peers: Counter[str] = Counter()  # control connections by node
+        #: Sends what readers want over UCX; None: nothing.
+        self.ucx: UcxTransport | None = None
         self._config = config
         self._own = own
         self._arena = arena
@@ -156,18 +160,27 @@ class PeerListener:
         owner = BlockOwner(f"peer:{greeting.node}")
         task = current_task()
         abort = partial(self._thread.call, task.cancel)
+        lane: UcxLane | None = None
         try:
             while True:
                 get = await read_frame(stream)
-                if get.verb != PeerVerb.GET:
+                if get.verb == PeerVerb.UCX and lane is None:
+                    async with asyncio.timeout(self._config.stall_seconds):
+                        lane = await answer_offer(stream, get, self.ucx)
+                elif get.verb == PeerVerb.GET and (lane is not None or not get.tag):
+                    await self._send_block(stream, lane, owner, get, abort)
+                else:
                     raise ProtocolError(f"verb {get.verb} on a data connection of node {greeting.node!r}")
-                await self._send_block(stream, owner, get, abort)
         finally:
             stream.abort()  # first the pages, then the memory
-            self._thread.call_main(self._reads.abandon_read, owner)
+            try:
+                if lane is not None:
+                    await close_lane(lane)
+            finally:
+                self._thread.call_main(self._reads.abandon_read, owner)
 
     async def _send_block(
-        self, stream: PeerStream, owner: BlockOwner, get: PeerFrame, abort: Callable[[], None]
+        self, stream: PeerStream, lane: UcxLane | None, owner: BlockOwner, get: PeerFrame, abort: Callable[[], None]
     ) -> None:
         stall = self._config.stall_seconds
         granted = await self._thread.ask_main(self._reads.begin_read, owner, get, abort)
@@ -180,9 +193,13 @@ class PeerListener:
             await write_frame(stream, head)
             if granted.status != PullStatus.OK:
                 return
-            await stream.send_range(granted.offset, get.nbytes, progress)
-            progress()
-            done = await read_frame(stream)
+            if lane is not None and get.tag:
+                source = self._arena.bytes_at(granted.offset, get.nbytes)
+                done = await send_range(lane, stream, source, get.tag, progress)
+            else:
+                await stream.send_range(granted.offset, get.nbytes, progress)
+                progress()
+                done = await read_frame(stream)
         if (done.verb, done.request) != (PeerVerb.DONE, get.request):
             raise ProtocolError(f"verb {done.verb} in the place of the end of a transfer")
         # The block is held until this call is made, so the bytes were its own when the reader had them all.

@@ -17,6 +17,7 @@ from services.sidecar.peers.incoming import Mirrors, MirrorTransfer, TransferDon
 from services.sidecar.peers.listener import PeerListener
 from services.sidecar.peers.outgoing import OutgoingReads
 from services.sidecar.peers.thread import PeerThread
+from services.sidecar.peers.ucx import UcxTransport
 from services.sidecar.request_handler import Desk
 from services.sidecar.settings import PeerConfig
 
@@ -48,15 +49,18 @@ class PeerPlane:
         self.mirrors = Mirrors(desk, int(arena.size * config.incoming), self._start_transfer, self._send_over)
         self._listener = PeerListener(config, self._own, arena, self.reads, self._thread)
         self._peers: dict[str, Peer] = {}  # belongs to the peers' thread
-        self.transport = "tcp" if config.tls_server is None else "tls"
+        self._ucx: UcxTransport | None = None
+        self.transport = config.transport if config.tls_server is None else "tls"
         self.pulled_bytes: Counter[str] = Counter()
         self.pull_seconds: dict[str, float] = {}
         #: Nodes that were unreachable at the last attempt, since when, in wall-clock seconds.
         self.unreachable: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Listen. Raises ``Fatal`` when the address cannot be had."""
+        """Listen. Raises ``Fatal`` when the address cannot be had, or UCX is wanted and cannot be used."""
         self._thread.start()
+        if self.transport == "ucx":
+            self._ucx = self._listener.ucx = await self._thread.run(_start_ucx())
         self.port = await self._thread.run(self._listener.start())
 
     async def close(self) -> None:
@@ -75,6 +79,8 @@ class PeerPlane:
             "pulled_bytes_by_node": dict(self.pulled_bytes),
             "pull_seconds_by_node": dict(self.pull_seconds),
             "unreachable_nodes": dict.fromkeys(self.unreachable, 1),
+            "ucx_bytes_by_node": {} if self._ucx is None else dict(self._ucx.pulled_bytes),
+            "ucx_failures_by_node": {} if self._ucx is None else dict(self._ucx.failures),
         }
 
     def _start_transfer(self, transfer: MirrorTransfer, done: TransferDone) -> Callable[[], None]:
@@ -133,7 +139,7 @@ class PeerPlane:
             if peer is not None:
                 peer.close()
             peer = self._peers[node] = Peer(
-                node, address, self._config, self._own, self._arena, self._thread, self._on_peer_lost
+                node, address, self._config, self._own, self._arena, self._thread, self._on_peer_lost, self._ucx
             )
         return peer
 
@@ -151,3 +157,8 @@ class PeerPlane:
             await self._peer(node, address).send_over(over)
         except OmnibusError as error:  # the block stays there until its invocation ends
             log.info("node %s does not hear that a read is over: %s", node, error)
+
+
+async def _start_ucx() -> UcxTransport:
+    """On the loop of the peers' thread, which UCX wakes."""
+    return UcxTransport()

@@ -169,7 +169,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     port: int
     boot: int
     state: str = "ready"  # ready | draining | gone
-    transport: str = "tcp"  # tcp | tls
+    transport: str = "tcp"  # tcp | tls | ucx
     unreachable: tuple[str, ...] = ()
     pulled: dict[str, int] = {}
     seconds: dict[str, float] = {}

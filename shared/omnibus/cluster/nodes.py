@@ -20,7 +20,7 @@ class NodeState(NamedTuple):
     node: str
     address: str  # host:port
     state: str  # ready | draining | gone
-    transport: str  # tcp | tls
+    transport: str  # tcp | tls | ucx
     started: float
     used: int  # bytes of its arena
     size: int

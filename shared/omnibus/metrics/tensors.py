@@ -66,6 +66,9 @@ class _Nodes:
     #: Bytes that were pulled from each other node, and the seconds that this took. Few bytes per second: a slow link.
     pulled = CallbackMetric("omnibus_node_pulled_bytes_total", "Bytes pulled from a node.", ["node"])
     seconds = CallbackMetric("omnibus_node_pull_seconds_total", "Seconds of pulling from a node.", ["node"])
+    #: The part of those bytes that came over UCX, and transfers over it that failed: TCP did these instead.
+    ucx = CallbackMetric("omnibus_node_ucx_bytes_total", "Bytes pulled from a node over UCX.", ["node"])
+    ucx_failures = CallbackMetric("omnibus_node_ucx_failures_total", "Transfers over UCX that failed.", ["node"])
     #: Bytes that others have pulled from here.
     sent = CallbackMetric("omnibus_node_sent_bytes_total", "Bytes sent to other nodes.")
     #: Pulls that failed, by the code of the error.

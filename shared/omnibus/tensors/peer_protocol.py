@@ -5,10 +5,10 @@ A *pull* brings bytes of a block of node A into memory of node B. B dials A, A n
 
     0   magic u16 | version u8 | verb u8 | request u32
     8   block u64 | generation u64 | key u64 | offset u64 | nbytes u64
-    48  remaining u32, milliseconds | reads u16 | status u8 | unused 9
+    48  remaining u32, milliseconds | reads u16 | status u8 | tag u64 | unused 1
 
-HELLO, WELCOME, PROVE and REFUSED are followed by ``nbytes`` bytes of JSON; HEAD with status ``OK`` by ``nbytes`` bytes
-of the block.
+HELLO, WELCOME, PROVE, REFUSED and UCX are followed by ``nbytes`` bytes of JSON; HEAD with status ``OK`` by ``nbytes``
+bytes of the block, unless GET had a tag.
 
     B: HELLO(greeting)                      A: WELCOME(greeting, proof) or REFUSED(reason)
     B: PROVE(proof)                         A: READY or REFUSED(reason)
@@ -19,6 +19,13 @@ of the block.
 
     ``sendfile`` sends pages and not bytes: A holds the block until DONE, or aborts the connection first. B believes the
     bytes only once KEPT has come, for what lies in its own socket may still be those pages (over loopback it is).
+
+    before the first transfer of a data connection, where both are to use UCX:
+    B: UCX(version, address)                A: UCX(version, address), the address empty: all stays on TCP
+
+    afterwards GET has a tag, under which A sends the bytes to B's address: a random one for each transfer, which nobody
+    else knows, for whoever reaches B's address can send there. All other frames stay where they are. A holds the block
+    until UCX has sent all of it and DONE has come. A connection that ends ends its endpoint of UCX, on both sides.
 
     on the one control connection:
     B: PING                                 A: PONG
@@ -50,7 +57,7 @@ MAX_NODE_CHARS = 200
 #: Bits of a block's key: a number that JSON readers keep exact.
 KEY_BITS = 53
 
-_LAYOUT = Struct("<HBBIQQQQQIHB9x")
+_LAYOUT = Struct("<HBBIQQQQQIHBQx")
 FRAME_BYTES = _LAYOUT.size
 _MAX_REMAINING_MS = (1 << 32) - 1
 
@@ -72,6 +79,7 @@ class PeerVerb(IntEnum):
     KEPT = 14
     RETAIN = 15
     DROP = 16
+    UCX = 17
 
 
 class PullStatus(IntEnum):
@@ -99,6 +107,7 @@ class PeerFrame(NamedTuple):
     remaining: float = 0.0
     reads: int = 0
     status: int = PullStatus.OK
+    tag: int = 0
 
 
 class PeerGreeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,17 +127,24 @@ class PeerWelcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proof: str
 
 
+class UcxAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Address of a worker of UCX, for one data connection; empty where there is none. Other versions use TCP."""
+
+    version: str
+    address: bytes = b""
+
+
 _VERBS = frozenset(int(verb) for verb in PeerVerb)
 _STATUSES = frozenset(int(status) for status in PullStatus)
-_FOLLOWED_BY_TEXT = frozenset({PeerVerb.HELLO, PeerVerb.WELCOME, PeerVerb.PROVE, PeerVerb.REFUSED})
+_FOLLOWED_BY_TEXT = frozenset({PeerVerb.HELLO, PeerVerb.WELCOME, PeerVerb.PROVE, PeerVerb.REFUSED, PeerVerb.UCX})
 
 
 def encode_peer_frame(frame: PeerFrame) -> bytes:
     """``frame`` as ``FRAME_BYTES`` bytes."""
-    verb, request, block, generation, key, offset, nbytes, remaining, reads, status = frame
+    verb, request, block, generation, key, offset, nbytes, remaining, reads, status, tag = frame
     milliseconds = min(max(int(remaining * 1000), 0), _MAX_REMAINING_MS)
     return _LAYOUT.pack(
-        MAGIC, VERSION, verb, request, block, generation, key, offset, nbytes, milliseconds, reads, status
+        MAGIC, VERSION, verb, request, block, generation, key, offset, nbytes, milliseconds, reads, status, tag
     )
 
 
@@ -140,8 +156,8 @@ def encode_peer_text(verb: PeerVerb, body: object) -> bytes:
 
 def decode_peer_frame(raw: bytes | bytearray | memoryview) -> PeerFrame:
     """The frame in ``raw``, of ``FRAME_BYTES`` bytes. Raises ``ProtocolError`` for anything else."""
-    magic, version, verb, request, block, generation, key, offset, nbytes, milliseconds, reads, status = _LAYOUT.unpack(
-        raw
+    magic, version, verb, request, block, generation, key, offset, nbytes, milliseconds, reads, status, tag = (
+        _LAYOUT.unpack(raw)
     )
     if magic != MAGIC:
         raise ProtocolError(f"magic {magic:#06x} is not that of a frame between sidecars")
@@ -154,7 +170,7 @@ def decode_peer_frame(raw: bytes | bytearray | memoryview) -> PeerFrame:
         raise ProtocolError(f"frame with verb {verb} and status {status}")
     if verb in _FOLLOWED_BY_TEXT and nbytes > MAX_TEXT_BYTES:
         raise ProtocolError(f"a greeting of {nbytes} bytes; {MAX_TEXT_BYTES} are accepted")
-    return PeerFrame(verb, request, block, generation, key, offset, nbytes, milliseconds / 1000, reads, status)
+    return PeerFrame(verb, request, block, generation, key, offset, nbytes, milliseconds / 1000, reads, status, tag)
 
 
 def decode_greeting(text: bytes) -> PeerGreeting:
@@ -167,6 +183,11 @@ def decode_welcome(text: bytes) -> PeerWelcome:
     welcome = _decode_text(text, PeerWelcome)
     _check_greeting(welcome.greeting)
     return welcome
+
+
+def decode_ucx_address(text: bytes) -> UcxAddress:
+    """The address of UCX in ``text``. Raises ``ProtocolError`` for anything else."""
+    return _decode_text(text, UcxAddress)
 
 
 def decode_words(text: bytes) -> str:

@@ -30,7 +30,8 @@ def node_lines(seen: SystemState, width: int) -> Iterator[str]:
 
 def _node_row(node: dict[str, Any]) -> list[str]:
     arena = f"{node['used'] / node['size']:.0%} of {size_text(node['size'])}" if node["size"] else "-"
-    address = f"  {node['address']}{' (TLS)' if node['transport'] == 'tls' else ''}"
+    transport = "" if node["transport"] in ("", "tcp") else f" ({node['transport'].upper()})"
+    address = f"  {node['address']}{transport}"
     return [
         node["node"],
         node["state"],
