@@ -126,8 +126,8 @@ class ChatKinds:
         if nodes != assignment.nodes or about != (filled.outputs, filled.work, filled.pins, filled.choices):
             self._excluded.add(model)
             log.error(
-                "requests of one kind to %s have different graphs: its `invoke` depends on time, randomness or something "
-                "outside of its request. From now on each of its requests is recorded by itself",
+                "requests of one kind to %s have different graphs: its `invoke` depends on time, randomness or "
+                "something outside of its request. From now on each of its requests is recorded by itself",
                 model,
             )
 
