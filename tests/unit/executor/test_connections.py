@@ -59,7 +59,7 @@ def test_another_request_of_the_same_shape_has_the_same_connections():
         {"places": ("here", "here", "here", "there"), "home": "here"},
         {"places": ("here", "here", "here", "here"), "home": "there", "retained": ((1, "rows"),)},
     ],
-    ids=lambda changes: "+".join(changes),
+    ids="+".join,
 )
 def test_what_changes_them_is_seen(changes: dict[str, Any]):
     usual = by_output(invocation(), 1)
