@@ -1,4 +1,4 @@
-"""Where the outputs of a node go: the same for all invocations of one shape on one route, so found once for these."""
+"""Connections of a node's outputs: the same for all invocations of one shape on one route, so found once for these."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

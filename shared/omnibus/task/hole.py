@@ -19,7 +19,7 @@ class Hole:
     __slots__ = ()
 
 
-def _refuse_look(*_: Any) -> NoReturn:
+def _raise_hole_error(*_: Any) -> NoReturn:
     error = PlaceholderError(
         "`invoke` looks at a literal of its request, so requests of one kind may have other graphs"
     )
@@ -28,4 +28,4 @@ def _refuse_look(*_: Any) -> NoReturn:
 
 
 for _name in _REFUSED:
-    setattr(Hole, _name, _refuse_look)
+    setattr(Hole, _name, _raise_hole_error)
