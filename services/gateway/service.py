@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 import logging
 import secrets
 import socket
@@ -19,6 +18,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.cluster.nodes import NodeDirectory
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
+from omnibus.process.garbage import tune_garbage_collector
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
 from omnibus.store import Store
@@ -62,8 +62,6 @@ RETRY_PAUSE_SECONDS = 0.5
 LINGER_SECONDS = 1.0
 #: Seconds that a stopping gateway may take to send the last traces.
 TRACE_FLUSH_SECONDS = 2.0
-#: Thresholds of the garbage collector: containers made until it looks at the young ones, and looks until at older ones.
-GC_THRESHOLDS = (20_000, 20, 50)
 #: Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -115,7 +113,7 @@ class GatewayService:
         chat = Chat(runs, fetcher, SpokenAnswers(self._store, self._files, settings.file_seconds), continuations)
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
         await self._open_frontend(bus, runs, chat, tenancy)
-        _tune_garbage_collector()
+        tune_garbage_collector()
 
     async def _create_router(self, gateway: str, bus: NatsBus, node: str) -> Router:
         """A router that knows executors and nodes from their events."""
@@ -283,13 +281,6 @@ def _kept_files(media: MediaStore, files: FileStore, videos: Videos) -> dict[str
         FILE: FileSource(files.locate, files.remove_local),
         VIDEO: FileSource(videos.storage.locate),
     }
-
-
-def _tune_garbage_collector() -> None:
-    """Spare the garbage collector what lives as long as the process, and most walks through what one request has."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _reuse_large_buffers() -> None:

@@ -187,6 +187,18 @@ def decode_invocation(body: bytes) -> Invocation:
 
 def _check_invocation(invocation: Invocation) -> None:
     """Documents also come from hands: one that cannot run must not take a place in an executor."""
+    nodes = tuple([(node.task, node.uses) for node in invocation.nodes])
+    outputs, attempts = (invocation.outputs, invocation.retained), len(invocation.attempts)
+    shape = (invocation.reply, invocation.route, nodes, outputs, len(invocation.options), attempts)
+    if shape in _checked_shapes and is_addressable(invocation.id):
+        return
+    _check_shape(invocation)
+    if len(_checked_shapes) >= _MAX_CHECKED_SHAPES:
+        _checked_shapes.clear()
+    _checked_shapes.add(shape)
+
+
+def _check_shape(invocation: Invocation) -> None:
     names = [invocation.id, invocation.reply, *invocation.route, *(node.task for node in invocation.nodes)]
     if not all(names) or not is_addressable("".join(names)):
         raise _protocol_error("the invocation's id, reply, route and tasks become subjects: no blanks, no wildcards")
@@ -203,6 +215,10 @@ def _check_invocation(invocation: Invocation) -> None:
                 f"invocation {invocation.id}: node {index} uses {node.uses}; only earlier nodes exist"
             )
 
+
+#: Invocations without their ids and inputs that were found to be right: those of one route are all alike.
+_checked_shapes: set[object] = set()
+_MAX_CHECKED_SHAPES = 1024
 
 #: Characters of a refusal. What it quotes may be as long as the document, and it travels as a message itself.
 _MAX_REFUSAL_CHARS = 400

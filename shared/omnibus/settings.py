@@ -198,6 +198,9 @@ class GatewaySettings(Settings, frozen=True):
     video_bytes: int = 4 << 30
     #: The share of ``videos_open``, ``videos_kept`` and ``video_bytes`` that one tenant may have; 1 for all of it.
     tenant_share: float = 0.25
+    #: One in so many chats has its graph recorded and replayed in full, and compared with the one that is kept for all
+    #: chats of its kind. 1: each one.
+    verify_every: int = 100
     #: Streamed chats that can be continued at another gateway: ``requested`` (by their client), ``always``, ``off``.
     #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
     continue_streams: str = "requested"

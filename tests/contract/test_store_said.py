@@ -16,21 +16,21 @@ def said(text: str) -> SpokenAnswer:
 
 async def test_what_was_said_is_found_by_its_id(store: Store):
     first, second = said("hello"), said("grüß dich")
-    await store.put_spoken_answer("audio_1", first, 60)
-    await store.put_spoken_answer("audio_2", second, 60)
+    await store.put_spoken_answers({"audio_1": first}, 60)
+    await store.put_spoken_answers({"audio_2": second}, 60)
 
     assert await store.spoken_answers(["audio_2", "audio_1"]) == {"audio_1": first, "audio_2": second}
 
 
 async def test_other_ids_are_left_out(store: Store):
-    await store.put_spoken_answer("audio_1", said("hello"), 60)
+    await store.put_spoken_answers({"audio_1": said("hello")}, 60)
 
     assert list(await store.spoken_answers(["audio_1", "audio_9"])) == ["audio_1"]
     assert await store.spoken_answers([]) == {}
 
 
 async def test_it_is_forgotten_in_time(store: Store, raw: redis.Redis):
-    await store.put_spoken_answer("audio_1", said("hello"), 60)
+    await store.put_spoken_answers({"audio_1": said("hello")}, 60)
 
     assert 59_000 < await raw.pttl("test:audio:audio_1") <= 60_000
 

@@ -43,7 +43,7 @@ UNITS = {
     "max_payload": "bytes", "inline": "bytes", "media_tokens": "tokens", "step_tokens": "tokens", "context": "tokens", "share": "tokens",
     "threads": "threads", "tensor_parallel": "GPUs", "head_lines": "lines", "batch": "rows",
     "metrics_port": "port", "port": "port", "links": "connections", "near": "requests", "incoming": "share",
-    "videos": "videos", "videos_open": "videos", "videos_kept": "videos", "history": "plans", "least": "requests",
+    "verify_every": "requests", "videos": "videos", "videos_open": "videos", "videos_kept": "videos", "history": "plans", "least": "requests",
     "replicas": "servers",
     "max_inflight": "invocations", "credits": "invocations", "admit": "requests", "admit_queue": "requests",
 }  # fmt: skip

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.handlers import add_routes, json_response
-from services.gateway.media.files import FileStore, FileTicket
+from services.gateway.media.files import FileStore
+from services.gateway.media.named_files import FileTicket
 from services.gateway.openai.files import CONTENT, FILE, FileDeleted, FileObject
 
 log = logging.getLogger(__name__)

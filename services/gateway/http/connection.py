@@ -8,13 +8,14 @@ Bodies are limited where they are read, in ``bodies``: only there it is known wh
 from asyncio import BaseTransport, TimerHandle, Transport
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from omnibus.errors import BadRequest, HeadTooLarge, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
+from services.gateway.http.transport import TurnTransport
 from services.gateway.openai.errors import error_body
 
 #: Key of the scope under which a handler puts what is to be called when its client leaves.
@@ -75,7 +76,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Connection
 
     def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(transport)
+        super().connection_made(TurnTransport(cast(Transport, transport), self.loop))
         self._start_timer(self._limits.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -5,18 +5,24 @@ import hashlib
 import os
 import re
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from omnibus.errors import NotFound, ProtocolError, storage_error
 from services.gateway.media.peers import MediaPeers
+
+T = TypeVar("T")
 
 #: A content hash as it is written. Records come back from outside: nothing else may become a path.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: The kind by which gateways name recorded content to each other, and the most bytes that one reads of another.
 BLOB = "blob"
 _MAX_PEER_BYTES = 256 << 20
+#: How a file is opened that nobody reads yet.
+_CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 #: What files may be marked with.
 _OWNER = re.compile(r"[0-9a-z]{0,32}")
 
@@ -50,6 +56,10 @@ class MediaStore:
             )
         except OSError as error:
             raise storage_error("the media directory", error) from error
+
+    def run_in_writer(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run ``work`` in the thread that writes all files of this directory, one after the other."""
+        return asyncio.get_running_loop().run_in_executor(self._writer, work)
 
     async def get(self, sha256: str, owner: str = "") -> bytes:
         """Raises ``NotFound`` when the content was never kept or has left, and as ``MediaPeers.read`` does."""
@@ -93,12 +103,20 @@ class MediaStore:
         with suppress(FileNotFoundError):
             os.utime(path)  # it is as young as its latest use
             return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        with open(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-        draft.rename(path)
-        self._total = self._total_bytes() if self._total < 0 else self._total + len(data)
+        self.write_new(str(path), (data,))
+
+    def write_new(self, path: str, parts: Sequence[bytes]) -> None:
+        """Write a file of this directory, in the writer's thread (``run_in_writer``). Raises ``OSError``."""
+        draft = f"{path}.{os.getpid()}"
+        try:
+            descriptor = os.open(draft, _CREATE, 0o600)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            descriptor = os.open(draft, _CREATE, 0o600)
+        with open(descriptor, "wb") as file:
+            file.writelines(parts)
+        os.rename(draft, path)
+        self._total = self._total_bytes() if self._total < 0 else self._total + sum(map(len, parts))
         if self._total > self._limit:
             self._evict_oldest()
 

@@ -4,6 +4,7 @@ import re
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+import pybase64
 
 from omnibus.errors import BadRequest, TooLarge
 
@@ -26,9 +27,9 @@ def decode_base64(text: str, limit: int, param: str = "") -> bytes:
     """
     _check_size(len(text) // 4 * 3 - text[-2:].count("="), limit, param)
     try:
-        # Twice as fast as binascii.a2b_base64 in strict mode, and as strict.
-        return msgspec.convert(text, bytes)
-    except msgspec.ValidationError:
+        # As strict as binascii.a2b_base64 in strict mode, and many times as fast.
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
         raise BadRequest(
             "The media data is not valid base64 (standard alphabet, padded, no line breaks).", param=param
         ) from None

@@ -1,25 +1,29 @@
 """Files that clients may fetch for a while: what was made for them, where they asked for a URL.
 
 Below the media directory, which several gateways may share: ``files/content`` holds bytes by their content hash, and
-``files/tickets`` a small file for each id that a client was given, with the hash and the time it is good for.
+``files/tickets`` a small file for each id that a client was given, with the hash and the time it is good for. A file
+whose id was known before it was made has its ticket with it: ``services.gateway.media.named_files``.
 """
 
 import asyncio
 import os
 import re
 import time
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from omnibus.bus.media_messages import MediaAnswer
-from omnibus.errors import BadRequest, NotFound, ProtocolError, TooLarge, storage_error
+from omnibus.errors import BadRequest, NotFound, OmnibusError, ProtocolError, TooLarge, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.media.named_files import FileTicket, NamedFiles, TicketFile
 from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.tenancy.tenant import current_tenant
@@ -32,16 +36,13 @@ _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
 _SWEEP_SECONDS = 60.0
 
 
-class FileTicket(Struct, frozen=True):
-    """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` stands for the tenant it was made for."""
+class UnwrittenFile(NamedTuple):
+    """A file that is to be kept under an ``id`` which is known already, for the tenant of that name."""
 
     id: str
     mime: str
-    sha256: str
-    nbytes: int
-    created: float
-    expires: float
-    owner: str = ""
+    data: bytes
+    tenant: str
 
 
 class FileStore:
@@ -58,6 +59,7 @@ class FileStore:
         self._tickets = root / "tickets"
         self._content = root / "content"
         self._keep = MediaStore(str(self._content) if self._on else "", settings.file_bytes)
+        self._named = NamedFiles(self._content, self._keep)
         self._largest = settings.file_largest
         self._seconds = settings.file_seconds
         self._swept = 0.0
@@ -74,18 +76,17 @@ class FileStore:
                 "this gateway keeps no files: ask for b64_json, or set OMNIBUS_GATEWAY_MEDIA_DIR", param=param
             )
 
-    async def put(self, data: bytes, mime: str, id: str = "") -> FileTicket:
+    async def put(self, data: bytes, mime: str) -> FileTicket:
         """Keep ``data``; whoever knows the ticket's ``id`` may fetch it at any gateway.
 
-        ``id`` is for who had to name it before; else it is new. Raises ``TooLarge``, ``StorageFull``, and ``Fatal``
-        when the directory takes no files.
+        Raises ``TooLarge``, ``StorageFull``, and ``Fatal`` when the directory takes no files.
         """
         if len(data) > self._largest:
-            raise TooLarge(f"the file has {len(data)} bytes, {self._largest} are kept: ask for b64_json")
+            raise _too_large_error(len(data), self._largest)
         now = time.time()
         found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_sha256_hex, data)
         owner = _owner_hash(current_tenant().name)
-        ticket = FileTicket(id or new_secret_id("file-"), mime, found, len(data), now, now + self._seconds, owner)
+        ticket = FileTicket(new_secret_id("file-"), mime, found, len(data), now, now + self._seconds, owner)
         await self._keep.store(found, data, owner)
         try:
             await asyncio.to_thread(self._write_ticket, ticket)
@@ -93,28 +94,32 @@ class FileStore:
             raise storage_error("the media directory", error) from error
         return ticket
 
+    def put_named(self, files: Sequence[UnwrittenFile]) -> Awaitable[dict[str, OmnibusError]]:
+        """Keep ``files`` under their own ids, all with one turn of the writer. Returns by id why one was not kept."""
+        return self._keep.run_in_writer(partial(self._write_named, files))
+
     async def get_ticket(self, id: str) -> FileTicket:
         """The ticket of ``id``.
 
         Raises ``NotFound`` for an id that was never given, or is not good any more, and as ``MediaPeers.find`` does.
         """
-        ticket = await self._local_ticket(id)
-        if ticket is None and self.peers is not None and _ID.fullmatch(id):
-            answer = await self.peers.find(FILE, id)
-            ticket = _peer_ticket(id, answer) if answer is not None else None
-        if ticket is None:
+        found = await self._find_local(id)
+        if found is not None:
+            return found.ticket
+        answer = await self.peers.find(FILE, id) if self.peers is not None and _ID.fullmatch(id) else None
+        if answer is None:
             raise _not_found_error()
-        return ticket
+        return _peer_ticket(id, answer)
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
         """A file and its bytes. Raises ``NotFound``, also when newer files have taken its place."""
-        ticket = await self._local_ticket(id)
+        found = await self._find_local(id)
         try:
-            if ticket is not None:
-                return ticket, await self._keep.get(ticket.sha256, ticket.owner)
+            if found is not None:
+                return found.ticket, await self._read_local(found)
             if self.peers is not None and _ID.fullmatch(id):
                 return await self._read_peer(self.peers, id)
-        except NotFound:
+        except (NotFound, FileNotFoundError):
             pass
         raise _not_found_error()
 
@@ -127,26 +132,40 @@ class FileStore:
 
     async def remove_local(self, id: str) -> bool:
         """Revoke ``id`` if it is in this directory; returns whether it was."""
-        if await self._local_ticket(id) is None:
+        found = await self._find_local(id)
+        if found is None:
             return False
         with suppress(OSError):
-            await asyncio.to_thread((self._tickets / id).unlink)
+            await asyncio.to_thread(found.path.unlink)
         return True
 
     async def locate(self, id: str) -> KeptFile | None:
         """A file in this directory, for other gateways."""
-        ticket = await self._local_ticket(id)
-        path = await self._keep.locate(ticket.sha256, ticket.owner) if ticket is not None else None
-        return KeptFile(path, msgspec.to_builtins(ticket)) if path is not None else None
-
-    async def _local_ticket(self, id: str) -> FileTicket | None:
-        try:
-            if not self._on or not _ID.fullmatch(id):
-                return None
-            ticket = msgspec.json.decode(await asyncio.to_thread((self._tickets / id).read_bytes), type=FileTicket)
-        except (OSError, msgspec.MsgspecError):
+        found = await self._find_local(id)
+        if found is None:
             return None
-        return ticket if ticket.expires > time.time() else None
+        ticket = found.ticket
+        path = found.path if found.has_content else await self._keep.locate(ticket.sha256, ticket.owner)
+        return KeptFile(path, msgspec.to_builtins(ticket), ticket.nbytes) if path is not None else None
+
+    async def _find_local(self, id: str) -> TicketFile | None:
+        """The file in this directory that has the ticket of ``id``, if that is good."""
+        if not self._on or not _ID.fullmatch(id):
+            return None
+        found = await asyncio.to_thread(self._find_ticket, id)
+        return found if found is not None and found.ticket.expires > time.time() else None
+
+    def _find_ticket(self, id: str) -> TicketFile | None:
+        path = self._tickets / id
+        with suppress(OSError, msgspec.MsgspecError):
+            return TicketFile(path, msgspec.json.decode(path.read_bytes(), type=FileTicket), has_content=False)
+        return self._named.find(id)
+
+    async def _read_local(self, found: TicketFile) -> bytes:
+        ticket = found.ticket
+        if found.has_content:
+            return await asyncio.to_thread(_read_beginning, found.path, ticket.nbytes)
+        return await self._keep.get(ticket.sha256, ticket.owner)
 
     async def _read_peer(self, peers: MediaPeers, id: str) -> tuple[FileTicket, bytes]:
         answer, data = await peers.read(FILE, id, self._largest)
@@ -166,13 +185,32 @@ class FileStore:
             file.write(msgspec.json.encode(ticket))
         os.utime(draft, (ticket.expires, ticket.expires))
         draft.rename(path)
-        if ticket.created >= self._swept + _SWEEP_SECONDS:
-            self._swept = ticket.created
-            self._remove_expired(ticket.created)
+        self._sweep_directory(ticket.created)
+
+    def _write_named(self, files: Sequence[UnwrittenFile]) -> dict[str, OmnibusError]:
+        failed: dict[str, OmnibusError] = {}
+        now = time.time()
+        for id, mime, data, tenant in files:
+            owner, digest = _owner_hash(tenant), sha256(data).hexdigest()
+            try:
+                if len(data) > self._largest:
+                    raise _too_large_error(len(data), self._largest)
+                self._named.write(FileTicket(id, mime, digest, len(data), now, now + self._seconds, owner), data)
+            except TooLarge as error:
+                failed[id] = error
+            except OSError as error:
+                failed[id] = storage_error("the media directory", error)
+        self._sweep_directory(now)
+        return failed
+
+    def _sweep_directory(self, now: float) -> None:
+        if now >= self._swept + _SWEEP_SECONDS:
+            self._swept = now
+            self._remove_expired(now)
 
     def _remove_expired(self, now: float) -> None:
         """Remove tickets that have expired, and content that no ticket can be good for any more."""
-        for path in self._tickets.iterdir():
+        for path in self._tickets.glob("*"):
             _remove_older(path, now)  # a ticket is as old as its end
         for path in self._content.glob("??/*"):
             _remove_older(path, now - self._seconds - _SWEEP_SECONDS)
@@ -197,6 +235,15 @@ def _remove_older(path: Path, than: float) -> None:
     with suppress(FileNotFoundError):  # another gateway was faster
         if path.stat().st_mtime < than:
             path.unlink()
+
+
+def _read_beginning(path: Path, nbytes: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(nbytes)
+
+
+def _too_large_error(nbytes: int, limit: int) -> TooLarge:
+    return TooLarge(f"the file has {nbytes} bytes, {limit} are kept: ask for b64_json")
 
 
 def _sha256_hex(data: bytes) -> str:

@@ -30,10 +30,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class KeptFile(NamedTuple):
-    """A file on this gateway's disk, and what belongs to it."""
+    """A file on this gateway's disk, and what belongs to it. ``nbytes`` of it count, from its beginning; -1: all."""
 
     path: Path
     about: Mapping[str, Any] = {}
+    nbytes: int = -1
 
 
 class FileSource(NamedTuple):
@@ -105,7 +106,8 @@ class FileResponder:
             status = await asyncio.to_thread(kept.path.stat)
         except OSError:  # it has left meanwhile
             return None
-        return MediaAnswer(self._gateway, status.st_size, file_version(status), dict(kept.about))
+        nbytes = status.st_size if kept.nbytes < 0 else kept.nbytes
+        return MediaAnswer(self._gateway, nbytes, file_version(status), dict(kept.about))
 
     async def _answer_read(self, delivery: Delivery) -> None:
         read = media_messages.decode_read(delivery.data)

@@ -7,14 +7,15 @@ What was said is in the store, so that any gateway knows it; the sound itself is
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from omnibus.encoding.audio import MIME, SoundFormat
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.store import SpokenAnswer, Store
-from services.gateway.media.files import FileStore
+from services.gateway.media.files import FileStore, UnwrittenFile
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, Message
 from services.gateway.tenancy import tenant as tenants
 
@@ -22,32 +23,70 @@ log = logging.getLogger(__name__)
 
 #: Seconds that an answer waits until it is kept: a store that is gone must not hold up who listens.
 STORE_WAIT_SECONDS = 0.5
+#: Seconds from one write to the next: what comes meanwhile is written together. The first one never waits.
+WRITE_INTERVAL_SECONDS = 0.005
+
+
+class _Unwritten(NamedTuple):
+    """An answer that waits to be kept, and who waits for that."""
+
+    said: SpokenAnswer
+    file: UnwrittenFile
+    written: asyncio.Future[None]
+
+    def release(self) -> None:
+        if not self.written.done():
+            self.written.set_result(None)
 
 
 class SpokenAnswers:
-    """Keeps spoken answers for ``seconds``."""
+    """Keeps spoken answers for ``seconds``. One write takes all that wait."""
 
     def __init__(self, store: Store, files: FileStore, seconds: float) -> None:
         self._store = store
         self._files = files
         self.seconds = seconds
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._waiting: list[_Unwritten] = []
+        self._writing: asyncio.Task[None] | None = None
 
     async def store_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
-        """Keep an answer; waits no longer than ``PATIENCE``, and raises nothing."""
-        task = asyncio.get_running_loop().create_task(self._write_answer(id, transcript, sound, format))
-        self._keeping.add(task)
-        task.add_done_callback(self._keeping.discard)
-        await asyncio.wait({task}, timeout=STORE_WAIT_SECONDS)
-
-    async def _write_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
+        """Keep an answer; waits no longer than ``STORE_WAIT_SECONDS``, and raises nothing."""
+        loop, tenant = asyncio.get_running_loop(), tenants.current_tenant().name
+        said = SpokenAnswer(transcript, time.time() + self.seconds, tenant)
+        answer = _Unwritten(said, UnwrittenFile(id, MIME[format], sound, tenant), loop.create_future())
+        self._waiting.append(answer)
+        if self._writing is None:
+            self._writing = loop.create_task(self._write_waiting())
+        timer = loop.call_later(STORE_WAIT_SECONDS, answer.release)
         try:
-            said = SpokenAnswer(transcript, time.time() + self.seconds, tenants.current_tenant().name)
-            await self._store.put_spoken_answer(id, said, self.seconds)
-            if self._files.is_enabled:
-                await self._files.put(sound, MIME[format], id)
+            await answer.written
+        finally:
+            timer.cancel()
+
+    async def _write_waiting(self) -> None:
+        """Write until nobody has waited for a whole interval."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                next_write = loop.time() + WRITE_INTERVAL_SECONDS
+                answers, self._waiting = self._waiting, []
+                await self._write_answers(answers)
+                for answer in answers:
+                    answer.release()
+                await asyncio.sleep(next_write - loop.time())
+        finally:
+            self._writing = None
+
+    async def _write_answers(self, answers: Sequence[_Unwritten]) -> None:
+        """Write files and transcripts at the same time; one that fails does not stop the other."""
+        files = self._files.put_named([each.file for each in answers]) if self._files.is_enabled else None
+        try:
+            await self._store.put_spoken_answers({each.file.id: each.said for each in answers}, self.seconds)
         except OmnibusError as error:
-            log.warning("%s is not kept: %s", id, error)
+            log.warning("%s not kept: %s", ", ".join(each.file.id for each in answers), error)
+        if files is not None:
+            for id, failure in (await files).items():
+                log.warning("the sound of %s is not kept: %s", id, failure)
 
     async def resolve_references(self, request: ChatRequest) -> ChatRequest:
         """``request`` with what was said in the place of ids of earlier answers.

@@ -216,27 +216,38 @@ class ClientRequest:
         if self._stay is not None:
             self._stay.patient = True
 
-    def take_ticket(self, segment: Segment) -> InvocationTicket:
-        """Take the next number among requests of this kind; it is this request's name from now on."""
-        assignment = self._runs.router.assign(segment.nodes, self.model)
+    def take_ticket(self, segment: Segment, assignment: Assignment | None = None) -> InvocationTicket:
+        """Take the next number among requests of this kind; it is this request's name from now on.
+
+        ``assignment`` is for who knows it already.
+        """
+        assignment = assignment or self._runs.router.assign(segment.nodes, self.model)
         self._assigned = segment, assignment
         ticket = self._runs.router.issue_ticket(assignment.model, assignment.kind)
         self.id = ticket.id
         return ticket
 
     def send_segment(
-        self, segment: Segment, nodes: Sequence[GraphNode] = (), step: int = 0, ticket: InvocationTicket | None = None
+        self,
+        segment: Segment,
+        nodes: Sequence[GraphNode] = (),
+        step: int = 0,
+        ticket: InvocationTicket | None = None,
+        assignment: Assignment | None = None,
     ) -> InflightInvocation:
-        """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in."""
+        """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in.
+
+        ``assignment`` is for who knows it already, by the plan in force.
+        """
         if self.status:
             raise self.failure or _over_error()
         if any(running.invocation.step == step for running in self.segments):
             raise ProtocolError(f"segment {step} of {self.id} was sent already")
         runs = self._runs
         try:
-            if self._assigned is not None and self._assigned[0] is segment:  # just now, with its ticket
-                assignment = self._assigned[1]
-            else:
+            if assignment is None and self._assigned is not None and self._assigned[0] is segment:
+                assignment = self._assigned[1]  # just now, with its ticket
+            elif assignment is None:
                 assignment = runs.router.assign(nodes or segment.nodes, self.model)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))

@@ -1,14 +1,15 @@
 """The chat app: an OpenAI chat request to a composite task, and its results to an answer.
 
 parse      body to ``ChatRequest``, media fetched, checked and put into the arena once
-record     the composite task runs with placeholders; out comes the graph
+record     the composite task runs with placeholders, once for each kind of request; out comes the graph
 send       to the executors of its route: see ``run``
-replay     the composite task runs again, verified, with streams as results
+replay     the composite task runs again, verified, with streams as results: once for each kind, and now and then
 answer     JSON or server-sent events; then one ``end``
 """
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -28,6 +29,7 @@ from services.gateway.openai.messages import MediaRef, convert_messages
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
 
 APP = "chat"
@@ -101,6 +103,7 @@ class Chat:
         self._fetcher = fetcher
         self._limits = MediaLimits(body_bytes=runs.settings.max_body)
         self._tasks = TaskCache(runs.router, create_chat_task)
+        self._kinds = ChatKinds(runs, runs.settings.verify_every)
 
     def get_task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, made once per plan epoch."""
@@ -169,23 +172,34 @@ class Chat:
 
     async def _submit_static(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> ChatOutput:
         """A graph that follows from the request alone: one segment."""
-        wanted = asked.input
-        segment = record(task.invoke, wanted, run.choice_point)
+        kinds = self._kinds
+        kind = kinds.find_kind(run.model, task, asked.input)
+        segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
         await run.wait_admission(segment)
         try:
-            ticket = run.take_ticket(segment)
+            ticket = run.take_ticket(segment, kinds.known_assignment(kind))
             if asked.needs_arena:
-                try:
-                    wanted = await self.place_inputs(asked, run.id, run.deadline, MAX_ATTEMPTS + 1, run.salt)
-                    segment = record(task.invoke, wanted, run.choice_point)
-                except BaseException:
-                    self._runs.tensors.end_invocation(run.id)
-                    raise
-            running = run.send_segment(segment, ticket=ticket)
+                graph = await self._place_graph(run, task, asked, kind)
+            elif kind is not None:
+                graph = kinds.build_graph(kind, run, task, asked.input)
+            else:
+                graph = RequestGraph(segment, None, partial(replay, task.invoke, asked.input, segment))
+            running = run.send_segment(graph.segment, ticket=ticket, assignment=graph.assignment)
         except BaseException:
             run.release_admission()
             raise
-        return replay(task.invoke, wanted, segment, running.streams)
+        return graph.bind(running.streams)
+
+    async def _place_graph(
+        self, run: ClientRequest, task: CompositeTask, asked: PreparedChat, kind: ChatKind | None
+    ) -> RequestGraph:
+        """The graph of a request whose inputs are put into the arena, for all its attempts."""
+        try:
+            wanted = await self.place_inputs(asked, run.id, run.deadline, MAX_ATTEMPTS + 1, run.salt)
+            return self._kinds.build_graph(kind, run, task, wanted)
+        except BaseException:
+            self._runs.tensors.end_invocation(run.id)
+            raise
 
     async def place_inputs(
         self, asked: PreparedChat, holder: str, deadline: float, readers: int, salt: str

@@ -27,8 +27,7 @@ class Confirmations:
 
     def add_accepted(self, invocation: Invocation) -> None:
         """This executor works on ``invocation``."""
-        accepted = Accepted(invocation.id, self._executor, invocation.attempt)
-        self._taken[invocation.id] = (invocation, [messages.encode(accepted)])
+        self._taken[invocation.id] = (invocation, [])
         self._start_timer()
 
     def _start_timer(self) -> None:
@@ -54,7 +53,8 @@ class Confirmations:
             self._timer = None
         taken, self._taken = self._taken, {}
         for invocation, told in taken.values():
-            for message in told:
+            accepted = Accepted(invocation.id, self._executor, invocation.attempt)
+            for message in (messages.encode(accepted), *told):
                 self._outbox.send(invocation.reply, message)
         records, self._records = self._records, {}
         for subject, chunks in records.items():

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from omnibus.bus import messages, subjects
+from omnibus.bus import messages
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Hop
 from omnibus.bus.pull_log import REQUEST_INPUT, PullLog
 from omnibus.errors import OmnibusError, ProtocolError
+from omnibus.executor.connections import find_connections
 from omnibus.executor.inputs import Channel, ChannelChunk
-from omnibus.executor.outputs import NodeOutput, OutputReaders, OutputSource, Record, RowBlockWriter, Sibling
+from omnibus.executor.outputs import NodeOutput, OutputSource, Record, RowBlockWriter, Sibling
 from omnibus.executor.runner import Item
 from omnibus.executor.start_time import Moment
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, find_refs
@@ -27,7 +28,13 @@ DEADLINE_GRACE_SECONDS = 5.0
 
 
 class LiveJob:
-    """One node of one invocation in this executor; see ``contract.Job`` for what each method promises."""
+    """One node of one invocation in this executor; see ``runner.Job`` for what each method promises."""
+
+    __slots__ = (
+        "_blocks", "_channels", "_executor", "_inline", "_invocation", "_literals", "_opened", "_outputs", "_pulls",
+        "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "began", "index", "next_edge",
+        "node", "taken",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -68,46 +75,23 @@ class LiveJob:
 
     def connect_outputs(self, siblings: Mapping[int, Sibling]) -> None:
         """Learn where every output goes, once all jobs of the invocation here exist."""
-        asked = {output for node, output in self._invocation.outputs if node == self.index}
-        retained = {output for node, output in self._invocation.retained if node == self.index}
-        consumers = self._invocation.find_consumers(self.index)
-        for output in asked | retained | consumers.keys():
-            nodes = [node for node in consumers.get(output, []) if self._invocation.starts_node(node)]
-            readers = self._find_readers(
-                [node for node in nodes if node not in siblings], output in asked, output in retained
-            )
-            self._outputs[output] = NodeOutput(
+        for found in find_connections(self._invocation, self.index, self._executor, self._tensors.node):
+            self._outputs[found.output] = NodeOutput(
                 self._source,
-                output,
-                [siblings[node] for node in nodes if node in siblings],
-                readers,
-                (self._record if nodes else self._send_checkpoint) if output in retained else None,
-                self._inline if nodes or output in asked else 0,  # a checkpoint is begun from by its handle
+                found.output,
+                [siblings[node] for node in found.local],
+                found.readers,
+                (self._record if found.consumed else self._send_checkpoint) if found.retained else None,
+                # A checkpoint is begun from by its handle.
+                self._inline if found.consumed or found.requested else 0,
             )
-            self.answers = self.answers or output in asked
-            if self.next_edge is None and readers.edges:
-                self.next_edge = readers.edges[0]
-
-    def _find_readers(self, nodes: Sequence[int], asked: bool, retained: bool) -> OutputReaders:
-        """Readers of an output: ``nodes`` in other processes, and the gateway if it ``asked`` for it or retains it."""
-        invocation, here = self._invocation, self._tensors.node
-        edges = [subjects.edge_subject(invocation.route[node]) for node in nodes]
-        count = len(edges) + asked + retained
-        targets = self._target_names(nodes, asked)
-        if not invocation.places:
-            return OutputReaders(tuple(dict.fromkeys(edges)), count, asked, targets)
-        far = [edge for node, edge in zip(nodes, edges, strict=True) if invocation.places[node] not in ("", here)]
-        if invocation.home != here:
-            far += [invocation.reply] * (asked + retained)
-        return OutputReaders(tuple(dict.fromkeys(edges)), count, asked, targets, frozenset(far), len(far))
+            self.answers = self.answers or found.requested
+            if self.next_edge is None and found.readers.edges:
+                self.next_edge = found.readers.edges[0]
 
     def _send_checkpoint(self, invocation: Invocation, chunk: bytes) -> None:
         """Send a checkpoint at once: there are few, and what comes after the last one that arrived is lost."""
         self._source.outbox.send(invocation.reply, chunk, lazy=True)
-
-    def _target_names(self, nodes: Sequence[int], asked: bool) -> tuple[str, ...]:
-        components = dict.fromkeys(self._invocation.nodes[node].component for node in nodes)
-        return (*components, "gateway") if asked else tuple(components)
 
     # What the runner reads
 

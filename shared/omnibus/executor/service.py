@@ -15,6 +15,7 @@ from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.families import catalog, plugins
 from omnibus.process import run_module
+from omnibus.process.garbage import tune_garbage_collector
 from omnibus.settings import BusSettings, SidecarSettings, read_settings
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
@@ -74,6 +75,7 @@ class ExecutorService:
         self._tensors = await waiting.connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
         await self.executor.startup()
+        tune_garbage_collector()
 
     async def fetch_checkpoint(self) -> None:
         """Download the checkpoint where that is asked for. In a process of its own: this one never goes to the hub."""

@@ -1,7 +1,7 @@
 """Spoken answers of models, kept for as long as clients may refer to them by id."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -28,10 +28,13 @@ _decode = msgspec.json.Decoder(SpokenAnswer).decode
 class SpokenAnswerStore(StoreConnection):
     """Spoken answers by the id that clients hold."""
 
-    async def put_spoken_answer(self, id: str, said: SpokenAnswer, seconds: float) -> None:
-        """Keep a spoken answer for ``seconds``."""
+    async def put_spoken_answers(self, said: Mapping[str, SpokenAnswer], seconds: float) -> None:
+        """Keep spoken answers, by id, for ``seconds``: one message to the server, however many there are."""
         lasts = max(1, round(seconds * 1000))
-        await self._run_command(self._redis.set(self._redis_key(f"{_KEY_PREFIX}{id}"), _encode(said), px=lasts))
+        commands = self._redis.pipeline(transaction=False)
+        for id, each in said.items():
+            commands.set(self._redis_key(f"{_KEY_PREFIX}{id}"), _encode(each), px=lasts)
+        await self._run_command(commands.execute())
 
     async def spoken_answers(self, ids: Sequence[str]) -> dict[str, SpokenAnswer]:
         """Return those of ``ids`` that are kept, by id. One that this build cannot read is logged and left out."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, RootModel
 
 from omnibus.errors import BadRequest, PlaceholderError
 from omnibus.graph import HANDLE, REF, make_ref
+from omnibus.task.hole import Hole
 from omnibus.task.result import STREAM, Maker, Result
 
 #: A literal that the runtime fills in: a tensor or value of an earlier segment, [step, node, output].
@@ -20,8 +21,9 @@ FROM = "$from"
 #: What stands for a result among a call's inputs; references are added to the list.
 Refer = Callable[[Result, list[tuple[int, str]]], Any]
 
-#: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder.
-_ATOMS = frozenset({str, int, bool, type(None), msgspec.Raw})
+#: Types that are their own JSON; ``Raw`` is JSON that was encoded before and holds no placeholder, a hole may not be
+#: looked at.
+_ATOMS = frozenset({str, int, bool, type(None), msgspec.Raw, Hole})
 
 
 def encode_literal(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any:

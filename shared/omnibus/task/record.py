@@ -60,7 +60,7 @@ class Recorder(Session):
         }
         name = task.name
         try:
-            found = call_digest(name, given)
+            found = self.digest_call(name, given)
         except TypeError as error:
             raise BadRequest(f"an input of {name} is no JSON ({error}): keys of dicts must be text") from error
         call = call or found
@@ -73,6 +73,10 @@ class Recorder(Session):
         self.work.append(work)
         self.pins.append(pin.get())
         return len(self.nodes) - 1
+
+    def digest_call(self, task: str, inputs: dict[str, Any]) -> str:
+        """Return the digest of a call. Raises ``TypeError`` for inputs that are no JSON."""
+        return call_digest(task, inputs)
 
     def encode_result(self, result: Result, uses: list[tuple[int, str]]) -> Any:
         """The JSON that stands for ``result`` among the inputs of a call."""
@@ -114,13 +118,14 @@ def _check_streams(task: str, inputs: dict[str, Any]) -> None:
             seen.add((result.step, result.origin))
 
 
-class _Replayer(Session):
+class ReplaySession(Session):
     def __init__(
         self, recorded: Segment, results: Mapping[tuple[int, str], Any], step: int, scope: object = None
     ) -> None:
         super().__init__(scope)
         self.position = 0
         self._nodes = recorded.nodes
+        self._outputs = recorded.outputs
         self._choices = iter(recorded.choices)
         self._results = results
         self._step = step
@@ -155,6 +160,17 @@ class _Replayer(Session):
             )
         return chosen
 
+    def verify_end(self, answer: Any) -> None:
+        """Raise ``ReplayMismatch`` unless ``invoke``, which returned ``answer``, did all that was recorded."""
+        self.raise_remembered_error()
+        if self.position != len(self._nodes):
+            raise ReplayMismatch(
+                f"replay made {self.position} calls, the record has {len(self._nodes)}: `invoke` must not depend on "
+                "time, randomness or anything outside of its request"
+            )
+        if answer_outputs(answer, self) != self._outputs:
+            raise ReplayMismatch("replay returned other results than the record has: `invoke` must be deterministic")
+
 
 def record(
     invoke: Callable[[Any], Any],
@@ -175,7 +191,7 @@ def record(
     recorder.raise_remembered_error()
     if not recorder.nodes:
         raise GraphError(f"{invoke_name(invoke)} called no unit task, so there is nothing to run")
-    return recorder.build_segment(_answer_outputs(answer, recorder))
+    return recorder.build_segment(answer_outputs(answer, recorder))
 
 
 def replay(
@@ -188,21 +204,15 @@ def replay(
     scope: object = None,
 ) -> Any:
     """Run ``invoke`` again with ``results``, sources by (node, output), and return its answer."""
-    replayer = _Replayer(recorded, results, step, scope)
+    replayer = ReplaySession(recorded, results, step, scope)
     with replayer:
         answer = call_invoke(invoke, request)
-    replayer.raise_remembered_error()
-    if replayer.position != len(recorded.nodes):
-        raise ReplayMismatch(
-            f"replay made {replayer.position} calls, the record has {len(recorded.nodes)}: `invoke` must not depend on "
-            "time, randomness or anything outside of its request"
-        )
-    if _answer_outputs(answer, replayer) != recorded.outputs:
-        raise ReplayMismatch("replay returned other results than the record has: `invoke` must be deterministic")
+    replayer.verify_end(answer)
     return answer
 
 
-def _answer_outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
+def answer_outputs(answer: Any, maker: Session) -> tuple[tuple[int, str], ...]:
+    """Return the outputs of ``maker``'s graph that ``answer`` holds, in order."""
     return tuple(dict.fromkeys([result.origin for result in returned_results(answer) if result.maker is maker]))
 
 

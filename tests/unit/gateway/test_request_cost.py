@@ -82,7 +82,7 @@ def look(home: House) -> Awaitable[None]:
 
 @pytest.mark.parametrize(
     ("case", "allowed"),
-    [(tell, Cost(606, 5)), (stream, Cost(1855, 5)), (look, Cost(1265, 8))],
+    [(tell, Cost(513, 5)), (stream, Cost(1770, 5)), (look, Cost(1040, 8))],
     ids=["text", "64 streamed tokens", "a picture over two executors"],
 )
 async def test_a_request_costs_no_more_than_it_did(

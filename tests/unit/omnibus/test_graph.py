@@ -186,3 +186,11 @@ def test_any_literal_survives_the_wire(inputs: dict[str, Any], model: str, seed:
     given = msgspec.structs.replace(given, nodes=(graph.with_inputs(given.nodes[0], inputs),))
 
     assert graph.decode_invocation(graph.encode_invocation(given)) == given
+
+
+def test_an_invocation_of_a_known_shape_still_needs_an_id_that_can_be_addressed():
+    graph.decode_invocation(graph.encode_invocation(chain()))
+
+    for id in ("", "a b", "a.*", ">"):
+        with pytest.raises(ProtocolError, match="become subjects"):
+            graph.decode_invocation(graph.encode_invocation(msgspec.structs.replace(chain(), id=id)))

@@ -93,3 +93,13 @@ def test_the_limit_holds_for_percent_encoding() -> None:
 def test_a_data_url_over_the_limit_is_refused_before_its_base64_is_read() -> None:
     with pytest.raises(TooLarge):
         decode_data_url("data:image/png;base64," + "!" * 4000, LIMIT)
+
+
+@pytest.mark.parametrize("place", [0, 1, 700, 4099, -1])
+@pytest.mark.parametrize("wrong", ["-", "_", " ", "\n", "\x00", "é"])
+def test_one_wrong_character_anywhere_in_long_data_is_refused(place: int, wrong: str):
+    text = list(base64.b64encode(bytes(range(256)) * 16 + b"abc").decode())
+    text[place] = wrong
+
+    with pytest.raises(BadRequest):
+        decode_base64("".join(text), 1 << 20)

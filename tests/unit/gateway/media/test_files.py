@@ -11,7 +11,8 @@ import pytest
 
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
-from services.gateway.media.files import FileStore, FileTicket
+from services.gateway.media.files import FileStore, UnwrittenFile
+from services.gateway.media.named_files import FileTicket
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import House, error
 
@@ -200,3 +201,96 @@ async def test_unknown_files_are_not_found_in_the_usual_shape(home: House, path:
 
     assert response.status_code == 404
     assert error(response)["code"] == "not_found"
+
+
+NAME = "audio_" + "0123456789abcdef" * 3
+
+
+async def test_a_file_whose_id_was_known_before_is_one_file_with_its_ticket(files: FileStore, tmp_path: Path):
+    failed = await files.put_named([UnwrittenFile(NAME, "audio/wav", b"RIFF sound", "")])
+
+    ticket, data = await files.read(NAME)
+
+    assert (failed, data, ticket.mime, ticket.nbytes) == ({}, b"RIFF sound", "audio/wav", 10)
+    assert await files.get_ticket(NAME) == ticket
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [NAME]
+
+
+async def test_it_counts_for_its_tenant_and_is_found_by_everybody(files: FileStore, tmp_path: Path):
+    await files.put_named([UnwrittenFile(NAME, "audio/wav", b"sound", "alice")])
+
+    ticket, data = await files.read(NAME)
+
+    assert data == b"sound"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{NAME}-{ticket.owner}"]
+
+
+async def test_it_is_revoked_by_its_id(files: FileStore):
+    await files.put_named([UnwrittenFile(NAME, "audio/wav", b"sound", "alice")])
+
+    await files.remove(NAME)
+
+    with pytest.raises(NotFound):
+        await files.read(NAME)
+
+
+async def test_one_that_is_written_again_takes_the_place_of_the_first(files: FileStore):
+    for sound in (b"the beginning", b"all"):
+        await files.put_named([UnwrittenFile(NAME, "audio/wav", sound, "")])
+
+    assert (await files.read(NAME))[1] == b"all"
+
+
+async def test_one_that_is_too_large_does_not_keep_others_out(tmp_path: Path):
+    small = FileStore(settings(tmp_path, file_largest=10))
+    other = NAME[:-1] + "0"
+
+    failed = await small.put_named(
+        [UnwrittenFile(NAME, "audio/wav", b"x" * 11, ""), UnwrittenFile(other, "audio/wav", b"x", "")]
+    )
+
+    assert [type(error) for error in failed.values()] == [TooLarge]
+    assert (await small.read(other))[1] == b"x"
+    with pytest.raises(NotFound):
+        await small.read(NAME)
+    small.close()
+
+
+async def test_one_that_was_cut_off_is_not_found(files: FileStore, tmp_path: Path):
+    await files.put_named([UnwrittenFile(NAME, "audio/wav", b"sound", "")])
+    [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    path.write_bytes(path.read_bytes()[1:])
+
+    with pytest.raises(NotFound):
+        await files.read(NAME)
+
+
+async def test_named_files_expire_and_leave_when_there_are_too_many(tmp_path: Path):
+    brief = FileStore(settings(tmp_path, file_seconds=0.0))
+    await brief.put_named([UnwrittenFile(NAME, "audio/wav", b"old", "")])
+    brief.close()
+    [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    os.utime(path, (0, 0))
+    small = FileStore(settings(tmp_path, file_bytes=2000))
+    ids = ["audio_" + f"{number:048x}" for number in range(3)]
+
+    with pytest.raises(NotFound):
+        await small.read(NAME)
+    for id in ids:
+        await small.put_named([UnwrittenFile(id, "audio/wav", b"x" * 600, "")])
+
+    assert not path.exists()
+    assert (await small.read(ids[-1]))[1] == b"x" * 600
+    with pytest.raises(NotFound):
+        await small.read(ids[0])
+    small.close()
+
+
+async def test_a_directory_that_takes_no_named_files_is_said_so(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    broken = FileStore(settings(tmp_path / "file"))
+
+    failed = await broken.put_named([UnwrittenFile(NAME, "audio/wav", b"x", "")])
+
+    assert [type(error) for error in failed.values()] == [Fatal]
+    broken.close()

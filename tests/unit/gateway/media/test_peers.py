@@ -19,7 +19,7 @@ from omnibus.errors import NotFound, ProtocolError, Retryable, StorageFull, TooL
 from omnibus.settings import GatewaySettings
 from services.gateway.media import peers as peers_module
 from services.gateway.media.blob_store import BLOB, MediaStore
-from services.gateway.media.files import FILE, FileStore
+from services.gateway.media.files import FILE, FileStore, UnwrittenFile
 from services.gateway.media.peer_files import PART_BYTES, FileResponder, FileSource, KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.videos.copies import VIDEO
@@ -245,6 +245,22 @@ async def test_a_file_is_read_removed_and_forgotten_at_any_gateway(cluster: Clus
             await gateway.files.read(ticket.id)
         with pytest.raises(NotFound):
             await gateway.files.remove(ticket.id)
+    await cluster.emptied()
+
+
+@pytest.mark.parametrize("tenant", ["", "alice"])
+async def test_a_file_that_has_its_ticket_with_it_is_read_and_removed_at_any_gateway(cluster: Cluster, tenant: str):
+    first, second = await cluster.gateway(), await cluster.gateway(1)
+    id = "audio_" + "0123456789abcdef" * 3
+    await first.files.put_named([UnwrittenFile(id, "audio/wav", LARGE, tenant)])
+
+    ticket, data = await second.files.read(id)
+
+    assert (ticket.nbytes, data) == (len(LARGE), LARGE)
+    assert ticket == await first.files.get_ticket(id)
+    await second.files.remove(id)
+    with pytest.raises(NotFound):
+        await first.files.read(id)
     await cluster.emptied()
 
 

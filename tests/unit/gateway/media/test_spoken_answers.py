@@ -1,18 +1,24 @@
 """Spoken answers are kept: a later turn names one by its id, at any gateway, until it is forgotten."""
 
+import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
 import pytest
 
-from omnibus.settings import StoreSettings
+from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import SpokenAnswer, Store
+from services.gateway.media import spoken_answers
+from services.gateway.media.files import FileStore
+from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import OMNI, House, answered, error, events, house
+from tests.unit.sidecar.node import until
 
 SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}, "seed": 5}
 
@@ -97,7 +103,7 @@ async def test_an_unknown_id_is_refused_with_its_place(home: House):
 
 
 async def test_one_that_has_expired_is_refused(home: House, store: Store):
-    await store.put_spoken_answer("audio_old", SpokenAnswer("old", time.time() - 1), 60)
+    await store.put_spoken_answers({"audio_old": SpokenAnswer("old", time.time() - 1)}, 60)
 
     response = await ask_again(home, "audio_old")
 
@@ -125,3 +131,80 @@ async def test_what_was_said_to_one_tenant_is_unknown_to_another(home: House):
         refused = await ask_again(home, audio["id"])
 
     assert (refused.status_code, error(refused)["param"]) == (400, "messages[1].audio.id")
+
+
+class Noting(Store):
+    """Notes what is written, and waits until it is let."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(StoreSettings(url=url, prefix=f"spoken-{token_hex(4)}"))
+        self.writes: list[list[str]] = []
+        self.allowed = asyncio.Event()
+
+    async def put_spoken_answers(self, said: Mapping[str, SpokenAnswer], seconds: float) -> None:
+        self.writes.append(list(said))
+        await self.allowed.wait()
+        await super().put_spoken_answers(said, seconds)
+
+
+@pytest.fixture
+async def noting(valkey_url: str) -> AsyncIterator[Noting]:
+    made = Noting(valkey_url)
+    yield made
+    await made.close()
+
+
+def names(count: int) -> list[str]:
+    return [f"audio_{number:048x}" for number in range(count)]
+
+
+async def test_what_waits_is_written_together_and_nobody_goes_on_before(noting: Noting, tmp_path: Path):
+    files = FileStore(GatewaySettings(media_dir=str(tmp_path)))
+    spoken, [first, *others] = SpokenAnswers(noting, files, 60), names(9)
+    keeping = [asyncio.create_task(spoken.store_answer(id, "hello", b"sound", "wav")) for id in [first]]
+    await until(lambda: noting.writes == [[first]])
+    keeping += [asyncio.create_task(spoken.store_answer(id, "hello", b"sound", "wav")) for id in others]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in keeping)
+
+    noting.allowed.set()
+    await asyncio.gather(*keeping)
+
+    assert noting.writes == [[first], others]
+    assert set(await noting.spoken_answers(names(9))) == set(names(9))
+    assert [(await files.read(id))[1] for id in names(9)] == [b"sound"] * 9
+    files.close()
+
+
+async def test_a_store_that_hangs_holds_nobody_up_and_answers_are_kept_later(
+    noting: Noting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(spoken_answers, "STORE_WAIT_SECONDS", 0.01)
+    files = FileStore(GatewaySettings(media_dir=str(tmp_path)))
+    spoken, [first, second] = SpokenAnswers(noting, files, 60), names(2)
+
+    for id in (first, second):
+        await spoken.store_answer(id, "hello", b"sound", "wav")
+
+    assert await noting.spoken_answers([first, second]) == {}
+    noting.allowed.set()
+    await until(lambda: noting.writes == [[first], [second]])
+    await until_kept(noting, [first, second])
+    files.close()
+
+
+async def until_kept(store: Store, ids: list[str]) -> None:
+    async def kept() -> bool:
+        return set(await store.spoken_answers(ids)) == set(ids)
+
+    await until(kept)
+
+
+async def test_what_cannot_be_a_file_is_kept_as_text(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    files = FileStore(GatewaySettings(media_dir=str(tmp_path), file_largest=3))
+
+    await SpokenAnswers(store, files, 60).store_answer(names(1)[0], "hello", b"sound", "wav")
+
+    assert (await store.spoken_answers(names(1)))[names(1)[0]].transcript == "hello"
+    assert "is not kept: the file has 5 bytes" in caplog.text
+    files.close()

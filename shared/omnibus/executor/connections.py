@@ -1,0 +1,72 @@
+"""Connections of a node's outputs: the same for all invocations of one shape on one route, so found once for these."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from omnibus.bus import subjects
+from omnibus.executor.outputs import OutputReaders
+from omnibus.graph import Invocation
+
+#: Shapes that are remembered.
+MAX_SHAPES = 1024
+
+_known: dict[object, tuple["OutputConnection", ...]] = {}
+
+
+class OutputConnection(NamedTuple):
+    """One output of a node: the nodes that read it in this process, and all others.
+
+    ``requested`` is whether the gateway asked for it, ``retained`` whether it retains it, ``consumed`` whether any node
+    reads it.
+    """
+
+    output: str
+    local: tuple[int, ...]
+    readers: OutputReaders
+    requested: bool
+    retained: bool
+    consumed: bool
+
+
+def find_connections(invocation: Invocation, index: int, executor: str, machine: str) -> tuple[OutputConnection, ...]:
+    """Return the connections of node ``index``, which runs in ``executor`` on ``machine``."""
+    places = (invocation.places, invocation.home, invocation.reply) if invocation.places else ()
+    attempt = (invocation.attempts, invocation.attempt) if invocation.attempts else ()
+    shape = tuple([(node.component, node.uses) for node in invocation.nodes])
+    key = (index, executor, machine, invocation.route, shape, invocation.outputs, invocation.retained, places, attempt)
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= MAX_SHAPES:
+            _known.clear()
+        found = _known[key] = tuple(_connect_node(invocation, index, executor, machine))
+    return found
+
+
+def _connect_node(invocation: Invocation, index: int, executor: str, machine: str) -> list[OutputConnection]:
+    requested = {output for node, output in invocation.outputs if node == index}
+    retained = {output for node, output in invocation.retained if node == index}
+    consumers = invocation.find_consumers(index)
+    found = []
+    for output in dict.fromkeys([*requested, *retained, *consumers]):
+        nodes = [node for node in consumers.get(output, ()) if invocation.starts_node(node)]
+        local = tuple(node for node in nodes if invocation.route[node] == executor)
+        others = [node for node in nodes if node not in local]
+        readers = _find_readers(invocation, others, machine, output in requested, output in retained)
+        found.append(OutputConnection(output, local, readers, output in requested, output in retained, bool(nodes)))
+    return found
+
+
+def _find_readers(
+    invocation: Invocation, nodes: Sequence[int], machine: str, requested: bool, retained: bool
+) -> OutputReaders:
+    """Readers of an output: ``nodes`` in other processes, and the gateway if it asked for it or retains it."""
+    edges = [subjects.edge_subject(invocation.route[node]) for node in nodes]
+    count = len(edges) + requested + retained
+    components = dict.fromkeys(invocation.nodes[node].component for node in nodes)
+    targets = (*components, "gateway") if requested else tuple(components)
+    if not invocation.places:
+        return OutputReaders(tuple(dict.fromkeys(edges)), count, requested, targets)
+    far = [edge for node, edge in zip(nodes, edges, strict=True) if invocation.places[node] not in ("", machine)]
+    if invocation.home != machine:
+        far += [invocation.reply] * (requested + retained)
+    return OutputReaders(tuple(dict.fromkeys(edges)), count, requested, targets, frozenset(far), len(far))
