@@ -162,8 +162,9 @@ class GatewaySettings(Settings, frozen=True):
     #: chosen, in mean requests of its option. 0: nearness decides among equals only.
     near: float = 0.5
     #: What is retained of running requests, so that a lost stage begins again without those before it. ``auto``: what
-    #: stages on other executors read, and checkpoints of images and videos. ``all``: also what is read on the same
-    #: executor. ``off``: nothing, a request runs again as a whole. Where stages are recorded nothing is retained.
+    #: stages on other executors read, checkpoints of images and videos, codes of talkers. ``all``: also what is read on
+    #: the same executor. ``off``: nothing, a request runs again as a whole. Where stages are recorded nothing is
+    #: retained.
     retain: str = "auto"
     #: Bytes that may be retained for the requests of this gateway.
     retain_bytes: int = 256 << 20

@@ -41,6 +41,8 @@ from tests.unit.sidecar.node import until
 
 PICTURES = 12
 TOKENS, CODES, STEPS = 100, 60, 20
+#: Of an answer that is spoken at length.
+LONG_CODES, LONG_SPEECH = 120, 100
 
 
 class Lost(NamedTuple):
@@ -68,9 +70,10 @@ class Case(NamedTuple):
     asked: dict[str, Any]
 
 
-def _speech() -> dict[str, Any]:
-    audio = {"voice": "Chelsie", "format": "pcm16", "max_tokens": CODES}
-    return {"content": "the quick brown fox", "modalities": ["text", "audio"], "audio": audio, "max_tokens": 24}
+def _speech(tokens: int = 24, codes: int = CODES) -> dict[str, Any]:
+    audio = {"voice": "Chelsie", "format": "pcm16", "max_tokens": codes}
+    spoken = {"modalities": ["text", "audio"], "audio": audio, "max_tokens": tokens}
+    return {"content": "the quick brown fox", **spoken}
 
 
 def _look(pictures: int = 1) -> list[dict[str, Any]]:
@@ -82,16 +85,41 @@ def _usual(family: str) -> Callable[[], dict[str, Any]]:
 
 
 _OMNI = {"Th": ("thinker",), "Ta": ("talker",), "V": ("vocoder",)}
+_SPOKEN_HALVES = {"P": ("prefill",), "D": ("decode",), "Ta": ("talker",), "V": ("vocoder",)}
+_WHOLE = {"M": ("thinker", "talker", "vocoder")}
 _VL = {"E": ("vision",), "L": ("thinker",)}
 _HALVES = {"E": ("vision",), "P": ("prefill",), "D": ("decode",)}
 _STUDIO = {"T": ("text_encoder",), "D": ("dit",), "V": ("vae",)}
 _LONG = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-_SPLIT = lambda: catalog.split_declaration("qwen2_5_vl", "", "E>P>D")  # noqa: E731 - a row of the table below
+_AT_LENGTH = {**_speech(LONG_SPEECH, LONG_CODES), "temperature": 0, "ignore_eos": True}
+
+
+def _split(family: str, path: str) -> Callable[[], dict[str, Any]]:
+    return lambda: catalog.split_declaration(family, "", path)
+
+
+def _together() -> dict[str, Any]:
+    return {**catalog.model_declaration("qwen2_5_omni", ""), "paths": [{"options": ["M"], "share": 1}]}
+
 
 CASES = {
     "vocoder": Case("qwen2_5_omni", _usual("qwen2_5_omni"), _OMNI, "vocoder", "vocoder", 2, _speech()),
     "language": Case("qwen2_5_vl", _usual("qwen2_5_vl"), _VL, "thinker", "thinker", 60, {"content": _look(), **_LONG}),
-    "decode": Case("qwen2_5_vl", _SPLIT, _HALVES, "decode", "decode", 60, {"content": _look(), **_LONG}),
+    "decode": Case(
+        "qwen2_5_vl", _split("qwen2_5_vl", "E>P>D"), _HALVES, "decode", "decode", 60, {"content": _look(), **_LONG}
+    ),
+    "talker": Case("qwen2_5_omni", _usual("qwen2_5_omni"), _OMNI, "talker", "talker", 90, _AT_LENGTH),
+    "thinker": Case("qwen2_5_omni", _usual("qwen2_5_omni"), _OMNI, "thinker", "thinker", 70, _AT_LENGTH),
+    "spoken decode": Case(
+        "qwen2_5_omni",
+        _split("qwen2_5_omni", "EV>EA>P>D>Ta>V"),
+        _SPOKEN_HALVES,
+        "decode",
+        "decode",
+        70,
+        _AT_LENGTH,
+    ),
+    "all at once": Case("qwen2_5_omni", _together, _WHOLE, "talker", "talker", 90, _AT_LENGTH),
     "denoiser": Case("qwen_image", _usual("qwen_image"), _STUDIO, "dit", "dit", 15, {}),
     "encoder": Case(
         "qwen2_5_vl",
@@ -174,6 +202,7 @@ class Lab:
             self._counted(component, steps, "_extend_prefill")
             self._counted(component, steps, "_decode_step")
         elif component == "talker":
+            self._counted(component, runner.engine._steps, "_extend_prefill")
             self._counted(component, runner.engine._steps, "_decode_step")
         elif component == "vision":
             self._counted(component, runner.model, "encode")

@@ -15,7 +15,7 @@ from omnibus.graph import HANDLE, GraphNode, Invocation
 from omnibus.recording.records import Moved
 from omnibus.tracing import Span
 from services.gateway.dispatch.capture import OutputCapture
-from services.gateway.dispatch.retention import CHECKPOINT, UNRETAINED_OUTPUTS, Key, OutputRecord
+from services.gateway.dispatch.retention import CHECKPOINT, CODES, UNRETAINED_OUTPUTS, Key, OutputRecord
 from services.gateway.dispatch.streams import Fetch, ResultStream
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.router import ExecutorRoute
@@ -254,15 +254,20 @@ class InflightInvocation:
             tape.restart()
 
     def _resume_states(self, again: frozenset[int]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """Yield the state for the nodes ``again`` to begin with: what the client has of them, and their checkpoints."""
+        """Yield the state for the nodes ``again`` to begin with: what the client has of them, checkpoints and codes.
+
+        Of an output that is whole, a text alone: others may need what goes with its tokens.
+        """
         for (node, output), stream in self.streams.items():
-            if node in again and not stream.ended and (progress := stream.progress()):
+            if node in again and (output == TEXT or not stream.ended) and (progress := stream.progress()):
                 for each in _with_cache_source(self.invocation.nodes, node):
                     yield each, output, progress
         for (node, output), record in self.records.items():
             if node in again and output == CHECKPOINT and record.intact and record.chunks:
                 last = record.chunks[-1]
                 yield node, output, {**last.data, HANDLE: msgspec.to_builtins(last.handle)}
+            elif node in again and output == CODES and (codes := record.joined_list(CODES)):
+                yield node, output, {CODES: codes}
 
     def fail(self, error: OmnibusError) -> None:
         if self.failure is None:

@@ -41,10 +41,12 @@ class StageRestarts:
         return self._fit_message(msgspec.structs.replace(invocation, retained=keys) if keys else invocation)
 
     def _fit_message(self, invocation: Invocation) -> Invocation:
-        """Return ``invocation``, without what nodes can begin with if its message has no room for that."""
-        if invocation.resumes and len(graph.encode_invocation(invocation)) + _FRAME_OVERHEAD_BYTES > self._limit:
+        """Return ``invocation``, without the largest of what nodes can begin with if its message has no room for it."""
+        while invocation.resumes and len(graph.encode_invocation(invocation)) + _FRAME_OVERHEAD_BYTES > self._limit:
             log.info("%s begins again from less: its message is full", invocation.id)
-            return msgspec.structs.replace(invocation, resumes=())
+            _, _, largest = max(invocation.resumes, key=lambda each: len(msgspec.json.encode(each)))
+            left = tuple([each for each in invocation.resumes if each[2] != largest])  # both halves of a model, or none
+            invocation = msgspec.structs.replace(invocation, resumes=left)
         return invocation
 
     def record_chunk(self, running: InflightInvocation, chunk: Chunk) -> None:

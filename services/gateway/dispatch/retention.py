@@ -2,29 +2,34 @@
 
 Chunks that nodes send to each other come here as well, as small records: tensors stay in the arena, where they are
 retained after their last reader until the invocation ends. An output that other stages read on another executor is
-worth that: what it would cost to compute it again is lost with its reader. Bytes are bounded here, and the sidecar
-drops what is retained before it refuses memory to anybody.
+worth that: what it would cost to compute it again is lost with its reader. Codes of a talker are what it begins behind
+itself, so they are retained whoever reads them. Bytes are bounded here, and the sidecar drops what is retained before
+it refuses memory to anybody.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from omnibus.bus.messages import Chunk
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
+from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
 
 #: Node and output.
 Key = tuple[int, str]
 
 #: What a denoiser leaves every few steps: latents to go on from. Nobody else reads it.
 CHECKPOINT = "checkpoint"
+#: What a talker says: small, and what it begins behind, whoever reads it. Its chunks hold a list of this name.
+CODES = "codes"
 #: Unit tasks that leave checkpoints begin with this.
 _CHECKPOINTED_TASK_PREFIX = "denoise-"
 #: Never retained: of the size of a model's memory, and made for one reader who asks when it has room.
 UNRETAINED_OUTPUTS = frozenset({"cache"})
-#: What a chunk without a tensor counts for.
-RECORD_BYTES = 1024
+#: What a chunk without a tensor counts for, and a number of a list in it.
+RECORD_BYTES, NUMBER_BYTES = 1024, 32
 #: Policies: nothing; what is read on another executor; all that nodes read of each other.
 OFF, AUTO, ALL = "off", "auto", "all"
 
@@ -41,6 +46,13 @@ class OutputRecord:
         self.latest = latest
         self.nbytes = 0
         self.expected = 0
+
+    def joined_list(self, key: str) -> list[Any]:
+        """The lists of this name in all chunks, one behind the other: ``MAX_RESUMED_VALUES`` numbers at most."""
+        if not self.intact:
+            return []
+        joined = [value for chunk in self.chunks for value in chunk.data.get(key, ())]
+        return joined[: MAX_RESUMED_VALUES // max(1, _numbers_in(joined[:1]))]
 
     def restart(self) -> None:
         """Its node begins again, from what is here."""
@@ -65,7 +77,7 @@ class OutputRetention:
             if _leaves_checkpoints(invocation, reader) and invocation.starts_node(reader):
                 yield reader, CHECKPOINT
             for use in node.uses:
-                near = self.policy != ALL and route[use[0]] == route[reader]
+                near = self.policy != ALL and use[1] != CODES and route[use[0]] == route[reader]
                 if not (near or use in chosen or use[1] in UNRETAINED_OUTPUTS or use in invocation.outputs):
                     chosen.add(use)
                     if invocation.starts_node(use[0]):
@@ -94,7 +106,10 @@ class OutputRetention:
         handle = chunk.handle
         if handle in record.handles:
             return True
-        size = handle.nbytes if handle is not None else RECORD_BYTES
+        if handle is not None:
+            size = handle.nbytes
+        else:
+            size = RECORD_BYTES + NUMBER_BYTES * _numbers_in(chunk.data.get(CODES, ()))
         if chunk.inline is not None:
             size += len(chunk.inline.data)
         if self.nbytes + size > self.limit:
@@ -150,6 +165,11 @@ class OutputRetention:
         for record in records.values():
             self.nbytes -= record.nbytes
             record.nbytes = 0
+
+
+def _numbers_in(values: Sequence[Any]) -> int:
+    """Count the numbers of a list of numbers, or of lists that are as long as the first."""
+    return len(values) * (len(values[0]) if values and type(values[0]) is list else 1)
 
 
 def _leaves_checkpoints(invocation: Invocation, node: int) -> bool:

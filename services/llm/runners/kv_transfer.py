@@ -1,6 +1,7 @@
 """Handover from prefill to decode: the cache and the data that goes with it, for any engine."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ class DecodeStart(msgspec.Struct, frozen=True):
     of a sequence that waits in its slot; then there is no cache to be read. ``resumed`` counts tokens of an earlier
     attempt that come before ``first_token`` and are in the cache. ``layout`` says how the cache is
     arranged: only an engine that arranges its own in the same way reads it. With a repetition penalty the
-    prompt's ids come along as an array.
+    prompt's ids come along as an array, and for a talker the ``rows`` of resumed tokens, of this ``width``.
     """
 
     length: int
@@ -37,6 +38,8 @@ class DecodeStart(msgspec.Struct, frozen=True):
     here: int | None = None
     resumed: int = 0
     layout: str = TRANSFORMERS
+    rows: int = 0
+    width: int = 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -48,15 +51,24 @@ class DecodeStart(msgspec.Struct, frozen=True):
         }
 
 
-async def put_start(job: Job, start: DecodeStart, ids: Any, penalty: float) -> None:
-    """Send ``start``, and of the prompt's ``ids`` what a repetition ``penalty`` goes by."""
+async def put_start(
+    job: Job, start: DecodeStart, ids: Any, penalty: float, rows: Sequence[np.ndarray | None] = ()
+) -> None:
+    """Send ``start``, of the prompt's ``ids`` what a repetition ``penalty`` goes by, and a talker's ``rows`` [H]."""
     seen = np.unique(np.array(ids, np.int32)) if penalty != 1.0 else None
+    made = [row for row in rows if row is not None]
+    if made:  # one array holds both
+        start = msgspec.structs.replace(start, rows=len(made), width=len(made[0]))
+        words = np.concatenate(made, dtype=np.float32).view(np.int32)
+        seen = words if seen is None else np.concatenate([words, seen])
     await job.put("start", msgspec.to_builtins(start), seen)
 
 
-def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None]:
-    """Read what ``put_start`` has sent, for an engine whose caches have this ``layout``. Raises ``ProtocolError``."""
-    about, seen = value if isinstance(value, Item) else (value, None)
+def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None, list[np.ndarray]]:
+    """Read what ``put_start`` has sent, for an engine whose caches have this ``layout``: the start, the ids that were
+    seen, and rows float32 [H]. Raises ``ProtocolError``.
+    """
+    about, words = value if isinstance(value, Item) else (value, None)
     try:
         start = msgspec.convert(about, DecodeStart)
     except msgspec.ValidationError as error:
@@ -66,7 +78,22 @@ def read_start(value: Any, layout: str) -> tuple[DecodeStart, np.ndarray | None]
             f"the cache of prefill is arranged as {start.layout!r}, and decode reads {layout!r}: "
             "declare the same engine, device and dtype for both"
         )
-    return start, seen
+    count, width = start.rows, start.width
+    if not count:
+        return start, words, []
+    if words is None or words.dtype != np.int32 or len(words) < count * width:
+        raise ProtocolError("start has not the rows that it speaks of")
+    rows = np.array(words[: count * width]).view(np.float32).reshape(count, width)
+    return start, words[count * width :] if len(words) > count * width else None, list(rows)
+
+
+def started_tokens(start: DecodeStart, resumed: Sequence[int]) -> tuple[int, ...]:
+    """The tokens of an answer that its prefill has seen or made; ``resumed`` are those that an earlier attempt has
+    generated. Raises ``ProtocolError`` where some of them are not known here.
+    """
+    if len(resumed) < start.resumed:
+        raise ProtocolError(f"prefill began behind {start.resumed} tokens, and only {len(resumed)} are known to decode")
+    return (*resumed[: start.resumed], start.first_token)
 
 
 async def put_cache(job: Job, about: dict[str, Any], packed: np.ndarray | None) -> None:

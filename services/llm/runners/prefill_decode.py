@@ -20,7 +20,7 @@ from services.llm.engine.sampler import Picker
 from services.llm.engine.sequence import TokenStep
 from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start
+from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start, started_tokens
 from services.llm.runners.request import ThinkRequest, end_tokens, read_request, resumed_tokens
 from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
 from services.llm.runners.thinker import send_answer, send_tokens
@@ -54,26 +54,25 @@ class PrefillRunner(_HalfRunner):
         return self._core.busy - self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        # The rows of a talker come from decode, which has none of what was generated before.
-        asked = await read_request(self._core, job, resumes=not job.has_consumer("prompt"))
-        resumed = len(asked.sequence.prefix)
+        asked = await read_request(self._core, job)
         sequence = asked.sequence
         sequence.pauses, sequence.stays = True, job.is_local("cache")
         with self._core.engine.admit(sequence):
-            *_, first = await sequence.inbox.take_steps()
-            if first.side is not None:
-                await send_prompt(job, asked.layout, first.side)
-            if first.finish is None and sequence.stays:
-                await self._hand_over(job, asked, first, resumed)
+            steps = await sequence.inbox.take_steps()  # of resumed tokens, and of the first one
+            if steps[0].side is not None:
+                await send_prompt(job, asked.layout, steps[0].side)
+            finish = steps[-1].finish
+            if finish is None and sequence.stays:
+                await self._hand_over(job, asked, steps)
                 return
         # Its slot is free by now: who waits for memory of the arena must not keep a decode from making room there.
-        if first.finish is None:  # before the start: who has heard of that may give the cache a slot
+        if finish is None:  # before the start: who has heard of that may give the cache a slot
             await put_cache(job, *sequence.goes)
-        await _send_start(job, asked, first, resumed, None)
+        await _send_start(job, asked, steps, None)
 
-    async def _hand_over(self, job: Job, asked: ThinkRequest, first: TokenStep, resumed: int) -> None:
+    async def _hand_over(self, job: Job, asked: ThinkRequest, steps: Rows[TokenStep]) -> None:
         with self._core.hold_paused(job.invocation, asked.sequence) as paused:
-            await _send_start(job, asked, first, resumed, paused.number)
+            await _send_start(job, asked, steps, paused.number)
             await paused.taken.wait()
 
 
@@ -90,13 +89,13 @@ class DecodeRunner(_HalfRunner):
 
     async def run(self, job: Job) -> None:
         params = read_params(job.inputs.get("params"), TextGenerationParams)
-        start, seen = read_start(await job.value("start"), TRANSFORMERS)
+        start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
         script = await self._core.tokenize_script(params, start.length - start.resumed)
-        tokens = (*resumed_tokens(job, "text")[: start.resumed], start.first_token)
+        tokens = started_tokens(start, resumed_tokens(job, "text"))
         sequence, finish = self._restore_sequence(start, tokens, seen, params, script, job.has_consumer("rows"))
         reply = Reply(self._core.thinker.decode_ids, params.stop)
-        await send_tokens(job, reply, tokens, start.finish or finish)
-        speech = SpeechWriter(job, sequence.limit - 1) if job.has_consumer("rows") else None
+        speech = SpeechWriter(job, sequence.limit - 1, rows=rows) if job.has_consumer("rows") else None
+        await send_tokens(job, reply, tokens, start.finish or finish, speech)
         await self._decode_answer(job, start, sequence, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
 
@@ -143,8 +142,8 @@ class DecodeRunner(_HalfRunner):
         return sequence, finish
 
 
-async def _send_start(job: Job, asked: ThinkRequest, first: TokenStep, resumed: int, here: int | None) -> None:
-    sequence = asked.sequence
+async def _send_start(job: Job, asked: ThinkRequest, steps: Rows[TokenStep], here: int | None) -> None:
+    sequence, first = asked.sequence, steps[-1]
     start = DecodeStart(
         length=sequence.length,
         rope_delta=sequence.delta,
@@ -152,8 +151,9 @@ async def _send_start(job: Job, asked: ThinkRequest, first: TokenStep, resumed: 
         seed=sequence.picker.settings.seed,
         finish=first.finish,
         here=here,
-        resumed=resumed,
+        resumed=len(steps) - 1,
         layout=TRANSFORMERS,
         **asked.counts,
     )
-    await put_start(job, start, asked.ids, asked.params.repetition_penalty)
+    rows = [step.side for step in steps[1:]]
+    await put_start(job, start, asked.ids, asked.params.repetition_penalty, rows)

@@ -26,10 +26,10 @@ class ThinkRequest(NamedTuple):
     counts: dict[str, int]
 
 
-async def read_request(core: ThinkerCore, job: Job, *, resumes: bool = True) -> ThinkRequest:
+async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
     """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``.
 
-    One that ``resumes`` begins behind what an earlier attempt has generated.
+    It begins behind what an earlier attempt has generated.
     """
     params = read_params(job.inputs.get("params"), TextGenerationParams)
     voice = _read_voice(core, job)
@@ -41,8 +41,7 @@ async def read_request(core: ThinkerCore, job: Job, *, resumes: bool = True) -> 
     limit = len(script) or core.answer_limit(length, params.max_tokens)
     picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
     sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
-    if resumes:
-        await core.resume_after(sequence, resumed_tokens(job, "text"))
+    await core.resume_after(sequence, resumed_tokens(job, "text"))
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
     return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside))
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from collections.abc import Sequence as Rows
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,27 @@ class Talking(DecoderSequence):
 
     def end_rows(self) -> None:
         """No row will follow."""
-        self._rows.append(self._tail[0])
-        self._ended = True
+        if not self._ended:
+            self._rows.append(self._tail[0])
+            self._ended = True
+
+    def has_rows(self, count: int) -> bool:
+        """Return whether the rows of the next ``count`` steps are known."""
+        return self._ended or len(self._rows) >= count
+
+    def next_rows(self, count: int) -> Tensor:
+        """The rows [count, H] of the next ``count`` steps."""
+        rows = list(islice(self._rows, count))
+        return torch.stack([*rows, *[self._tail[1]] * (count - len(rows))])
+
+    def resume_frames(self, frames: Rows[Rows[int]], inputs: Tensor) -> None:
+        """Stand as after the choice of ``frames``, whose step ``inputs`` [n, H'] are prefilled as well."""
+        self.begin_after([frame[0] for frame in frames], inputs)
+        if self.inner is not None:
+            for frame in frames:
+                for code in frame[1:]:
+                    self.inner.resume_after(code)
+            self.sides = [np.array(frame[1:]) for frame in frames]
 
     def accept_token(self, token: int) -> str | None:
         """Take the next code; every code but the first used up a row."""
@@ -150,10 +170,30 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
         prefill = await self._compute(self._start_prefill, prompt_rows, _item_array(layout), rows[0], voice)
         sequence = self._build_sequence(prefill, prompt_rows[-2:].clone(), params, job.seed)
         sequence.add_rows(rows[1:])
+        await self._resume_after(sequence, _resumed_frames(job), stream)
         async with self._pump_running(stream, sequence):
             with self.engine.admit(sequence):
                 finish = await _send_codes(job, sequence, *self._chunk_sizes)
         job.close("codes", {"finish_reason": finish})
+
+    async def _resume_after(self, sequence: Talking, frames: Rows[Rows[int]], stream: AsyncIterator[Item]) -> None:
+        """Let ``sequence`` begin behind ``frames``, which an earlier attempt has made; waits for the rows of them."""
+        frames = frames[: sequence.limit - 1]
+        if not frames:
+            return
+        while not sequence.has_rows(len(frames)):
+            item = await anext(stream, None)
+            if item is None:
+                sequence.end_rows()
+            elif item.array is not None:
+                sequence.add_rows(_copy_rows(item))
+        inputs = await self._compute(self._embed_frames, frames, sequence.next_rows(len(frames)))
+        sequence.resume_frames(frames, inputs)
+
+    def _embed_frames(self, frames: Rows[Rows[int]], rows: Tensor) -> Tensor:
+        codes = torch.tensor(frames, device=self.model.device)
+        codes = codes if self.model.predictor is not None else codes[:, 0]
+        return self.model.step_inputs(codes, rows.to(self.model.device, self.model.dtype))
 
     @property
     def _chunk_sizes(self) -> tuple[int, int]:
@@ -219,6 +259,13 @@ async def _send_codes(job: Job, sequence: Talking, first: int, every: int) -> st
             codes, size = [], every
         if finish:
             return finish
+
+
+def _resumed_frames(job: Job) -> list[list[int]]:
+    """Frames that an earlier attempt made, a code alone as one of its own. The last one may have been the last there is
+    room for, so it is made again.
+    """
+    return [[code] if isinstance(code, int) else code for code in job.resume_state("codes").get("codes", ())][:-1]
 
 
 def _step_code(step: TokenStep) -> Code:

@@ -1,5 +1,7 @@
 """Data that a thinker sends to a talker: the prompt's rows, their positions and one row per spoken token."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from omnibus.executor.runner import Job, RowWriter
@@ -9,15 +11,15 @@ class SpeechWriter:
     """The talker's inputs of one answer.
 
     ``most`` is the largest number of rows. ``layout`` int32 [k, S] says where the prompt's rows are; None
-    when somebody else has sent it, and the rows.
+    when somebody else has sent it, and the prompt's rows. ``rows`` [H] are the first ones, where they are known.
     """
 
-    def __init__(self, job: Job, most: int, layout: np.ndarray | None = None) -> None:
+    def __init__(self, job: Job, most: int, layout: np.ndarray | None = None, rows: Sequence[np.ndarray] = ()) -> None:
         self._job = job
         self._layout = layout
         self._most = most
         self._writer: RowWriter | None = None
-        self._sides: list[np.ndarray] = []
+        self._sides: list[np.ndarray] = list(rows)
         self._written = 0
 
     def add(self, side: np.ndarray | None) -> None:

@@ -65,12 +65,14 @@ async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter |
         speech.close(reply.finish)
 
 
-async def send_tokens(job: Job, reply: Reply, tokens: Sequence[int], finish: str | None) -> None:
-    """Send the text of ``tokens``, the last of which may ``finish`` the answer."""
+async def send_tokens(
+    job: Job, reply: Reply, tokens: Sequence[int], finish: str | None, speech: SpeechWriter | None
+) -> None:
+    """Send the text of ``tokens``, the last of which may ``finish`` the answer, and the rows that ``speech`` has."""
     for number, token in enumerate(tokens, 1):
         reply.add(token, finish if number == len(tokens) else None)
         if not number % MAX_CHUNK_TOKENS or number == len(tokens):
-            await send_pending(job, reply, None)
+            await send_pending(job, reply, speech)
 
 
 async def send_pending(job: Job, reply: Reply, speech: SpeechWriter | None) -> None:

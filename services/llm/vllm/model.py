@@ -16,7 +16,7 @@ from omnibus_models.families import load_family as find
 from services.component import Compute
 from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, read_params
 from services.llm.engine.sequence import TokenStep
-from services.llm.runners.request import count_tokens, read_items, read_messages
+from services.llm.runners.request import count_tokens, read_items, read_messages, resumed_tokens
 from services.llm.runners.thinker import Take
 from services.llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
 from services.llm.vllm.request import TalkerRows, VllmRequest
@@ -49,12 +49,15 @@ class BusyTimer:
 
 
 class PreparedVllmRequest(NamedTuple):
-    """One request, ready for the engine. ``order`` is to be closed."""
+    """One request, ready for the engine. ``order`` is to be closed. ``known`` are the first tokens of its answer, which
+    an earlier attempt has generated; ``limit`` counts them as well.
+    """
 
     params: TextGenerationParams
     order: VllmRequest
     limit: int
     counts: dict[str, int]
+    known: tuple[int, ...] = ()
 
 
 class PausedDecode(NamedTuple):
@@ -142,12 +145,16 @@ class VllmCore:
         prompt = await self._tokenize_prompt(job)
         items = await read_items(job)
         order = await self.hands(VllmRequest, self.reader, prompt, items, voice)
+        length = len(order.ids)
         try:
-            limit = self.answer_limit(len(order.ids), params)
+            limit = self.answer_limit(length, params)
         except BaseException:
             order.close()
             raise
-        return PreparedVllmRequest(params, order, limit, count_tokens(len(order.ids), items))
+        known = resumed_tokens(job, "text")[: limit - 1]
+        if known:
+            order.begin_after(known)
+        return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
@@ -174,7 +181,8 @@ class VllmCore:
             "positions": order.positions,
             "parcel": None if order.parcel is None else order.parcel.place,
             "rows": None if order.voice is None else order.voice.rows.place,
-            "sampling": self.build_sampling(params, asked.limit, seed),
+            "sampling": self.build_sampling(params, asked.limit - len(asked.known), seed),
+            "draws": len(asked.known),
         }
         return self.new_generation(params, **{**usual, **more})
 
@@ -189,13 +197,19 @@ class VllmCore:
         """The tokens that end an answer."""
         return frozenset() if params.ignore_eos else self.reader.eos
 
-    def token_reader(self, stream: Any, voice: TalkerRows | None) -> Take:
-        """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them."""
+    def token_reader(self, stream: Any, voice: TalkerRows | None, known: Sequence[int] = ()) -> Take:
+        """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them.
+
+        The first ones come behind the ``known``.
+        """
+        before = list(known)
 
         async def next_steps() -> Sequence[TokenStep]:
             tokens: Tokens = await anext(stream)
-            sides = [None] * len(tokens.ids) if voice is None else await self.hands(voice.next_sides, tokens.ids)
-            steps = [TokenStep(token, None, side) for token, side in zip(tokens.ids, sides, strict=True)]
+            ids = [*before, *tokens.ids]
+            before.clear()
+            sides = [None] * len(ids) if voice is None else await self.hands(voice.next_sides, ids)
+            steps = [TokenStep(token, None, side) for token, side in zip(ids, sides, strict=True)]
             return [*steps[:-1], steps[-1]._replace(finish=tokens.finish)]
 
         return next_steps

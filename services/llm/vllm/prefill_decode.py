@@ -18,9 +18,10 @@ from omnibus.executor.runner import Item, Job
 from services.llm.engine.params import TextGenerationParams, read_params
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.kv_transfer import DecodeStart, put_cache, put_start, read_start
+from services.llm.runners.kv_transfer import DecodeStart, put_cache, put_start, read_start, started_tokens
+from services.llm.runners.request import resumed_tokens
 from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
-from services.llm.runners.thinker import Take, send_answer, send_pending
+from services.llm.runners.thinker import Take, send_answer, send_tokens
 from services.llm.vllm.model import PreparedVllmRequest, VllmCore
 from services.llm.vllm.protocol import CacheBlockLayout, ExternalCache
 from services.llm.vllm.request import TalkerRows
@@ -47,13 +48,14 @@ class VllmPrefillRunner(VllmPart):
     async def _prefill_in_place(self, job: Job, asked: PreparedVllmRequest, held: AsyncExitStack) -> None:
         core, voice = self._core, asked.order.voice
         stream = await held.enter_async_context(aclosing(core.engine.generate(core.build_generation(asked, job.seed))))
-        take = core.token_reader(stream, voice)
-        first, *steps = await self._first_steps(job, asked, take)
-        if first.finish is not None:
-            await self._send_start(job, asked, first.token, first.finish, None)
+        take = core.token_reader(stream, voice, asked.known)
+        steps = await self._first_steps(job, asked, take)
+        made, later = steps[: len(asked.known) + 1], steps[len(asked.known) + 1 :]
+        if made[-1].finish is not None:
+            await self._send_start(job, asked, made, made[-1].finish, None)
             return
-        with core.hold_paused(job.invocation, take, steps, held) as going:
-            await self._send_start(job, asked, first.token, None, going.number)
+        with core.hold_paused(job.invocation, take, later, held) as going:
+            await self._send_start(job, asked, made, None, going.number)
             await going.taken.wait()
 
     async def _prefill_for_transfer(self, job: Job, asked: PreparedVllmRequest, held: AsyncExitStack) -> None:
@@ -62,15 +64,15 @@ class VllmPrefillRunner(VllmPart):
         sampling = core.build_sampling(asked.params, 1, job.seed)
         generation = core.build_generation(asked, job.seed, sampling=sampling, gives=memory.place)
         async with aclosing(core.engine.generate(generation)) as stream:
-            [first] = await self._first_steps(job, asked, core.token_reader(stream, asked.order.voice))
+            steps = await self._first_steps(job, asked, core.token_reader(stream, asked.order.voice, asked.known))
         asked.order.close()
-        finish = "length" if asked.limit == 1 else None
-        if first.token in core.end_tokens(asked.params):
+        finish = "length" if asked.limit == len(steps) else None
+        if steps[-1].token in core.end_tokens(asked.params):
             finish = "stop"
         if finish is None:  # before the start: who has heard of that may give the cache room
             cache = await core.hands(_read_cache, memory, core.engine.layout, len(asked.order.ids))
             await put_cache(job, {}, cache)
-        await self._send_start(job, asked, first.token, finish, None)
+        await self._send_start(job, asked, steps, finish, None)
 
     async def _first_steps(self, job: Job, asked: PreparedVllmRequest, take: Take) -> Sequence[TokenStep]:
         with self._inside():
@@ -80,20 +82,22 @@ class VllmPrefillRunner(VllmPart):
         return steps
 
     async def _send_start(
-        self, job: Job, asked: PreparedVllmRequest, token: int, finish: str | None, here: int | None
+        self, job: Job, asked: PreparedVllmRequest, steps: Sequence[TokenStep], finish: str | None, here: int | None
     ) -> None:
         core, order = self._core, asked.order
         start = DecodeStart(
             length=len(order.ids),
             rope_delta=0 if order.positions is None else order.positions.delta,
-            first_token=token,
+            first_token=steps[-1].token,
             seed=core.build_sampling(asked.params, asked.limit, job.seed).seed,
             finish=finish,
             here=here,
+            resumed=len(asked.known),
             layout=core.engine.layout.name,
             **asked.counts,
         )
-        await put_start(job, start, order.ids, asked.params.repetition_penalty)
+        rows = () if order.voice is None else [step.side for step in steps[1:]]
+        await put_start(job, start, order.ids, asked.params.repetition_penalty, rows)
 
 
 class DecodeState(NamedTuple):
@@ -119,12 +123,13 @@ class VllmDecodeRunner(VllmPart):
     async def run(self, job: Job) -> None:
         core = self._core
         params = read_params(job.inputs.get("params"), TextGenerationParams)
-        start, seen = read_start(await job.value("start"), core.engine.layout.name)
-        limit = core.answer_limit(start.length, params)
+        start, seen, rows = read_start(await job.value("start"), core.engine.layout.name)
+        limit = core.answer_limit(start.length - start.resumed, params)
         reply = Reply(core.reader.decode_ids, params.stop)
-        reply.add(start.first_token, start.finish)
-        said = DecodeState(params, seen, reply, SpeechWriter(job, limit - 1) if job.has_consumer("rows") else None)
-        await send_pending(job, reply, None)
+        speech = SpeechWriter(job, limit - 1, rows=rows) if job.has_consumer("rows") else None
+        said = DecodeState(params, seen, reply, speech)
+        tokens = started_tokens(start, resumed_tokens(job, "text"))
+        await send_tokens(job, reply, tokens, start.finish, speech)
         if start.here is not None:
             await self._decode_in_place(job, start.here, said)
         elif reply.finish is None:
@@ -153,8 +158,9 @@ class VllmDecodeRunner(VllmPart):
                     positions=None,
                     parcel=None,
                     rows=None if rest is None else rest.rows.place,
-                    sampling=core.build_sampling(said.params, limit - 1, start.seed),
-                    takes=ExternalCache(memory.place, start.length, start.rope_delta, draws=1),
+                    sampling=core.build_sampling(said.params, limit - start.resumed - 1, start.seed),
+                    takes=ExternalCache(memory.place, start.length, start.rope_delta),
+                    draws=start.resumed + 1,
                 )
                 async with aclosing(core.engine.generate(generation)) as stream:
                     with self._inside():

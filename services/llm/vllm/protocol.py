@@ -80,13 +80,12 @@ class CacheBlockLayout(NamedTuple):
 class ExternalCache(NamedTuple):
     """A cache that was made elsewhere: of the first ``length`` ids, which need not be the true ones.
 
-    ``delta`` is added to rotary positions behind it; ``draws`` is how many random numbers the sequence has used.
+    ``delta`` is added to rotary positions behind it.
     """
 
     place: Place
     length: int
     delta: int
-    draws: int
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,8 @@ class Generation:
     """One request.
 
     ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
-    one after the other. ``gives`` is where the cache of the prompt goes.
+    one after the other. ``gives`` is where the cache of the prompt goes. ``draws`` is how many tokens of the answer
+    were chosen elsewhere, the last of ``ids``: so many random numbers were used.
     """
 
     id: str
@@ -107,6 +107,7 @@ class Generation:
     ends: frozenset[int]
     gives: Place | None = None
     takes: ExternalCache | None = None
+    draws: int = 0
 
 
 class Tokens(NamedTuple):

@@ -30,7 +30,7 @@ class VllmRequest:
     def __init__(self, reader: Reader, prompt: TokenizedPrompt, items: Sequence[Item], voice: str | None) -> None:
         media = [Encoded(_read_embedding(item), item.data) for item in items]
         layout = reader.layout(prompt, media)
-        self.ids = layout.ids
+        self.ids: Sequence[int] = layout.ids
         self.positions: Positions | None = None
         self.parcel = SharedBuffer() if media else None
         self.media: list[Medium] = []
@@ -43,6 +43,14 @@ class VllmRequest:
         self.voice: TalkerInputs | None = (
             None if voice is None else TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
         )
+
+    def begin_after(self, tokens: Sequence[int]) -> None:
+        """Let the engine begin behind ``tokens`` of the answer, which were generated elsewhere: it prefills them."""
+        if self.positions is not None:
+            prompt, delta = self.positions
+            more = torch.arange(len(tokens), dtype=prompt.dtype) + len(self.ids) + delta
+            self.positions = Positions(torch.cat([prompt, more.expand(len(prompt), -1)], dim=1), delta)
+        self.ids = [*self.ids, *tokens]
 
     def close(self) -> None:
         """Let go of the memory. The engine has its own descriptor as soon as it reads."""

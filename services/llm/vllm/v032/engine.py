@@ -217,7 +217,7 @@ def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
 
     from services.llm.vllm.v032.hidden_states import ROWS_ARGUMENT
     from services.llm.vllm.v032.inputs import engine_input
-    from services.llm.vllm.v032.kv_connector import LOAD_ARGUMENT, SAVE_ARGUMENT
+    from services.llm.vllm.v032.kv_connector import DRAWS_ARGUMENT, LOAD_ARGUMENT, SAVE_ARGUMENT
 
     extra: dict[str, Any] = {}
     if asked.media:
@@ -229,6 +229,8 @@ def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
         extra[SAVE_ARGUMENT] = asked.gives
     if asked.takes is not None:
         extra[LOAD_ARGUMENT] = asked.takes._asdict()
+    if asked.draws:
+        extra[DRAWS_ARGUMENT] = asked.draws
     chosen = asked.sampling
     params = SamplingParams(
         max_tokens=chosen.max_tokens,

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Where a request says in ``extra_args`` where its cache goes, and which it brings (the fields of ``Taken``).
 SAVE_ARGUMENT, LOAD_ARGUMENT = "omnibus_gives", "omnibus_takes"
+#: Where it says how many of its tokens were chosen elsewhere.
+DRAWS_ARGUMENT = "omnibus_draws"
 
 
 @dataclass

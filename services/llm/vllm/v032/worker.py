@@ -9,7 +9,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.llm.vllm.v032.hidden_states import HiddenRowWriter
 from services.llm.vllm.v032.inputs import DELTA, POSITIONS
-from services.llm.vllm.v032.kv_connector import LOAD_ARGUMENT, CacheConnector, extra_arguments
+from services.llm.vllm.v032.kv_connector import DRAWS_ARGUMENT, LOAD_ARGUMENT, CacheConnector, extra_arguments
 
 
 class Worker:
@@ -44,32 +44,48 @@ class Rewinding(torch.Generator):
     """A CPU's generator that can be rewound.
 
     vLLM draws a token for each step of a prompt and takes all draws but the last one back, by an offset
-    that generators of a CPU do not have. Before the last step nothing else was drawn.
+    that generators of a CPU do not have. Before the last step nothing else was drawn, but what was drawn elsewhere.
     """
+
+    _start: torch.Tensor | None = None
+
+    def mark_start(self) -> None:
+        """Let it be rewound to where it is now, rather than to its seed."""
+        self._start = self.get_state()
 
     def get_offset(self) -> int:
         return 0
 
     def set_offset(self, offset: int) -> torch.Generator:
-        return self.manual_seed(self.initial_seed())
+        if self._start is None:
+            return self.manual_seed(self.initial_seed())
+        return self.set_state(self._start)
 
 
 def _resuming_update(runner: Any, update: Callable[..., Any]) -> Callable[..., Any]:
     # A sequence whose first tokens were made elsewhere goes on where it was: its positions and its random numbers.
     def update_and_resume(scheduled: SchedulerOutput) -> Any:
-        new = [one for one in scheduled.scheduled_new_reqs if LOAD_ARGUMENT in extra_arguments(one.sampling_params)]
+        new = [one for one in scheduled.scheduled_new_reqs if DRAWS_ARGUMENT in extra_arguments(one.sampling_params)]
         found = update(scheduled)
         for one in new:
-            state, taken = runner.requests[one.req_id], extra_arguments(one.sampling_params)[LOAD_ARGUMENT]
-            if state.mrope_positions is not None:
+            state, extra = runner.requests[one.req_id], extra_arguments(one.sampling_params)
+            taken = extra.get(LOAD_ARGUMENT)
+            if taken is not None and state.mrope_positions is not None:
                 state.mrope_positions = state.mrope_positions + taken["delta"]
                 state.mrope_position_delta = taken["delta"]
             if state.generator is not None:
-                for _ in range(taken["draws"]):
-                    _draw_random(runner, state.generator)
+                _skip_draws(runner, state.generator, extra[DRAWS_ARGUMENT])
         return found
 
     return update_and_resume
+
+
+def _skip_draws(runner: Any, generator: torch.Generator, count: int) -> None:
+    """Let ``generator`` stand as after the choice of ``count`` tokens."""
+    for _ in range(count):
+        _draw_random(runner, generator)
+    if isinstance(generator, Rewinding):
+        generator.mark_start()
 
 
 def _draw_random(runner: Any, generator: torch.Generator) -> None:

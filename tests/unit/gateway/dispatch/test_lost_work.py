@@ -16,6 +16,10 @@ RAN = {
     "decode": {"vision": 1, "prefill": 2, "decode": 2},
     "denoiser": {"text_encoder": 1, "dit": 2, "vae": 2},
     "encoder": {"vision": 14, "thinker": 2},
+    "talker": {"thinker": 1, "talker": 2, "vocoder": 2},
+    "thinker": {"thinker": 2, "talker": 2, "vocoder": 2},
+    "spoken decode": {"prefill": 2, "decode": 2, "talker": 2, "vocoder": 2},
+    "all at once": {"thinker": 2, "talker": 2, "vocoder": 2},
 }
 
 

@@ -169,3 +169,22 @@ async def test_an_unknown_voice_is_refused_by_the_talker_too(
 
     with pytest.raises(BadRequest, match="ethan"):
         await run(talking, job)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 5}])
+async def test_frames_go_on_behind_those_that_are_known(
+    checkpoint: Path, encoders: list[Any], talking: TalkRunner, params: dict[str, Any]
+) -> None:
+    thinking = ThinkRunner(core(checkpoint, NAME))
+    await thinking.load()
+    thought = await run(thinking, asked(encoders, QUESTIONS[0]))
+    await thinking.close()
+    whole = await run(talking, heard(thought, **params))
+    before = talking.stats()["tokens"]
+
+    again = heard(thought, **params)
+    again._resumes = {"codes": {"codes": whole.codes[:8]}}
+    await run(talking, again)
+
+    assert again.codes == whole.codes
+    assert talking.stats()["tokens"] - before == len(whole.codes) - 7

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omnibus.errors import ProtocolError
 from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
@@ -105,24 +106,51 @@ async def test_a_prefix_of_hundreds_of_tokens_is_sent_in_pieces(vl: Path) -> Non
     assert max(len(item.data.get("ids", [])) for item in answer.outputs["text"].items) <= 256
 
 
-async def test_halves_of_a_speaking_model_begin_at_the_beginning(omni: Path) -> None:
-    half = core(omni, "qwen2_5_omni")
-    both = Halves(PrefillRunner(half), DecodeRunner(half), near=True)
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.3}])
+async def test_halves_of_a_speaking_model_begin_behind_the_tokens(
+    omni: Path, near: bool, params: dict[str, Any]
+) -> None:
+    first_core = core(omni, "qwen2_5_omni")
+    second_core = first_core if near else core(omni, "qwen2_5_omni")
+    both = Halves(PrefillRunner(first_core), DecodeRunner(second_core), near=near)
     await both.prefill.load()
     await both.decode.load()
     inputs = {
         "messages": [{"role": "user", "content": "the quick brown fox"}],
-        "params": {"max_tokens": 12, "ignore_eos": True},
+        "params": {"max_tokens": 24, "ignore_eos": True, **params},
         "voice": "Chelsie",
     }
     wants = ("prompt", "layout", "rows")
     whole = await both.answer(MemoryJob(inputs), *wants)
+    before = steps(both.decode)
 
     first, second = both.jobs(MemoryJob(inputs), *wants)
-    first._resumes = second._resumes = {"text": {"ids": whole.ids[:6]}}
+    first._resumes = second._resumes = {"text": {"ids": whole.ids[:13]}}
     await asyncio.gather(run(both.prefill, first), run(both.decode, second))
+    made = steps(both.decode) - before
     await both.prefill.close()
     await both.decode.close()
 
-    assert second.ids == whole.ids
+    assert (second.ids, second.text, second.end("text")) == (whole.ids, whole.text, whole.end("text"))
+    assert made <= len(whole.ids) - 12
+    np.testing.assert_allclose(first.array("prompt"), both.made[0][0].array("prompt"), atol=1e-5)
     np.testing.assert_allclose(second.whole("rows"), whole.whole("rows"), atol=1e-5)
+
+
+async def test_decode_refuses_a_cache_of_tokens_that_it_does_not_know(vl: Path) -> None:
+    half = core(vl)
+    both = Halves(PrefillRunner(half), DecodeRunner(half), near=True)
+    await both.prefill.load()
+    await both.decode.load()
+    first, second = both.jobs(asked())
+    first._resumes = {"text": {"ids": (await both.answer(asked())).ids[:9]}}
+
+    prefilling = asyncio.create_task(run(both.prefill, first))
+    with pytest.raises(ProtocolError, match="8 tokens, and only 0"):
+        await run(both.decode, second)
+
+    prefilling.cancel()
+    await asyncio.gather(prefilling, return_exceptions=True)
+    await both.prefill.close()
+    await both.decode.close()

@@ -292,3 +292,43 @@ async def test_an_unknown_voice_is_refused_and_the_known_are_named(omni_runner: 
 async def test_a_model_without_a_voice_says_so(runner: ThinkRunner) -> None:
     with pytest.raises(BadRequest, match="no voice"):
         await run(runner, ask(1))
+
+
+def steps(talking: TalkRunner) -> int:
+    """Decode steps so far."""
+    return sum(int(size) * count for size, count in talking.stats()["batches"].items())
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 4}])
+@pytest.mark.parametrize("known", [1, 4, 13, 30])
+async def test_an_answer_goes_on_behind_codes_that_are_known(
+    talking: TalkRunner, params: dict[str, object], known: int
+) -> None:
+    whole = await run(talking, Script(3).whole(**params))
+    before = steps(talking)
+
+    again = Script(3).whole(**params)
+    again._resumes = {"codes": {"codes": whole.codes[:known]}}
+    await run(talking, again)
+
+    assert again.codes == whole.codes
+    assert again.end("codes") == whole.end("codes")
+    assert steps(talking) - before <= max(0, len(whole.codes) - known + 1)
+
+
+async def test_known_codes_wait_for_the_rows_that_they_were_made_of(talking: TalkRunner, talker: Talker) -> None:
+    script = Script(5)
+    whole = plain(talker, script, 30)
+    again = script.job()
+    again._resumes = {"codes": {"codes": whole[:5]}}
+
+    script.send(0, 2)
+    running = asyncio.create_task(run(talking, again))
+    await asyncio.sleep(0.1)
+    early = list(again.codes)
+    script.send(2, 6)
+    script.finish()
+    await running
+
+    assert early == [], "a code is nothing without the row before it"
+    assert again.codes == whole
