@@ -77,6 +77,19 @@ def test_what_one_step_takes_follows_from_the_goals():
     assert [size for turn in run.turns for _, size in turn.works] == [1990, 10]
 
 
+@pytest.mark.parametrize("slots", [4, 64])
+def test_slots_that_are_free_take_no_time_from_prompts(slots: int):
+    run = Run(StagedDevice(1.0, GOALS))
+    lane = run.device.add_lane(PROMPT, Curve(base=0.1, per_item=0.02), slots)
+    lane.queue_work(SimSequence(1, limit=40), 0.0)
+    run.on(2)
+    lane.queue_work(SimSequence(LONG, limit=1), run.at)
+    run.on(1)
+
+    # 0.5 s less 0.12 for one sequence and 0.01 for a pass.
+    assert [size for _, size in run.turns[-1].works][1] == 370
+
+
 def test_media_are_encoded_beside_the_others_as_far_as_the_goals_allow():
     run, lane = model(StagedDevice(1.0, GOALS))
     reads = run.device.add_lane(PICTURE, None, 16, reads=True, usual=10)
