@@ -123,7 +123,7 @@ class Schedule(Generic[K]):
         heappush(self._media, self._make_due(key, _check_positive(tokens), now, kind))
 
     def _make_due(self, key: K, size: int, now: float, kind: Hashable = None) -> Due[K]:
-        return Due(now + self.patience * min(1.0, size / self.whole), next(self._numbers), key, size, kind)
+        return Due(due_time(now, self.patience, size, self.whole), next(self._numbers), key, size, kind)
 
     # Changes
 
@@ -262,6 +262,11 @@ class Schedule(Generic[K]):
         for due in (*self._waiting, *self._prefilling, *self._media):
             yield due.key
         yield from (*self._held, *self._decoding, *self._encoding)
+
+
+def due_time(now: float, patience: float, size: int, whole: int) -> float:
+    """Return when work of ``size`` that comes ``now`` is due: of the ``patience`` for ``whole``, its part later."""
+    return now + patience * min(1.0, size / whole)
 
 
 def _share_size(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
