@@ -21,6 +21,8 @@ GOALS = "omnibus_goals"
 class _BudgetedSteps(Scheduler):
     """Mixed into a scheduler: sets the tokens of each step before it is put together, and times it."""
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most_tokens = self.max_num_scheduled_tokens
@@ -36,11 +38,11 @@ class _BudgetedSteps(Scheduler):
         chosen = super().schedule(throttle_prefills)
         decodes = len(decoding & chosen.num_scheduled_tokens.keys())
         # Kept with the step: with asynchronous scheduling the next one is chosen before this one ends.
-        chosen.omnibus_step = (begun, decodes, chosen.total_num_scheduled_tokens - decodes)  # type: ignore[attr-defined]
+        chosen.omnibus_step = (begun, decodes, chosen.total_num_scheduled_tokens - decodes)
         return chosen
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        begun, decodes, prompt_tokens = scheduler_output.omnibus_step  # type: ignore[attr-defined]
+        begun, decodes, prompt_tokens = scheduler_output.omnibus_step
         now = time.monotonic()
         if decodes or prompt_tokens:
             self._meter.add_step(decodes, prompt_tokens, now - max(begun, self._ended))
