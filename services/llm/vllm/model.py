@@ -185,7 +185,7 @@ class VllmCore:
         return Generation(id=str(next(self._ids)), ends=self.end_tokens(params), priority=priority, **fields)
 
     def _due_priority(self, tokens: int) -> int:
-        """When a prompt of ``tokens`` that comes now is due, in ms: short ones overtake, none waits for ever."""
+        """Due time of a prompt of ``tokens`` that comes now, in ms: short ones overtake, none waits for ever."""
         patience = self._launch.goals.first_step_seconds
         return int(1000 * due_time(time.monotonic(), patience, tokens, self._launch.context))
 

@@ -32,7 +32,7 @@ class _MeasuredSizes:
 
     @property
     def table(self) -> CostTable | None:
-        """What is known; None before the first step."""
+        """Seconds by size as far as they are known; None before the first step."""
         if self._table is None and self._steps:
             self._table = CostTable(_median_step(steps) for steps in self._steps.values())
         return self._table
