@@ -85,6 +85,7 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             eager=own.eager,
             threads=settings.threads,
             halves=halves,
+            goals=StepGoals(settings.ttft, settings.tbt),
         )
         core = _engines[settings, halves] = VllmCore(settings.family, launch, VllmEngineProcess)
     return core

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
-from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepGoals, find_budget
+from omnibus.executor.step_budget import (
+    NO_GOALS,
+    BudgetSizes,
+    CostTable,
+    StepGoals,
+    find_budget,
+    measure_costs,
+)
 from omnibus_models.contract import MediaEncoder, Prepared
 from omnibus_models.limits import CANCELLED
 from services.component import ComponentSource, Hosted, by_size
@@ -58,10 +65,6 @@ class _Media(NamedTuple):
 
 class SharedLoop(EngineLoop, Protocol):
     """The loop of a language model in the same process."""
-
-    @property
-    def decode_seconds(self) -> float:
-        """Longest time of the language model's part of a step, in seconds."""
 
     async def load(self) -> None:
         """Be ready; whoever calls this calls ``close`` too."""
@@ -209,8 +212,8 @@ class EncodeRunner(Hosted[MediaEncoder]):
         ]
 
     def _measure_budget(self) -> None:
-        """Lower the batch's tokens to what the goals leave time for."""
-        budget, item = self._batcher.budget, sample_item(self.model)
+        """Measure batches, and lower the batch's tokens to what the goals leave time for."""
+        budget, item, goals = self._batcher.budget, sample_item(self.model), self._settings.goals
         size = max(1, int(item.meta["n_tokens"]))
         most = max(1, budget.alone // size)
 
@@ -220,9 +223,12 @@ class EncodeRunner(Hosted[MediaEncoder]):
             return perf_counter() - begin
 
         batch_seconds(1)  # pay for whatever the first pass costs
-        decode = 0.0 if self._loop is None else self._loop.decode_seconds
-        beside, alone = find_budget(batch_seconds, self._settings.goals, decode, BudgetSizes(1, most, most))
-        self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size)
+        items = measure_costs(batch_seconds, 1, most, max(goals.tbt, goals.first_step_seconds))
+        decode = None if self._loop is None else self._loop.schedule.costs.decode
+        least = decode.seconds(1) if decode is not None else 0.0
+        beside, alone = find_budget(items.seconds, goals, least, BudgetSizes(1, most, most))
+        costs = CostTable((count * size, items.seconds(count)) for count in items.sizes)
+        self._batcher.budget = budget._replace(beside=beside * size, alone=alone * size, costs=costs)
 
 
 def _count_same_modality(job: Job, modality: str) -> int:

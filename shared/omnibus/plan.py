@@ -51,6 +51,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model as it is deployed. ``encoders`` maps a modality to the component that encodes it;
     ``types`` maps a request type to its paths; ``tasks`` maps each component to its unit task's name,
     the same in two models that share the component. ``apps`` brought the model; empty: the operator did.
+    ``ttft`` and ``tbt`` are the seconds to the first token, and between two, that steps of its executors keep;
+    0: what the executors' own settings say.
     """
 
     family: str
@@ -63,6 +65,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: int = 0
     tasks: dict[str, str] = {}
     apps: tuple[str, ...] = ()
+    ttft: float = 0.0
+    tbt: float = 0.0
 
     def option_origin(self, option: str) -> str:
         """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""
@@ -76,6 +80,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield [[component, self.tasks.get(component, "")] for component in runs.components]
         if runs.gpus and runs.gpu:
             yield runs.gpu
+        if self.ttft or self.tbt:
+            yield {"ttft": self.ttft, "tbt": self.tbt}
 
     @property
     def has_talker(self) -> bool:

@@ -44,7 +44,9 @@ GENERATOR = {PICTURES: 2.0, FIRST_SOUND: 0.25}
 #: How many times the requests are served in time with the schedule of stages, and with the planned shape on top of it
 #: (at least): what TriInfer found, 2.6 over 2.2 and 3.9 over 2.6 req/s.
 STAGED, SHAPED = "goodput.staged_over_naive", "goodput.planned_over_staged"
-GOODPUT = {STAGED: 1.18, SHAPED: 1.5}
+#: The goodput with 256 slots over that with 32 (at least): slots that are free cost nothing.
+SLOTS = "goodput.slots256_over_32"
+GOODPUT = {STAGED: 1.18, SHAPED: 1.5, SLOTS: 1.0}
 #: How many requests a second of vLLM's own server Omnibus serves in front of vLLM (at least), by how many are sent at
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}

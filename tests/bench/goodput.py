@@ -1,280 +1,172 @@
 """Goodput of simulated executors on eight GPUs: first come first served, scheduled by stages, and planned in shape.
 
     python -m tests.bench.goodput
+    python -m tests.bench.goodput table     # the planned shape beside all that TriInfer's search lists, by goals
 
-TriInfer's ablation (section 5.3, figure 10) in shape: LLaVA-1.5-7B captions images (TextCaps). Goodput is the
-highest rate at which 90 % of the requests see their first token, and 90 % of the gaps between their tokens, in
-time (section 2.2); per GPU. Time is virtual: no clock, no process. The three systems differ in one thing each:
+TriInfer's ablation (section 5.3, figure 10) in shape, in virtual time (``tests.bench.staged_cluster``); per GPU. The
+three systems differ in one thing each:
 
     naive     every GPU runs everything; whoever came first goes first, and whole prompts stop those who decode
     staged    every GPU runs everything, and the schedule of the real engines says what goes into a step
-    planned   the planner's exact solver chooses among E, P, D, EP, PD and EPD, from seconds at saturation;
-              executors of it step by the same schedule
+    planned   what the planner's exact solver chooses among E, P, D, EP, ED, PD and EPD, from seconds at saturation, and
+              what a replay of requests makes better of it; executors of it step by the same schedule
 """
 
-import heapq
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import count, pairwise
-from math import log
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
 
-import msgspec
+import numpy as np
 
 from omnibus.executor import sim
 from omnibus.executor.sim import ComponentLoad, TypeDemand
-from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, SimWork
-from omnibus.executor.sim.device import SimSequence as Answer
-from omnibus.executor.sim.distributions import Curve, Draw, SizeDistribution
-from omnibus.executor.sim.engine import device_of, lane_of
-from omnibus.executor.sim.profile import kind_of
-from omnibus.executor.step_budget import largest_within_goal
+from services.planner.solve import baselines
 from services.planner.solve.constraints import Terms
 from services.planner.solve.flow_network import build_lattice
+from services.planner.solve.goodput import improve_goodput
 from services.planner.solve.problem import PlanningProblem, RequestType, SolverOption
+from services.planner.solve.solution import decompose_flow
 from services.planner.solve.solver import Solver
-from tests.bench.cases import SHAPED, STAGED
-
-GPUS = 8
-TTFT, TBT = 4.0, 0.08  # seconds: table 5, LLaVA-1.5-7B on TextCaps
-MET = 0.9  # of the requests, and of the gaps of a request: section 2.2
-
-# Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: the others are ours.
-IMAGE, WORDS = 576, 40
-CAPTION = SizeDistribution(mean=50, cv=0.5, most=200)
-
-# The paper plots times without numbers. These follow from its table 2 with the model's sizes (LLM: H 4096, 32 layers;
-# vision: H 1024, 24 layers) at 60 % of what an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3 saturates:
-# prefill 24 H^2 FLOP a token and layer, so that a prompt of 1024 fills the GPU; encoding the same, full at 6 images;
-# decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512: a step costs 20 ms
-# however few take part, as it does without CUDA graphs.
-ENCODE = Curve(base=0.002, per_token=6.8e-6, saturation=6 * IMAGE)
-PREFILL = Curve(base=0.004, per_token=1.45e-4)
-DECODE = Curve(base=0.02, per_item=1.45e-4, per_token=2.2e-7)
-# Seconds for an embedding, and for keys and values, to another GPU: section 5.5.
-MOVE_E, MOVE_P = 0.002, 0.008
-
-#: Sequences of an instance that only decodes: as many as the goal allows (algorithm 2, line 8).
-ALONE = largest_within_goal(lambda rows: DECODE.seconds(rows, rows * (IMAGE + WORDS + 50)), TBT, 1, 512)
-#: Sequences where prompts are computed as well.
-MIXED = 32
-
-VISION, P, D = "vision", "prefill", "decode"
-STAGES = (VISION, P, D)
-OPTIONS = {
-    "E": (VISION,), "P": (P,), "D": (D,), "EP": (VISION, P), "PD": (P, D), "EPD": STAGES,
-}  # fmt: skip
-NAIVE, ALL = "naive", "EPD"
-
-
-def _curve(curve: Curve) -> dict[str, Any]:
-    return msgspec.to_builtins(curve)
-
-
-MANY = {"components": {D: {"slots": MIXED}}}
-PROFILE = sim.decode_profile(
-    msgspec.json.encode(
-        {
-            "default": {
-                "ttft": TTFT,
-                "tbt": TBT,
-                "components": {
-                    VISION: {"kind": "encode", "slots": 16, "batch": _curve(ENCODE), "tokens": {"image": IMAGE}},
-                    P: {"kind": "prefill", "slots": 16, "batch": _curve(PREFILL)},
-                    D: {
-                        "kind": "decode",
-                        "slots": ALONE,
-                        "step": _curve(DECODE),
-                        "steps": msgspec.to_builtins(CAPTION),
-                    },
-                },
-            },
-            "options": {
-                NAIVE: {"ttft": 0, "tbt": 0, **MANY},
-                "PD": MANY,
-                ALL: MANY,
-            },
-        }
-    )
+from tests.bench.cases import SHAPED, SLOTS, STAGED
+from tests.bench.staged_cluster import (
+    ALL,
+    GPUS,
+    IMAGE,
+    NAIVE,
+    OPTIONS,
+    STAGES,
+    TABLE_5,
+    TEXTCAPS,
+    VISION,
+    WORDS,
+    D,
+    P,
+    Setting,
+    Shape,
+    Stage,
+    build_profile,
+    goodput,
+    monolith,
 )
 
-
-class Stage(NamedTuple):
-    """A stop of a request: an option, and what it runs there."""
-
-    option: str
-    parts: tuple[str, ...]
+#: The options of TriInfer's stages.
+BY_STAGE = {name: name for name in ("E", "P", "D", "EP", "ED")}
 
 
-class Shape(NamedTuple):
-    """Replicas by option, and ways through them with their shares."""
-
-    replicas: dict[str, int]
-    ways: tuple[tuple[tuple[Stage, ...], float], ...]
-
-
-def monolith(option: str) -> Shape:
-    return Shape({option: GPUS}, (((Stage(option, STAGES),), 1.0),))
-
-
-def planned() -> Shape:
-    """What the solver finds best for the seconds of saturated replicas."""
+@cache
+def solver_of(setting: Setting) -> Solver:
+    """The planner's solver for the seconds of saturated replicas."""
     options = {name: SolverOption(parts) for name, parts in OPTIONS.items()}
     problem = PlanningProblem(STAGES, options, {"caption": RequestType(STAGES, 1.0)}, tuple(pairwise(STAGES)))
-    found = Solver(build_lattice(problem, lambda _, option, role: seconds(option, role))).solve_most(
-        Terms(gpus={"": GPUS})
-    )
-    ways = tuple((tuple(map(Stage, flow.options, flow.components)), flow.rate / found.rate) for flow in found.flows)
-    return Shape({name: count for name, count in found.replicas.items() if count}, ways)
+    return Solver(build_lattice(problem, lambda _, option, role: seconds(setting, option, role)))
 
 
-def seconds(option: str, parts: tuple[str, ...]) -> float:
+def seconds(setting: Setting, option: str, parts: tuple[str, ...]) -> float:
     """Of a saturated replica, per request."""
     loads = {VISION: ComponentLoad(tokens=IMAGE), **dict.fromkeys((P, D), ComponentLoad(tokens=IMAGE + WORDS))}
     demand = {"caption": TypeDemand(1.0, {part: loads[part] for part in parts})}
-    return 1 / sim.predict_performance(PROFILE, option, demand, inflight=2 * ALONE, requests=500).throughput
+    inflight = 2 * setting.decode_slots
+    return (
+        1 / sim.predict_performance(build_profile(setting), option, demand, inflight=inflight, requests=500).throughput
+    )
 
 
-class Agenda:
-    """What happens when, in virtual seconds."""
-
-    def __init__(self) -> None:
-        self._next: list[tuple[float, int, Callable[[float], None]]] = []
-        self._numbers = count()
-
-    def at(self, when: float, what: Callable[[float], None]) -> None:
-        heapq.heappush(self._next, (when, next(self._numbers), what))
-
-    def run(self) -> None:
-        while self._next:
-            when, _, what = heapq.heappop(self._next)
-            what(when)
+def route(setting: Setting, replicas: Mapping[str, int]) -> Shape | None:
+    """``replicas`` with the ways that serve most; None when they do not run every stage."""
+    frame = solver_of(setting).frame
+    served = frame.solve_flow(
+        np.array([float(replicas.get(name, 0)) for name in frame.network.option_names]), frame.network.type_shares()
+    )
+    if served.rate <= 0:
+        return None
+    flows = decompose_flow(frame.network, served.flow, [served.rate])
+    ways = tuple((tuple(map(Stage, flow.options, flow.components)), flow.rate / served.rate) for flow in flows)
+    used = {option for flow in flows for option in flow.options}
+    return Shape({name: count for name, count in replicas.items() if name in used}, ways)
 
 
-class Replica:
-    """An executor: the device and the lanes of the ``sim`` engine. ``open`` requests have work here."""
-
-    def __init__(self, agenda: Agenda, option: str, parts: Sequence[str]) -> None:
-        given = PROFILE.find_option(option)
-        self._agenda = agenda
-        self._busy = False
-        self._device = device_of(given, 1.0)
-        self._lanes = {
-            part: lane_of(self._device, given, part, kind_of(part, given.find_component(part)), MIXED) for part in parts
-        }
-        self.open = 0
-
-    def put(self, part: str, work: SimWork, at: float) -> None:
-        self._lanes[part].queue_work(work, at)
-        self._go(at)
-
-    def _go(self, at: float) -> None:
-        if self._busy or (turn := self._device.next_turn(at)) is None:
-            return
-        self._busy = True
-        self._agenda.at(at + turn.seconds, partial(self._over, turn))
-
-    def _over(self, turn: DeviceTurn | CombinedTurn, at: float) -> None:
-        self._device.finish_turn(turn, at, len(turn.ends))
-        self._busy = False
-        self._go(at)
+def judge(
+    setting: Setting, replicas: Mapping[str, int], beyond: float = 0.0, lasts: float = 60.0, precision: float = 0.1
+) -> float:
+    """Goodput of ``replicas`` per GPU; ``beyond`` when it is not more than that."""
+    shape = route(setting, replicas)
+    return 0.0 if shape is None else goodput(shape, setting, lasts, precision, beyond)
 
 
-class Request:
-    """One request on its way."""
-
-    def __init__(self, cluster: "Cluster", stages: Sequence[Stage], tokens: int, arrival: float) -> None:
-        self._cluster = cluster
-        self._steps = [(stage.option, part) for stage in stages for part in stage.parts]
-        self._tokens = tokens
-        self._arrival = arrival
-        self._here: Replica | None = None
-        self.times: list[float] = []
-        self._next(0, arrival)
-
-    def _next(self, index: int, at: float) -> None:
-        option, part = self._steps[index]
-        if index == 0 or self._steps[index - 1][0] != option:
-            if self._here is not None:
-                self._here.open -= 1
-            self._here = min(self._cluster.replicas[option], key=lambda each: each.open)
-            self._here.open += 1
-            at += {0: 0.0, 1: MOVE_E}.get(index, MOVE_P)
-        self._cluster.agenda.at(at, partial(self._put, self._here, index, part))
-
-    def _put(self, here: Replica, index: int, part: str, at: float) -> None:
-        prompt = IMAGE + WORDS
-        if part == D:
-            work: SimWork = Answer(prompt, limit=self._tokens)
-            work.told = partial(self._said, work)
-        else:
-            work = SimWork(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1))
-        here.put(part, work, at)
-
-    def _said(self, answer: Answer, at: float) -> None:
-        self.times.append(at)
-        if answer.is_finished and self._here is not None:
-            self._here.open -= 1
-
-    @property
-    def met(self) -> bool:
-        late = sum(after - before > TBT for before, after in pairwise(self.times))
-        return self.times[0] - self._arrival <= TTFT and late <= (1 - MET) * (len(self.times) - 1)
+def proposals(setting: Setting) -> Iterator[Mapping[str, int]]:
+    """The solver's best of all options and of those of each of TriInfer's methods, and what Algorithm 2 compares."""
+    solver, methods = solver_of(setting), (OPTIONS, ("EP", "D"), ("ED", "P"), ("E", "P", "D"))
+    for options in methods:
+        without = tuple(name for name in OPTIONS if name not in options)
+        yield solver.solve_most(Terms(gpus={"": GPUS}, without=without)).replicas
+    yield from baselines.triinfer_methods(solver.frame, BY_STAGE, GPUS).values()
+    yield {ALL: GPUS}
 
 
-class Cluster:
-    """``shape`` with ``rate`` req/s for ``lasts`` seconds."""
-
-    def __init__(self, shape: Shape, rate: float, lasts: float) -> None:
-        self.agenda = Agenda()
-        parts: dict[str, dict[str, None]] = {option: {} for option in shape.replicas}
-        for way, _ in shape.ways:
-            for stage in way:
-                parts[stage.option].update(dict.fromkeys(stage.parts))
-        self.replicas = {
-            option: [Replica(self.agenda, option, tuple(parts[option])) for _ in range(count)]
-            for option, count in shape.replicas.items()
-            if parts[option]
-        }
-        self._requests: list[Request] = []
-        self._sent = dict.fromkeys(range(len(shape.ways)), 0)
-        self._shape = shape
-        draw, at = Draw("goodput", 1), 0.0
-        while (at := at - log(draw.uniform()) / rate) < lasts:
-            self.agenda.at(at, partial(self._come, CAPTION.draw_size(draw)))
-
-    def _come(self, tokens: int, at: float) -> None:
-        """The way that is furthest behind its share is taken."""
-        behind = min(self._sent, key=lambda way: (self._sent[way] + 1) / self._shape.ways[way][1])
-        self._sent[behind] += 1
-        self._requests.append(Request(self, self._shape.ways[behind][0], tokens, at))
-
-    def attainment(self) -> float:
-        """The share of requests that were served in time."""
-        self.agenda.run()
-        return sum(request.met for request in self._requests) / len(self._requests)
+def planned(setting: Setting = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1) -> tuple[Shape, float]:
+    """The planned shape and its goodput per GPU."""
+    replicas, rate = improve_goodput(
+        proposals(setting),
+        dict.fromkeys(OPTIONS, 1),
+        lambda replicas, beyond: judge(setting, replicas, beyond, lasts, precision),
+    )
+    shape = route(setting, replicas)
+    assert shape is not None
+    return shape, rate
 
 
-def goodput(shape: Shape, lasts: float = 60.0, precision: float = 0.1) -> float:
-    """Req/s per GPU: the highest rate of which enough is served in time."""
-    low, high = 0.0, 1.0
-    while Cluster(shape, GPUS * high, lasts).attainment() >= MET:
-        low, high = high, 2 * high
-    while high - low > precision:
-        middle = (low + high) / 2
-        if Cluster(shape, GPUS * middle, lasts).attainment() >= MET:
-            low = middle
-        else:
-            high = middle
-    return low
+def best_listed(
+    setting: Setting, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
+) -> tuple[dict[str, int], float]:
+    """The best of all shapes that TriInfer's exhaustive search lists and its goodput, if it is more than ``beyond``."""
+    best: dict[str, int] = {}
+    for replicas in baselines.triinfer_shapes(GPUS):
+        found = judge(setting, replicas, beyond, lasts, precision)
+        if found > beyond:
+            best, beyond = replicas, found
+    return best, beyond
+
+
+def chosen_method(setting: Setting, lasts: float = 60.0, precision: float = 0.1) -> tuple[str, dict[str, int], float]:
+    """What TriInfer's Algorithm 2 chooses by replaying the same requests under each method, and its goodput per GPU."""
+    return baselines.plan_triinfer(
+        solver_of(setting).frame,
+        BY_STAGE,
+        GPUS,
+        lambda replicas: judge(setting, replicas, lasts=lasts, precision=precision),
+    )
 
 
 def measure() -> dict[str, float]:
-    """What the schedule is worth, and what the planned shape is worth beside it."""
-    naive, staged, best = (goodput(shape) for shape in (monolith(NAIVE), monolith(ALL), planned()))
-    return {STAGED: round(staged / naive, 4), SHAPED: round(best / staged, 4)}
+    """What the schedule is worth, what the planned shape is worth beside it, and what slots cost."""
+    naive = goodput(monolith(NAIVE))
+    by_slots = {slots: goodput(monolith(ALL), TEXTCAPS._replace(slots=slots)) for slots in (32, 128, 256)}
+    print({f"goodput.staged.slots{slots}": round(rate, 4) for slots, rate in by_slots.items()}, file=sys.stderr)
+    staged, (_, best) = by_slots[32], planned()
+    return {
+        STAGED: round(staged / naive, 4),
+        SHAPED: round(best / staged, 4),
+        SLOTS: round(by_slots[256] / staged, 4),
+    }
+
+
+def print_table() -> None:
+    """Print each setting's planned shape, the best that TriInfer's search lists, and what its Algorithm 2 chooses."""
+    for setting in TABLE_5:
+        shape, rate = planned(setting)
+        listed, most = best_listed(setting)
+        name, replicas, heuristic = chosen_method(setting)
+        print(
+            f"TTFT {setting.ttft:g} s, TBT {setting.tbt:g} s: planned {shape.replicas} {rate:.2f}, "
+            f"best listed {listed} {most:.2f}, Algorithm 2 {name} {replicas} {heuristic:.2f} req/s per GPU",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    if "table" in sys.argv[1:]:
+        print_table()
+    else:
+        print(json.dumps(measure()))

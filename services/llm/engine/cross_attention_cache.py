@@ -70,8 +70,8 @@ class CrossCache(SlotCache):
         self.rows.append(rows)
         return slot
 
-    def occupy_all_slots(self, length: int) -> list[int]:
-        slots = super().occupy_all_slots(length)
+    def occupy_slots(self, count: int, length: int) -> list[int]:
+        slots = super().occupy_slots(count, length)
         self.rows = [0] * len(slots)
         return slots
 

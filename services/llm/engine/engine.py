@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from omnibus.errors import StageUnavailable
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
-from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepGoals, find_budget
+from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Decoder
 from services.llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
@@ -74,9 +74,8 @@ class BatchingEngine(Generic[S]):
             patience=limits.goals.first_step_seconds,
             whole=limits.context,
             split=not parallel,
+            batched=False,
         )
-        #: Seconds of a decode step of all slots; 0 while no goal asks for it.
-        self.decode_seconds = 0.0
         #: Times decode steps.
         self.decoding = Stopwatch()
         self.tokens = 0
@@ -100,12 +99,20 @@ class BatchingEngine(Generic[S]):
             await self._compute(self._measure_budgets)
 
     def _measure_budgets(self) -> None:
-        context = self.limits.context
-        if self.limits.decodes:
-            self.decode_seconds = self._steps.decode_seconds(max(1, min(_TYPICAL_CONTEXT_TOKENS, context // 2)))
-        sizes = BudgetSizes(min(_MIN_STEP_TOKENS, context), context, self.limits.share)
-        beside, alone = find_budget(self._steps.prefill_seconds, self.limits.goals, self.decode_seconds, sizes)
-        self.schedule.budget = StepBudget(beside, alone)
+        """Measure decode steps by their sequences, and prefills by their tokens."""
+        context, goals, decode = self.limits.context, self.limits.goals, None
+        if self.limits.decodes and goals.tbt:
+            length = max(1, min(_TYPICAL_CONTEXT_TOKENS, context // 2))
+            decode = measure_costs(
+                lambda count: self._steps.decode_seconds(count, length), 1, self.limits.slots, goals.tbt
+            )
+        least = min(_MIN_STEP_TOKENS, context)
+        costs = measure_costs(self._steps.prefill_seconds, least, context, max(goals.tbt, goals.first_step_seconds))
+        beside, alone = find_budget(
+            costs.seconds, goals, decode.seconds(1) if decode else 0.0, BudgetSizes(least, context, self.limits.share)
+        )
+        self.schedule.costs = StepCosts(goals, decode)
+        self.schedule.budget = StepBudget(beside, alone, least=least, costs=costs)
 
     # For those who wait for tokens
 

@@ -81,7 +81,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "budget": self.engine.schedule.budget._asdict()}
+        return {**super().stats(), "budget": self.schedule.describe_budget()}
 
     @property
     def thinker(self) -> Thinker:
@@ -92,10 +92,6 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     @property
     def schedule(self) -> Schedule[Any]:
         return self.engine.schedule
-
-    @property
-    def decode_seconds(self) -> float:
-        return self.engine.decode_seconds
 
     def raise_if_failed(self) -> None:
         self.engine.raise_if_failed()

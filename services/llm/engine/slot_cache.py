@@ -61,13 +61,13 @@ class SlotCache(Cache):
         self.lengths.append(length)
         return slot
 
-    def occupy_all_slots(self, length: int) -> list[int]:
-        """Hold as many sequences of ``length`` positions as there are slots, whatever is in them; for measuring.
+    def occupy_slots(self, count: int, length: int) -> list[int]:
+        """Hold ``count`` sequences of ``length`` positions and no other, whatever is in them; for measuring.
 
-        Without a length all are forgotten. Returns the occupied slots.
+        Returns the occupied slots.
         """
-        self.lengths = [length] * self.slots if length else []
-        return list(range(len(self.lengths)))
+        self.lengths = [length] * count
+        return list(range(count))
 
     def remove(self, slot: int, wipe: bool = False) -> None:
         """Free ``slot``; the last sequence moves into it. ``wipe`` clears values that are not numbers.

@@ -66,11 +66,11 @@ class Steps(Generic[S]):
             self._decode_dummy([0])
             self._cache.remove(0)
 
-    def decode_seconds(self, length: int) -> float:
-        """Measure the seconds of a step of all slots, each with ``length`` positions. Only while all are free."""
-        slots = self._cache.occupy_all_slots(length)
+    def decode_seconds(self, count: int, length: int) -> float:
+        """Measure the seconds of a step of ``count`` sequences of ``length`` positions, while all slots are free."""
+        slots = self._cache.occupy_slots(count, length)
         seconds = min(self._measure_seconds(self._decode_dummy, slots) for _ in range(_REPEAT_COUNT))
-        self._cache.occupy_all_slots(0)
+        self._cache.occupy_slots(0, 0)
         return seconds
 
     def prefill_seconds(self, tokens: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Job
+from omnibus.executor.scheduler import due_time
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find
 from services.component import Compute
@@ -188,7 +189,13 @@ class VllmCore:
 
     def new_generation(self, params: TextGenerationParams, **fields: Any) -> Generation:
         """A ``Generation`` with a number of its own."""
-        return Generation(id=str(next(self._ids)), ends=self.end_tokens(params), **fields)
+        priority = self._due_priority(len(fields["ids"])) if self._launch.goals.ttft else 0
+        return Generation(id=str(next(self._ids)), ends=self.end_tokens(params), priority=priority, **fields)
+
+    def _due_priority(self, tokens: int) -> int:
+        """Due time of a prompt of ``tokens`` that comes now, in ms: short ones overtake, none waits for ever."""
+        patience = self._launch.goals.first_step_seconds
+        return int(1000 * due_time(time.monotonic(), patience, tokens, self._launch.context))
 
     def build_sampling(self, params: TextGenerationParams, limit: int, seed: int) -> TokenSamplingParams:
         return replace(build_sampling(params, limit, seed), ignore_eos=params.ignore_eos)

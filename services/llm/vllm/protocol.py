@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.contract import TokenSamplingParams
 from services.llm.vllm.shared_memory import Place
 
@@ -18,7 +19,8 @@ class Launch:
     ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
     tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
-    asked for. ``halves``: whether caches of prompts come and go.
+    asked for. ``halves``: whether caches of prompts come and go. ``goals``: what the tokens of a step are chosen for,
+    ``step_tokens`` at most.
     """
 
     component: str
@@ -35,6 +37,7 @@ class Launch:
     threads: int
     rows: bool = False
     halves: bool = False
+    goals: StepGoals = NO_GOALS
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Generation:
 
     ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
     one after the other. ``gives`` is where the cache of the prompt goes. ``draws`` is how many tokens of the answer
-    were chosen elsewhere, the last of ``ids``: so many random numbers were used.
+    were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of requests that wait, the one with
+    the least ``priority`` is first.
     """
 
     id: str
@@ -108,6 +112,7 @@ class Generation:
     gives: Place | None = None
     takes: ExternalCache | None = None
     draws: int = 0
+    priority: int = 0
 
 
 class Tokens(NamedTuple):

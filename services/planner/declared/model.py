@@ -91,6 +91,7 @@ class Model:
 
     def build_plan(self, options: dict[str, DeploymentOption], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
         """The model deployed as ``options``, with the paths of each request type."""
+        goals = self.planned.goals if self.planned is not None else planned_spec.TailLatencyGoals()
         return ModelPlan(
             family=self.declared.family,
             checkpoint=self.declared.checkpoint,
@@ -101,6 +102,8 @@ class Model:
             voices=self.voices,
             context=self.declared.context,
             tasks={component: self.unit_task_name(component) for component in self.components},
+            ttft=goals.first_token,
+            tbt=goals.token,
         )
 
     def unit_task_name(self, component: str) -> str:

@@ -1,12 +1,15 @@
 """Baselines of others for the same profile, for comparison: each returns replicas, or a plan's name and replicas."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from services.planner.solve.flow_matrix import FlowMatrix
 from services.planner.solve.problem import Infeasible, check_amount, require
+
+#: The goodput in req/s of replicas by option, from a replay of the history.
+Replay = Callable[[Mapping[str, int]], float]
 
 
 def served_rate(frame: FlowMatrix, replicas: Mapping[str, int]) -> float:
@@ -28,35 +31,50 @@ def plan_monolith(frame: FlowMatrix, gpus: int) -> tuple[dict[str, int], float]:
     return best
 
 
-def plan_triinfer(frame: FlowMatrix, stages: Mapping[str, str], instances: int) -> tuple[str, dict[str, int], float]:
+def plan_triinfer(
+    frame: FlowMatrix, stages: Mapping[str, str], instances: int, replay: Replay | None = None
+) -> tuple[str, dict[str, int], float]:
     """TriInfer's Algorithm 2: its best of E+P+D, EP+D and ED+P, as name, replicas and req/s.
 
     ``stages`` names the option of each of "E", "P", "D", "EP" and "ED"; ``instances`` are divided by the
-    stages' work, each with at least one. What its replay measures as goodput is here what the replicas
-    serve. That the merged instances take the sum of their stages' numbers is its rule, not an optimum.
+    stages' work, each with at least one. ``replay`` gives the goodput of each method for the history; without
+    one it is what the replicas serve. That the merged instances take the sum of their stages' numbers is its rule,
+    not an optimum.
     """
+    methods = triinfer_methods(frame, stages, instances)
+    found = [
+        (name, replicas, replay(replicas) if replay is not None else served_rate(frame, replicas))
+        for name, replicas in methods.items()
+    ]
+    return max(found, key=lambda each: each[2])
+
+
+def triinfer_methods(frame: FlowMatrix, stages: Mapping[str, str], instances: int) -> dict[str, dict[str, int]]:
+    """The replicas of each of TriInfer's methods whose options ``stages`` names, by the name of the method."""
     require(instances >= 3, f"{instances} instances are too few for three stages")
     for stage in ("E", "P", "D"):
         require(stage in stages, f"no option is named for stage {stage}")
-    counts = dict(
-        zip(
-            "EPD",
-            _split_proportionally(instances, [_option_work(frame, stages[stage]) for stage in "EPD"]),
-            strict=True,
-        )
-    )
+    work = [_option_work(frame, stages[stage]) for stage in "EPD"]
+    encode, prefill, decode = _split_proportionally(instances, work)
     methods = {
-        "E+P+D": counts,
-        "EP+D": {"EP": counts["E"] + counts["P"], "D": counts["D"]},
-        "ED+P": {"ED": counts["E"] + counts["D"], "P": counts["P"]},
+        "E+P+D": {"E": encode, "P": prefill, "D": decode},
+        "EP+D": {"EP": encode + prefill, "D": decode},
+        "ED+P": {"ED": encode + decode, "P": prefill},
     }
-    tried = [
-        (name, {stages[stage]: count for stage, count in method.items()})
+    return {
+        name: {stages[stage]: count for stage, count in method.items()}
         for name, method in methods.items()
         if method.keys() <= stages.keys()
-    ]
-    rates = [(name, replicas, served_rate(frame, replicas)) for name, replicas in tried]
-    return max(rates, key=lambda found: found[2])
+    }
+
+
+def triinfer_shapes(instances: int) -> list[dict[str, int]]:
+    """All that TriInfer's exhaustive search lists (section 5.4): instances by stage, each method with each ratio."""
+    found: list[dict[str, int]] = []
+    for first in range(1, instances):
+        found += [{"EP": first, "D": instances - first}, {"ED": first, "P": instances - first}]
+        found += [{"E": first, "P": then, "D": instances - first - then} for then in range(1, instances - first)]
+    return found
 
 
 def _split_proportionally(count: int, work: Sequence[float]) -> list[int]:

@@ -1,8 +1,10 @@
 """Options and seconds to arcs: from a set of finished components to a larger one, for each request type.
 
 The arc form holds ALL paths over ALL options, mixed ones such as E then EL as well, without listing them
-(six components: 1,126 arcs, where one type alone has 338,283 paths). A listed path is one arc from nothing
-to everything; both forms are the same program.
+(six components: 1,616 arcs, where one type alone has more than a hundred million paths). At each stop an option
+runs all of its components that are left and can run; it is visited again where others have to run in between:
+ED encodes, P prefills, ED decodes. A listed path is one arc from nothing to everything; both forms are the same
+program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,9 +82,11 @@ class _ComponentSets:
     def component_names(self, mask: int) -> tuple[str, ...]:
         return tuple(component for component, bit in self._bit.items() if mask & bit)
 
-    def is_allowed(self, role: int, done: int, whole: int) -> bool:
-        """Return whether all that must run before ``role``, inside of the type, is done or in it."""
-        return all(not self._before[bit] & whole & ~(done | role) for bit in self._before if role & bit)
+    def runnable_part(self, role: int, done: int, whole: int) -> int:
+        """The most of ``role`` of which all that must run before, inside of the type, is done or in it too."""
+        while lost := sum(bit for bit in self._before if role & bit and self._before[bit] & whole & ~(done | role)):
+            role &= ~lost
+        return role
 
 
 def build_lattice(problem: PlanningProblem, seconds: Seconds) -> Network:
@@ -125,8 +129,8 @@ def _lattice_steps(
     while waiting:
         _, done = heappop(waiting)
         for at, name, mask in masks:
-            role = mask & whole & ~done
-            if not role or not bits.is_allowed(role, done, whole):
+            role = bits.runnable_part(mask & whole & ~done, done, whole)
+            if not role:
                 continue
             use = uses(at, name, role)
             if use is None:
@@ -140,16 +144,21 @@ def _lattice_steps(
 def listed_paths(
     problem: PlanningProblem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds
 ) -> Network:
-    """Only the paths that are listed: option names in the order of execution. Raises ``BadRequest``."""
+    """Only the paths that are listed: option names in the order of execution. Raises ``BadRequest``.
+
+    The seconds of an option that a path visits twice are those of both visits.
+    """
     check_problem(problem)
     _check_rows(problem, paths, seconds)
     bits, number, arcs = _ComponentSets(problem), {name: at for at, name in enumerate(problem.options)}, []
     for kind, (name, declared) in enumerate(problem.types.items()):
         whole = bits.to_mask(declared.components)
         for index, path in enumerate(paths.get(name, ())):
-            uses = []
+            uses: list[Use] = []
             for option, role in _path_roles(problem, bits, name, path):
-                uses.append(Use(number[option], float(seconds.get((name, index, option), 0.0)), role))
+                again = any(use.option == number[option] for use in uses)
+                spent = 0.0 if again else float(seconds.get((name, index, option), 0.0))
+                uses.append(Use(number[option], spent, role))
             arcs.append(Arc(kind, 0, whole, tuple(uses)))
     shares = tuple(float(kind.share) for kind in problem.types.values())
     whole_of = tuple(bits.to_mask(kind.components) for kind in problem.types.values())
@@ -159,7 +168,7 @@ def listed_paths(
 def _path_roles(
     problem: PlanningProblem, bits: _ComponentSets, kind: str, path: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each option of a path and the components that it runs: those of its own that are not done yet."""
+    """Each stop of a path and the components that run there: those of the option that are not done and can run."""
     whole, done, said = (
         bits.to_mask(problem.types[kind].components),
         0,
@@ -167,9 +176,10 @@ def _path_roles(
     )
     for option in path:
         require(option in problem.options, f"{said} uses option {option!r}, which is not declared")
-        role = bits.to_mask(problem.options[option].components) & whole & ~done
-        require(bool(role), f"{said} has nothing left to run on {option}")
-        require(bits.is_allowed(role, done, whole), f"{said} runs {option} before what it waits for")
+        left = bits.to_mask(problem.options[option].components) & whole & ~done
+        require(bool(left), f"{said} has nothing left to run on {option}")
+        role = bits.runnable_part(left, done, whole)
+        require(bool(role), f"{said} runs {option} before what it waits for")
         yield option, bits.component_names(role)
         done |= role
     require(done == whole, f"{said} does not run {', '.join(bits.component_names(whole & ~done))}")

@@ -119,6 +119,7 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
         told["TASKS"] = ",".join(model.tasks[component] for component in deployed.components)
     if deployed.engine:
         told["ENGINE"] = deployed.engine
+    told |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in told.items()}
 
 

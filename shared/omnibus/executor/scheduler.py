@@ -1,9 +1,10 @@
 """Selection of work for the next step of an executor that encodes, prefills and decodes. No clock, no I/O: pure state.
 
-One step holds every sequence that decodes, then shares of prompts, then media items, the latter two within
-budgets that were found for the service goals (``omnibus.executor.step_budget``). So no long prompt and no large
-picture stops the tokens of others. What cannot be cut is done alone when it is larger than a budget: a media item,
-or a span of a prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
+One step holds every sequence that decodes, then shares of prompts and media items as far as budgets allow. With
+goals and measured costs (``omnibus.executor.step_budget``) the budgets are what this step's decoding sequences leave
+of its time: few leave much, many leave little. So no long prompt and no large picture stops the tokens of others, and
+slots that are free cost nothing. What cannot be cut is done alone when it is larger than a budget: a media item, or a
+span of a prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
 
 Order. Work is due at the time it came plus up to ``patience``, in proportion to its size: short
 prompts overtake long ones (ModServe, section 5), but none that has waited for ``patience``. Due times never
@@ -14,7 +15,9 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from omnibus.executor.step_budget import NO_COSTS, CostTable, StepCosts
 
 K = TypeVar("K", bound=Hashable)
 
@@ -22,12 +25,25 @@ K = TypeVar("K", bound=Hashable)
 class StepBudget(NamedTuple):
     """Most tokens in one step: ``beside`` sequences that decode, and ``alone`` in a step without any.
 
-    ``items`` are the most media items, whatever their size; one item is encoded however large it is.
+    ``items`` are the most media items, whatever their size; one item is encoded however large it is. With ``costs``,
+    seconds by tokens, a step whose time a goal bounds holds what its time allows, ``least`` tokens at least.
     """
 
     beside: int
     alone: int
     items: int = 1
+    least: int = 1
+    costs: CostTable | None = None
+
+    def token_limit(self, decodes: object, seconds: float | None = None, part: float = 1.0) -> int:
+        """Most tokens of a step in which something ``decodes`` or not, in a ``part`` of the ``seconds`` it has left.
+
+        Without costs, or where no goal bounds the seconds, the part is of the fixed number of tokens.
+        """
+        most = self.beside if decodes else self.alone
+        if self.costs is None or seconds is None:
+            return max(1, int(most * part))
+        return max(self.least, self.costs.largest_size(seconds * part, most))
 
 
 class StepPlan(NamedTuple, Generic[K]):
@@ -57,13 +73,25 @@ class Schedule(Generic[K]):
 
     A sequence takes one of ``slots`` from its admission until it leaves. ``budget`` is that of prompts;
     ``kinds`` are those of each kind of media. ``patience`` is in seconds, ``whole`` the size that waits for all
-    of it. ``split`` says that prompts and media take turns on one device: each has half of its budget while
-    the other has work too.
+    of it. ``split`` says that prompts and media take turns on one device: media have half of the budget while prompts
+    have work too, and these have what is left. ``batched`` says that shares of several prompts cost as much as one of
+    all their tokens; otherwise each costs for itself. ``costs`` are the goals and the costs of decode steps.
     """
 
-    def __init__(self, slots: int, budget: StepBudget, *, patience: float = 0.0, whole: int = 1, split: bool = True):
+    def __init__(
+        self,
+        slots: int,
+        budget: StepBudget,
+        *,
+        patience: float = 0.0,
+        whole: int = 1,
+        split: bool = True,
+        batched: bool = True,
+    ) -> None:
         self.slots = slots
         self.budget = budget
+        self.costs: StepCosts = NO_COSTS
+        self.batched = batched
         self.kinds: dict[Hashable, StepBudget] = {}
         self.patience = patience
         self.whole = whole
@@ -95,7 +123,7 @@ class Schedule(Generic[K]):
         heappush(self._media, self._make_due(key, _check_positive(tokens), now, kind))
 
     def _make_due(self, key: K, size: int, now: float, kind: Hashable = None) -> Due[K]:
-        return Due(now + self.patience * min(1.0, size / self.whole), next(self._numbers), key, size, kind)
+        return Due(due_time(now, self.patience, size, self.whole), next(self._numbers), key, size, kind)
 
     # Changes
 
@@ -136,12 +164,15 @@ class Schedule(Generic[K]):
         ``ready`` says of a decoding sequence whether it can take its next step.
         """
         decode = [key for key in self._decoding if ready(key)]
-        half = self.split and bool(self._prefilling) and bool(self._media)
-        return StepPlan(
-            decode, self._prefill_shares(_token_limit(self.budget, decode, half)), self._media_batch(bool(decode), half)
-        )
+        part = 0.5 if self.split and self._prefilling and self._media else 1.0
+        seconds = self.costs.seconds_left(len(decode))
+        media, spent = self._media_batch(bool(decode), seconds, part)
+        if seconds is not None and spent is not None and self.split:
+            seconds, part = seconds - spent, 1.0
+        return StepPlan(decode, self._prefill_shares(bool(decode), seconds, part), media)
 
-    def _prefill_shares(self, tokens: int) -> list[tuple[K, int]]:
+    def _prefill_shares(self, decodes: bool, seconds: float | None, part: float) -> list[tuple[K, int]]:
+        tokens = most = self.budget.token_limit(decodes, seconds, part)
         shares: list[tuple[K, int]] = []
         for due in self._prefilling:
             if tokens <= 0:
@@ -149,24 +180,34 @@ class Schedule(Generic[K]):
             size = _share_size(due.spans, due.size - self._left[due.key], min(self._left[due.key], tokens), not shares)
             if not size:
                 continue
-            tokens -= size
             self._left[due.key] -= size
             shares.append((due.key, size))
-        done = [key for key, _ in shares if not self._left[key]]
+            most -= size
+            tokens = most
+            if seconds is not None and self.budget.costs is not None and not self.batched:
+                seconds -= self.budget.costs.seconds(size)
+                tokens = self.budget.costs.largest_size(seconds, most)
+        self._hold_prefilled([key for key, _ in shares if not self._left[key]])
+        return shares
+
+    def _hold_prefilled(self, done: list[K]) -> None:
+        """``done`` have no prompt left: they are held."""
         for key in done:
             del self._left[key]
             self._held[key] = None
         if done:
             self._prefilling = [due for due in self._prefilling if due.key in self._left]
-        return shares
 
-    def _media_batch(self, decodes: bool, half: bool) -> list[K]:
-        """The item that is due first, and those of its kind that fit in with it, in order."""
+    def _media_batch(self, decodes: bool, seconds: float | None, part: float) -> tuple[list[K], float | None]:
+        """The item that is due first, and those of its kind that fit in with it, in order; and what they cost.
+
+        The seconds are None where they are not known.
+        """
         if not self._media:
-            return []
+            return [], 0.0
         kind = self._media[0].kind
         budget = self.kinds[kind]
-        left = _token_limit(budget, decodes, half)
+        left = whole = budget.token_limit(decodes, seconds, part)
         batch: list[K] = []
         others: list[Due[K]] = []
         while self._media and len(batch) < budget.items:
@@ -182,7 +223,7 @@ class Schedule(Generic[K]):
         for due in others:
             heappush(self._media, due)
         self._encoding.update(dict.fromkeys(batch))
-        return batch
+        return batch, None if budget.costs is None else budget.costs.seconds(whole - left)
 
     # What is known
 
@@ -205,11 +246,27 @@ class Schedule(Generic[K]):
         """Media items that wait."""
         return len(self._media)
 
+    def describe_budget(self) -> dict[str, Any]:
+        """The budget of prompts as small JSON: ``beside_sequences`` is the one beside so many that decode."""
+        budget = self.budget
+        found: dict[str, Any] = {"beside": budget.beside, "alone": budget.alone, "items": budget.items}
+        if budget.costs is not None and self.costs.decode is not None and self.costs.goals.tbt:
+            found["beside_sequences"] = {
+                str(count): budget.token_limit(True, self.costs.seconds_left(count))
+                for count in self.costs.decode.sizes
+            }
+        return found
+
     def __iter__(self) -> Iterator[K]:
         """Everybody, in no order that means anything."""
         for due in (*self._waiting, *self._prefilling, *self._media):
             yield due.key
         yield from (*self._held, *self._decoding, *self._encoding)
+
+
+def due_time(now: float, patience: float, size: int, whole: int) -> float:
+    """Return when work of ``size`` that comes ``now`` is due: of the ``patience`` for ``whole``, its part later."""
+    return now + patience * min(1.0, size / whole)
 
 
 def _share_size(spans: Sequence[tuple[int, int]], done: int, size: int, first: bool) -> int:
@@ -221,11 +278,6 @@ def _share_size(spans: Sequence[tuple[int, int]], done: int, size: int, first: b
         if begin < done + size < end:
             return end - done if first and begin == done else begin - done
     return size
-
-
-def _token_limit(budget: StepBudget, decodes: object, half: bool) -> int:
-    whole = budget.beside if decodes else budget.alone
-    return max(1, whole // 2) if half else whole
 
 
 def _check_positive(size: int) -> int:

@@ -60,7 +60,8 @@ class ExecutorSettings(Settings, frozen=True):
     #: Prompt tokens in one step of an LLM, where no goal says it.
     share: int = 512
     #: Seconds to the first token, and between two tokens, that the steps of an LLM and of encoders beside it are
-    #: to keep; how much goes into a step is measured at the start. 0: no goal.
+    #: to keep; how much goes into a step is measured. 0: no goal. A plan sets them for models whose ``planned.goals``
+    #: have ``first_token`` and ``token``.
     ttft: float = 0.0
     tbt: float = 0.0
 
@@ -70,7 +71,7 @@ class VllmSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "VLLM"
 
-    #: Most prompt tokens in one step; longer prompts take several.
+    #: Most prompt tokens in one step; longer prompts take several. With goals fewer, as their time allows.
     step_tokens: int = 8192
     #: Memory of the KV cache; 0: what ``memory`` leaves of a GPU, 512 MiB on a CPU.
     kv_mib: int = 0

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.executor.scheduler import Schedule, StepBudget
+from omnibus.executor.step_budget import CostTable, StepCosts, StepGoals
 
 KIND = "image"
 
@@ -148,6 +149,71 @@ def test_prompts_and_media_that_run_side_by_side_have_all_of_their_budgets():
     schedule.add_media("j", 8, 0.0, KIND)
 
     assert schedule.next_step() == ([], [("a", 16)], ["i", "j"])
+
+
+# With costs, in tenths of a second: a step may take 10, a sequence 2, a token of a prompt 1, and of media half of one.
+
+
+def costed(slots: int = 8, **how: bool) -> Schedule[str]:
+    schedule: Schedule[str] = Schedule(slots, StepBudget(100, 100, costs=CostTable([(1, 0.1), (100, 10.0)])), **how)
+    schedule.kinds = {KIND: StepBudget(100, 100, 9, costs=CostTable([(1, 0.05), (100, 5.0)]))}
+    schedule.costs = StepCosts(StepGoals(ttft=2.0, tbt=1.0), CostTable([(1, 0.2), (2, 0.4)]))
+    return schedule
+
+
+def test_the_fewer_sequences_decode_the_more_of_a_prompt_is_in_their_step():
+    schedule = costed()
+    for key in ("a", "b", "c"):
+        prefilled(schedule, key)
+    schedule.add_prompt("long", 60, 1.0)
+    schedule.admit_waiting()
+
+    sizes = []
+    for gone in ("a", "b", "c", "long"):
+        sizes += schedule.next_step().prefill
+        schedule.remove_key(gone)
+
+    assert sizes == [("long", 4), ("long", 6), ("long", 8), ("long", 10)]
+
+
+def test_sequences_that_take_all_of_a_step_leave_the_least_share():
+    schedule = costed()
+    schedule.budget = schedule.budget._replace(least=3)
+    for key in "abcdef":
+        prefilled(schedule, key)
+    schedule.add_prompt("long", 60, 1.0)
+    schedule.admit_waiting()
+
+    assert schedule.next_step().prefill == [("long", 3)]
+
+
+def test_prompts_have_the_time_that_media_leave():
+    together, apart = costed(), costed(split=False)
+    for schedule in (together, apart):
+        prefilled(schedule, "a")
+        schedule.add_prompt("b", 60, 0.0)
+        schedule.admit_waiting()
+        for number in range(3):
+            schedule.add_media(f"i{number}", 5, 0.0, KIND)
+
+    # Of 8 tenths, media may take 4 and take 2.5.
+    assert together.next_step() == (["a"], [("b", 5)], ["i0"])
+    # On a device that runs both at once, each has all of them.
+    assert apart.next_step() == (["a"], [("b", 8)], ["i0", "i1", "i2"])
+
+
+def test_prompts_that_are_computed_one_by_one_cost_one_by_one():
+    one_by_one, batched = costed(batched=False), costed(batched=True)
+    for schedule in (one_by_one, batched):
+        schedule.budget = schedule.budget._replace(costs=CostTable([(4, 0.4), (104, 10.4)]))
+        prefilled(schedule, "a", 4)
+        for number in range(8):
+            schedule.add_prompt(f"p{number}", 1, 0.0)
+        schedule.admit_waiting()
+
+    # A pass takes 0.4 s, however short its prompt is, and 0.8 s are left.
+    assert one_by_one.next_step().prefill == [("p0", 1), ("p1", 1)]
+    assert len(batched.next_step().prefill) == 7
 
 
 @pytest.mark.parametrize("stage", ["waiting", "prefilling", "held", "decoding", "item", "unknown"])

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import ComponentLoad, TypeDemand, predict_performance
 from omnibus.executor.sim.device import CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve
+from omnibus.executor.sim.engine import with_goals
 from omnibus.executor.sim.scheduled_device import StagedDevice
-from omnibus.executor.step_budget import StepGoals
+from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from tests.unit.executor.simulated import ALL, bench, chat, media, profile
 
 GOALS = StepGoals(ttft=4.0, tbt=0.5)
@@ -75,6 +77,19 @@ def test_what_one_step_takes_follows_from_the_goals():
 
     # Nobody decodes: half of the time to the first token is there for the prompt.
     assert [size for turn in run.turns for _, size in turn.works] == [1990, 10]
+
+
+@pytest.mark.parametrize("slots", [4, 64])
+def test_slots_that_are_free_take_no_time_from_prompts(slots: int):
+    run = Run(StagedDevice(1.0, GOALS))
+    lane = run.device.add_lane(PROMPT, Curve(base=0.1, per_item=0.02), slots)
+    lane.queue_work(SimSequence(1, limit=40), 0.0)
+    run.on(2)
+    lane.queue_work(SimSequence(LONG, limit=1), run.at)
+    run.on(1)
+
+    # 0.5 s less 0.12 for one sequence and 0.01 for a pass.
+    assert [size for _, size in run.turns[-1].works][1] == 370
 
 
 def test_media_are_encoded_beside_the_others_as_far_as_the_goals_allow():
@@ -143,6 +158,25 @@ def test_halves_take_as_long_as_the_whole(apart: bool):
 
     assert found.throughput == pytest.approx(1 / 3.0)
     assert found.seconds["all"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("components", "given", "staged"),
+    [
+        ("vision,thinker", {"ttft": 8.0, "tbt": 4.0}, StepGoals(8.0, 4.0)),
+        ("vision,thinker", {}, NO_GOALS),
+        ("thinker,talker", {"tbt": 4.0}, NO_GOALS),
+    ],
+)
+def test_a_simulated_executor_has_the_goals_of_its_settings(
+    components: str, given: dict[str, float], staged: StepGoals
+):
+    asked = ExecutorSettings(option="O", components=components, **given)
+
+    assert with_goals(profile(ALL).find_option("O"), asked).goals == staged
+    # What a profile says of its own holds.
+    own = profile(ALL, options={"O": {"tbt": 1.0}}).find_option("O")
+    assert with_goals(own, asked).goals == StepGoals(0.0, 1.0)
 
 
 async def test_runners_serve_with_goals_what_they_serve_without():

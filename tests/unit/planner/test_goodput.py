@@ -2,19 +2,42 @@
 
 import pytest
 
-from tests.bench.goodput import ALL, NAIVE, goodput, monolith, planned
+from tests.bench.goodput import best_listed, chosen_method, planned
+from tests.bench.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, Setting, goodput, monolith
 
 pytestmark = pytest.mark.slow
 
-LASTS, PRECISION = 30.0, 0.25  # seconds of load; req/s per GPU
+LASTS, PRECISION = 20.0, 0.25  # seconds of load; req/s per GPU
 MORE = 1.15
 
 
 def test_goodput_rises_with_the_schedule_of_stages_and_again_with_the_planned_shape():
-    shape = planned()
+    shape, best = planned(TEXTCAPS, LASTS, PRECISION)
 
-    naive, staged, best = (goodput(each, LASTS, PRECISION) for each in (monolith(NAIVE), monolith(ALL), shape))
+    naive, staged = (goodput(monolith(option), TEXTCAPS, LASTS, PRECISION) for option in (NAIVE, ALL))
 
     assert naive * MORE < staged
     assert staged * MORE < best
     assert set(shape.replicas) > {ALL} or ALL not in shape.replicas
+
+
+def test_slots_that_are_free_take_no_goodput():
+    few, *more = (goodput(monolith(ALL), TEXTCAPS._replace(slots=slots), LASTS, PRECISION) for slots in (32, 128, 256))
+
+    assert min(more) >= few - PRECISION
+
+
+def test_an_encoder_beside_the_decoder_is_the_best_method_for_slower_tokens():
+    name, replicas, _ = chosen_method(Setting(8.0, 0.1), LASTS / 2, PRECISION)
+
+    assert (name, replicas) == ("ED+P", {"ED": 2, "P": 6})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("setting", TABLE_5, ids=str)
+def test_the_planned_shape_is_as_good_as_all_that_an_exhaustive_search_lists(setting: Setting):
+    shape, rate = planned(setting, LASTS, PRECISION)
+
+    better, most = best_listed(setting, LASTS, PRECISION, beyond=rate)
+
+    assert not better, f"{better} serves {most}, the planned {shape.replicas} {rate} req/s per GPU"

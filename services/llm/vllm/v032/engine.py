@@ -62,7 +62,7 @@ class VllmEngineProcess:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
-            async with aclosing(self._llm.generate(*_engine_request(asked))) as outputs:
+            async with aclosing(self._llm.generate(*_engine_request(asked), priority=asked.priority)) as outputs:
                 async for output in outputs:
                     tokens = _read_tokens(output)
                     if tokens is not None:
@@ -124,6 +124,8 @@ class VllmEngineProcess:
         try:
             config = _engine_arguments(self._launch).create_engine_config()
             _require_kernels(config)
+            if self._launch.goals:
+                _set_scheduler(config)
             self._llm = AsyncLLM.from_vllm_config(
                 config, stat_loggers=[functools.partial(VllmStatLogger, counts=self._counts)], disable_log_stats=True
             )
@@ -159,6 +161,8 @@ def _engine_arguments(launch: Launch) -> Any:
     from vllm.config import ECTransferConfig, KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    from services.llm.vllm.v032.goal_scheduler import GOALS
+
     cpu = launch.device == "cpu"
     return AsyncEngineArgs(
         model=str(launch.checkpoint),
@@ -189,7 +193,15 @@ def _engine_arguments(launch: Launch) -> Any:
         if launch.halves
         else None,
         worker_extension_cls="services.llm.vllm.v032.worker.Worker",
+        additional_config={GOALS: list(launch.goals)} if launch.goals else {},
+        scheduling_policy="priority" if launch.goals.ttft else "fcfs",
     )
+
+
+def _set_scheduler(config: Any) -> None:
+    """Let steps have as many tokens as goals allow; whether they overlap is what vLLM has found best."""
+    name = "AsyncGoalScheduler" if config.scheduler_config.async_scheduling else "GoalScheduler"
+    config.scheduler_config.scheduler_cls = f"services.llm.vllm.v032.goal_scheduler.{name}"
 
 
 def _require_kernels(config: Any) -> None:

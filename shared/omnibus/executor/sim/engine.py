@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings
@@ -18,6 +20,7 @@ from omnibus.executor.sim.runner import (
 )
 from omnibus.executor.sim.scheduled_device import StagedDevice
 from omnibus.executor.sim.speech import SimulatedTalker
+from omnibus.executor.step_budget import StepGoals
 
 KINDS: Mapping[str, type[SimulatedRunner]] = {
     "encode": SimulatedEncoder,
@@ -39,7 +42,7 @@ class Simulation:
     def __init__(self, settings: ExecutorSettings, profile: Profile, clock: Clock = REAL_CLOCK) -> None:
         self.settings = settings
         self._profile = profile
-        self._option = profile.find_option(settings.option, settings.model)
+        self._option = with_goals(profile.find_option(settings.option, settings.model), settings)
         self._device = device_of(self._option, profile.time_scale)
         self._machine = SimulatedMachine(self._device, self._option.startup * profile.time_scale, clock)
 
@@ -51,6 +54,15 @@ class Simulation:
         lane = lane_of(self._device, self._option, component, kind, settings.batch)
         place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
         return KINDS[kind](component, part, place)
+
+
+def with_goals(option: SimOption, settings: ExecutorSettings) -> SimOption:
+    """``option`` with the goals of ``settings`` where its profile says none, if all its components have steps."""
+    goals = StepGoals(settings.ttft, settings.tbt)
+    hosted = [name for name in settings.components.split(",") if name in option.components]
+    kinds = {kind_of(name, option.components[name], settings.family) for name in hosted}
+    staged = bool(kinds) and kinds <= {*STAGES}
+    return structs.replace(option, goals=goals) if goals and not option.goals and staged else option
 
 
 def engine(component: str, settings: ExecutorSettings) -> Runner:

@@ -13,7 +13,14 @@ from typing import Any
 from omnibus.executor.scheduler import Schedule, StepBudget
 from omnibus.executor.sim.device import MAX_TURN_STEPS, CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve
-from omnibus.executor.step_budget import BudgetSizes, StepGoals, find_budget
+from omnibus.executor.step_budget import (
+    BudgetSizes,
+    CostTable,
+    StepCosts,
+    StepGoals,
+    find_budget,
+    measure_costs,
+)
 
 #: Prompt tokens in a step, at least and at most; positions of a sequence whose step is measured; the size of a
 #: prompt that waits for all of the patience.
@@ -103,31 +110,49 @@ class StagedDevice(Device):
         return lane
 
     def _find_budgets(self) -> None:
-        """Find what fits into a step: once more with every lane."""
+        """Find what steps cost, as an engine does when it starts: once more with every lane."""
         lanes = [lane for lane in self.lanes if isinstance(lane, StagedLane)]
-        self._schedule.slots = max((lane.slots for lane in lanes if not lane.reads), default=0)
+        schedule, goals = self._schedule, self._goals
+        schedule.slots = max((lane.slots for lane in lanes if not lane.reads), default=0)
         steps = [(lane.step, lane.slots) for lane in lanes if lane.step is not None]
-        decode = max(
-            (step.seconds(slots, slots * _TYPICAL_CONTEXT_TOKENS) * self._scale for step, slots in steps), default=0.0
-        )
+        schedule.costs = StepCosts(goals, self._decode_costs(steps) if steps else None)
         for lane in lanes:
-            curve = lane.batch
-            if curve is None:
+            if lane.batch is None:
                 continue
             if lane.reads:
-                beside, alone = self._find_budget(curve, decode, BudgetSizes(1, lane.slots, lane.slots), lane.usual)
-                self._schedule.kinds[lane] = StepBudget(beside * lane.usual, alone * lane.usual, lane.slots)
+                schedule.kinds[lane] = self._media_budget(lane.batch, lane.slots, lane.usual)
             else:
-                usual = _MAX_STEP_TOKENS if lane.share == inf else int(lane.share)
-                self._schedule.budget = StepBudget(
-                    *self._find_budget(curve, decode, BudgetSizes(_MIN_STEP_TOKENS, _MAX_STEP_TOKENS, usual))
-                )
+                schedule.budget = self._prompt_budget(lane.batch, lane.share)
 
-    def _find_budget(self, curve: Curve, decode: float, sizes: BudgetSizes, each: int = 0) -> tuple[int, int]:
-        def step_cost(size: int) -> float:
-            return curve.seconds(size if each else 1, size * max(1, each)) * self._scale
+    def _decode_costs(self, steps: list[tuple[Curve, int]]) -> CostTable:
+        """Seconds of a decode step by its sequences, of the slower of two lanes."""
 
-        return find_budget(step_cost, self._goals, decode, sizes)
+        def step_cost(count: int) -> float:
+            return self._scale * max(curve.seconds(count, count * _TYPICAL_CONTEXT_TOKENS) for curve, _ in steps)
+
+        return measure_costs(step_cost, 1, max(slots for _, slots in steps), self._goals.tbt or inf)
+
+    def _media_budget(self, curve: Curve, slots: int, usual: int) -> StepBudget:
+        items = measure_costs(lambda count: curve.seconds(count, count * usual) * self._scale, 1, slots, self._longest)
+        beside, alone = self._find_budget(items, BudgetSizes(1, slots, slots))
+        costs = CostTable((count * usual, items.seconds(count)) for count in items.sizes)
+        return StepBudget(beside * usual, alone * usual, slots, costs=costs)
+
+    def _prompt_budget(self, curve: Curve, share: float) -> StepBudget:
+        sizes = BudgetSizes(_MIN_STEP_TOKENS, _MAX_STEP_TOKENS, _MAX_STEP_TOKENS if share == inf else int(share))
+        costs = measure_costs(
+            lambda size: curve.seconds(1, size) * self._scale, _MIN_STEP_TOKENS, _MAX_STEP_TOKENS, self._longest
+        )
+        return StepBudget(*self._find_budget(costs, sizes), least=_MIN_STEP_TOKENS, costs=costs)
+
+    @property
+    def _longest(self) -> float:
+        """Seconds that a step may take, whoever is in it; more are not worth knowing."""
+        return max(self._goals.tbt, self._goals.first_step_seconds)
+
+    def _find_budget(self, costs: CostTable, sizes: BudgetSizes) -> tuple[int, int]:
+        decode = self._schedule.costs.decode
+        return find_budget(costs.seconds, self._goals, decode.seconds(1) if decode is not None else 0.0, sizes)
 
     def next_turn(self, at: float) -> DeviceTurn | CombinedTurn | None:
         self._enter_ready(at)

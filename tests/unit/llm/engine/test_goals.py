@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from omnibus.executor.runner import Item
-from omnibus.executor.scheduler import StepBudget
 from omnibus.executor.settings import ExecutorSettings
-from omnibus.executor.step_budget import NO_GOALS, StepGoals
+from omnibus.executor.step_budget import NO_GOALS, CostTable, StepGoals
 from omnibus_models.contract import Thinker
 from services import engines
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
@@ -50,7 +49,9 @@ async def test_budgets_are_measured_for_goals_and_answers_stay_the_same(
 
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
-    assert runner.stats()["budget"] == {"beside": tokens, "alone": tokens, "items": 1}
+    # For one, two and four sequences that decode, unless one alone takes longer than the goal.
+    beside = dict.fromkeys(("1", "2", "4") if goals is LOOSE else ("1",), tokens)
+    assert runner.stats()["budget"] == {"beside": tokens, "alone": tokens, "items": 1, "beside_sequences": beside}
     assert [one.ids for one in jobs] == [alone(thinker, one) for one in jobs]
     await runner.close()
 
@@ -88,7 +89,8 @@ async def test_an_encoder_in_the_same_loop_changes_no_answer(vl: Path, thinker: 
 
     assert [one.ids for one in together] == [one.ids for one in expected]
     # The least is one picture of the size that is measured.
-    assert vision._batcher.budget == (StepBudget(16384, 16384, 16) if goals is LOOSE else StepBudget(64, 64, 16))
+    assert vision._batcher.budget[:3] == ((16384, 16384, 16) if goals is LOOSE else (64, 64, 16))
+    assert vision._batcher.budget.costs is not None
     assert (shared.schedule.used, shared.schedule.media) == (0, 0)
     for runner in (vision, llm, apart, other):
         await runner.close()
@@ -130,7 +132,7 @@ async def test_all_parts_of_a_language_model_in_one_executor_share_one_loaded_mo
     assert isinstance(prefill, PrefillRunner)
     assert isinstance(decode, DecodeRunner)
     assert prefill._core is decode._core is vision._loop
-    assert prefill._core.schedule.budget == StepBudget(256, 512)
+    assert prefill._core.schedule.budget[:3] == (256, 512, 1)
     for runner in runners:
         await runner.close()
 
@@ -153,6 +155,19 @@ def test_executors_do_not_share_what_they_load(vl: Path) -> None:
     assert isinstance(one, PrefillRunner)
     assert isinstance(two, PrefillRunner)
     assert one._core is not two._core
+
+
+async def test_prompts_have_what_the_sequences_that_decode_now_leave_of_a_step(vl: Path) -> None:
+    runner = ThinkRunner(core(vl, StepGoals(tbt=1.0)))
+    await runner.load()
+    schedule = runner._core.schedule
+    assert schedule.costs.decode is not None
+    # What one sequence costs here, times a third of a second each, and a millisecond per token of a prompt.
+    schedule.costs = schedule.costs._replace(decode=CostTable([(1, 0.3), (2, 0.6), (4, 1.2)]))
+    schedule.budget = schedule.budget._replace(costs=CostTable([(16, 0.016), (256, 0.256)]), beside=4096, alone=4096)
+
+    assert runner.stats()["budget"]["beside_sequences"] == {"1": 700, "2": 400, "4": 16}
+    await runner.close()
 
 
 async def test_a_long_prompt_stops_nobodys_tokens(vl: Path, thinker: Thinker) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from omnibus.executor.sim.device import Device, DeviceTurn, SimWork
 from omnibus.executor.sim.distributions import Curve
 from services.planner.optimize.links import PULL_SECONDS
-from tests.bench.goodput import Agenda
+from tests.bench.staged_cluster import Agenda
 
 #: Seconds of a token: what a request takes is drawn in tokens.
 _TOKEN = 1e-4

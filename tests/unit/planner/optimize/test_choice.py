@@ -78,12 +78,22 @@ def test_only_the_options_that_were_named_are_used():
         ({"ED": 1.5, "PD": 0.9, "EPD": 1.5, "EP": 1.5}, 65, {"E": 20, "PD": 45}),
         ({"ED": 1.5, "PD": 1.5, "EPD": 1.5, "EP": 1.5}, 70, {"E": 20, "P": 10, "D": 40}),
         ({"ED": 1.5, "PD": 1.5, "EPD": 0.8, "EP": 1.5}, 14, {"EPD": 14}),
+        # An encoder fills what decoding leaves of a GPU; P prefills in between.
+        ({"ED": 0.5, "PD": 1.5, "EPD": 1.5, "EP": 1.5}, 8, {"ED": 6, "P": 2}),
     ],
 )
 def test_prefill_and_decode_are_put_together_as_measured(slower: dict[str, float], gpus: int, expected: dict[str, int]):
     made = planner(split(**slower), {"H100": GpuType(gpus)}, declared=SPLIT).plan().models["q"]
 
     assert replicas(made) == expected
+
+
+def test_a_path_that_visits_an_option_twice_names_it_for_both_components():
+    found = planner(split(ED=0.5, PD=1.5, EPD=1.5, EP=1.5), declared=SPLIT).plan()
+
+    [path] = found.models["q"].types["vision+prefill+decode"]
+    assert (path.name, path.options) == ("ED>P", {"vision": "ED", "prefill": "P", "decode": "ED"})
+    assert path.rate == pytest.approx(found.capacity["q"]) == pytest.approx(20.0)
 
 
 def test_every_executor_of_a_part_of_a_model_is_told_its_service():

@@ -5,9 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnibus.cluster.desired import desired_executors
 from omnibus.errors import BadRequest
-from omnibus.plan import DeploymentOption, ModelPlan
-from omnibus.profile import ModelProfile
+from omnibus.executor.settings import ExecutorSettings
+from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan
+from omnibus.profile import ModelProfile, Point
+from omnibus.settings import read_settings
 from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import GpuType
 from services.planner.optimize.load import ModelLoad
@@ -15,10 +18,12 @@ from services.planner.optimize.planner import Planner, usable_models
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
+    EL,
     SEEN,
     TEXT,
     E,
     L,
+    goals,
     gpus_of,
     model,
     option,
@@ -194,3 +199,35 @@ def test_what_runs_of_a_model_is_not_taken_for_what_runs_of_its_next_version():
 
 def _moved(plan: ModelPlan) -> ModelPlan:
     return msgspec.structs.replace(plan, checkpoint="/next")
+
+
+# Goals of each model
+
+
+def goals_of(plan: Plan, checked: str) -> tuple[float, float]:
+    """The goals of the steps of an executor of model ``checked``, as its settings say."""
+    [env] = [each.env for kind, each in desired_executors(plan).items() if kind.model == checked]
+    found = read_settings(ExecutorSettings, {"OMNIBUS_EXECUTOR_TTFT": "9", "OMNIBUS_EXECUTOR_TBT": "0.9", **env})
+    return found.ttft, found.tbt
+
+
+def test_executors_are_told_the_goals_of_their_own_model():
+    own = {"a": goals(first_token=4.0, token=0.08), "b": goals(first_token=8.0), "c": goals()}
+    models = {name: model(name, goal="gpus", rate=1.0, goals=asked, options=("EL",)) for name, asked in own.items()}
+    curve = (Point(at_once=1, rate=1.0, first_token=0.1, token=0.01, done=1.0),)
+    measured = profile({"EL": msgspec.structs.replace(EL, curve=curve)})
+
+    made = Planner(models, dict.fromkeys(models, measured), MANY, {}).plan()
+    plan = decode_plan(encode_plan(Plan(1, 0, 0.0, made.models)))
+
+    assert {name: goals_of(plan, name) for name in models} == {"a": (4.0, 0.08), "b": (8.0, 0.9), "c": (9.0, 0.9)}
+
+
+def test_executors_with_other_goals_are_others_and_without_any_they_are_what_they_were():
+    free, bound, other = (
+        model("a", goals=asked).build_plan({"L": DeploymentOption(("thinker",), "llm")}, {})
+        for asked in (goals(), goals(token=0.1), goals(token=0.2))
+    )
+
+    assert len({each.option_origin("L") for each in (free, bound, other)}) == 3
+    assert msgspec.structs.replace(bound, tbt=0.0).option_origin("L") == free.option_origin("L")

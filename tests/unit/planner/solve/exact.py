@@ -7,7 +7,7 @@ works on whole fractions.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 from scipy import sparse
@@ -37,12 +37,21 @@ class World:
             yield ()
             return
         for name, (parts, _) in self.options.items():
-            role = (whole - done) & set(parts)
-            waits = {first for first, then in self.order if then in role and first in whole}
-            if role and waits <= done | role:
+            role = self._runnable(set(parts), whole, done)
+            if role:
                 ordered = tuple(part for part in self.components if part in role)
                 for rest in self._onward(whole, done | role):
                     yield ((name, ordered), *rest)
+
+    def _runnable(self, parts, whole, done) -> frozenset[str]:
+        """All of ``parts`` that are left and wait for nothing else: an option is visited again for the rest."""
+        left = (whole - done) & parts
+        for size in range(len(left), 0, -1):
+            for role in map(frozenset, combinations(sorted(left), size)):
+                waits = {first for first, then in self.order if then in role and first in whole}
+                if waits <= done | role:
+                    return role
+        return frozenset()
 
     def vectors(self, gpus: int) -> Iterator[tuple[int, ...]]:
         """All replica vectors within ``gpus``."""

@@ -9,6 +9,7 @@ from services.planner.solve import baselines, utilisation
 from services.planner.solve.constraints import Terms
 from services.planner.solve.enumerate import Gpu, enumerate_options
 from services.planner.solve.flow_network import build_lattice
+from services.planner.solve.goodput import improve_goodput
 from services.planner.solve.multi_model import JointModel, join_networks
 from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
 from services.planner.solve.sensitivity import explain_solution
@@ -77,6 +78,64 @@ def test_three_stages_are_divided_by_their_work():
     solver = stages({"E": 1.0, "P": 1.0, "D": 2.0}, merged=1.5)
 
     assert baselines.plan_triinfer(solver.frame, STAGES, 8) == ("E+P+D", {"E": 2, "P": 2, "D": 4}, pytest.approx(2.0))
+
+
+def test_an_encoder_beside_the_decoder_is_visited_twice():
+    solver = stages({"E": 1.0, "P": 1.0, "D": 1.0})
+
+    # Six seconds of E and D in three replicas, five of P in five: the pair serves as much as the fewer allow.
+    assert baselines.served_rate(solver.frame, {"E+D": 3, "P": 5}) == pytest.approx(1.5)
+    assert baselines.served_rate(solver.frame, {"E+D": 6, "P": 2}) == pytest.approx(2.0)
+
+
+def test_the_heuristic_compares_all_three_methods():
+    # Decoding beside an encoder costs nothing more, prefilling beside one does.
+    solver = stages({"E": 1.0, "P": 1.0, "D": 1.4})
+
+    assert baselines.triinfer_methods(solver.frame, STAGES, 8) == {
+        "E+P+D": {"E": 2, "P": 2, "D": 4},
+        "EP+D": {"E+P": 4, "D": 4},
+        "ED+P": {"E+D": 6, "P": 2},
+    }
+    name, replicas, rate = baselines.plan_triinfer(solver.frame, STAGES, 10)
+    assert (name, replicas, rate) == ("ED+P", {"E+D": 7, "P": 3}, pytest.approx(7 / 2.4))
+
+
+def test_the_heuristic_takes_what_a_replay_of_the_history_finds_best():
+    solver, replayed = stages({"E": 1.0, "P": 1.0, "D": 2.0}), []
+
+    def replay(replicas):
+        replayed.append(dict(replicas))
+        return 7.0 if "E+P" in replicas else 1.0
+
+    assert baselines.plan_triinfer(solver.frame, STAGES, 8, replay) == ("EP+D", {"E+P": 4, "D": 4}, 7.0)
+    assert replayed == [{"E": 2, "P": 2, "D": 4}, {"E+P": 4, "D": 4}, {"E+D": 6, "P": 2}]
+
+
+def test_an_exhaustive_search_lists_each_method_with_each_ratio():
+    found = baselines.triinfer_shapes(8)
+
+    assert len(found) == 35 == len({tuple(sorted(shape.items())) for shape in found})
+    assert all(sum(shape.values()) == 8 for shape in found)
+    assert [shape for shape in found if shape.get("EP") == 7] == [{"EP": 7, "D": 1}]
+
+
+def test_replicas_are_improved_until_no_neighbour_is_better():
+    asked = []
+
+    def judge(replicas, beyond):
+        asked.append(dict(replicas))
+        return 10.0 - abs(replicas.get("a", 0) - 4) - abs(replicas.get("b", 0) - 3)
+
+    replicas, rate = improve_goodput([{"a": 8}, {"c": 8}], {"a": 1, "b": 1, "c": 1}, judge)
+
+    assert (replicas, rate) == ({"a": 4, "b": 3, "c": 1}, 10.0)
+    assert len(asked) == len({tuple(sorted(each.items())) for each in asked})
+    # A replica of two GPUs makes room for two of one, and one of one for none of two.
+    assert improve_goodput([{"a": 1}], {"a": 2, "b": 1}, lambda found, _: 1.0 + found.get("b", 0)) == (
+        {"b": 2},
+        3.0,
+    )
 
 
 def test_the_heuristic_is_never_better_than_the_optimum():

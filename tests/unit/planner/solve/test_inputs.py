@@ -205,6 +205,41 @@ def test_an_encoder_and_then_what_could_encode_too_is_a_path():
     assert ("img", "L", ("E",)) not in arcs
 
 
+def in_three(options: dict[str, SolverOption]) -> PlanningProblem:
+    types = {"img": RequestType(("E", "P", "D"), 1.0)}
+    return PlanningProblem(("E", "P", "D"), options, types, (("E", "P"), ("P", "D")))
+
+
+def test_an_option_is_visited_again_where_another_runs_in_between():
+    asked = in_three({"ED": SolverOption(("E", "D")), "P": SolverOption(("P",))})
+    network = build_lattice(asked, lambda kind, name, role: 0.5 * len(role))
+
+    found = Solver(network).solve_most(Terms(gpus={"": 3}))
+
+    assert [(arc.tail, arc.head, arc.uses[0].role) for arc in network.arcs] == [
+        (0, 1, ("E",)), (1, 3, ("P",)), (3, 7, ("D",))
+    ]  # fmt: skip
+    [flow] = found.flows
+    assert (flow.options, flow.components) == (("ED", "P", "ED"), (("E",), ("P",), ("D",)))
+    assert found.replicas == {"ED": 2, "P": 1}
+    assert found.capacity == pytest.approx(2.0)
+    assert found.plan_paths()["img"][0].options == {"E": "ED", "P": "P", "D": "ED"}
+
+
+def test_a_listed_path_may_visit_an_option_twice_and_its_seconds_are_those_of_both_visits():
+    asked = in_three({"ED": SolverOption(("E", "D")), "P": SolverOption(("P",))})
+    seconds = {("img", 0, "ED"): 2.0, ("img", 0, "P"): 1.0}
+
+    found = Solver(listed_paths(asked, {"img": [("ED", "P", "ED")]}, seconds)).solve_most(Terms(gpus={"": 3}))
+
+    assert found.replicas == {"ED": 2, "P": 1}
+    assert found.capacity == pytest.approx(1.0)
+    with pytest.raises(BadRequest, match="path ED > P of request type img does not run D"):
+        listed_paths(asked, {"img": [("ED", "P")]}, seconds)
+    with pytest.raises(BadRequest, match="runs P before what it waits for"):
+        listed_paths(asked, {"img": [("P", "ED")]}, {})
+
+
 def test_seconds_that_are_no_numbers_are_refused():
     with pytest.raises(BadRequest, match="seconds of option L for request type txt is nan"):
         build_lattice(problem(), lambda kind, name, role: math.nan)

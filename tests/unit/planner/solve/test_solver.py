@@ -237,5 +237,5 @@ def test_paths_that_cost_nothing_need_no_replica():
 
 
 def test_worlds_are_what_they_are_said_to_be():
-    assert len(omni_network(0).arcs) == 1126
+    assert len(omni_network(0).arcs) == 1616
     assert len(worlds.omni(0)[0].options) == 63

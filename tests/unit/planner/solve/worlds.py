@@ -51,12 +51,11 @@ def arcs(world: World) -> Network:
 def paths(world: World) -> Network:
     """The same paths, listed."""
     listed = {kind: [tuple(name for name, _ in path) for path in world.paths(kind)] for kind in world.types}
-    seconds = {
-        (kind, at, name): float(world.seconds(name, role))
-        for kind in world.types
-        for at, path in enumerate(world.paths(kind))
-        for name, role in path
-    }
+    seconds: dict[tuple[str, int, str], float] = {}
+    for kind in world.types:
+        for at, path in enumerate(world.paths(kind)):
+            for name, role in path:
+                seconds[kind, at, name] = seconds.get((kind, at, name), 0.0) + float(world.seconds(name, role))
     return listed_paths(problem(world), listed, seconds)
 
 

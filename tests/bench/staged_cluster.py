@@ -1,0 +1,251 @@
+"""A cluster of simulated executors in virtual time: no clock, no process. LLaVA-1.5-7B captions images (TextCaps).
+
+Goodput is the highest rate at which 90 % of the requests see their first token, and 90 % of the gaps between their
+tokens, in time (TriInfer, section 2.2).
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import count, pairwise
+from math import log
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.executor import sim
+from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, SimWork
+from omnibus.executor.sim.device import SimSequence as Answer
+from omnibus.executor.sim.distributions import Curve, Draw, SizeDistribution
+from omnibus.executor.sim.engine import device_of, lane_of
+from omnibus.executor.sim.profile import kind_of
+from omnibus.executor.step_budget import largest_within_goal
+
+GPUS = 8
+MET = 0.9  # of the requests, and of the gaps of a request: section 2.2
+
+# Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: the others are ours.
+IMAGE, WORDS = 576, 40
+CAPTION = SizeDistribution(mean=50, cv=0.5, most=200)
+
+# The paper plots times without numbers. These follow from its table 2 with the model's sizes (LLM: H 4096, 32 layers;
+# vision: H 1024, 24 layers) at 60 % of what an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3 saturates:
+# prefill 24 H^2 FLOP a token and layer, so that a prompt of 1024 fills the GPU; encoding the same, full at 6 images;
+# decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512: a step costs 20 ms
+# however few take part, as it does without CUDA graphs.
+ENCODE = Curve(base=0.002, per_token=6.8e-6, saturation=6 * IMAGE)
+PREFILL = Curve(base=0.004, per_token=1.45e-4)
+DECODE = Curve(base=0.02, per_item=1.45e-4, per_token=2.2e-7)
+# Seconds for an embedding, and for keys and values, to another GPU: section 5.5.
+MOVE_E, MOVE_P = 0.002, 0.008
+
+VISION, P, D = "vision", "prefill", "decode"
+STAGES = (VISION, P, D)
+OPTIONS = {
+    "E": (VISION,), "P": (P,), "D": (D,), "EP": (VISION, P), "ED": (VISION, D), "PD": (P, D), "EPD": STAGES,
+}  # fmt: skip
+NAIVE, ALL = "naive", "EPD"
+
+
+class Setting(NamedTuple):
+    """Goals in seconds, and ``slots``: sequences at a time where prompts are computed as well."""
+
+    ttft: float = 4.0
+    tbt: float = 0.08
+    slots: int = 32
+
+    @property
+    def decode_slots(self) -> int:
+        """Sequences where none are computed: as many as the goal allows (algorithm 2, line 8)."""
+        return largest_within_goal(lambda rows: DECODE.seconds(rows, rows * (IMAGE + WORDS + 50)), self.tbt, 1, 512)
+
+
+#: The goals of table 5 for LLaVA-1.5-7B on TextCaps, and all that the table has for any model and data.
+TEXTCAPS = Setting()
+TABLE_5 = (TEXTCAPS, Setting(8.0, 0.1), Setting(8.0, 0.3), Setting(8.0, 0.6))
+
+
+@cache
+def build_profile(setting: Setting) -> sim.Profile:
+    """The simulated options under the goals of ``setting``."""
+    many = {"components": {D: {"slots": setting.slots}}}
+    decode = {"slots": setting.decode_slots, "step": _curve(DECODE), "steps": msgspec.to_builtins(CAPTION)}
+    given = {
+        "default": {
+            "ttft": setting.ttft,
+            "tbt": setting.tbt,
+            "components": {
+                VISION: {"kind": "encode", "slots": 16, "batch": _curve(ENCODE), "tokens": {"image": IMAGE}},
+                P: {"kind": "prefill", "slots": 16, "batch": _curve(PREFILL)},
+                D: {"kind": "decode", **decode},
+            },
+        },
+        "options": {NAIVE: {"ttft": 0, "tbt": 0, **many}, "PD": many, ALL: many},
+    }
+    return sim.decode_profile(msgspec.json.encode(given))
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(curve)
+    return found
+
+
+class Stage(NamedTuple):
+    """A stop of a request: an option, and what it runs there."""
+
+    option: str
+    parts: tuple[str, ...]
+
+
+class Shape(NamedTuple):
+    """Replicas by option, and ways through them with their shares."""
+
+    replicas: dict[str, int]
+    ways: tuple[tuple[tuple[Stage, ...], float], ...]
+
+
+def monolith(option: str) -> Shape:
+    return Shape({option: GPUS}, (((Stage(option, STAGES),), 1.0),))
+
+
+class Agenda:
+    """What happens when, in virtual seconds."""
+
+    def __init__(self) -> None:
+        self._next: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+
+    def at(self, when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self._next, (when, next(self._numbers), what))
+
+    def run(self) -> None:
+        while self._next:
+            when, _, what = heapq.heappop(self._next)
+            what(when)
+
+
+class Replica:
+    """An executor: the device and the lanes of the ``sim`` engine. ``open`` requests have work here."""
+
+    def __init__(self, agenda: Agenda, setting: Setting, option: str, parts: Sequence[str]) -> None:
+        given = build_profile(setting).find_option(option)
+        self._agenda = agenda
+        self._busy = False
+        self._device = device_of(given, 1.0)
+        self._lanes = {
+            part: lane_of(self._device, given, part, kind_of(part, given.find_component(part)), setting.slots)
+            for part in parts
+        }
+        self.open = 0
+
+    def put(self, part: str, work: SimWork, at: float) -> None:
+        self._lanes[part].queue_work(work, at)
+        self._go(at)
+
+    def _go(self, at: float) -> None:
+        if self._busy or (turn := self._device.next_turn(at)) is None:
+            return
+        self._busy = True
+        self._agenda.at(at + turn.seconds, partial(self._over, turn))
+
+    def _over(self, turn: DeviceTurn | CombinedTurn, at: float) -> None:
+        self._device.finish_turn(turn, at, len(turn.ends))
+        self._busy = False
+        self._go(at)
+
+
+class Request:
+    """One request on its way."""
+
+    def __init__(self, cluster: "Cluster", stages: Sequence[Stage], tokens: int, arrival: float) -> None:
+        self._cluster = cluster
+        self._steps = [(stage.option, part) for stage in stages for part in stage.parts]
+        self._tokens = tokens
+        self._arrival = arrival
+        self._here: Replica | None = None
+        self.times: list[float] = []
+        self._next(0, arrival)
+
+    def _next(self, index: int, at: float) -> None:
+        option, part = self._steps[index]
+        if index == 0 or self._steps[index - 1][0] != option:
+            if self._here is not None:
+                self._here.open -= 1
+            self._here = min(self._cluster.replicas[option], key=lambda each: each.open)
+            self._here.open += 1
+            at += {0: 0.0, 1: MOVE_E}.get(index, MOVE_P)
+        self._cluster.agenda.at(at, partial(self._put, self._here, index, part))
+
+    def _put(self, here: Replica, index: int, part: str, at: float) -> None:
+        prompt = IMAGE + WORDS
+        if part == D:
+            work: SimWork = Answer(prompt, limit=self._tokens)
+            work.told = partial(self._said, work)
+        else:
+            work = SimWork(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1))
+        here.put(part, work, at)
+
+    def _said(self, answer: Answer, at: float) -> None:
+        self.times.append(at)
+        if answer.is_finished and self._here is not None:
+            self._here.open -= 1
+
+    def is_met(self, setting: Setting) -> bool:
+        """Return whether the request was served in time."""
+        # Times are sums of floats: a step that takes all of its time takes a little more.
+        late = sum(after - before > setting.tbt + 1e-9 for before, after in pairwise(self.times))
+        return self.times[0] - self._arrival <= setting.ttft and late <= (1 - MET) * (len(self.times) - 1)
+
+
+class Cluster:
+    """``shape`` with ``rate`` req/s for ``lasts`` seconds."""
+
+    def __init__(self, shape: Shape, setting: Setting, rate: float, lasts: float) -> None:
+        self.agenda = Agenda()
+        parts: dict[str, dict[str, None]] = {option: {} for option in shape.replicas}
+        for way, _ in shape.ways:
+            for stage in way:
+                parts[stage.option].update(dict.fromkeys(stage.parts))
+        self.replicas = {
+            option: [Replica(self.agenda, setting, option, tuple(parts[option])) for _ in range(number)]
+            for option, number in shape.replicas.items()
+            if parts[option]
+        }
+        self._requests: list[Request] = []
+        self._sent = dict.fromkeys(range(len(shape.ways)), 0)
+        self._shape, self._setting = shape, setting
+        draw, at = Draw("goodput", 1), 0.0
+        while (at := at - log(draw.uniform()) / rate) < lasts:
+            self.agenda.at(at, partial(self._come, CAPTION.draw_size(draw)))
+
+    def _come(self, tokens: int, at: float) -> None:
+        """The way that is furthest behind its share is taken."""
+        behind = min(self._sent, key=lambda way: (self._sent[way] + 1) / self._shape.ways[way][1])
+        self._sent[behind] += 1
+        self._requests.append(Request(self, self._shape.ways[behind][0], tokens, at))
+
+    def attainment(self) -> float:
+        """The share of requests that were served in time."""
+        self.agenda.run()
+        return sum(request.is_met(self._setting) for request in self._requests) / len(self._requests)
+
+
+def keeps_up(shape: Shape, setting: Setting, rate: float, lasts: float = 60.0) -> bool:
+    """Return whether enough of ``rate`` req/s per GPU is served in time."""
+    return Cluster(shape, setting, GPUS * rate, lasts).attainment() >= MET
+
+
+def goodput(
+    shape: Shape, setting: Setting = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
+) -> float:
+    """Req/s per GPU: the highest rate of which enough is served in time; ``beyond`` when it is not more than that."""
+    low, high = beyond, beyond + precision if beyond else 1.0
+    while keeps_up(shape, setting, high, lasts):
+        low, high = high, 2 * high
+    while high - low > precision + 1e-9:
+        middle = (low + high) / 2
+        if keeps_up(shape, setting, middle, lasts):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,70 @@
+"""Goals decide how many tokens of prompts are in a step of vLLM, and which prompt is first; never what is said."""
+
+import asyncio
+from pathlib import Path
+
+from services.llm.vllm.runner import VllmRunner
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.runners.test_thinker import job
+from tests.vllm.conftest import IN_PROCESS, vllm
+
+pytestmark = IN_PROCESS
+
+
+def story(words: int) -> list[dict[str, object]]:
+    return [{"role": "user", "content": " ".join(["the cat sleeps"] * words)}]
+
+
+async def answers(runner: VllmRunner, count: int = 4) -> list[list[int]]:
+    jobs = [job(story(5 * (1 + number)), max_tokens=8) for number in range(count)]
+    await asyncio.gather(*(run(runner, one) for one in jobs))
+    return [one.ids for one in jobs]
+
+
+async def tokens_meanwhile(runner: VllmRunner) -> tuple[int, int]:
+    """Tokens that an answer gets from the arrival of a long prompt to its first token; and the prompt's tokens."""
+    first, long = (
+        job([{"role": "user", "content": "hi"}], max_tokens=200, ignore_eos=True),
+        job(story(60), max_tokens=2),
+    )
+    running = [asyncio.create_task(run(runner, first))]
+    await first.outputs["text"].until(1)
+    before = len(first.ids)
+    running.append(asyncio.create_task(run(runner, long)))
+    await long.outputs["text"].until(1)
+    meanwhile = len(first.ids) - before
+    await asyncio.gather(*running)
+    return meanwhile, int(long.end("text")["usage"]["prompt_tokens"])
+
+
+async def test_a_step_has_few_tokens_of_a_prompt_when_the_goal_is_tight_and_answers_stay_the_same(vl: Path) -> None:
+    async with vllm("qwen2_5_vl", vl, batch=4, threads=1) as free:
+        expected = await answers(free)
+        few, length = await tokens_meanwhile(free)
+    async with vllm("qwen2_5_vl", vl, batch=4, threads=1, ttft=1e-6, tbt=1e-6) as bound:
+        found = await answers(bound)
+        many, _ = await tokens_meanwhile(bound)
+
+    assert found == expected
+    # 64 tokens of the prompt with every token of the other answer, or 16.
+    assert many >= length // 16 - 4 > length // 64 + 2 >= few
+
+
+async def test_short_prompts_overtake_long_ones(vl: Path) -> None:
+    async with vllm("qwen2_5_vl", vl, batch=1, threads=1, ttft=600.0) as runner:
+        order: list[str] = []
+
+        async def ask(name: str, asked: MemoryJob) -> None:
+            await run(runner, asked)
+            order.append(name)
+
+        busy = job([{"role": "user", "content": "hi"}], max_tokens=100, ignore_eos=True)
+        running = [asyncio.create_task(ask("busy", busy))]
+        await busy.outputs["text"].until(1)
+        running.append(asyncio.create_task(ask("long", job(story(60), max_tokens=2))))
+        while not runner.stats()["waiting"]:
+            await asyncio.sleep(0.01)
+        running.append(asyncio.create_task(ask("short", job(story(1), max_tokens=2))))
+        await asyncio.gather(*running)
+
+    assert order == ["busy", "short", "long"]
