@@ -47,7 +47,7 @@ class PlannerService:
         self._bus: buses.Bus | None = None
         self._ready, self._gateways = ReadyExecutors(), GatewayPlans()
         self._changes = PlanRollout(self._store, settings, self._ready, self._announce_plan)
-        self._planning = PlanningJob(self._store, settings.models)
+        self._planning = PlanningJob(self._store, settings.models, settings.simulate)
         self._follow = Autoscaler(settings, self._changes, self._planning, self._set_target)
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}

@@ -264,6 +264,9 @@ class PlannerSettings(Settings, frozen=True):
     cooldown: float = 60.0
     #: Requests in a window below which the load says nothing.
     least: int = 30
+    #: Seconds of CPU time for which a plan is simulated and solved once more until promise and simulation agree, before
+    #: it is promised; 0: plans are promised as they were solved.
+    simulate: float = 5.0
 
 
 class KubernetesSettings(Settings, frozen=True):

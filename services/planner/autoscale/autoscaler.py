@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +14,7 @@ from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
 from omnibus.cluster.desired import added_replicas, replica_counts
 from omnibus.cluster.presence import follow_events
-from omnibus.errors import OmnibusError
+from omnibus.errors import BadRequest, OmnibusError
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
 from services.planner.autoscale.load_window import LoadWindows
@@ -26,6 +27,7 @@ from services.planner.autoscale.policy import (
     Verdict,
 )
 from services.planner.autoscale.reasons import describe_load_change
+from services.planner.autoscale.replan_guard import ReplanEstimate, ReplanGuard
 from services.planner.declared.planned_spec import GPUS
 from services.planner.optimize.job import PlanningJob
 from services.planner.optimize.load import Loads, ModelLoad
@@ -34,6 +36,7 @@ from services.planner.rollout.rollout import PlanRollout
 
 if TYPE_CHECKING:  # see ``services.planner.optimize``
     from services.planner.optimize.planner import Planner
+    from services.planner.optimize.promise import PromiseChecker
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class Autoscaler:
         self._want = want
         self._clock = clock
         self._windows = LoadWindows(settings.window, clock)
+        self._guard = ReplanGuard(3 * settings.window, clock)
         self._heard = asyncio.Event()
         self._bus: Bus | None = None
         self._reconnects = 0
@@ -126,8 +130,9 @@ class Autoscaler:
             adapt.note_plan_change()
             return
         loads = self._windows.current_loads()
+        self._guard.note_running()
         expected = adapt.expected_load(loads)
-        if expected is None:
+        if expected is None or self._goes_back(adapt, loads):
             return
         self._load, self._before = expected, self._before or _declared_load(planner, self._wanted, expected)
         running = {name: plan.models[name] for name in planner.models if name in plan.models}
@@ -139,10 +144,49 @@ class Autoscaler:
         verdict = adapt.decide(ScalingSnapshot(loads, found.now, rerouted, best))
         if verdict is Verdict.KEEP:
             return
-        chosen = await _with_explanation(found.best if verdict is Verdict.REPLAN else found.rerouted)
+        wanted = found.rerouted
+        if verdict is Verdict.REPLAN:
+            confirmed = await self._confirm_replan(found, running, expected)
+            if confirmed is None:
+                return
+            wanted = confirmed
+        chosen = await _with_explanation(wanted)
         if self._is_current(plan):
-            self._apply_plan(chosen, expected)
+            if verdict is Verdict.REPLAN:
+                self._guard.note_replan(self._planning.planned, loads, self._windows.served_rates())
+            self._apply_plan(chosen, expected, describe_load_change(expected, self._before))
             adapt.note_plan_change()
+
+    def _goes_back(self, adapt: ScalingPolicy, loads: Loads) -> bool:
+        """Want the plan before the last replan when that serves less than it did."""
+        fallback = self._guard.find_fallback(loads, self._windows.served_rates())
+        if fallback is None:
+            return False
+        before, reason = fallback
+        self._apply_plan(before, self._load, reason)
+        adapt.note_plan_change()
+        return True
+
+    async def _confirm_replan(
+        self, found: _PlanCandidates, running: Mapping[str, ModelPlan], load: Loads
+    ) -> PlanningResult | None:
+        """The best plan as simulated; None when its advantage is no larger than what it may err by.
+
+        Models that are planned for the fewest GPUs change to serve their rate, or to free GPUs: not judged here.
+        """
+        checker, planner = self._planning.checker, self._planner
+        if checker is None or planner is None:
+            return found.best
+        if any(each.planned is not None and each.planned.goal == GPUS for each in planner.models.values()):
+            return found.best
+        if self._guard.is_rejected(load):
+            return None
+        within = self._settings.simulate
+        estimate = await asyncio.to_thread(_estimate_replan, checker, found.rerouted, running, load, within)
+        if not estimate.is_certain:
+            log.info("a replan would serve %.0f %% more, give or take %.0f %%: not made", *_percents(estimate))
+            return None
+        return estimate.best
 
     def _is_current(self, plan: Plan) -> bool:
         """Return whether what was found beside ``plan`` was not found for something that is no longer so."""
@@ -177,8 +221,8 @@ class Autoscaler:
             self._epoch, self._since = plan.epoch, self._clock()
         return self._clock() - self._since < self._settings.ready
 
-    def _apply_plan(self, planned: PlanningResult, load: Loads) -> None:
-        reason, planning = describe_load_change(load, self._before), self._planning
+    def _apply_plan(self, planned: PlanningResult, load: Loads, reason: str) -> None:
+        planning = self._planning
         log.info("%s: %s", reason, ", ".join(f"{name} {rate:.3g} req/s" for name, rate in planned.capacity.items()))
         planning.planned = msgspec.structs.replace(
             planned,
@@ -236,6 +280,20 @@ def _solve_for_load(planner: "Planner", running: Mapping[str, ModelPlan], load: 
     now = DeploymentCapacity(planner.capacity(running, load), _gpu_count(running))
     rerouted, best = planner.reroute_running(running, load), planner.plan(load, running, explain=False)
     return _PlanCandidates(now, rerouted, best, time.thread_time() - began)
+
+
+def _estimate_replan(
+    checker: "PromiseChecker", rerouted: PlanningResult, running: Mapping[str, ModelPlan], load: Loads, within: float
+) -> ReplanEstimate:
+    best = checker.plan(load, running, within=within)
+    try:
+        return ReplanEstimate(best, *checker.estimate_gain(rerouted, best, load))
+    except BadRequest:  # what cannot be simulated is judged as it was solved
+        return ReplanEstimate(best, math.inf, 0.0)
+
+
+def _percents(estimate: ReplanEstimate) -> tuple[float, float]:
+    return 100 * estimate.gain, 100 * estimate.error
 
 
 async def _with_explanation(planned: PlanningResult) -> PlanningResult:

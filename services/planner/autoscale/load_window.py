@@ -115,6 +115,15 @@ class LoadWindows:
                 rates[name] += per_second * sum(map(arrival_count, types.values()))
         return {name: model.measured_load(max(0.0, rates[name])) for name, model in self._models.items()}
 
+    def served_rates(self) -> dict[str, float]:
+        """Per model the requests that ended well, per second over the window."""
+        self._expire_events()
+        rates = dict.fromkeys(self._models, 0.0)
+        for event, per_second in self._recent.event_rates():
+            for name, types in event.models.items():
+                rates[name] += per_second * sum(load.done for load in types.values())
+        return rates
+
     def _expire_events(self) -> None:
         self._remove_events(self._recent.drop_expired())
         oldest = self._clock() - max(FORGET_AFTER_SECONDS, 2 * self.seconds)

@@ -187,7 +187,7 @@ class ScalingPolicy:
         self._mixes.append((now, before))
         then, shares = self._mixes[0]
         return then <= now - self._rules.window / 2 and all(
-            _mix_shift(shares.get(name, {}), mix) <= STEADY_MIX_FRACTION for name, mix in before.items()
+            mix_shift(shares.get(name, {}), mix) <= STEADY_MIX_FRACTION for name, mix in before.items()
         )
 
     def _pays_for_starts(self, gpus: float, scene: ScalingSnapshot) -> bool:
@@ -252,7 +252,7 @@ def _load_factor(names: Iterable[str], scene: ScalingSnapshot, deployment: Deplo
     return min((deployment.capacity.get(name, 0.0) / scene.load[name].rate for name in names), default=0.0)
 
 
-def _mix_shift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+def mix_shift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """The part of requests that are of another type."""
     return sum(max(0.0, share - before.get(kind, 0.0)) for kind, share in after.items())
 

@@ -12,6 +12,7 @@ from omnibus.families.plugins import join_names
 from omnibus.plan import request_type
 from omnibus.profile import CostLine, ModelProfile, OptionProfile
 from services.planner.optimize.candidates import Hardware, option_hardware
+from services.planner.optimize.corrections import CostCorrections
 from services.planner.optimize.kv_memory import KvMemory
 from services.planner.solve import cost_fit as algorithm
 from services.planner.solve.cost_fit import Fit, Measured, Seconds
@@ -59,6 +60,7 @@ class OptionCosts:
             for name, option in options.items()
             for work in option.work
         }
+        self.corrections = CostCorrections({name: option.components for name, option in options.items()}, self._rows)
         unknown = sorted({kind for kind, _, _ in self._rows} - {*self.kinds, ""} - set(called))
         if unknown:
             raise BadRequest(
@@ -90,7 +92,7 @@ class OptionCosts:
             found = self._measured_seconds(kind, option, role)
             if found is None:
                 return None
-            found *= self._size_factor(kind, option, role, told.get(kind))
+            found *= self._size_factor(kind, option, role, told.get(kind)) * self.corrections.factor(kind, option, role)
             latency = self.unloaded_latency(kind, option, role, now) or found
             sizes = {**self.type_quantities(kind), **told.get(kind, {})}
             return self._memory.bound_seconds(self.options[option], role, sizes, found, latency)

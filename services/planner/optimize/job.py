@@ -25,6 +25,7 @@ from services.planner.optimize.result import PlanningResult
 
 if TYPE_CHECKING:  # the solver takes a second to load, which planners of static models need not wait for
     from services.planner.optimize.planner import Planner
+    from services.planner.optimize.promise import PromiseChecker
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +37,20 @@ class _PlanningRun(NamedTuple):
     """Result of a planning thread."""
 
     planner: "Planner | None"
+    checker: "PromiseChecker | None"
     planned: PlanningResult | None
     faults: dict[str, str]
 
 
 class PlanningJob:
     """The planned models of the declarations at ``path``. ``planner`` is None when none of them can be planned;
-    ``planned`` is what is wanted of them."""
+    ``planned`` is what is wanted of them. Plans are simulated before they are promised, and solved again for
+    ``simulate`` seconds of CPU time; 0: they are not."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Store, path: str, simulate: float = 0.0) -> None:
         self.planner: Planner | None = None
+        self.checker: PromiseChecker | None = None
+        self.simulate = simulate
         self.planned = _empty_result()
         self._store = store
         self._path = path
@@ -98,13 +103,13 @@ class PlanningJob:
         """
         async with self._turn:
             if not self._models:
-                self.planner, self.planned = None, _empty_result()
+                self.planner, self.checker, self.planned = None, None, _empty_result()
                 await self._report_faults({})
                 return self.planned
             found, faults = await self._read_profiles()
             began = time.monotonic()
             made = await asyncio.to_thread(self._run_planner, found, faults, running, load)
-            self.planner = made.planner
+            self.planner, self.checker = made.planner, made.checker
             self.planned = self._complete_result(made.planned or _empty_result(), running, made.faults)
             PLANNER.solve.observe(time.monotonic() - began)
             log.info("planned %s in %.2f s", ", ".join(self.planned.models) or "nothing", time.monotonic() - began)
@@ -157,19 +162,21 @@ class PlanningJob:
     ) -> _PlanningRun:
         """Runs in a thread of its own."""
         from services.planner.optimize.planner import Planner, usable_models
+        from services.planner.optimize.promise import PromiseChecker
 
         readable = {name: model for name, model in self._models.items() if name in found}
         good, wrong = usable_models(readable, found, self._declared.gpus)
         told = {ONE.format(name): fault for name, fault in {**faults, **wrong}.items()}
         if not good:
-            return _PlanningRun(None, None, told)
+            return _PlanningRun(None, None, None, told)
         try:
             planner = Planner(good, found, self._declared.gpus, self._declared.nodes)
-            planned = planner.plan(load, running)
+            checker = PromiseChecker(planner) if self.simulate > 0 else None
+            planned = checker.plan(load, running, within=self.simulate) if checker else planner.plan(load, running)
             self._check_names(planned.models)
         except OmnibusError as error:
-            return _PlanningRun(None, None, {**told, ALL: error.message})
-        return _PlanningRun(planner, planned, told)
+            return _PlanningRun(None, None, None, {**told, ALL: error.message})
+        return _PlanningRun(planner, checker, planned, told)
 
     def _check_names(self, models: Mapping[str, ModelPlan]) -> None:
         names = BusNames()

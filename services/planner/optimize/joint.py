@@ -121,7 +121,10 @@ class PlanningGroup:
 
     def get_solver(self, demands: Mapping[str, ModelDemand]) -> Solver:
         """The solver for these request types and sizes of requests."""
-        key = [(name, sorted(each.request_types), each.quantities) for name, each in sorted(demands.items())]
+        key = [
+            (name, sorted(each.request_types), each.quantities, self.ready[name].costs.corrections.version)
+            for name, each in sorted(demands.items())
+        ]
         kept = self._kept
         if kept is None or kept[0] != key:
             parts = {

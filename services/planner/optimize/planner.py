@@ -54,6 +54,16 @@ class Planner:
             raise BadRequest("the goal 'throughput' needs GPUs: declare 'gpus' by type, or 'nodes'")
 
     @property
+    def inputs(self) -> Mapping[str, ModelInputs]:
+        """The models as they are planned."""
+        return self._ready
+
+    @property
+    def nodes(self) -> Mapping[str, DeclaredNode]:
+        """The nodes that replicas go to."""
+        return self._nodes
+
+    @property
     def start_seconds(self) -> dict[tuple[str, str], float]:
         """Seconds until a new replica is ready, by model and option."""
         return {
@@ -72,7 +82,7 @@ class Planner:
         Raises ``Infeasible`` when nothing serves what was declared, ``DeadlineExceeded`` when nothing was found in
         time. A load that is more than the GPUs can serve gets as much as they can.
         """
-        demands, there, room = self._resolve_demands(load), self._running_replicas(running or {}), self._room
+        demands, there, room = self.resolve_demands(load), self._running_replicas(running or {}), self._room
         found = []
         with self._turn:
             for group in self._groups:
@@ -90,7 +100,7 @@ class Planner:
 
         What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
         """
-        demands, there, room = self._resolve_demands(load), self._running_replicas(running), self._room
+        demands, there, room = self.resolve_demands(load), self._running_replicas(running), self._room
         found = []
         with self._turn:
             for group in self._groups:
@@ -122,9 +132,10 @@ class Planner:
 
         0 for a model with a path that nobody has measured.
         """
-        return plan_capacity(self._ready, models, self._resolve_demands(load))
+        return plan_capacity(self._ready, models, self.resolve_demands(load))
 
-    def _resolve_demands(self, load: Loads | None) -> dict[str, ModelDemand]:
+    def resolve_demands(self, load: Loads | None) -> dict[str, ModelDemand]:
+        """Return what each model has to serve: ``load``, or what was declared."""
         given = load or {}
         return {
             name: resolve_demand(ready.model, ready.asked, ready.told, given.get(name))

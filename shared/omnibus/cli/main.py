@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access
+from omnibus.cli import access, whatif
 from omnibus.errors import OmnibusError
 
 
@@ -37,7 +37,7 @@ def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
         return _dispatch_app_command(options)
     if options.command == "plan":
         return _dispatch_plan_command(options)
-    if options.command in ("models", "profile", "top", *access.COMMANDS):
+    if options.command in ("models", "profile", "top", "whatif", *access.COMMANDS):
         return _dispatch_info_command(options)
     return _dispatch_record_command(options)
 
@@ -85,6 +85,8 @@ def _dispatch_info_command(options: argparse.Namespace) -> Coroutine[Any, Any, i
         from omnibus.cli.models import run_models
 
         return run_models(options)
+    if options.command == "whatif":
+        return whatif.run_whatif(options)
     if options.command == "profile":
         from omnibus.cli.profile import profile_model
 
@@ -107,6 +109,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
+    whatif.add_whatif_command(commands)
     _add_models(commands)
     _add_profile(commands)
     access.add_access_commands(commands, parser)

@@ -16,13 +16,10 @@ _MODULE = "services.planner.cli"
 
 async def solve_plan(options: argparse.Namespace) -> int:
     """Run the solver on ``options.file``; its exit code."""
-    if not (ROOT / "services" / "planner" / "cli.py").is_file():
-        raise BadRequest(f"the planner is not installed beside this SDK: there is no services/planner in {ROOT}")
-    paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
         *python_command(_MODULE, "solve", _absolute_path(options.file), "--within", str(options.within)),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env=planner_environment(),
     )
     try:
         return await process.wait()
@@ -30,6 +27,14 @@ async def solve_plan(options: argparse.Namespace) -> int:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def planner_environment() -> dict[str, str]:
+    """Environment of a process of the planner. Raises ``BadRequest`` when there is no planner beside this SDK."""
+    if not (ROOT / "services" / "planner" / "cli.py").is_file():
+        raise BadRequest(f"the planner is not installed beside this SDK: there is no services/planner in {ROOT}")
+    paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _absolute_path(path: str) -> str:

@@ -36,6 +36,7 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {model.get('reason', '')}"
     rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
     yield f"  {rate} req/s expected, {capacity} req/s can be served"
+    yield from _promise_lines(model.get("promise"))
     if model.get("goals"):
         yield f"  goals: {model['goals']}"
     if model.get("cells"):
@@ -43,6 +44,19 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     for note, said in _NOTES.items():
         if model.get(note):
             yield f"  {said}: {_list_text(model[note])}"
+
+
+def _promise_lines(promise: Any) -> Iterator[str]:
+    """Format what the solver promised and what a simulation served; what was measured since, once there is load."""
+    if not isinstance(promise, Mapping):
+        return
+    if promise.get("fault"):
+        yield f"  not simulated: {promise['fault']}"
+        return
+    solver, simulated = _number_text(promise.get("solver")), _number_text(promise.get("simulated"))
+    which = "" if promise.get("agrees") else ", which is what is promised"
+    rounds = f"{promise.get('rounds')} round{'s' if promise.get('rounds') != 1 else ''}"
+    yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds})"
 
 
 def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

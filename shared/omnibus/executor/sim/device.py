@@ -16,7 +16,7 @@ costs no more than simulating one. Whoever runs the device may end it after fewe
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, MutableSequence
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from math import inf
 from typing import Any, NamedTuple
 
@@ -64,8 +64,8 @@ class SimSequence(SimWork):
         *,
         limit: float = inf,
         allowed: float = inf,
-        first: int = 1,
-        every: int = 1,
+        first: float = 1,
+        every: float = 1,
     ) -> None:
         super().__init__(tokens, factor, told)
         self.done = 0
@@ -198,20 +198,18 @@ class Lane:
 
     # Turns
 
-    @property
-    def runnable_count(self) -> int:
-        """Number of passes and steps that could go sooner or later, unless something happens: 0, 1 or more."""
-        stepping = [each for each in self.active if each.done < each.allowed]
-        together = len({each.ready for each in stepping}) if stepping else 0
-        return together + (len(self._pass_queue) > 0)
-
-    def ready_times(self, at: float) -> tuple[float, float]:
-        """Return since when a pass, and a step, could go at ``at``; infinite when none could."""
+    def turn_candidates(self, at: float) -> tuple[int, float, float]:
+        """Return how many passes and steps could go sooner or later, unless something happens (0, 1 or more), and since
+        when a pass, and a step, could go at ``at``; infinite when none could."""
+        since, times = inf, set()
+        for each in self.active:
+            if each.done < each.allowed:
+                ready = each.ready
+                times.add(ready)
+                if ready <= at and ready < since:
+                    since = ready
         waiting = self.joining if self.step is not None else islice(self.waiting, 1)
-        return (
-            _earliest_ready(waiting, at),
-            _earliest_ready((each for each in self.active if each.done < each.allowed), at),
-        )
+        return len(times) + (len(self._pass_queue) > 0), _earliest_ready(waiting, at), since
 
     @property
     def _pass_queue(self) -> deque[SimWork]:
@@ -244,35 +242,60 @@ class Lane:
 
     def take_step(self, at: float, scale: float, alone: bool) -> DeviceTurn:
         """A step of every sequence that may take one; ``alone``, as many as nobody has to hear of."""
-        going = [each for each in self.active if each.done < each.allowed and each.ready <= at]
-        steps = (
-            max(1, min(MAX_TURN_STEPS, *(int(min(each.quiet_steps, MAX_TURN_STEPS)) for each in going))) if alone else 1
-        )
-        return self.make_turn([(each, each.tokens + each.done) for each in going], scale, steps)
+        works: list[tuple[SimWork, int]] = []
+        quiet: float = MAX_TURN_STEPS if alone else 1
+        for each in self.active:
+            if each.done < each.allowed and each.ready <= at:
+                works.append((each, each.tokens + each.done))
+                if alone and each.quiet_steps < quiet:
+                    quiet = each.quiet_steps
+        return self.make_turn(works, scale, max(1, int(quiet)))
 
     def make_turn(self, works: list[tuple[SimWork, int]], scale: float, steps: int = 0) -> DeviceTurn:
         """A pass of ``works``, or ``steps`` steps of them."""
         curve = self.step if steps else self.batch
-        items, tokens = len(works), sum(size for _, size in works)
-        scale *= sum(work.factor for work, _ in works) / items
-        seconds = [
-            curve.seconds(items, tokens + items * step) * scale if curve is not None else 0.0
-            for step in range(max(1, steps))
-        ]
+        items, tokens, factors = len(works), 0, 0.0
+        for work, size in works:
+            tokens += size
+            factors += work.factor
+        scale *= factors / items
+        count = max(1, steps)
+        if curve is None:
+            seconds: Iterable[float] = repeat(0.0, count)
+        elif not curve.per_token:  # all alike
+            seconds = repeat(curve.seconds(items, tokens) * scale, count)
+        else:
+            seconds = [curve.seconds(items, tokens + items * step) * scale for step in range(count)]
         return DeviceTurn(self, steps > 0, works, list(accumulate(seconds)))
 
     def finish_turn(self, turn: DeviceTurn, at: float, steps: int) -> None:
         """The works of ``turn`` have what they waited for; whoever left meanwhile is passed over."""
         (self.steps if turn.stepping else self.passes)[len(turn.works)] += steps
         self.busy += turn.ends[steps - 1]
+        if turn.stepping:
+            self._finish_steps(turn, at, steps)
+            return
         for work, size in turn.works:
             if work.gone:
                 continue
-            self.tokens += steps if turn.stepping else size
+            self.tokens += size
             work.ready = at
-            work.left -= 0 if turn.stepping else size
-            if turn.stepping or not work.left:
+            work.left -= size
+            if not work.left:
                 self._advance_work(work, at, steps)
+
+    def _finish_steps(self, turn: DeviceTurn, at: float, steps: int) -> None:
+        """The sequences of ``turn`` have taken ``steps``; only who is waited for is looked at any further."""
+        for work, _ in turn.works:
+            if work.gone or not isinstance(work, SimSequence):
+                continue
+            self.tokens += steps
+            work.ready = at
+            done = work.done = work.done + steps
+            if done >= work.mark or done >= work.limit:
+                work.take_steps(at, 0)
+                if work.is_finished:
+                    self.remove_work(work, at)
 
     def _advance_work(self, work: SimWork, at: float, steps: int) -> None:
         if not isinstance(work, SimSequence):
@@ -314,10 +337,12 @@ class Device:
         """Take the turn that goes at ``at``: what has waited longest, a pass before a step. None when nothing can."""
         best, chosen, stepping, able = inf, None, False, 0
         for lane in self.lanes:
-            able += lane.runnable_count
-            for since, steps in zip(lane.ready_times(at), (False, True), strict=True):
-                if since < best:
-                    best, chosen, stepping = since, lane, steps
+            count, passing, step = lane.turn_candidates(at)
+            able += count
+            if passing < best:
+                best, chosen, stepping = passing, lane, False
+            if step < best:
+                best, chosen, stepping = step, lane, True
         if chosen is None:
             return None
         return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale)

@@ -7,30 +7,55 @@ from typing import Protocol
 
 import msgspec
 
-from omnibus.executor.sim.device import Lane, SimSequence, SimWork
-from omnibus.executor.sim.distributions import Draw
+from omnibus.executor.sim.device import SimSequence, SimWork
+from omnibus.executor.sim.distributions import Curve, Draw
 from omnibus.executor.sim.engine import KINDS
-from omnibus.executor.sim.profile import ANY, SimComponent, SimOption
+from omnibus.executor.sim.profile import ANY, SimComponent
 from omnibus.executor.sim.speech import SimulatedTalker
 
 
 class ComponentLoad(msgspec.Struct, frozen=True):
     """Load of one request on a component: ``tokens`` of each of ``items`` inputs, ``steps`` (of an answer, of
-    codes). None: as the profile draws them."""
+    codes). None: as the profile draws them. ``chunk``: codes of a message to a vocoder whose talker is elsewhere."""
 
     tokens: int | None = None
     steps: int | None = None
     items: int = 1
     modality: str = ANY
+    chunk: int = SimulatedTalker.chunk
+
+
+class WorkLane(Protocol):
+    """Interface of a lane that is given the steps of a sequence one by one."""
+
+    @property
+    def step(self) -> Curve | None: ...
+
+    def extend_sequence(self, sequence: SimSequence, allowed: float, limit: float, at: float) -> None:
+        """See ``Lane.extend_sequence``."""
+
+
+class ComponentTimes(Protocol):
+    """Interface of what says how long components take: an option, or several of them."""
+
+    def find_component(self, name: str) -> SimComponent:
+        """See ``SimOption.find_component``."""
 
 
 class RequestLoop(Protocol):
-    """Interface of the closed loop in which requests run."""
+    """Interface of the loop in which requests run: on one device, or over several."""
 
-    option: SimOption
-    jitter: float
-    kinds: Mapping[str, str]
-    lanes: Mapping[str, Lane]
+    @property
+    def option(self) -> ComponentTimes: ...
+
+    @property
+    def jitter(self) -> float: ...
+
+    @property
+    def kinds(self) -> Mapping[str, str]: ...
+
+    @property
+    def lanes(self) -> Mapping[str, WorkLane]: ...
 
     def queue_work(self, request: "SimulatedRequest", component: str, work: SimWork, at: float) -> None:
         """Queue ``work``."""
@@ -76,7 +101,7 @@ class SimulatedRequest:
             return
         if not any(self._items.values()):
             self._begin_component(0, at)
-        self._finish_component(at)
+        self._finish_component(part, at)
 
     # The chain
 
@@ -87,7 +112,7 @@ class SimulatedRequest:
         """Begin a component that has all that it reads."""
         kind = self._component_kind(index)
         if kind == "vocode":
-            size, whole = SimulatedTalker.chunk, self._draw_steps(self._chain[index])
+            size, whole = self._loads[self._chain[index]].chunk, self._draw_steps(self._chain[index])
             self._feed_vocoder(index, [min(size, whole - begin) for begin in range(0, whole, size)], True, at)
         elif kind:
             self._queue_component(index, inf, at)
@@ -99,10 +124,14 @@ class SimulatedRequest:
             self._queue_work(part, SimWork(self._draw_tokens(part)), told, at)
             return
         sequence = SimSequence(self._draw_tokens(part), limit=self._sequence_length(index), allowed=allowed)
-        sequence.every = self._find_component(part).chunk or KINDS[self._component_kind(index)].chunk
-        sequence.mark = 1 if self._component_kind(index + 1) == "talk" else sequence.every
+        sequence.mark, sequence.every = self._message_steps(index)
         self._sequences[index] = sequence
         self._queue_work(part, sequence, told, at)
+
+    def _message_steps(self, index: int) -> tuple[float, float]:
+        """Steps of component ``index`` before its first message, and before each one after that."""
+        every = self._find_component(self._chain[index]).chunk or KINDS[self._component_kind(index)].chunk
+        return (1 if self._component_kind(index + 1) == "talk" else every), every
 
     def _sequence_length(self, index: int) -> int:
         """Steps of component ``index``; those that follow from a thinker's rows are at least as many."""
@@ -125,7 +154,7 @@ class SimulatedRequest:
         elif ended:
             self._begin_component(index + 1, at)
         if ended:
-            self._finish_component(at)
+            self._finish_component(self._chain[index], at)
 
     def _feed_talker(self, index: int, rows: float, at: float) -> None:
         sequence = self._sequences.get(index)
@@ -155,9 +184,10 @@ class SimulatedRequest:
 
     def _finish_vocoder(self, index: int, at: float) -> None:
         self._begin_component(index + 1, at)
-        self._finish_component(at)
+        self._finish_component(self._chain[index], at)
 
-    def _finish_component(self, at: float) -> None:
+    def _finish_component(self, part: str, at: float) -> None:
+        """``part`` is done; the last one ends the request."""
         self._open -= 1
         if not self._open:
             self._circle.finish_request(self, at)
@@ -167,7 +197,7 @@ class SimulatedRequest:
     def _find_component(self, name: str) -> SimComponent:
         return self._circle.option.find_component(name)
 
-    def _component_lane(self, name: str) -> Lane:
+    def _component_lane(self, name: str) -> WorkLane:
         return self._circle.lanes[name]
 
     def _draw_tokens(self, name: str) -> int:

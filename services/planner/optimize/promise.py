@@ -1,0 +1,217 @@
+"""Plans are simulated before they are promised: solve, simulate, correct the seconds of roles, solve again.
+
+Seconds per request add up over the roles of an option as far as the solver knows. In an executor they do not quite: a
+language model with few sequences batches less, components that take turns make each other wait, and roles that nobody
+measured are guesses, of which the best of many looks better than it is. So each option of a plan is simulated with the
+roles that the plan gives it, and what that takes, relative to the sum, corrects their seconds. This ends when promise and
+simulation agree, or with the best of a few rounds, which then promises what the simulation served.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan
+from services.planner.optimize.demand import ModelDemand
+from services.planner.optimize.load import Loads
+from services.planner.optimize.model_inputs import ModelInputs
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.result import PlanningResult
+from services.planner.optimize.simulated import calibrated_devices, simulated_models, simulation_links
+from services.planner.simulate.arrivals import TypeRate, even_arrivals
+from services.planner.simulate.devices import ModelDevices
+from services.planner.simulate.outcome import SimulationOutcome
+from services.planner.simulate.run import SimulatedPlan, simulate_plan
+
+#: Promise and simulation agree when they differ by no more than this part.
+AGREEMENT_FRACTION = 0.05
+#: Most rounds of solving and simulating.
+MAX_ROUNDS = 6
+#: Requests of a simulation, at least and at most, and the seconds in which queues that grow are to be seen: a few
+#: answers after each other.
+_MIN_REQUESTS, _MAX_REQUESTS, _GROWTH_SECONDS = 2500, 10_000, 40.0
+#: Options that are busy for less than this part of their time are not corrected: nothing depends on them.
+_MIN_CORRECTED_LOAD = 0.2
+#: One round changes seconds by no more than this factor.
+_MAX_FACTOR = 2.0
+
+
+class SimulatedPromise(NamedTuple):
+    """Outcome of simulating a plan: the share of the promise that it serves (1: all of it), and the figures."""
+
+    served: float
+    outcome: SimulationOutcome
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.served - 1.0) <= AGREEMENT_FRACTION
+
+
+class PromiseChecker:
+    """Simulates plans of ``planner``. Devices follow from its profiles, once."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._devices: dict[str, ModelDevices] = {}
+
+    @property
+    def devices(self) -> Mapping[str, ModelDevices]:
+        """Devices of each model. Raises ``BadRequest`` for a component that was never measured."""
+        if not self._devices:
+            self._devices = {name: calibrated_devices(ready) for name, ready in self.planner.inputs.items()}
+        return self._devices
+
+    def plan(
+        self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, *, within: float
+    ) -> PlanningResult:
+        """The best deployment whose promise a simulation confirms, as ``Planner.plan`` finds it; rounds begin for
+        ``within`` seconds of CPU time. What cannot be simulated is promised as it was solved; its explanation says why.
+        """
+        began, rounds, found = time.thread_time(), 0, list[tuple[PlanningResult, SimulatedPromise]]()
+        try:
+            _ = self.devices
+            for inputs in self.planner.inputs.values():
+                inputs.costs.corrections.penalise_unmeasured()
+        except BadRequest as error:
+            return _explain_promise(self.planner.plan(load, running), None, 0, error.message)
+        while rounds < MAX_ROUNDS:
+            result, rounds = self.planner.plan(load, running, explain=False), rounds + 1
+            promise = self.simulate(result, load)
+            found.append((result, promise))
+            if promise.agrees or time.thread_time() - began > within:
+                break
+            self._correct_seconds(result, promise, load)
+        best, promise = max(found, key=lambda each: _served_rate(*each))
+        whole = msgspec.structs.replace(best, explain=best.why() if best.why else best.explain, why=None)
+        return _explain_promise(whole, promise, rounds)
+
+    def estimate_gain(self, rerouted: PlanningResult, best: PlanningResult, load: Loads) -> tuple[float, float]:
+        """The part that ``best`` serves more than ``rerouted``, both as simulated, and the part by which that may err.
+
+        Raises ``BadRequest`` for what cannot be simulated.
+        """
+        kept, new = self.simulate(rerouted, load), self.simulate(best, load)
+        before = sum(rerouted.capacity.values()) * kept.served
+        after = sum(best.capacity.values()) * new.served
+        error = max(AGREEMENT_FRACTION, abs(new.served - 1.0))
+        return (after / before - 1.0 if before > 0 else math.inf), error
+
+    def simulate(self, result: PlanningResult, load: Loads | None = None) -> SimulatedPromise:
+        """Simulate ``result`` at the rates that it promises. Raises ``BadRequest`` for what cannot be simulated."""
+        return self.simulate_models(result.models, result.capacity, load, result.explain)
+
+    def simulate_models(
+        self,
+        plans: Mapping[str, ModelPlan],
+        rates: Mapping[str, float],
+        load: Loads | None = None,
+        explain: Mapping[str, Any] | None = None,
+    ) -> SimulatedPromise:
+        """Simulate ``plans`` at ``rates``, req/s by model, with the mix of ``load``."""
+        inputs = self.planner.inputs
+        demands = self.planner.resolve_demands(load)
+        types = [
+            each
+            for name in plans
+            if name in inputs
+            for each in _type_rates(name, inputs[name], demands[name], rates.get(name, 0.0))
+        ]
+        total = sum(each.rate for each in types)
+        if not total > 0:
+            raise BadRequest("there is nothing to simulate: the plan serves no requests")
+        seconds = max(_MIN_REQUESTS / total, min(_GROWTH_SECONDS, _MAX_REQUESTS / total))
+        known = {name: plan for name, plan in plans.items() if name in inputs}
+        plan = SimulatedPlan(
+            simulated_models(inputs, known, self.devices, explain or {}), links=simulation_links(self.planner.nodes)
+        )
+        outcome = simulate_plan(plan, even_arrivals(types, seconds), seconds)
+        load_max = max((each.load for each in outcome.options), default=0.0)
+        served = 1.0 / load_max if load_max > 0 else 1.0
+        lost = outcome.carried < 1.0 - AGREEMENT_FRACTION and seconds >= _GROWTH_SECONDS
+        return SimulatedPromise(min(served, outcome.carried) if lost else served, outcome)
+
+    def _correct_seconds(self, result: PlanningResult, promise: SimulatedPromise, load: Loads | None) -> None:
+        """Make the seconds of roles add up to what the simulation found of each option."""
+        simulated = {(each.model, each.option): each.load for each in promise.outcome.options}
+        inputs, demands = self.planner.inputs, self.planner.resolve_demands(load)
+        work: dict[tuple[str, str], float] = {}
+        roles: dict[tuple[str, str], list[_Stop]] = {}
+        for name, plan in result.models.items():
+            for stop in _plan_stops(inputs[name], plan, demands[name], result.capacity[name]):
+                key = _executors_of(plan, name, stop.option)
+                replicas = result.models[key[0]].options[key[1]].replicas
+                work[key] = work.get(key, 0.0) + stop.work / replicas
+                roles.setdefault(key, []).append(stop)
+        for key, summed in work.items():
+            found = simulated.get(key, 0.0)
+            if min(summed, found) < _MIN_CORRECTED_LOAD:
+                continue
+            factor = min(_MAX_FACTOR, max(1 / _MAX_FACTOR, found / summed))
+            for name in dict.fromkeys(stop.model for stop in roles[key]):
+                own = [stop for stop in roles[key] if stop.model == name]
+                for option in dict.fromkeys(stop.option for stop in own):
+                    changed = [(stop.kind, stop.role) for stop in own if stop.option == option]
+                    inputs[name].costs.corrections.correct_roles(option, dict.fromkeys(changed), factor)
+
+
+class _Stop(NamedTuple):
+    """Work per second, in seconds of a replica, of one role of one request type."""
+
+    model: str
+    option: str
+    kind: str
+    role: frozenset[str]
+    work: float
+
+
+def _type_rates(name: str, ready: ModelInputs, demand: ModelDemand, rate: float) -> Iterator[TypeRate]:
+    for kind, share in demand.mixes[0].items():
+        if share > 0 and rate > 0:
+            sizes = {**ready.costs.type_quantities(kind), **demand.quantities.get(kind, {})}
+            yield TypeRate(name, kind, share * rate, sizes)
+
+
+def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: float) -> Iterator[_Stop]:
+    """Work that requests bring to the options of ``plan`` at ``rate``, as the solver adds it up."""
+    seconds = ready.costs.seconds_per_request(demand.quantities)
+    for kind, share in demand.mixes[0].items():
+        paths = plan.paths_for(frozenset(kind.split("+"))) if share > 0 else ()
+        total = sum(path.rate for path in paths)
+        for path in paths if total > 0 else ():
+            for option in dict.fromkeys(path.options.values()):
+                role = tuple(part for part in ready.model.components if path.options.get(part) == option)
+                each = seconds(kind, option, role) or 0.0
+                yield _Stop(ready.name, option, kind, frozenset(role), each * share * rate * path.rate / total)
+
+
+def _executors_of(plan: ModelPlan, model: str, option: str) -> tuple[str, str]:
+    owner, _, own = plan.options[option].of.rpartition("/")
+    return (owner, own) if owner else (model, option)
+
+
+def _served_rate(result: PlanningResult, promise: SimulatedPromise) -> float:
+    """Rate by which rounds are compared: what the simulation served of all models together."""
+    return sum(result.capacity.values()) * min(1.0, promise.served)
+
+
+def _explain_promise(
+    result: PlanningResult, promise: SimulatedPromise | None, rounds: int, fault: str = ""
+) -> PlanningResult:
+    """``result`` with what was promised by the solver, what was simulated, and in how many rounds."""
+    planned = dict(result.explain.get("planned", {}))
+    models, capacity = dict(planned.get("models", {})), dict(result.capacity)
+    for name in models:
+        told: dict[str, Any] = {"solver": result.capacity[name], "rounds": rounds}
+        if promise is None:
+            told["fault"] = fault
+        else:
+            told |= {"simulated": result.capacity[name] * promise.served, "agrees": promise.agrees}
+            if not promise.agrees:
+                capacity[name] = told["simulated"]
+        models[name] = {**models[name], "capacity": capacity[name], "promise": told}
+    explain = {**result.explain, "planned": {**planned, "models": models}} if planned else result.explain
+    return msgspec.structs.replace(result, explain=explain, capacity=capacity)

@@ -1,0 +1,55 @@
+"""Plans of measured models to what is simulated: devices that follow from profiles, replicas on nodes, links."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from omnibus.plan import ModelPlan
+from services.planner.declared.planned_spec import DeclaredNode
+from services.planner.optimize.links import PULL_GB_S, PULL_SECONDS, declared_gb_s
+from services.planner.optimize.model_inputs import ModelInputs
+from services.planner.simulate.calibrate import calibrate_devices
+from services.planner.simulate.cluster import SimulatedModel
+from services.planner.simulate.devices import ModelDevices
+from services.planner.simulate.links import Links
+
+
+def calibrated_devices(ready: ModelInputs) -> ModelDevices:
+    """Devices of the options of ``ready`` by its profile. Raises ``BadRequest`` for what was never measured."""
+    model = ready.model
+    own = {name: option for name, option in ready.options.items() if name not in ready.lent}
+    return calibrate_devices(ready.profile, model.components, model.kinds, model.encoders, own)
+
+
+def simulated_models(
+    ready: Mapping[str, ModelInputs],
+    plans: Mapping[str, ModelPlan],
+    devices: Mapping[str, ModelDevices],
+    explain: Mapping[str, Any],
+) -> dict[str, SimulatedModel]:
+    """``plans`` with their ``devices``; ``explain`` is what the planner says of them, with the nodes of replicas."""
+    places = placed_replicas(explain)
+    return {
+        name: SimulatedModel(plan, devices[name], places.get(name, {}), ready[name].edges.edge_gb)
+        for name, plan in plans.items()
+    }
+
+
+def placed_replicas(explain: Mapping[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
+    """Replicas by model, option and node, as a plan's explanation has them."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for deployment in explain.get("planned", {}).get("deployments", ()):
+        for place, count in deployment.get("nodes", {}).items():
+            named, _, node = place.rpartition("@")
+            model, _, option = named.rpartition("/")
+            found.setdefault(model, {}).setdefault(option, {})[node] = count
+    return found
+
+
+def simulation_links(nodes: Mapping[str, DeclaredNode]) -> Links:
+    """Links between ``nodes`` as they are declared; where nobody says what one carries, what the CPU does."""
+    return Links(PULL_SECONDS, partial(_link_gb_s, nodes))
+
+
+def _link_gb_s(nodes: Mapping[str, DeclaredNode], start: str, end: str) -> float:
+    return declared_gb_s(nodes, start, end) or PULL_GB_S

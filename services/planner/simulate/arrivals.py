@@ -1,0 +1,102 @@
+"""Requests that come to a plan: at random times from a mix, or as they once came."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import exp, log, log1p, sqrt
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest
+from omnibus.executor.sim.distributions import Draw
+
+#: Coefficient of variation of the sizes of answers of which only the mean is known, and what they are.
+SIZE_VARIATION = 0.3
+ANSWER_SIZES = ("completion_tokens", "speech_seconds")
+
+
+class Arrival(NamedTuple):
+    """A request of type ``kind`` to ``model`` at virtual second ``at``.
+
+    ``sizes`` are quantities (``omnibus.profile.QUANTITIES``) and ``images``, how many there are; what is left out is
+    as engines draw it.
+    """
+
+    at: float
+    model: str
+    kind: str
+    sizes: Mapping[str, float]
+
+
+class TypeRate(NamedTuple):
+    """Req/s of one request type of a model, and the mean sizes of its requests."""
+
+    model: str
+    kind: str
+    rate: float
+    sizes: Mapping[str, float] = {}
+
+
+def poisson_arrivals(rates: Sequence[TypeRate], seconds: float, seed: int = 1) -> Iterator[Arrival]:
+    """Requests at random times for ``seconds``. Sizes vary around their means. Raises ``BadRequest`` without a rate."""
+    total = _total_rate(rates)
+    marks = list(accumulate(each.rate for each in rates))
+    draw, at = Draw("arrivals", seed), 0.0
+    while (at := at - log(draw.uniform()) / total) < seconds:
+        place = draw.uniform() * total
+        chosen = next((each for each, mark in zip(rates, marks, strict=True) if place < mark), rates[-1])
+        yield Arrival(at, chosen.model, chosen.kind, _vary_sizes(chosen.sizes, draw))
+
+
+def even_arrivals(rates: Sequence[TypeRate], seconds: float, seed: int = 1) -> Iterator[Arrival]:
+    """Requests at equal distances for ``seconds``, of each type as many as its rate says to within one.
+
+    Without the chance of arrivals a few hundred requests show whether their executors keep up.
+    """
+    total = _total_rate(rates)
+    draw, due = Draw("arrivals", seed), [0.5] * len(rates)
+    for number in range(int(seconds * total)):
+        for place, each in enumerate(rates):
+            due[place] += each.rate / total
+        chosen = max(range(len(rates)), key=due.__getitem__)
+        due[chosen] -= 1.0
+        each = rates[chosen]
+        yield Arrival(number / total, each.model, each.kind, _vary_sizes(each.sizes, draw))
+
+
+def scale_arrivals(arrivals: Iterable[Arrival], factor: float) -> Iterator[Arrival]:
+    """The same requests ``factor`` times as fast."""
+    for each in arrivals:
+        yield each._replace(at=each.at / factor)
+
+
+def repeat_arrivals(arrivals: Sequence[Arrival], seconds: float) -> Iterator[Arrival]:
+    """``arrivals`` again and again for ``seconds``; between two rounds is the mean gap."""
+    if not arrivals:
+        return
+    first, last = arrivals[0].at, arrivals[-1].at
+    length = (last - first) * len(arrivals) / max(1, len(arrivals) - 1) or seconds
+    begin = 0.0
+    while begin < seconds:
+        for each in arrivals:
+            at = begin + each.at - first
+            if at < seconds:
+                yield each._replace(at=at)
+        begin += length
+
+
+def _total_rate(rates: Sequence[TypeRate]) -> float:
+    total = sum(each.rate for each in rates)
+    if not total > 0:
+        raise BadRequest("there are no requests to simulate: give a rate above 0 req/s")
+    return total
+
+
+def answer_factor(deviation: float) -> float:
+    """Size of an answer as a multiple of the mean, ``deviation`` standard deviations off: lognormal."""
+    variance = log1p(SIZE_VARIATION**2)
+    return exp(sqrt(variance) * deviation - variance / 2)
+
+
+def _vary_sizes(sizes: Mapping[str, float], draw: Draw) -> dict[str, float]:
+    """Text and speech of an answer vary together."""
+    factor = draw.lognormal(SIZE_VARIATION)
+    return {name: mean * factor if name in ANSWER_SIZES else mean for name, mean in sizes.items()}

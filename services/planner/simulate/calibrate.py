@@ -1,0 +1,51 @@
+"""Profiles of models to devices: curves of components from what they take alone, factors of options.
+
+A profile has two numbers for a component: seconds per request of a replica that is full, and of one request by itself.
+A batch of n takes ``base + n x each``; both numbers say what base and each are. What an option runs together, it runs
+on one device, step by step, so the factor (alpha) that is left says what sharing costs beyond taking turns.
+"""
+
+from collections.abc import Mapping
+
+from omnibus.errors import BadRequest
+from omnibus.executor.sim.profile import Profile, SimComponent, SimOption
+from omnibus.profile import ModelProfile, OptionProfile
+from services.planner.simulate.curves import CHUNK_CODES, CODES_PER_SECOND, build_component, component_samples
+from services.planner.simulate.devices import ModelDevices
+from services.planner.simulate.option_fit import fit_options
+
+
+def calibrate_devices(
+    profile: ModelProfile,
+    components: tuple[str, ...],
+    kinds: Mapping[str, str],
+    encoders: Mapping[str, str],
+    options: Mapping[str, OptionProfile],
+) -> ModelDevices:
+    """Devices of ``options`` that take as long as ``profile`` has measured.
+
+    Raises ``BadRequest`` for a component of which nothing was measured.
+    """
+    known = {
+        part: list(component_samples(part, profile, options))
+        for part in components
+        if any(part in option.components for option in options.values())
+    }
+    lacking = [part for part, samples in known.items() if not samples]
+    if lacking:
+        raise BadRequest(f"component {lacking[0]} cannot be simulated: its profile has no seconds of it")
+    parts = {part: build_component(kinds[part], part, samples, encoders) for part, samples in known.items()}
+    plain = ModelDevices(components, kinds, encoders, _times_of(profile, parts, options), CODES_PER_SECOND, CHUNK_CODES)
+    return fit_options(plain, profile, options)
+
+
+def _times_of(
+    profile: ModelProfile, parts: Mapping[str, SimComponent], options: Mapping[str, OptionProfile]
+) -> Profile:
+    """Options whose components take what they take alone."""
+    found = {
+        name: SimOption(name=name, startup=0.0, alpha=1.0, components={part: parts[part] for part in option.components})
+        for name, option in options.items()
+    }
+    whole = SimOption(name="default", startup=0.0, alpha=1.0, components=dict(parts))
+    return Profile(name=profile.model, time_scale=1.0, seed=1, jitter=0.0, default=whole, options=found)

@@ -1,0 +1,172 @@
+"""Executors of a plan on their nodes, and which of them a request gets: paths by their shares, replicas by least work.
+
+The rules are those of gateways (``services.gateway.routing``): the path follows from the request's number, the replica
+is the one with the least outstanding work, with several nodes one near the inputs if it has little more; items of
+encoders are shared by replicas; who finds every executor of its paths full is refused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest
+from omnibus.executor.sim.request import ComponentLoad
+from omnibus.plan import ModelPlan, Path, choose_path, request_point
+from services.planner.simulate.agenda import Agenda
+from services.planner.simulate.devices import ModelDevices
+from services.planner.simulate.executor import SimulatedExecutor
+from services.planner.simulate.saturate import BATCH_ROWS
+
+#: Work in tokens that gateways count for a language model beside its media, and for speech.
+_TEXT_WORK, _SPEECH_WORK = 32, 1024
+#: Mean requests by which an executor near the inputs may exceed the least work (``OMNIBUS_GATEWAY_NEAR``).
+_NEAR = 0.5
+#: Name that choices of paths begin from.
+_GATEWAY = "simulated"
+
+
+class AdmissionLimits(NamedTuple):
+    """Requests that one executor takes (``OMNIBUS_EXECUTOR_CREDITS``), that are in flight at once
+    (``OMNIBUS_GATEWAY_MAX_INFLIGHT``), and seconds that one may take (``OMNIBUS_GATEWAY_DEADLINE``)."""
+
+    credits: int = 64
+    inflight: int = 512
+    deadline: float = 120.0
+
+
+class SimulatedModel(NamedTuple):
+    """A model as it is deployed. ``places`` are replicas by option and node; an option without them is on one node.
+
+    ``edge_gb`` says the GB of a request type from one component to another.
+    """
+
+    plan: ModelPlan
+    devices: ModelDevices
+    places: Mapping[str, Mapping[str, int]] = {}
+    edge_gb: Callable[[str, str, str], float] = lambda kind, source, target: 0.0
+
+
+class Choice(NamedTuple):
+    """The path that was ``planned`` for a request, the one that it takes, and its executors there: of each component
+    one, of encoders one for each item. None when all paths have an executor that is full."""
+
+    planned: Path
+    path: Path
+    executors: dict[str, list[SimulatedExecutor]] | None
+
+
+class SimulatedCluster:
+    """All executors of ``models``. Raises ``BadRequest`` for a path through an option without executors."""
+
+    def __init__(
+        self, agenda: Agenda, models: Mapping[str, SimulatedModel], limits: AdmissionLimits, seed: int
+    ) -> None:
+        self.agenda = agenda
+        self.models = models
+        self.limits = limits
+        self.pools: dict[tuple[str, str], list[SimulatedExecutor]] = {}
+        self.inflight = 0
+        self._seed = seed
+        self._numbers: dict[tuple[str, str], Iterator[int]] = {}
+        self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._turns = count()
+        self._mean_work: dict[tuple[str, str], tuple[float, int]] = {}
+        for name, model in models.items():
+            for option, deployed in model.plan.options.items():
+                if not deployed.of:
+                    self.pools[name, option] = list(_start_executors(agenda, name, option, model))
+        self.several_nodes = len({each.node for pool in self.pools.values() for each in pool}) > 1
+
+    def pool_of(self, model: str, option: str) -> tuple[str, str]:
+        """Return the model and option whose executors run ``option`` of ``model``."""
+        of = self.models[model].plan.options[option].of
+        owner, _, own = of.rpartition("/")
+        return (owner, own) if of else (model, option)
+
+    def choose_executors(self, model: str, kind: str, loads: Mapping[str, ComponentLoad]) -> Choice:
+        """The executors of the next request of ``kind``. Raises ``BadRequest`` when the plan has no path for it."""
+        paths = self._paths.get((model, kind))
+        if paths is None:
+            paths = self._paths[model, kind] = self.models[model].plan.paths_for(frozenset(kind.split("+")))
+        if not paths:
+            raise BadRequest(f"the plan of {model} has no path for requests of {kind}")
+        number = next(self._numbers.setdefault((model, kind), count()))
+        planned = choose_path(paths, request_point(_GATEWAY, f"{model}/{kind}", number, self._seed))
+        if self.inflight < self.limits.inflight:
+            for path in (planned, *(each for each in paths if each is not planned and each.rate > 0)):
+                chosen = self._choose_along(model, path, loads)
+                if chosen is not None:
+                    return Choice(planned, path, chosen)
+        return Choice(planned, planned, None)
+
+    def _choose_along(
+        self, model: str, path: Path, loads: Mapping[str, ComponentLoad]
+    ) -> dict[str, list[SimulatedExecutor]] | None:
+        encoders = set(self.models[model].plan.encoders.values())
+        chosen: dict[str, list[SimulatedExecutor]] = {}
+        for option in dict.fromkeys(path.options.values()):
+            pool = self.pools.get(self.pool_of(model, option), [])
+            if not pool:
+                raise BadRequest(f"the plan of {model} goes through {option}, of which it has no executor")
+            free = [each for each in pool if each.inflight < self.limits.credits]
+            if not free:
+                return None
+            parts = [part for part, runs in path.options.items() if runs == option and part in loads]
+            if {*parts} <= encoders:
+                for part in parts:
+                    chosen[part] = self._spread_items(free, loads[part].items)
+            else:
+                near = {each.node for others in chosen.values() for each in others} if self.several_nodes else set()
+                executor = self._least_loaded(free, near, self.pool_of(model, option))
+                chosen |= {part: [executor] * loads[part].items for part in parts}
+        return chosen
+
+    def _spread_items(self, pool: Sequence[SimulatedExecutor], items: int) -> list[SimulatedExecutor]:
+        turn = next(self._turns)
+        order = sorted(range(len(pool)), key=lambda at: (pool[at].outstanding, (at - turn) % len(pool)))
+        return [pool[order[item % len(order)]] for item in range(items)]
+
+    def _least_loaded(
+        self, pool: Sequence[SimulatedExecutor], near: set[str], key: tuple[str, str]
+    ) -> SimulatedExecutor:
+        turn = next(self._turns)
+        first = turn % len(pool)
+        ordered = (*pool[first:], *pool[:first]) if len(pool) > 1 else pool
+        least = min(ordered, key=_outstanding)
+        if not near:
+            return least
+        total, sent = self._mean_work.get(key, (0.0, 0))
+        limit = least.outstanding + _NEAR * (total / sent if sent else 1.0)
+        close = [each for each in ordered if each.node in near and each.outstanding <= limit]
+        return min(close, key=_outstanding) if close else least
+
+    def note_work(self, key: tuple[str, str], work: float) -> None:
+        """A request brings ``work`` to the executors of ``key``."""
+        total, sent = self._mean_work.get(key, (0.0, 0))
+        self._mean_work[key] = total + work, sent + 1
+
+
+def component_work(kind: str, load: ComponentLoad, media_tokens: int) -> float:
+    """Work of one component, or of one item of an encoder, in tokens as gateways count it."""
+    if kind == "encode":
+        return float(load.tokens or 1)
+    if kind in ("talk", "vocode"):
+        return float(_SPEECH_WORK)
+    return float(media_tokens + _TEXT_WORK)
+
+
+def _outstanding(executor: SimulatedExecutor) -> float:
+    return executor.outstanding
+
+
+def _start_executors(agenda: Agenda, name: str, option: str, model: SimulatedModel) -> Iterator[SimulatedExecutor]:
+    deployed, devices = model.plan.options[option], model.devices
+    times = devices.times.find_option(option, name)
+    kinds = {part: devices.kinds[part] for part in devices.components if part in deployed.components}
+    there = model.places.get(option, {})
+    nodes = [node for node, count in there.items() for _ in range(count)]
+    for number in range(deployed.replicas):
+        node = nodes[number] if number < len(nodes) else ""
+        yield SimulatedExecutor(
+            agenda, f"{name}/{option}-{number}", times, kinds, devices.times.time_scale, BATCH_ROWS, node
+        )

@@ -1,0 +1,190 @@
+"""Curves of components: what a batch takes, from what a profile says of one component by itself."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from omnibus.executor.sim.distributions import Curve, SizeDistribution
+from omnibus.executor.sim.profile import ANY, SimComponent, SimOutput
+from omnibus.profile import ModelProfile, OptionProfile
+from services.planner.simulate.saturate import BATCH_ROWS
+
+#: Codes of a second of speech, which profiles do not say; steps of devices count as many.
+CODES_PER_SECOND, _RATE, _SAMPLES = 25.0, 24000, 960
+#: Rows of a batch of a vocoder, codes of a chunk, and how much longer a chunk alone takes than one in a full batch:
+#: its latency in a profile is that of the talker before it.
+_VOCODER_ROWS, CHUNK_CODES, _ALONE_FACTOR = 4, 12, 2.0
+#: The part of the seconds of a full batch that may be those of the batch as such.
+_MAX_BASE_FRACTION = 0.9
+#: Tokens of an answer of which nobody says how long it is.
+_USUAL_TOKENS = 64.0
+#: Seconds of what costs nothing.
+_NOTHING_SECONDS = 1e-6
+
+
+class Sample(NamedTuple):
+    """One request type on one component: its weight, seconds when full and alone, and sizes."""
+
+    share: float
+    full: float
+    alone: float
+    sizes: Mapping[str, float]
+
+    def size(self, name: str) -> float:
+        return self.sizes.get(name, 0.0)
+
+
+def component_samples(part: str, profile: ModelProfile, options: Mapping[str, OptionProfile]) -> Iterator[Sample]:
+    """Return the work of ``part`` by itself: on an option of its own, else as a role of others, else as its share of a role."""
+    for wanted in (lambda option: option.components == (part,), lambda _: True):
+        found = [
+            sample for option in options.values() if wanted(option) for sample in _role_samples(part, option, profile)
+        ]
+        if found:
+            yield from found
+            return
+    for option in options.values():
+        for work in option.work:
+            if part in work.components:
+                each = len(work.components)
+                yield from _samples(profile, work.type, work.seconds / each, work.latency / each, part)
+
+
+def _role_samples(part: str, option: OptionProfile, profile: ModelProfile) -> Iterator[Sample]:
+    rows = [work for work in option.work if work.components == (part,)]
+    for work in rows:
+        yield from _samples(profile, work.type, work.seconds, work.latency, part)
+    if not rows and option.rate > 0 and option.components == (part,):
+        using = sum(kind.share for kind in profile.types.values() if part in kind.components)
+        yield from _samples(profile, "", 1.0 / option.rate / using if using > 0 else 0.0, 0.0, part)
+
+
+def _samples(profile: ModelProfile, kind: str, full: float, alone: float, part: str) -> Iterator[Sample]:
+    """One for each request type that a row is of; of all that use ``part`` where it names none."""
+    for name, each in profile.types.items():
+        if part in each.components and kind in ("", name, "+".join(each.components)):
+            yield Sample(each.share or 1e-6, full, alone or full, each.quantities)
+
+
+def build_component(kind: str, part: str, samples: list[Sample], encoders: Mapping[str, str]) -> SimComponent:
+    if kind == "encode":
+        sizes = {name: _mean(samples, f"{name}_tokens") for name, encoder in encoders.items() if encoder == part}
+        tokens = sum(sizes.values())
+        return SimComponent(
+            kind="encode", batch=_pass_curve(samples, tokens), tokens={ANY: max(1.0, tokens)}, slots=BATCH_ROWS
+        )
+    if kind in ("think", "decode"):
+        samples = [_with_answer(each) for each in samples]
+        batch, step = _step_curves(samples, prompts=kind == "think")
+        steps = SizeDistribution(mean=_mean(samples, "completion_tokens"))
+        named: Literal["think", "decode"] = "think" if kind == "think" else "decode"
+        return SimComponent(kind=named, batch=batch, step=step, steps=steps, slots=BATCH_ROWS, chunk=8)
+    if kind == "prefill":
+        return SimComponent(
+            kind="prefill", batch=_pass_curve(samples, _mean(samples, "prompt_tokens")), slots=BATCH_ROWS
+        )
+    if kind == "talk":
+        return _build_talker(samples)
+    if kind == "vocode":
+        return _build_vocoder(samples)
+    return SimComponent(kind="any", batch=_pass_curve(samples, 0.0), outputs={"result": SimOutput()}, slots=BATCH_ROWS)
+
+
+def _with_answer(sample: Sample) -> Sample:
+    """``sample`` with the tokens of a usual answer where a profile does not say how many there are."""
+    return sample._replace(sizes={"completion_tokens": _USUAL_TOKENS, **sample.sizes})
+
+
+def _mean(samples: list[Sample], name: str = "") -> float:
+    """Mean size, or with no name mean seconds of a full replica."""
+    total = sum(sample.share for sample in samples)
+    return sum(sample.share * (sample.size(name) if name else sample.full) for sample in samples) / total
+
+
+def _mean_alone(samples: list[Sample]) -> float:
+    return sum(sample.share * sample.alone for sample in samples) / sum(sample.share for sample in samples)
+
+
+def _split_base(full: float, alone: float, rows: int) -> tuple[float, float]:
+    """Seconds of a batch as such and of each item, from those per item of a full batch and of one item alone."""
+    base = max(0.0, alone - full) * rows / (rows - 1)
+    base = max(_NOTHING_SECONDS, min(base, _MAX_BASE_FRACTION * full * rows))
+    return base, max(_NOTHING_SECONDS, full - base / rows)
+
+
+def _pass_curve(samples: list[Sample], tokens: float) -> Curve:
+    base, each = _split_base(_mean(samples), _mean_alone(samples), BATCH_ROWS)
+    return Curve(base=base, per_token=each / tokens) if tokens > 0 else Curve(base=base, per_item=each)
+
+
+def _step_curves(samples: list[Sample], prompts: bool) -> tuple[Curve, Curve]:
+    """Curves of prompts and of steps: least squares over the request types."""
+    prompt, step = _fit_tokens(samples) if prompts else (0.0, _fit_steps(samples, 0.0, alone=False))
+    alone = max(step, _fit_steps(samples, prompt, alone=True))
+    base, each = _split_base(step, alone, BATCH_ROWS)
+    return Curve(base=_NOTHING_SECONDS, per_token=prompt), Curve(base=base, per_item=each)
+
+
+def _fit_tokens(samples: list[Sample]) -> tuple[float, float]:
+    """Seconds of a prompt token and of a step, neither below 0, when the replica is full."""
+    reads = [(each.share, each.size("prompt_tokens"), _steps(each), each.full) for each in samples]
+    pp, ps, ss = (
+        sum(w * a * b for w, a, b in rows)
+        for rows in (
+            [(w, p, p) for w, p, _, _ in reads],
+            [(w, p, s) for w, p, s, _ in reads],
+            [(w, s, s) for w, _, s, _ in reads],
+        )
+    )
+    py, sy = sum(w * p * y for w, p, _, y in reads), sum(w * s * y for w, _, s, y in reads)
+    whole = pp * ss - ps * ps
+    prompt = (py * ss - sy * ps) / whole if whole > 1e-9 * pp * ss and pp > 0 else 0.0
+    step = (sy - ps * prompt) / ss
+    if prompt <= 0 or step <= 0:
+        return 0.0, sy / ss
+    return prompt, step
+
+
+def _steps(sample: Sample) -> float:
+    """Steps of an answer after its prompt, which gives the first token."""
+    return max(0.5, sample.size("completion_tokens") - 1)
+
+
+def _fit_steps(samples: list[Sample], prompt: float, *, alone: bool) -> float:
+    """Seconds of a step when a prompt token takes ``prompt`` seconds."""
+    over = below = 0.0
+    for each in samples:
+        steps = _steps(each)
+        seconds = (each.alone if alone else each.full) - prompt * each.size("prompt_tokens")
+        over, below = over + each.share * steps * max(0.0, seconds), below + each.share * steps * steps
+    return max(over / below, _NOTHING_SECONDS)
+
+
+def _build_talker(samples: list[Sample]) -> SimComponent:
+    codes = _mean_codes(samples)
+    base, each = _split_base(_mean(samples) / codes, _mean_alone(samples) / codes, BATCH_ROWS)
+    words = max(1.0, _mean(samples, "completion_tokens"))
+    return SimComponent(
+        kind="talk",
+        step=Curve(base=base, per_item=each),
+        steps=SizeDistribution(per=codes / words),
+        slots=BATCH_ROWS,
+        chunk=CHUNK_CODES,
+    )
+
+
+def _build_vocoder(samples: list[Sample]) -> SimComponent:
+    codes = _mean_codes(samples)
+    chunk = _mean(samples) / codes * CHUNK_CODES
+    base, each = _split_base(chunk, _ALONE_FACTOR * chunk, _VOCODER_ROWS)
+    return SimComponent(
+        kind="vocode",
+        batch=Curve(base=base, per_token=each / CHUNK_CODES),
+        slots=_VOCODER_ROWS,
+        samples=_SAMPLES,
+        rate=_RATE,
+    )
+
+
+def _mean_codes(samples: list[Sample]) -> float:
+    seconds = _mean(samples, "speech_seconds")
+    return max(1.0, seconds * CODES_PER_SECOND if seconds > 0 else 2 * _mean(samples, "completion_tokens"))

@@ -1,0 +1,39 @@
+"""Times of a model's components in executors: what virtual devices of all its options follow."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from omnibus.executor.sim.profile import Profile
+from omnibus.executor.sim.request import ComponentLoad
+from omnibus.executor.sim.speech import SimulatedTalker
+from services.planner.simulate.loads import component_loads
+
+
+class ModelDevices(NamedTuple):
+    """Devices of one model. ``components`` are in the order in which data flows, ``kinds`` are those of their unit
+    tasks, ``encoders`` components by modality; ``times`` says what each option takes. Talkers send codes in messages of
+    ``chunk``.
+    """
+
+    components: tuple[str, ...]
+    kinds: Mapping[str, str]
+    encoders: Mapping[str, str]
+    times: Profile
+    codes_per_second: float
+    chunk: int
+
+    def role_loads(self, role: frozenset[str], sizes: Mapping[str, float]) -> dict[str, ComponentLoad]:
+        """Loads of the components ``role`` by a request of these ``sizes``."""
+        parts = [part for part in self.components if part in role]
+        return component_loads(parts, self.kinds, self.encoders, sizes, self.codes_per_second, self.chunk)
+
+
+def simulated_devices(
+    components: tuple[str, ...], kinds: Mapping[str, str], encoders: Mapping[str, str], times: Profile
+) -> ModelDevices:
+    """Devices of a model whose engines are simulated ones that follow ``times``."""
+    known = {kinds[part]: times.default.components[part] for part in components if part in times.default.components}
+    vocoder, talker = known.get("vocode"), known.get("talk")
+    spoken = vocoder.rate / vocoder.samples if vocoder is not None else 0.0
+    chunk = talker.chunk if talker is not None else 0
+    return ModelDevices(components, kinds, encoders, times, spoken, chunk or SimulatedTalker.chunk)

@@ -1,0 +1,110 @@
+"""The executors that one request was given, and the work that it brings to them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from omnibus.executor.sim.device import SimWork
+from omnibus.executor.sim.profile import SimComponent
+from omnibus.executor.sim.request import ComponentLoad, SimulatedRequest
+from omnibus.plan import Path
+from services.planner.simulate.cluster import SimulatedCluster, component_work
+from services.planner.simulate.executor import ExecutorLane, SimulatedExecutor
+from services.planner.simulate.links import Links
+
+
+class RequestExecutors:
+    """The executors that one request was given: the loop in which its components run (``RequestLoop``)."""
+
+    __slots__ = (
+        "_agenda", "_charges", "_cluster", "_end", "_executors", "_kind", "_links", "_model", "_name", "_open",
+        "_options", "_taken", "kinds", "lanes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        links: Links,
+        model: str,
+        kind: str,
+        path: Path,
+        executors: Mapping[str, Sequence[SimulatedExecutor]],
+        loads: Mapping[str, ComponentLoad],
+        end: Callable[[SimulatedRequest, float], None],
+    ) -> None:
+        self._agenda = cluster.agenda
+        self._cluster = cluster
+        self._links = links
+        self._name = model
+        self._model = cluster.models[model]
+        self._kind = kind
+        self._options = path.options
+        self._executors = executors
+        self._end = end
+        self._taken: dict[str, int] = {}
+        self._open: dict[SimulatedExecutor, int] = {}
+        self.kinds = self._model.devices.kinds
+        self.lanes: dict[str, ExecutorLane] = {part: own[0].lanes[part] for part, own in executors.items()}
+        media = sum((load.tokens or 0) * load.items for part, load in loads.items() if self.kinds[part] == "encode")
+        self._charges: dict[str, list[tuple[SimulatedExecutor, float]]] = {}
+        for part, given in executors.items():
+            work = component_work(self.kinds[part], loads[part], media)
+            self._charges[part] = [(executor, work) for executor in given]
+            if cluster.several_nodes:
+                cluster.note_work(cluster.pool_of(model, path.options[part]), work)
+            for executor in given:
+                self._charge(executor, work)
+        cluster.inflight += 1
+
+    def _charge(self, executor: SimulatedExecutor, work: float) -> None:
+        opened = self._open.get(executor, 0)
+        self._open[executor] = opened + 1
+        executor.charge_work(work, first=not opened)
+
+    # What a request in a loop needs
+
+    @property
+    def option(self) -> "RequestExecutors":
+        return self
+
+    @property
+    def jitter(self) -> float:
+        return self._model.devices.times.jitter
+
+    def find_component(self, name: str) -> SimComponent:
+        """Times of ``name`` on the option that runs it."""
+        owner, option = self._cluster.pool_of(self._name, self._options[name])
+        return self._cluster.models[owner].devices.times.find_option(option, owner).find_component(name)
+
+    def queue_work(self, request: SimulatedRequest, component: str, work: SimWork, at: float) -> None:
+        """Queue ``work`` once its inputs are on the node of ``component``."""
+        taken = self._taken.get(component, 0)
+        self._taken[component] = taken + 1
+        items = self._executors[component]
+        lane = items[taken % len(items)].lanes[component] if len(items) > 1 else self.lanes[component]
+        there = self._arrival_time(component, lane.executor.node, at) if not taken else at
+        if there > at:
+            self._agenda.add(there, partial(lane.queue_work, work))
+        else:
+            lane.queue_work(work, at)
+
+    def _arrival_time(self, component: str, node: str, at: float) -> float:
+        """Return when what ``component`` reads is on ``node``."""
+        if not self._cluster.several_nodes:
+            return at
+        latest = at
+        for source, executors in self._executors.items():
+            gb = self._model.edge_gb(self._kind, source, component) if executors[0].node != node else 0.0
+            if gb > 0:
+                latest = max(latest, self._links.transfer(executors[0].node, node, gb, at))
+        return latest
+
+    def finish_component(self, component: str, at: float) -> None:
+        """``component`` is done: its executors have less to do."""
+        for executor, work in self._charges[component]:
+            left = self._open[executor] = self._open[executor] - 1
+            executor.discharge_work(work, last=not left)
+
+    def finish_request(self, request: SimulatedRequest, at: float) -> None:
+        """The request has all it asked for."""
+        self._cluster.inflight -= 1
+        self._end(request, at)

@@ -1,0 +1,100 @@
+"""A plan and its requests to latencies, throughput, utilisation, and what breaks first."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, cast
+
+from omnibus.executor.sim.distributions import Draw
+from omnibus.executor.sim.request import SimulatedRequest
+from services.planner.simulate.agenda import Agenda
+from services.planner.simulate.arrivals import Arrival
+from services.planner.simulate.cluster import AdmissionLimits, SimulatedCluster, SimulatedModel
+from services.planner.simulate.executors import RequestExecutors
+from services.planner.simulate.links import Links
+from services.planner.simulate.observed import ObservedRequest
+from services.planner.simulate.outcome import SimulationOutcome
+from services.planner.simulate.report import Observations, build_outcome
+
+#: The part of the time after which requests are observed: before it executors fill up.
+WARM_UP_FRACTION = 0.15
+
+
+class SimulatedPlan(NamedTuple):
+    """A plan as it is simulated: its models, the goals of each in seconds, limits, and links between nodes."""
+
+    models: Mapping[str, SimulatedModel]
+    goals: Mapping[str, Mapping[str, float]] = {}
+    limits: AdmissionLimits = AdmissionLimits()
+    links: Links | None = None
+
+
+def simulate_plan(
+    plan: SimulatedPlan,
+    arrivals: Iterable[Arrival],
+    seconds: float,
+    *,
+    seed: int = 1,
+    warm_up: float = WARM_UP_FRACTION,
+) -> SimulationOutcome:
+    """Run ``plan`` with ``arrivals``, in order, for ``seconds``; requests that then run are waited for.
+
+    The same question has the same answer. Raises ``BadRequest`` for a request that the plan has no path for.
+    """
+    run = _Run(plan, seconds, seconds * warm_up, seed)
+    run.send_requests(arrivals)
+    return build_outcome(run.cluster, run.seen, plan.goals)
+
+
+class _Run:
+    """One simulation."""
+
+    def __init__(self, plan: SimulatedPlan, seconds: float, warm: float, seed: int) -> None:
+        self.agenda = Agenda()
+        self.cluster = SimulatedCluster(self.agenda, plan.models, plan.limits, seed)
+        self.seen = Observations(warm, seconds)
+        self._links = plan.links or Links()
+        self._seed = seed
+        self._count = 0
+
+    def send_requests(self, arrivals: Iterable[Arrival]) -> None:
+        agenda, seen = self.agenda, self.seen
+        marked = False
+        for arrival in arrivals:
+            if arrival.at > seen.end:
+                break
+            if not marked and arrival.at >= seen.warm:
+                agenda.run_until(seen.warm)
+                seen.mark_busy(self.cluster)
+                marked = True
+            agenda.run_until(arrival.at)
+            self._send(arrival)
+        if not marked:
+            agenda.run_until(seen.warm)
+            seen.mark_busy(self.cluster)
+        agenda.run_until(seen.end)
+        seen.note_end(self.cluster)
+        agenda.run_until(seen.end + self.cluster.limits.deadline)
+
+    def _send(self, arrival: Arrival) -> None:
+        model = self.cluster.models[arrival.model]
+        loads = model.devices.role_loads(frozenset(arrival.kind.split("+")), arrival.sizes)
+        choice = self.cluster.choose_executors(arrival.model, arrival.kind, loads)
+        self._count += 1
+        self.seen.note_arrival(arrival, choice.planned, refused=choice.executors is None)
+        if choice.executors is None:
+            return
+        way = RequestExecutors(
+            self.cluster,
+            self._links,
+            arrival.model,
+            arrival.kind,
+            choice.path,
+            choice.executors,
+            loads,
+            self._finish,
+        )
+        draw = Draw(self._seed, "request", self._count)
+        request = ObservedRequest(way, arrival.model, arrival.kind, loads, draw, arrival.at, choice.planned.name)
+        request.start_encoders(arrival.at)
+
+    def _finish(self, request: SimulatedRequest, at: float) -> None:
+        self.seen.note_done(cast(ObservedRequest, request), at)

@@ -1,0 +1,74 @@
+"""The most that one replica serves of a mix of roles: requests in a closed loop on its device."""
+
+from collections.abc import Iterable, Mapping
+from statistics import NormalDist
+from typing import NamedTuple
+
+from omnibus.errors import BadRequest
+from omnibus.executor.sim.predict import TypeDemand, predict_performance
+from services.planner.simulate.arrivals import ANSWER_SIZES, answer_factor
+from services.planner.simulate.devices import ModelDevices
+
+#: Requests at all times, and those that are observed.
+_INFLIGHT, _OBSERVED_REQUESTS = 64, 240
+#: Rows of a batch where an option does not say them, as executors have them (``OMNIBUS_EXECUTOR_BATCH``).
+BATCH_ROWS = 16
+#: Sizes of answers that each role is split into: with one size alone all of a batch would end together.
+_SIZE_COUNT = 5
+
+
+class RoleRate(NamedTuple):
+    """Requests per second of a model that bring ``role`` to an option; ``sizes`` are their means."""
+
+    role: frozenset[str]
+    rate: float
+    sizes: Mapping[str, float]
+
+
+class Saturated(NamedTuple):
+    """One replica that is never without work: req/s, and seconds of its device per request by component."""
+
+    rate: float
+    seconds: dict[str, float]
+
+
+def saturate_replica(
+    devices: ModelDevices, option: str, roles: Iterable[RoleRate], model: str = "", requests: int = _OBSERVED_REQUESTS
+) -> Saturated:
+    """Return the most that one replica of ``option`` serves of all ``roles`` together, in the proportion of their rates.
+
+    Raises ``BadRequest`` when none of them brings work.
+    """
+    mix = {
+        f"{number}/{step}": TypeDemand(each.rate / _SIZE_COUNT, devices.role_loads(each.role, sizes))
+        for number, each in enumerate(roles)
+        if each.rate > 0
+        for step, sizes in enumerate(_size_steps(each.sizes))
+    }
+    if not mix:
+        raise BadRequest(f"option {option} has nothing to do: give its roles a rate")
+    found = predict_performance(
+        devices.times, option, mix, model=model, inflight=_INFLIGHT, batch=BATCH_ROWS, requests=requests
+    )
+    total, seconds = sum(demand.share for demand in mix.values()), dict[str, float]()
+    for name, demand in mix.items():
+        for part, spent in found.parts[name].items():
+            seconds[part] = seconds.get(part, 0.0) + spent * demand.share / total
+    return Saturated(found.throughput, seconds)
+
+
+def saturated_rate(
+    devices: ModelDevices, option: str, roles: Iterable[RoleRate], model: str = "", requests: int = _OBSERVED_REQUESTS
+) -> float:
+    """Req/s of ``saturate_replica``."""
+    return saturate_replica(devices, option, roles, model, requests).rate
+
+
+def _size_steps(sizes: Mapping[str, float]) -> list[dict[str, float]]:
+    """``sizes`` with shorter and longer answers, of the same mean."""
+    factors = [answer_factor(NormalDist().inv_cdf((step + 0.5) / _SIZE_COUNT)) for step in range(_SIZE_COUNT)]
+    mean = sum(factors) / len(factors)
+    return [
+        {name: value * factor / mean if name in ANSWER_SIZES else value for name, value in sizes.items()}
+        for factor in factors
+    ]

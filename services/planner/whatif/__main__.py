@@ -1,0 +1,69 @@
+"""``python -m services.planner.whatif JSON``: answers one question on stdout. The command is `omnibus whatif`."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import OmnibusError
+from omnibus.settings import BusSettings, StoreSettings, read_settings
+from omnibus.store import Store
+from services.planner.simulate.arrivals import Arrival
+from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from services.planner.solve import highs
+from services.planner.whatif import table
+from services.planner.whatif.deployment import Deployment, find_deployment
+from services.planner.whatif.question import WhatIfQuestion, parse_duration
+from services.planner.whatif.records import recorded_arrivals
+from services.planner.whatif.traffic import build_traffic
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the question was answered, else 1 and a line on stderr."""
+    question = msgspec.json.decode((arguments or sys.argv[1:])[0], type=WhatIfQuestion)
+    try:
+        text = asyncio.run(answer_question(question))
+    except OmnibusError as error:
+        sys.stderr.write(f"omnibus: {error}\n")
+        return 1
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+async def answer_question(question: WhatIfQuestion) -> str:
+    """The answer as text, or as JSON. Raises ``OmnibusError`` for a question that cannot be answered."""
+    store = Store(read_settings(StoreSettings))
+    try:
+        with highs.silence_stdout():
+            deployed = await find_deployment(question, store)
+    finally:
+        await store.close()
+    traffic = build_traffic(question, deployed, await _read_records(question, deployed))
+    plan = SimulatedPlan(deployed.simulated, deployed.goals, links=deployed.links)
+    found = simulate_plan(plan, traffic.arrivals, traffic.seconds, seed=question.seed)
+    cost = table.deployment_cost(found, deployed.prices)
+    if question.json:
+        told = {"plan": deployed.label, "traffic": traffic.label, "cost": cost, "goals": deployed.goals}
+        return msgspec.json.encode({**told, **msgspec.to_builtins(found)}).decode()
+    lines = [*table.answer_lines(deployed.label, traffic.label, found, deployed.goals, cost), *traffic.notes]
+    return "\n".join(lines)
+
+
+async def _read_records(question: WhatIfQuestion, deployed: Deployment) -> list[Arrival] | None:
+    if not question.since:
+        return None
+    seconds = parse_duration(question.since)
+    bus = await NatsBus.connect(read_settings(BusSettings), "cli")
+    try:
+        return await recorded_arrivals(bus, deployed.plans, seconds)
+    finally:
+        await bus.drain()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

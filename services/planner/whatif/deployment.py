@@ -1,0 +1,194 @@
+"""The plan of a question: the current one, one of a file, or one that is made now for the GPUs that were named."""
+
+from collections.abc import Mapping
+from pathlib import Path as File
+from typing import Any
+
+import msgspec
+
+from omnibus import profile as profiles
+from omnibus.errors import BadRequest
+from omnibus.executor.sim.profile import read_profile
+from omnibus.families.plugins import join_names
+from omnibus.graph import UNREADABLE
+from omnibus.plan import ModelPlan, Plan, decode_plan
+from omnibus.profile import ModelProfile
+from omnibus.settings import PlannerSettings, read_settings
+from omnibus.store import Store
+from services.planner.declared import declarations_file
+from services.planner.declared.declarations_file import Declarations
+from services.planner.declared.model import DeclaredModel, Model
+from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel
+from services.planner.optimize.model_inputs import ModelInputs
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.promise import PromiseChecker
+from services.planner.optimize.simulated import calibrated_devices, simulated_models, simulation_links
+from services.planner.simulate.cluster import SimulatedModel
+from services.planner.simulate.devices import ModelDevices, simulated_devices
+from services.planner.simulate.links import Links
+from services.planner.whatif.question import CURRENT, WhatIfQuestion, parse_gpus
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """Models as they are, or would be, deployed. ``label`` says which plan it is, ``prices`` are those of a GPU."""
+
+    label: str
+    models: dict[str, Model]
+    profiles: dict[str, ModelProfile]
+    plans: dict[str, ModelPlan]
+    simulated: dict[str, SimulatedModel]
+    goals: dict[str, dict[str, float]]
+    prices: dict[str, float]
+    links: Links
+
+
+class _Sources(msgspec.Struct):
+    """Documents that were read: declarations and where they lie, and a plan if there is one."""
+
+    declared: Declarations
+    directory: File
+    plan: Plan | None = None
+    label: str = ""
+
+
+async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
+    """The deployment of ``question``; raises ``BadRequest`` that names what is wrong with it."""
+    sources = await _read_sources(question, store)
+    counts, models = parse_gpus(question.gpus), _planned_models(sources)
+    found = {name: await _read_profile(name, model, sources, store) for name, model in models.items()}
+    gpus = _gpu_types(sources.declared.gpus, counts)
+    nodes = {} if counts else sources.declared.nodes
+    if sources.plan is not None and not counts:
+        known: Mapping[str, ModelInputs] = {
+            name: ModelInputs(model, found[name], {}, nodes) for name, model in models.items()
+        }
+        for inputs in known.values():
+            inputs.borrow_options(models, known)
+        label, plans = sources.label, {name: sources.plan.models[name] for name in models}
+        explain: Mapping[str, Any] = sources.plan.explain
+    else:
+        planner = Planner(models, found, gpus, nodes)
+        result = PromiseChecker(planner).plan(within=read_settings(PlannerSettings).simulate)
+        known, plans, explain = planner.inputs, result.models, result.explain
+        label = f"planned now for {_describe_gpus(gpus, nodes)}"
+    _check_options(plans, known)
+    devices = {name: _model_devices(inputs, question) for name, inputs in known.items()}
+    return Deployment(
+        label=label,
+        models=models,
+        profiles=found,
+        plans=plans,
+        simulated=simulated_models(known, plans, devices, explain),
+        goals={name: dict(each.planned.goals.active_goals()) for name, each in models.items() if each.planned},
+        prices={name: kind.price for name, kind in gpus.items()},
+        links=simulation_links(nodes),
+    )
+
+
+async def _read_sources(question: WhatIfQuestion, store: Store) -> _Sources:
+    """The documents that ``plan`` and ``models`` name; without either it is the current plan."""
+    declared = declarations_file.read_declarations(question.models) if question.models else Declarations({})
+    sources = _Sources(declared, File(question.models or ".").parent)
+    named = question.plan or ("" if question.models else CURRENT)
+    if named == CURRENT:
+        sources.plan = await store.plan()
+        if sources.plan is None:
+            raise BadRequest("the store has no plan yet: name declarations by --models, or a plan's file by --plan")
+        sources.label = f"epoch {sources.plan.epoch} as it runs"
+    elif named:
+        _read_plan_file(named, sources)
+    return sources
+
+
+def _read_plan_file(path: str, sources: _Sources) -> None:
+    """A plan, as ``omnibus plan show --json`` prints it or as the store has it; or declarations."""
+    try:
+        body = File(path).read_bytes()
+        found = msgspec.json.decode(body)
+    except OSError as error:
+        raise BadRequest(f"--plan {path} cannot be read: {error.strerror}") from error
+    except UNREADABLE as error:
+        raise BadRequest(f"--plan {path} is no JSON: {error}") from error
+    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
+        found = found["plan"]
+    if isinstance(found, dict) and "epoch" in found:
+        sources.plan = decode_plan(msgspec.json.encode(found))
+        sources.label = f"epoch {sources.plan.epoch} of {path}"
+    elif not sources.declared.models:
+        sources.declared, sources.directory = declarations_file.read_declarations(path), File(path).parent
+    else:
+        raise BadRequest(f"--plan {path} is no plan: give what `omnibus plan show --json` prints")
+
+
+def _planned_models(sources: _Sources) -> dict[str, Model]:
+    """Models with a plan and, or to be, planned: as declared, else as the plan has them."""
+    declared = declarations_file.planned_models(sources.declared.models)
+    if sources.plan is None:
+        models = declared
+    else:
+        models = {
+            name: declared.get(name) or Model(name, _declaration_of(plan))
+            for name, plan in sources.plan.models.items()
+            if not plan.apps
+        }
+    if not models:
+        raise BadRequest("there is no model that is planned from a profile: see docs/planner.md")
+    return models
+
+
+def _declaration_of(plan: ModelPlan) -> DeclaredModel:
+    """The declaration of a model that is known from its plan alone."""
+    shares = {
+        part: option.of.rpartition("/")[0]
+        for option in plan.options.values()
+        if option.of
+        for part in option.components
+    }
+    return DeclaredModel(
+        plan.family, plan.checkpoint, plan.components, plan.encoders, context=plan.context, shares=shares,
+        planned=PlannedModel(),
+    )  # fmt: skip
+
+
+async def _read_profile(name: str, model: Model, sources: _Sources, store: Store) -> ModelProfile:
+    path = sources.directory / model.planned.profile if model.planned and model.planned.profile else None
+    if path is not None:
+        try:
+            return profiles.decode_profile(path.read_bytes(), str(path))
+        except OSError as error:
+            raise BadRequest(f"model {name}: its profile {path} cannot be read: {error.strerror}") from error
+    found = await store.profile(name)
+    if found is None:
+        raise BadRequest(
+            f"model {name} has no profile in the store: name its declarations by --models, or measure it with "
+            "`omnibus profile --put`"
+        )
+    return found
+
+
+def _gpu_types(declared: Mapping[str, GpuType], counts: Mapping[str, int]) -> dict[str, GpuType]:
+    """GPUs by type: as many as ``counts`` says, of the memory and price that were declared."""
+    if not counts:
+        return dict(declared)
+    return {
+        name: msgspec.structs.replace(declared.get(name, GpuType(0)), count=count) for name, count in counts.items()
+    }
+
+
+def _describe_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> str:
+    return join_names([f"{kind.count} {name}" for name, kind in gpus.items()]) or f"{len(nodes)} nodes"
+
+
+def _check_options(plans: Mapping[str, ModelPlan], known: Mapping[str, ModelInputs]) -> None:
+    for name, plan in plans.items():
+        strange = sorted({each for each, option in plan.options.items() if not option.of} - set(known[name].options))
+        if strange:
+            raise BadRequest(f"model {name}: its profile does not know option {strange[0]}: measure it again")
+
+
+def _model_devices(inputs: ModelInputs, question: WhatIfQuestion) -> ModelDevices:
+    """Devices by the profile, or by the times that simulated engines follow."""
+    if not question.engine_profile:
+        return calibrated_devices(inputs)
+    model = inputs.model
+    return simulated_devices(model.components, model.kinds, model.encoders, read_profile(question.engine_profile))

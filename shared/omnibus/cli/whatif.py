@@ -1,0 +1,78 @@
+"""``omnibus whatif``: a plan and its requests in virtual time, by the planner, in a process of its own.
+
+The SDK knows no solver; the planner does.
+"""
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus.cli.plan import planner_environment
+from omnibus.errors import StageUnavailable
+from omnibus.process.spec import ROOT, python_command
+from omnibus.up import run_dir
+
+_MODULE = "services.planner.whatif"
+#: Options that name files, which may be relative to where the command runs.
+_FILES = ("models", "trace", "workload", "engine_profile")
+
+
+def add_whatif_command(commands: Any) -> None:
+    """Add the arguments to those of ``omnibus``."""
+    add = commands.add_parser("whatif", help="simulate a plan under other requests, or on other GPUs").add_argument
+    add("--plan", default="", metavar="current|FILE", help="the plan that runs, or one of `omnibus plan show --json`")
+    add("--models", default="", metavar="FILE", help="declarations: they are planned, unless --plan names a plan")
+    add("--gpus", default="", metavar="COUNTS", help="plan anew for these GPUs, such as '8 H100, 4 L40S'")
+    add("--trace", default="", metavar="CSV", help="requests by their times (t_s) and sizes")
+    add("--workload", default="", metavar="FILE", help="requests by their shares, as `omnibus profile` takes them")
+    add("--from", dest="since", default="", metavar="DURATION", help="recorded requests of the last 10m, 2h ...")
+    add("--rate", default="", metavar="2x|REQ/S", help="times what comes, or requests per second")
+    add("--model", default="", metavar="NAME", help="which model a file's requests go to, of several")
+    add("--seconds", type=float, default=0.0, help="how long to simulate (default: the trace's length, or 600)")
+    add("--seed", type=int, default=1, help="of arrivals and sizes (default 1)")
+    add("--engine-profile", default="", metavar="FILE", help="the times that simulated engines follow")
+    add("--store", default="", metavar="URL", help="the store; without it the running `omnibus up` is found")
+    add("--nats", default="", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+    add("--json", action="store_true", help="print JSON")
+
+
+async def run_whatif(options: argparse.Namespace) -> int:
+    """Run the simulation; its exit code."""
+    question = {name: value for name, value in vars(options).items() if name not in ("command", "store", "nats")} | {
+        name: _absolute_path(getattr(options, name)) for name in _FILES
+    }
+    question["plan"] = options.plan if options.plan == "current" else _absolute_path(options.plan)
+    process = await asyncio.create_subprocess_exec(
+        *python_command(_MODULE, msgspec.json.encode(question).decode()),
+        cwd=ROOT,
+        env={**planner_environment(), **_addresses(options)},
+    )
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _absolute_path(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
+
+
+def _addresses(options: argparse.Namespace) -> dict[str, str]:
+    """Store and bus that were named, else those of the environment, else those of the running ``omnibus up``."""
+    found = {"OMNIBUS_STORE_URL": options.store, "OMNIBUS_BUS_URL": options.nats}
+    try:
+        state = run_dir.read_state()
+        running = {"OMNIBUS_STORE_URL": state.store_url, "OMNIBUS_BUS_URL": state.nats_url}
+    except StageUnavailable:
+        running = {}
+    return {
+        name: value or running[name]
+        for name, value in found.items()
+        if value or (name not in os.environ and name in running)
+    }

@@ -1,0 +1,144 @@
+"""Plans are simulated before they are promised: the promise is what simulated engines, which know nothing of it, serve."""
+
+import msgspec
+import pytest
+
+from omnibus.profile import ModelProfile
+from services.planner.optimize import ModelLoad
+from services.planner.optimize.corrections import UNMEASURED_FACTOR, CostCorrections
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.promise import MAX_ROUNDS, PromiseChecker
+from services.planner.simulate.arrivals import TypeRate, even_arrivals
+from services.planner.simulate.cluster import SimulatedModel
+from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from tests.unit.planner.optimize import testbed
+from tests.unit.planner.simulate.omni import TYPES, measured_profile, planner, true_devices
+
+#: Shares of the request types; None: those of the profile.
+MIXES = {
+    "declared": None,
+    "speech-heavy": (0.15, 0.45, 0.1, 0.3),
+    "image-heavy": (0.8, 0.05, 0.1, 0.05),
+    "text-only": (0.0, 0.0, 1.0, 0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def profile() -> ModelProfile:
+    return measured_profile()
+
+
+def mix_load(mix: tuple[float, ...] | None) -> dict[str, ModelLoad] | None:
+    return None if mix is None else {"omni": ModelLoad(1.0, dict(zip(TYPES, mix, strict=True)))}
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
+def test_what_engines_serve_is_within_a_tenth_of_the_promise(profile: ModelProfile, mix: tuple[float, ...] | None):
+    load = mix_load(mix)
+    made = PromiseChecker(planner(profile)).plan(load, within=60.0)
+
+    shares = [about.share for about in TYPES.values()] if mix is None else mix
+    promised = made.capacity["omni"]
+    rates = [
+        TypeRate("omni", kind, share * promised, about.quantities)
+        for (kind, about), share in zip(TYPES.items(), shares, strict=True)
+        if share
+    ]
+    deployed = SimulatedModel(made.models["omni"], true_devices())
+    served = simulate_plan(SimulatedPlan({"omni": deployed}), even_arrivals(rates, 60.0), 60.0)
+    measured = served.breaks.rate if served.breaks else 0.0
+    assert 0.9 <= measured / served.rate <= 1.1
+    assert served.carried >= 0.9
+
+
+def test_the_explanation_has_what_the_solver_promised_what_was_simulated_and_the_rounds(profile: ModelProfile):
+    made = PromiseChecker(planner(profile)).plan(within=60.0)
+
+    told = made.explain["planned"]["models"]["omni"]
+    promise = told["promise"]
+    assert 1 <= promise["rounds"] <= MAX_ROUNDS
+    assert promise["agrees"] == (abs(promise["simulated"] / promise["solver"] - 1) <= 0.05)
+    assert told["capacity"] == made.capacity["omni"] == promise["solver" if promise["agrees"] else "simulated"]
+    assert made.explain["planned"]["deployments"][0]["alternatives"]
+
+
+def test_without_time_for_a_second_round_the_simulated_figure_is_promised(profile: ModelProfile):
+    load = mix_load(MIXES["image-heavy"])
+    plain = planner(profile).plan(load)
+
+    made = PromiseChecker(planner(profile)).plan(load, within=0.0)
+
+    promise = made.explain["planned"]["models"]["omni"]["promise"]
+    assert promise["rounds"] == 1
+    assert not promise["agrees"]
+    assert made.capacity["omni"] == promise["simulated"] < 0.95 * plain.capacity["omni"]
+
+
+def test_what_cannot_be_simulated_is_promised_as_it_was_solved_and_says_why():
+    kinds = {name: msgspec.structs.replace(kind, components=("vision",)) for name, kind in testbed.MIXED.items()}
+    made = testbed.planner()
+    checker = PromiseChecker(made)
+    inputs = made.inputs["q"]
+    inputs.profile = msgspec.structs.replace(inputs.profile, types=kinds)  # no request uses the thinker
+
+    found = checker.plan(within=1.0)
+
+    assert "cannot be simulated" in found.explain["planned"]["models"]["q"]["promise"]["fault"]
+    assert found.capacity == made.plan().capacity
+
+
+def test_a_profile_of_exact_times_is_promised_as_it_was_solved():
+    checker = PromiseChecker(testbed.planner())
+
+    found = checker.plan(within=60.0)
+
+    assert found.explain["planned"]["models"]["q"]["promise"]["agrees"]
+    assert found.capacity["q"] == pytest.approx(testbed.planner().plan().capacity["q"], rel=0.06)
+
+
+def test_roles_that_nobody_measured_cost_more_and_measured_ones_do_not():
+    found = CostCorrections({"E": ("vision",), "EL": ("vision", "thinker")}, {("", "EL", frozenset(("thinker",)))})
+    whole = frozenset(("vision", "thinker"))
+
+    found.penalise_unmeasured()
+
+    assert found.factor("a", "EL", whole) == UNMEASURED_FACTOR
+    assert found.factor("a", "EL", ("thinker",)) == found.factor("a", "E", ("vision",)) == 1.0
+
+
+def test_an_option_whose_components_lose_by_taking_turns_is_slower_in_all_its_roles():
+    parts = ("vision", "thinker")
+    found = CostCorrections({"EL": parts}, {("a", "EL", frozenset(parts)), ("b", "EL", frozenset(parts))})
+    found.penalise_unmeasured()
+    version = found.version
+
+    found.correct_roles("EL", [("a", frozenset(parts))], 1.5)
+
+    assert found.factor("a", "EL", parts) == found.factor("b", "EL", parts) == 1.5
+    assert found.factor("a", "EL", ("thinker",)) == pytest.approx(1.5 * UNMEASURED_FACTOR)
+    assert found.version > version
+
+
+def test_a_role_that_is_cheaper_than_its_sum_is_so_by_itself():
+    parts = ("vision", "thinker")
+    found = CostCorrections({"EL": parts}, {("a", "EL", frozenset(parts)), ("b", "EL", frozenset(parts))})
+
+    found.correct_roles("EL", [("a", frozenset(parts))], 0.8)
+
+    assert found.factor("a", "EL", parts) == 0.8
+    assert found.factor("b", "EL", parts) == 1.0
+
+
+def test_a_simulated_gain_is_that_of_the_plan_over_what_runs(profile: ModelProfile):
+    load = mix_load(MIXES["speech-heavy"])
+    assert load is not None
+    made: Planner = planner(profile)
+    checker = PromiseChecker(made)
+    running = checker.plan(within=60.0)
+    rerouted = made.reroute_running(running.models, load)
+
+    gain, error = checker.estimate_gain(rerouted, checker.plan(load, running.models, within=60.0), load)
+    none, _ = checker.estimate_gain(rerouted, rerouted, load)
+
+    assert gain > error
+    assert none == pytest.approx(0.0)

@@ -1,0 +1,99 @@
+"""An any-to-any model in a small world: the times of its engines, and the profile that an honest profiler makes of them."""
+
+import json
+from typing import Any
+
+from omnibus.executor.sim import Profile, TypeDemand, decode_profile, predict_performance
+from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
+from services.planner.declared.model import DeclaredModel, Model
+from services.planner.declared.planned_spec import GpuType, PlannedModel
+from services.planner.optimize.planner import Planner
+from services.planner.simulate.devices import ModelDevices, simulated_devices
+from services.planner.simulate.saturate import RoleRate, saturated_rate
+
+PARTS = ("vision", "audio", "thinker", "talker", "vocoder")
+SEEN, HEARD, TEXT, SPOKEN = (
+    "vision+thinker", "audio+thinker+talker+vocoder", "thinker", "thinker+talker+vocoder",
+)  # fmt: skip
+#: Components of options; ``M`` is everything on one GPU.
+OPTIONS = {"EV": PARTS[:1], "EA": PARTS[1:2], "Th": PARTS[2:3], "Ta": PARTS[3:4], "V": PARTS[4:], "M": PARTS}
+ENGINES: dict[str, Any] = {
+    "seed": 1,
+    "jitter": 0.05,
+    "default": {
+        "startup": 4,
+        "components": {
+            "vision": {"slots": 4, "batch": {"points": [[1, 0.12], [4, 0.36]]}, "tokens": {"image": 300}},
+            "audio": {"slots": 8, "batch": {"points": [[1, 0.05], [8, 0.16]]}, "tokens": {"audio": 100}},
+            "thinker": {
+                "slots": 16, "chunk": 32, "batch": {"base": 0.004, "per_token": 2e-5},
+                "step": {"base": 0.016, "per_item": 2e-4}, "steps": {"mean": 48, "cv": 0.3, "most": 96},
+            },
+            "talker": {
+                "slots": 16, "chunk": 32, "batch": {"base": 0.004},
+                "step": {"base": 0.012, "per_item": 2e-4}, "steps": {"per": 3},
+            },
+            "vocoder": {"slots": 4, "batch": {"base": 0.03, "per_token": 4e-4}, "samples": 480, "rate": 24000},
+        },
+    },
+    "options": {"M": {"alpha": 1.25}},
+}  # fmt: skip
+TYPES = {
+    SEEN: TypeProfile(("vision", "thinker"), 0.4, {"prompt_tokens": 340, "completion_tokens": 48, "image_tokens": 300}),
+    HEARD: TypeProfile(
+        ("audio", "thinker", "talker", "vocoder"),
+        0.2,
+        {"prompt_tokens": 122, "completion_tokens": 48, "audio_tokens": 100, "speech_seconds": 2.88},
+    ),
+    TEXT: TypeProfile(("thinker",), 0.3, {"prompt_tokens": 68, "completion_tokens": 48}),
+    SPOKEN: TypeProfile(
+        ("thinker", "talker", "vocoder"), 0.1, {"prompt_tokens": 72, "completion_tokens": 48, "speech_seconds": 2.88}
+    ),
+}
+ORDER = (("vision", "thinker"), ("audio", "thinker"), ("thinker", "talker"), ("talker", "vocoder"))
+
+
+def engine_times(**changes: Any) -> Profile:
+    """What simulated engines follow."""
+    return decode_profile(json.dumps({**ENGINES, **changes}).encode())
+
+
+def model(**asked: Any) -> Model:
+    return Model("omni", DeclaredModel("qwen2_5_omni", "times.json", planned=PlannedModel(**asked)))
+
+
+def true_devices(times: Profile | None = None) -> ModelDevices:
+    made = model()
+    return simulated_devices(made.components, made.kinds, made.encoders, times or engine_times())
+
+
+def measured_profile(times: Profile | None = None) -> ModelProfile:
+    """Seconds of full replicas, by request type and role, and of one request at a time; sizes are those that were sent."""
+    times = times or engine_times()
+    devices = true_devices(times)
+    return ModelProfile(
+        model="omni",
+        family="qwen2_5_omni",
+        components=PARTS,
+        types=TYPES,
+        options={name: _measured_option(devices, name) for name in OPTIONS},
+        order=ORDER,
+    )
+
+
+def _measured_option(devices: ModelDevices, name: str) -> OptionProfile:
+    work = []
+    for kind, about in TYPES.items():
+        whole = frozenset(OPTIONS[name]) & frozenset(about.components)
+        for role in dict.fromkeys((whole, whole - {"vision", "audio"}) if name == "M" else (whole,)):
+            if role:
+                seconds = 1 / saturated_rate(devices, name, [RoleRate(role, 1.0, about.quantities)])
+                alone = {kind: TypeDemand(1.0, devices.role_loads(role, about.quantities))}
+                one = predict_performance(devices.times, name, alone, inflight=1, requests=5)
+                parts = tuple(part for part in PARTS if part in role)
+                work.append(RoleCost(parts, seconds, kind, 1 / one.throughput))
+    return OptionProfile(OPTIONS[name], service="llm", gpu="H100", work=tuple(work))
+
+
+def planner(profile: ModelProfile, gpus: int = 16, **asked: Any) -> Planner:
+    return Planner({"omni": model(**asked)}, {"omni": profile}, {"H100": GpuType(gpus, 80.0)}, {})

@@ -1,0 +1,67 @@
+"""Devices that follow from profiles take as long as the profiles say."""
+
+import pytest
+
+from omnibus.errors import BadRequest
+from services.planner.simulate.calibrate import calibrate_devices
+from services.planner.simulate.saturate import RoleRate, saturated_rate
+from tests.unit.planner.optimize import testbed
+from tests.unit.planner.simulate.omni import OPTIONS, TYPES, engine_times, measured_profile, model
+
+MADE = model()
+
+
+def calibrated(profile, made=MADE):
+    return calibrate_devices(profile, made.components, made.kinds, made.encoders, profile.options)
+
+
+def test_full_replicas_serve_what_the_profile_measured_for_each_option():
+    profile = measured_profile()
+    devices = calibrated(profile)
+
+    for name, option in profile.options.items():
+        measured = simulated = 0.0
+        for kind, about in TYPES.items():
+            role = frozenset(OPTIONS[name]) & frozenset(about.components)
+            rows = [work for work in option.work if work.type == kind and frozenset(work.components) == role]
+            if rows:
+                measured += about.share * rows[0].seconds
+                simulated += about.share / saturated_rate(devices, name, [RoleRate(role, 1.0, about.quantities)])
+        assert simulated == pytest.approx(measured, rel=0.05), name
+
+
+def test_one_request_alone_takes_its_latency():
+    profile = measured_profile()
+    devices = calibrated(profile)
+
+    thinker = devices.times.default.components["thinker"]
+    [row] = [work for work in profile.options["Th"].work if work.type == "thinker"]
+    alone = thinker.step.seconds(1, 0) * 48 + thinker.batch.seconds(1, 68)
+    assert alone == pytest.approx(row.latency, rel=0.1)
+
+
+def test_what_running_together_costs_is_a_factor_of_the_option():
+    once, twice = (
+        calibrated(measured_profile(engine_times(options={"M": {"alpha": alpha}}))).times.options
+        for alpha in (1.25, 2.5)
+    )
+
+    assert once["Th"].alpha == pytest.approx(1.0, abs=0.06)
+    steps = [each["M"].alpha * each["M"].components["thinker"].step.seconds(8, 0) for each in (once, twice)]
+    assert steps[0] > 1.1 * once["Th"].components["thinker"].step.seconds(8, 0)
+    assert steps[1] / steps[0] == pytest.approx(2.0, rel=0.05)
+
+
+def test_an_option_that_nobody_measured_is_as_slow_as_the_slowest_part_of_it():
+    options = {"E": testbed.E, "L": testbed.L, "EL": testbed.option("vision+thinker", gpu="H100")}
+    made = testbed.model()
+
+    devices = calibrated(testbed.profile(options), made)
+
+    assert devices.times.options["EL"].alpha == 1.0
+
+
+def test_a_component_without_seconds_is_an_error_that_names_it():
+    options = {"E": testbed.option("vision", gpu="H100"), "L": testbed.L}
+    with pytest.raises(BadRequest, match="component vision cannot be simulated"):
+        calibrated(testbed.profile(options), testbed.model())

@@ -1,0 +1,50 @@
+"""Small plans: one GPU service after another, each with times that can be worked out by hand."""
+
+import json
+from typing import Any
+
+from omnibus.executor.sim import decode_profile
+from omnibus.plan import DeploymentOption, ModelPlan, Path
+from services.planner.simulate.cluster import AdmissionLimits, SimulatedModel
+from services.planner.simulate.devices import ModelDevices, simulated_devices
+from services.planner.simulate.run import SimulatedPlan
+
+SEEN, TEXT = "vision+thinker", "thinker"
+KINDS = {"vision": "encode", "thinker": "think"}
+#: Seconds of an image, and of a text: 10 steps one by one.
+IMAGE, STEP, STEPS = 0.2, 0.01, 10
+
+
+def devices(**vision: Any) -> ModelDevices:
+    """One request at a time on each component, unless ``vision`` says otherwise."""
+    parts = {
+        "vision": {"kind": "encode", "slots": 1, "batch": {"per_item": IMAGE}, "tokens": {"image": 10}, **vision},
+        "thinker": {
+            "kind": "think", "slots": 1, "batch": {"base": STEP}, "step": {"base": STEP}, "steps": STEPS,
+        },
+    }  # fmt: skip
+    times = decode_profile(json.dumps({"default": {"components": parts}}).encode())
+    return simulated_devices(("vision", "thinker"), KINDS, {"image": "vision"}, times)
+
+
+def plan(replicas: dict[str, int], paths: dict[str, tuple[Path, ...]]) -> ModelPlan:
+    """Options ``E``, ``L`` and ``EL``."""
+    parts = {"E": ("vision",), "L": ("thinker",), "L2": ("thinker",), "EL": ("vision", "thinker")}
+    return ModelPlan(
+        "qwen2_5_vl",
+        "/none",
+        ("vision", "thinker"),
+        {"image": "vision"},
+        {name: DeploymentOption(parts[name], "llm", count, 1, gpu="H100") for name, count in replicas.items()},
+        paths,
+    )
+
+
+def chain(encoders: int = 1, thinkers: int = 1) -> ModelPlan:
+    """E then L for images, L for text."""
+    seen = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
+    return plan({"E": encoders, "L": thinkers}, {SEEN: (seen,), TEXT: (Path("L", {"thinker": "L"}, 1.0),)})
+
+
+def simulated(made: ModelPlan, limits: AdmissionLimits = AdmissionLimits(), **model: Any) -> SimulatedPlan:  # noqa: B008
+    return SimulatedPlan({"vl": SimulatedModel(made, model.pop("devices", None) or devices(), **model)}, limits=limits)

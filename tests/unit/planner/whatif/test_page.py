@@ -1,0 +1,39 @@
+"""The commands of the page on ``omnibus whatif`` do what it says."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from omnibus.cli.main import main
+
+ROOT = Path(__file__).parents[4]
+PAGE = (ROOT / "docs/whatif.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line.strip()
+]
+SHOWN = re.findall(r"```\n\n```\n(.*?)```", PAGE, re.DOTALL)[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_answers(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(ROOT)
+    program, *arguments = shlex.split(command)
+
+    assert program == "omnibus"
+    assert main(arguments) == 0
+
+    printed = capfd.readouterr().out
+    if "--json" in arguments:
+        assert json.loads(printed)["types"]
+    else:
+        assert headings(printed) == headings(SHOWN)
+
+
+def headings(text: str) -> list[list[str]]:
+    """Words of the lines that head tables."""
+    return [line.split() for line in text.splitlines() if line.startswith(("MODEL", "OPTION"))]
