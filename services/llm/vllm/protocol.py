@@ -18,7 +18,8 @@ class Launch:
     ``slots``: most sequences in one step. ``context``: longest sequence. ``step_tokens``: most prompt
     tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
-    asked for. ``halves``: whether caches of prompts come and go.
+    asked for. ``halves``: whether caches of prompts come and go. ``prefix_cache``: whether prompts share what
+    they have in common with earlier ones.
     """
 
     component: str
@@ -35,6 +36,7 @@ class Launch:
     threads: int
     rows: bool = False
     halves: bool = False
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,4 +143,5 @@ class VllmEngine(Protocol):
         """End it and everything it has started. Stopping twice is harmless."""
 
     def stats(self) -> dict[str, Any]:
-        """Counters: parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hit_rate."""
+        """Counters: parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hits, prefix_hit_rate; of memory
+        kv_bytes, kv_bytes_per_token, engine_gpu_bytes."""

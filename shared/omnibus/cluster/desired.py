@@ -119,6 +119,8 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
         told["TASKS"] = ",".join(model.tasks[component] for component in deployed.components)
     if deployed.engine:
         told["ENGINE"] = deployed.engine
+    if deployed.batch:
+        told["BATCH"] = str(deployed.batch)
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in told.items()}
 
 
