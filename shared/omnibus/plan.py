@@ -24,8 +24,8 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``of`` is ``model/option`` when executors of another model serve it: both share a component.
     ``engine`` is ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, or "cpu" for a place
-    without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH; 0: as it is
-    set where the executor runs.
+    without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH; 0: as
+    it is set where the executor runs.
     """
 
     components: tuple[str, ...]

@@ -27,7 +27,7 @@ from omnibus.profiling import experiments, measured_model, plot, run, workload
 from omnibus.profiling.checkpoint import PartialProfile, write_file
 from omnibus.profiling.conclusions import contradictions
 from omnibus.profiling.csv_workload import RowSampling
-from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
+from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import StoreSettings, read_settings
 from omnibus.store import Store

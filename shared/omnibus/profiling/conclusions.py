@@ -7,8 +7,8 @@ import msgspec
 from omnibus.plan import DeploymentOption
 from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost
 from omnibus.profiling import linear_fit
-from omnibus.profiling.measure import CostSample, OptionMeasurement
 from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.measurements import CostSample, OptionMeasurement
 from omnibus.profiling.memory import GB
 
 #: Quantities that answers of one token show as well as whole ones.

@@ -16,8 +16,8 @@ from omnibus.profile import CostLine, EdgeProfile, ModelProfile, OptionProfile, 
 from omnibus.profiling import conclusions, measure
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import make_trial
-from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
 from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.testbed import Testbed
 from omnibus.profiling.workload import Workload
 

@@ -19,7 +19,7 @@ from omnibus.profile import ModelProfile, OptionProfile, Point, RoleCost, TypePr
 from omnibus.profiling import memory, plot, run
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import choose_options
-from omnibus.profiling.measure import CostSample, MeasureSettings, OptionMeasurement
+from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMeasurement
 from omnibus.profiling.steps import split_by_size
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny

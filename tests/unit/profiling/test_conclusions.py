@@ -6,7 +6,7 @@ import pytest
 from omnibus.profile import KeyValues, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus.profiling.conclusions import contradictions, key_values, lined_components, mean_sizes
 from omnibus.profiling.experiments import choose_options
-from omnibus.profiling.measure import CostSample, OptionMeasurement
+from omnibus.profiling.measurements import CostSample, OptionMeasurement
 from tests.unit.profiling.subjects import omni, vl
 
 ALONE = {"t": {"prompt_tokens": 60.0, "completion_tokens": 57.3, "speech_seconds": 3.6}}
