@@ -87,6 +87,10 @@ class Hosted(Generic[M]):
         await self._tear_down()
         await self._compute.close()
 
+    def memory_stats(self) -> dict[str, int]:
+        """Return the most bytes of GPUs that torch has reserved in this process; empty on a CPU."""
+        return {"gpu_bytes": torch.cuda.max_memory_reserved()} if self._source.device.startswith("cuda") else {}
+
     async def _set_up(self) -> None:
         """Prepare the component, once the model is loaded; the time for this does not count as work."""
 

@@ -81,6 +81,7 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             step_tokens=own.step_tokens,
             kv_bytes=own.kv_mib << 20,
             memory=own.memory,
+            prefix_cache=own.prefix_cache,
             tensor_parallel=own.tensor_parallel,
             eager=own.eager,
             threads=settings.threads,

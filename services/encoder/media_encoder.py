@@ -147,6 +147,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
             "parameters": self.model.parameters,
             "waiting": self._batcher.waiting,
             "batches": by_size(self._batcher.sizes),
+            **self.memory_stats(),
             **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 

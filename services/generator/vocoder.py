@@ -64,7 +64,8 @@ class VocodeRunner(Hosted[Vocoder]):
         job.close("audio", {"samples": total})
 
     def stats(self) -> dict[str, Any]:
-        return {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
+        counts = {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
+        return {**counts, **self.memory_stats()}
 
     async def _vocode_stream(self, job: Job) -> int:
         sizes = piece_sizes(self.model.rate / self.model.samples_per_code, self._settings.codes)

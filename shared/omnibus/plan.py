@@ -24,7 +24,8 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``of`` is ``model/option`` when executors of another model serve it: both share a component.
     ``engine`` is ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, or "cpu" for a place
-    without one; empty: it is not counted among those that are declared.
+    without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH; 0: as
+    it is set where the executor runs.
     """
 
     components: tuple[str, ...]
@@ -34,6 +35,7 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: str = ""
     engine: str = ""
     gpu: str = ""
+    batch: int = 0
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +84,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield runs.gpu
         if self.ttft or self.tbt:
             yield {"ttft": self.ttft, "tbt": self.tbt}
+        if runs.batch:
+            yield {"batch": runs.batch}
 
     @property
     def has_talker(self) -> bool:

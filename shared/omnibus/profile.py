@@ -81,9 +81,11 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deployment option as it was measured, or as it is estimated (``rate`` 0 and no ``work``).
 
     One replica takes ``gpus`` of type ``gpu``, split into groups of ``tp`` (0: all in one). Type ``cpu`` takes none
-    of a machine's GPUs: its ``gpus`` are places for executors. ``rate`` is in req/s of the whole mix, also of
+    of a machine's GPUs: its ``gpus`` are places for executors. ``batch`` is OMNIBUS_EXECUTOR_BATCH (0: as it is set
+    where it runs). ``rate`` is in req/s of the whole mix, also of
     those requests that skip the option (Algorithm 3). ``start_s`` is seconds until a new replica is ready,
-    ``memory_gb`` what it then takes, ``weights_gb`` the part of it that are weights.
+    ``memory_gb`` what it then takes, ``gpu_memory_gb`` the most of GPUs (0: not measured), ``weights_gb`` the part
+    that are weights.
     """
 
     components: tuple[str, ...]
@@ -99,6 +101,8 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_gb: float = 0.0
     work: tuple[RoleCost, ...] = ()
     curve: tuple[Point, ...] = ()
+    batch: int = 0
+    gpu_memory_gb: float = 0.0
 
     @property
     def is_measured(self) -> bool:
@@ -181,7 +185,7 @@ def _named_numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
         yield f"the share of {kind}", each.share
         yield from ((f"{quantity} of {kind}", value) for quantity, value in each.quantities.items())
     for option, measured in profile.options.items():
-        for field in ("rate", "start_s", "memory_gb", "weights_gb"):
+        for field in ("rate", "start_s", "memory_gb", "weights_gb", "gpu_memory_gb", "batch"):
             yield f"{field} of option {option}", getattr(measured, field)
         yield f"price of option {option}", measured.price or 0.0
         for work in measured.work:

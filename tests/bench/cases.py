@@ -63,7 +63,10 @@ OVERLOAD = {
     for engine in ("slow", "fast")
     for name, goal in {"in_time": 1.0, "p99_ratio": 2.0, "retry_after": 0.95, "goodput": 0.95}.items()
 }
+#: How many times what encoders take without a cache a profile says that they take, or the inverse (at most).
+PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
 RATIOS = {
+    **PROFILES,
     **OVERLOAD,
     **FAIR,
     REGISTER: 1.5,
@@ -170,7 +173,7 @@ PROFILE = "profile"
 #: Namespaces of nodes, see ``tests/nodes``.
 _NODES = tuple(NODES) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
 _BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
-_ALONE = (REGISTER, SPEEDUP, *ENCODER, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *OVERLOAD, *_NODES, *_BESIDE)
+_ALONE = (REGISTER, SPEEDUP, *ENCODER, *PROFILES, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *OVERLOAD, *_NODES, *_BESIDE)
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 

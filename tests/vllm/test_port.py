@@ -1,6 +1,7 @@
 """An architecture whose family is not taken apart here, at the port itself: ids in, tokens out."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -14,7 +15,7 @@ from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from services.llm.vllm.protocol import Generation, Launch
-from services.llm.vllm.v032.engine import VllmEngineProcess
+from services.llm.vllm.v032.engine import VllmEngineProcess, _engine_arguments
 from tests.vllm.conftest import IN_PROCESS
 
 torchvision_cpu.install_operators()
@@ -42,6 +43,14 @@ def launch(checkpoint: Path) -> Launch:
 def asked(ids: Sequence[int]) -> Generation:
     sampling = TokenSamplingParams(max_tokens=TOKENS, ignore_eos=True)
     return Generation(str(ids), ids, (), None, None, None, sampling, frozenset())
+
+
+def test_the_prefix_cache_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
+    tiny.build("qwen2_5_vl", tmp_path)
+
+    assert _engine_arguments(launch(tmp_path)).enable_prefix_caching is None
+    without = dataclasses.replace(launch(tmp_path), prefix_cache=False)
+    assert _engine_arguments(without).enable_prefix_caching is False
 
 
 async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:

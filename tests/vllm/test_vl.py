@@ -60,6 +60,14 @@ async def test_it_holds_the_language_model_alone(runner: VllmRunner, reference: 
     assert 0 < runner.stats()["parameters"] <= reference.stats()["parameters"]
 
 
+async def test_it_reports_the_memory_of_keys_and_values(runner: VllmRunner, reference: ThinkRunner) -> None:
+    stats = runner.stats()
+
+    assert stats["kv_bytes_per_token"] == reference.stats()["kv_bytes_per_token"] > 0
+    assert stats["kv_bytes"] > 1000 * stats["kv_bytes_per_token"]
+    assert stats["engine_gpu_bytes"] == 0
+
+
 @pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="L")
 @pytest.mark.parametrize("name", VL_QUESTIONS)
 async def test_it_says_what_transformers_says(vl: Path, runner: VllmRunner, reference: ThinkRunner, name: str) -> None:

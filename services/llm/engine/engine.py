@@ -92,6 +92,11 @@ class BatchingEngine(Generic[S]):
     def batches(self) -> Counter[int]:
         return self._steps.batches
 
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of keys and values of one token, known from ``start`` on."""
+        return self._steps.kv_token_bytes
+
     async def start(self) -> None:
         """Take memory, pay for first passes, and find the budgets of the goals, if there are any."""
         await self._compute(self._steps.warm_up, self.limits.decodes)

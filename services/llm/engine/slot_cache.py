@@ -38,6 +38,11 @@ class SlotCache(Cache):
         _, heads, _, width = self._keys[0].shape
         return CacheLayout(len(self._keys), heads, width)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one position in all layers; 0 before the first ``insert``."""
+        return sum(2 * keys.shape[1] * keys.shape[3] * keys.element_size() for keys in self._keys)
+
     def filled_layers(self, cache: DynamicCache, attention: Attention | None) -> Layers:
         """Return the layers to keep of the one sequence in ``cache``, without a copy; ``attention`` is its prompt's."""
         return kv_codec.cache_layers(cache)

@@ -58,6 +58,11 @@ class Steps(Generic[S]):
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
 
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of keys and values of one token, once slots have their memory; 0 where nothing is decoded."""
+        return self._cache.token_bytes
+
     def warm_up(self, decodes: bool) -> None:
         """Pay for whatever the first passes cost, and take the memory of all slots if anything ``decodes`` here."""
         filled = self._prefill_dummy(1)

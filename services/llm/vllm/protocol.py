@@ -20,7 +20,7 @@ class Launch:
     tokens in one step. ``kv_bytes``: of the KV cache, 0: the engine's choice. ``threads``: of the
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
     asked for. ``halves``: whether caches of prompts come and go. ``goals``: what the tokens of a step are chosen for,
-    ``step_tokens`` at most.
+    ``step_tokens`` at most. ``prefix_cache``: whether prompts share what they have in common with earlier ones.
     """
 
     component: str
@@ -38,6 +38,7 @@ class Launch:
     rows: bool = False
     halves: bool = False
     goals: StepGoals = NO_GOALS
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -147,4 +148,5 @@ class VllmEngine(Protocol):
         """End it and everything it has started. Stopping twice is harmless."""
 
     def stats(self) -> dict[str, Any]:
-        """Counters: parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hit_rate."""
+        """Counters: parameters, used, waiting, tokens, prompt_tokens, kv_usage, prefix_hits, prefix_hit_rate; of memory
+        kv_bytes, kv_bytes_per_token, engine_gpu_bytes."""

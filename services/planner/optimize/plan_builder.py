@@ -46,7 +46,12 @@ def _plan_options(
         elif replicas.get(name, 0):
             gpus = 0 if option.gpu == CPU else option.gpus
             engine = option.engine or ready.model.engine
-            yield name, DeploymentOption(option.components, runs, replicas[name], gpus, engine=engine, gpu=option.gpu)
+            yield (
+                name,
+                DeploymentOption(
+                    option.components, runs, replicas[name], gpus, engine=engine, gpu=option.gpu, batch=option.batch
+                ),
+            )
 
 
 def _plan_paths(

@@ -25,8 +25,9 @@ from omnibus.process.logs import Log
 from omnibus.profile import ModelProfile
 from omnibus.profiling import experiments, measured_model, plot, run, workload
 from omnibus.profiling.checkpoint import PartialProfile, write_file
+from omnibus.profiling.conclusions import contradictions
 from omnibus.profiling.csv_workload import RowSampling
-from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
+from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import StoreSettings, read_settings
 from omnibus.store import Store
@@ -34,6 +35,10 @@ from omnibus.up import run_dir as running
 from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
+#: Of an executor for each request at a time: one that has ended holds its credit a moment longer.
+_CREDITS_PER_REQUEST = 2
+#: The device of executors without GPUs.
+CPU = "cpu"
 _BAR_CHARS = 24  # characters
 
 
@@ -57,7 +62,8 @@ async def profile_model(options: argparse.Namespace) -> int:
     write_file(picture, plot.render_svg(measured).encode())
     if store is not None:
         await _store_profile(store, measured)
-    notes = [*asked.workload.notes, *(note for found in keeper.found.values() for note in found.notes)]
+    told = [note for found in keeper.found.values() for note in found.notes]
+    notes = [*asked.workload.notes, *asked.notes, *told, *contradictions(measured)]
     _print_profile(options, measured, keeper.found, notes, [str(out), str(picture)])
     keeper.remove()
     return 0
@@ -68,19 +74,45 @@ async def _make_spec(options: argparse.Namespace) -> run.ProfilingSpec:
     _check_options(options)
     name, declared = await _find_declarations(options)
     subject = measured_model.find_subject(name, declared)
+    device = options.gpu or _default_device()
+    degrees, notes = _parallel_degrees(options.tp, device)
+    chosen = experiments.choose_options(subject, options.option, options.all_options)
     return run.ProfilingSpec(
         subject=subject,
         workload=workload.read_workload(
             Path(options.workload), subject, RowSampling(options.sample, options.seed, options.scale)
         ),
-        options=experiments.choose_options(subject, options.option, options.all_options),
+        options=experiments.vary_options(chosen, _whole_numbers("--batch", options.batch), degrees),
         how=MeasureSettings(
-            options.seconds, options.requests, options.most, options.others, options.gpu or _default_device()
+            options.seconds,
+            options.requests,
+            options.most,
+            options.others,
+            device,
+            max(options.others, options.most_others),
         ),
         env=_executor_environment(options),
         marks=_resume_marks(options),
         start_within=options.start_within,
+        notes=notes,
     )
+
+
+def _parallel_degrees(text: str, device: str) -> tuple[list[int], tuple[str, ...]]:
+    """Return the degrees of tensor parallelism that can be measured, and what is to be said of the others."""
+    degrees = [each for each in _whole_numbers("--tp", text) if each > 1]
+    if degrees and device == CPU:
+        named = ", ".join(map(str, degrees))
+        return [], (f"tensor parallelism of {named} is not measured: executors run on processors here, not on GPUs",)
+    return degrees, ()
+
+
+def _whole_numbers(flag: str, text: str) -> list[int]:
+    """Read numbers above 0, comma separated. Raises ``BadRequest`` that names ``flag``."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise BadRequest(f"{flag} must be whole numbers above 0, separated by commas, not {text!r}")
+    return list(dict.fromkeys(map(int, parts)))
 
 
 def _executor_environment(options: argparse.Namespace) -> dict[str, str]:
@@ -90,8 +122,8 @@ def _executor_environment(options: argparse.Namespace) -> dict[str, str]:
         told[ENGINE] = options.engine
     if options.engine_profile:
         told[ENGINE_PROFILE] = str(Path(options.engine_profile).resolve())
-    if options.most > read_settings(ExecutorSettings).credits:
-        told[CREDITS] = str(options.most)
+    if _CREDITS_PER_REQUEST * options.most > read_settings(ExecutorSettings).credits:
+        told[CREDITS] = str(_CREDITS_PER_REQUEST * options.most)
     return told
 
 
@@ -102,9 +134,17 @@ def _resume_marks(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    for name, least in (("seconds", 0.05), ("requests", 1), ("most", 1), ("others", 1), ("sample", 1), ("scale", 1e-6)):
+    for name, least in (
+        ("seconds", 0.05),
+        ("requests", 1),
+        ("most", 1),
+        ("others", 1),
+        ("most_others", 1),
+        ("sample", 1),
+        ("scale", 1e-6),
+    ):
         if not getattr(options, name) >= least:
-            raise BadRequest(f"--{name} must be at least {least:g}")
+            raise BadRequest(f"--{name.replace('_', '-')} must be at least {least:g}")
     if options.engine_profile and not Path(options.engine_profile).is_file():
         raise BadRequest(f"--engine-profile {options.engine_profile}: no such file")
 

@@ -120,6 +120,8 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
     if deployed.engine:
         told["ENGINE"] = deployed.engine
     told |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
+    if deployed.batch:
+        told["BATCH"] = str(deployed.batch)
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in told.items()}
 
 

@@ -77,6 +77,8 @@ class VllmSettings(Settings, frozen=True):
     kv_mib: int = 0
     #: Share of a GPU's memory for weights, activations and KV cache.
     memory: float = 0.9
+    #: Whether a prompt that begins as an earlier one takes the keys and values of that from the KV cache.
+    prefix_cache: bool = True
     #: GPUs that the model is split over.
     tensor_parallel: int = 1
     #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.

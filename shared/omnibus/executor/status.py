@@ -51,8 +51,12 @@ class Vitals:
         )
 
     def component_stats(self, component: str) -> dict[str, Any]:
-        """The data that ``nats service stats`` shows for a component."""
-        told = {"busy": round(self._busy_seconds(component), 6), "done": self.done[component]}
+        """The data that ``nats service stats`` shows for a component. ``busy`` is null for an engine without it."""
+        tells = hasattr(self._runners[component], "busy")
+        told = {
+            "busy": round(self._busy_seconds(component), 6) if tells else None,
+            "done": self.done[component],
+        }
         return {**self._runners[component].stats(), **told}
 
     def _busy_seconds(self, component: str) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from omnibus.errors import BadRequest, Conflict
-from omnibus.profiling.measure import OptionMeasurement
+from omnibus.profiling.measurements import OptionMeasurement
 
 
 class Partial(msgspec.Struct, frozen=True):

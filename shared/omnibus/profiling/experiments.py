@@ -51,6 +51,21 @@ def choose_options(subject: Subject, only: Sequence[str] = (), every: bool = Fal
     return {name: option for name, option in known.items() if not only or name in only}
 
 
+def vary_options(
+    options: Mapping[str, DeploymentOption], batches: Sequence[int], degrees: Sequence[int]
+) -> dict[str, DeploymentOption]:
+    """Return ``options`` and, of each, one with each of ``batches``, and of each with a language model, one on as many
+    GPUs as each of ``degrees`` of tensor parallelism says."""
+    found = dict(options)
+    for name, option in options.items():
+        for size in batches:
+            found[f"{name}-b{size}"] = msgspec.structs.replace(option, batch=size)
+        for degree in degrees:
+            if degree > 1 and option.service == "llm" and degree != option.gpus:
+                found[f"{name}-tp{degree}"] = msgspec.structs.replace(option, gpus=degree)
+    return found
+
+
 def make_trial(subject: Subject, name: str, option: DeploymentOption, others: int = 1) -> Trial:
     """Return the trial of ``option``; all else that has to run gets ``others`` replicas, borrowed options none."""
     rest = _remaining_options(subject, option)
@@ -64,6 +79,15 @@ def make_trial(subject: Subject, name: str, option: DeploymentOption, others: in
         options={each: msgspec.structs.replace(runs[each], replicas=count) for each, count in replicas.items()},
         paths=tuple(paths),
     )
+
+
+def with_replicas(trial: Trial, counts: Mapping[str, int]) -> Trial:
+    """Return ``trial`` with so many replicas of each option that ``counts`` names."""
+    options = {
+        name: msgspec.structs.replace(each, replicas=counts.get(name, each.replicas))
+        for name, each in trial.options.items()
+    }
+    return msgspec.structs.replace(trial, options=options)
 
 
 def trial_declarations(subject: Subject, trial: Trial) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from omnibus.checkpoints import find_checkpoint, safetensors
 from omnibus.errors import BadRequest, NotFound
 from omnibus.families.specs import KNOWN
+from omnibus.profiling.engine_stats import EngineStats
 
 GB = 1e9
 
@@ -19,6 +20,27 @@ def memory_gb(pid: int) -> float:
         return 0.0
     found = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
     return int(found[0][1]) * 1024 / GB if found else 0.0
+
+
+def gpu_memory_gb(stats: EngineStats) -> float:
+    """Return the most memory of GPUs that engines and their process have reserved, in GB; 0 where none says."""
+    return (
+        sum(
+            max((float(each.get(key) or 0.0) for each in stats.values()), default=0.0)
+            for key in ("gpu_bytes", "engine_gpu_bytes")
+        )
+        / GB
+    )
+
+
+def kv_bytes(stats: EngineStats) -> dict[str, tuple[float, float]]:
+    """Return the bytes of keys and values by component, as far as engines say: per token, and those there is room
+    for."""
+    return {
+        component: (float(each["kv_bytes_per_token"]), float(each.get("kv_bytes") or 0.0))
+        for component, each in stats.items()
+        if each.get("kv_bytes_per_token")
+    }
 
 
 def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ from omnibus.bus.messages import Chunk, ExecutorStatus, Hop
 from omnibus.cluster.presence import PresenceTracker, follow_events
 from omnibus.errors import BusUnavailable, OmnibusError, ProtocolError, StageFailed
 from omnibus.graph import Invocation
+from omnibus.profiling.engine_stats import EngineStats, read_engine_stats
 
 #: Seconds that an executor may take to say how busy it is, and that word of its end may take.
 STATUS_TIMEOUT_SECONDS, EXIT_NOTICE_SECONDS = 3.0, 2.0
@@ -58,17 +59,27 @@ class ExecutorMonitor:
         """Return whether ``true`` becomes so within ``seconds``; asked whenever somebody has said something."""
         return await self._known.wait_until(true, seconds)
 
-    async def read_busy(self, executor: str) -> BusySample:
-        """Read the busy time of ``executor`` up to now. Raises ``StageFailed`` when it does not answer."""
+    async def read_busy(self, executors: Collection[str]) -> dict[str, BusySample]:
+        """Read the busy time of each of ``executors`` up to now. Raises ``StageFailed`` when one does not answer."""
         asked = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
-        await self.wait_until(lambda: self._known.last_seen(executor) > asked, STATUS_TIMEOUT_SECONDS)
+        await self.wait_until(
+            lambda: all(self._known.last_seen(each) > asked for each in executors), STATUS_TIMEOUT_SECONDS
+        )
+        return {each: self._busy_sample(each, asked) for each in executors}
+
+    def _busy_sample(self, executor: str, asked: float) -> BusySample:
         at, status = self._known.last_seen(executor), self._known.get(executor)
         if status is None or at <= asked:
             raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
         named = dict(zip(status.components, status.busy, strict=False))
         return BusySample(at, named if len(named) == len(status.components) else None)
+
+    async def read_stats(self, executor: str) -> EngineStats:
+        """Read the statistics of the engines of ``executor``, the only one of its option; empty: it sends none."""
+        status = self._known.get(executor)
+        return {} if status is None else await read_engine_stats(self._bus, status)
 
     async def unless_ended(self, executors: dict[str, str], work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``; raises ``StageFailed`` when one of ``executors``, id to option, ends meanwhile."""

@@ -13,16 +13,18 @@ from omnibus.errors import StageUnavailable
 from omnibus.plan import DeploymentOption
 from omnibus.process.logs import Log
 from omnibus.profile import CostLine, EdgeProfile, ModelProfile, OptionProfile, TypeProfile
-from omnibus.profiling import linear_fit, measure
+from omnibus.profiling import conclusions, measure
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import make_trial
-from omnibus.profiling.measure import MeasureSettings, OptionMeasurement
 from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.testbed import Testbed
 from omnibus.profiling.workload import Workload
 
 #: What tells executors of another engine, and that one of the times to follow.
 ENGINE, ENGINE_PROFILE = "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_PROFILE"
+#: Requests are sent again and again: what engines remember of them would be measured in place of their work.
+NO_CACHES = {"OMNIBUS_EXECUTOR_CACHE_MIB": "0", "OMNIBUS_VLLM_PREFIX_CACHE": "false"}
 
 #: Hears what is being done: the option, how many are done of how many, and words.
 Tell = Callable[[str, int, int, str], None]
@@ -30,7 +32,7 @@ Tell = Callable[[str, int, int, str], None]
 
 class ProfilingSpec(msgspec.Struct, frozen=True):
     """Specification of a run: what to measure, and how. ``env`` is added to the environment of the services; ``marks``
-    hold what else must be the same for a run to be resumed."""
+    hold what else must be the same for a run to be resumed, ``notes`` say what is left out."""
 
     subject: Subject
     workload: Workload
@@ -39,6 +41,7 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
     env: dict[str, str] = {}
     marks: dict[str, str] = {}
     start_within: float = 300.0
+    notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> dict[str, str]:
@@ -60,7 +63,7 @@ async def run_profiling(asked: ProfilingSpec, keeper: PartialProfile, log: Log, 
     missing = [name for name in asked.options if name not in keeper.found]
     if missing:
         tell("", len(keeper.found), len(asked.options), "starting the system")
-        async with Testbed(asked.subject, log, asked.env, asked.start_within) as house:
+        async with Testbed(asked.subject, log, {**asked.env, **NO_CACHES}, asked.start_within) as house:
             await house.stack.supervisor.unless_over(_measure_missing(asked, missing, keeper, house, tell))
     if not any(found.option.is_measured for found in keeper.found.values()):
         raise StageUnavailable("; ".join(note for found in keeper.found.values() for note in found.notes))
@@ -70,12 +73,15 @@ async def run_profiling(asked: ProfilingSpec, keeper: PartialProfile, log: Log, 
 async def _measure_missing(
     asked: ProfilingSpec, missing: list[str], keeper: PartialProfile, house: Testbed, tell: Tell
 ) -> None:
+    lined = conclusions.lined_components(asked.subject, asked.options)
     for name in missing:
         done, count = len(keeper.found), len(asked.options)
         plan = make_trial(asked.subject, name, asked.options[name], asked.how.others)
 
         said = partial(tell, name, done, count)
-        found = await measure.measure_option(house, asked.subject, asked.workload, plan, asked.how, said)
+        found = await measure.measure_option(
+            house, asked.subject, asked.workload, plan, asked.how, said, lined.get(name, ())
+        )
         keeper.save_option(name, found)
         tell(name, done + 1, count, "done")
 
@@ -83,10 +89,9 @@ async def _measure_missing(
 def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -> ModelProfile:
     """The profile of what was ``found``."""
     subject, workload = asked.subject, asked.workload
-    brought: dict[str, dict[str, float]] = {}
+    brought, lines = conclusions.mean_sizes(found.values()), conclusions.fit_lines(subject, found.values())
     edges: dict[tuple[str, str, str], EdgeProfile] = {}
     for each in found.values():
-        brought = {**each.quantities, **brought}
         edges = {**{(edge.source, edge.target, edge.type): edge for edge in each.edges}, **edges}
     used = {request.kind: request.used for request in workload.requests}
     return ModelProfile(
@@ -97,10 +102,11 @@ def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) 
             kind: TypeProfile(used[kind], round(share, 9), brought.get(kind, {}))
             for kind, share in workload.type_shares.items()
         },
-        options={name: _with_engine(asked, found[name].option) for name in asked.options if name in found},
+        options={name: _build_option(asked, found[name], lines, brought) for name in asked.options if name in found},
         order=subject.order,
-        lines=dict(_fit_lines(subject, found)),
+        lines=lines,
         edges=tuple(edges.values()),
+        kv=conclusions.key_values(found.values()),
         checkpoint=subject.checkpoint,
         created=time.time(),
         machine=describe_machine(),
@@ -108,23 +114,19 @@ def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) 
     )
 
 
-def _with_engine(asked: ProfilingSpec, measured: OptionProfile) -> OptionProfile:
-    """With the engine that it was measured on: its numbers are that one's."""
-    return msgspec.structs.replace(measured, engine=measured.engine or asked.env.get(ENGINE, ""))
-
-
-def _fit_lines(subject: Subject, found: Mapping[str, OptionMeasurement]) -> dict[str, CostLine]:
-    """A line for each component whose requests differ, by the smallest option that has it."""
-    fitted = {}
-    for component in subject.components:
-        hosts = [each for each in found.values() if component in each.option.components and each.samples]
-        for host in sorted(hosts, key=lambda each: len(each.option.components)):
-            samples = [(each.quantities, each.seconds[component]) for each in host.samples if component in each.seconds]
-            line = linear_fit.fit_line(samples, linear_fit.quantity_names(subject, component))
-            if line is not None:
-                fitted[component] = line
-                break
-    return fitted
+def _build_option(
+    asked: ProfilingSpec,
+    measured: OptionMeasurement,
+    lines: Mapping[str, CostLine],
+    sizes: Mapping[str, Mapping[str, float]],
+) -> OptionProfile:
+    """With seconds for requests of the same mean sizes as all, and the engine that its numbers are of."""
+    option = measured.option
+    return msgspec.structs.replace(
+        option,
+        work=conclusions.scale_work(option, measured.samples, lines, sizes),
+        engine=option.engine or asked.env.get(ENGINE, ""),
+    )
 
 
 def describe_machine() -> str:

@@ -88,6 +88,11 @@ class Testbed:
             _replace_json, self._stack.directory / "models.json", trial_declarations(self._subject, trial)
         )
         staged = await self._wait_for_swap(trial, ends)
+        # The plan before may have had more of some: these must not be taken for what runs now.
+        await self.hearing.wait_until(
+            lambda: all(self._replica_count(name) <= each.replicas for name, each in trial.options.items()),
+            READY_TIMEOUT_SECONDS,
+        )
         executors = self._ready_executors(trial)
         for id in executors.keys() - before if staged else ():
             took = max(0.0, self.hearing.ready_since(id) - staged)
@@ -165,7 +170,10 @@ class Testbed:
         option = trial.options[name]
         if option.of:
             return True
-        return len(self.hearing.ready_executors(self._subject.name, name)) >= option.replicas
+        return self._replica_count(name) >= option.replicas
+
+    def _replica_count(self, name: str) -> int:
+        return len(self.hearing.ready_executors(self._subject.name, name))
 
     def _executors_text(self, options: list[str]) -> str:
         return f"executors of {', '.join(options) or 'the plan'} are"

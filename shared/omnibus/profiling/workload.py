@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.profiling import csv_workload, media
+from omnibus.profiling import csv_workload, media, size_variants
 from omnibus.profiling.csv_workload import DEFAULT_SAMPLING, TOKEN_SIDE_PIXELS, RowSampling
 from omnibus.profiling.measured_model import Subject
 
@@ -45,7 +45,8 @@ _WORDS = (
 class WorkloadRequest(msgspec.Struct, frozen=True):
     """One request: its share of all, its type, and its body, also as one whose answer has a single token.
 
-    ``size`` says which of two is larger, about in tokens.
+    ``size`` says which of two is larger, about in tokens. ``variants`` are requests of other sizes by name, of the most
+    frequent request of a type; their share is 1.
     """
 
     share: float
@@ -56,6 +57,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True):
     short: bytes
     size: float
     where: str
+    variants: "dict[str, WorkloadRequest]" = {}
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -93,6 +95,7 @@ def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPL
     found = [request for request in found if request.share > 0]
     if not found:
         raise BadRequest(f"the workload {path} has no requests")
+    found = list(_add_variants(path, subject, how.seed, found, {where: body for where, _, body in entries}))
     total = sum(request.share for request in found)
     digest = hashlib.sha256(b"".join(request.body for request in found) + data).hexdigest()[:12]
     return Workload(
@@ -117,6 +120,22 @@ def _json_entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str,
         if not isinstance(share, int | float) or not 0 <= share < float("inf"):
             raise BadRequest(f"{path}: the share of {where} is {share!r}: it must be a number, 0 or more")
         yield where, float(share), entry["body"]
+
+
+def _add_variants(
+    path: Path, subject: Subject, seed: int, requests: Sequence[WorkloadRequest], bodies: dict[str, dict[str, Any]]
+) -> Iterator[WorkloadRequest]:
+    """Yield ``requests``, of each type the most frequent one with its variants."""
+    most = {each.kind: each for each in sorted(requests, key=lambda request: request.share)}
+    for request in requests:
+        if request is not most[request.kind]:
+            yield request
+            continue
+        variants = {
+            name: _build_request(path, subject, seed, f"{request.where}, {name},", 1.0, body)
+            for name, body in size_variants.vary_body(bodies[request.where], request.media)
+        }
+        yield msgspec.structs.replace(request, variants=variants)
 
 
 def _build_request(

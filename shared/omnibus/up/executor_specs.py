@@ -14,7 +14,9 @@ from omnibus.up import fork_client
 from omnibus.up.fork_server import can_fork
 
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
-_ENGINE = "OMNIBUS_EXECUTOR_ENGINE"
+#: What a plan says of an option, whatever all executors are told.
+_OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH")
+_PARALLEL = "OMNIBUS_VLLM_TENSOR_PARALLEL"
 
 
 def process_specs(*plans: Plan, env: Mapping[str, str], fork_server: str = "") -> dict[str, ProcessSpec]:
@@ -73,7 +75,9 @@ def grace_seconds(env: Mapping[str, str], service: str) -> float:
 
 def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], fork_server: str) -> ProcessSpec:
     kind = each.kind
-    own = {_ENGINE: each.env[_ENGINE]} if _ENGINE in each.env else {}
+    own = {name: each.env[name] for name in _OF_OPTIONS if name in each.env}
+    if each.gpus > 1 and _PARALLEL not in {**os.environ, **env}:
+        own[_PARALLEL] = str(each.gpus)
     told = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
     module = f"services.{each.service}"
     forked = bool(fork_server) and can_fork({**os.environ, **told})

@@ -20,7 +20,7 @@ from tests.e2e.system import ROOT, VL
 WITHIN = 200.0  # seconds
 
 #: Service times of tens of milliseconds, so that neither the machine nor the client is what limits.
-SIM = {
+SIM: dict[str, Any] = {
     "time_scale": 0.5,
     "default": {
         "startup": 0.2,
@@ -110,6 +110,15 @@ def finished(here: Path, *arguments: str) -> tuple[int, str, str]:
     with running(here, *arguments) as run:
         code, output = run.end()
         return code, output, run.said
+
+
+def speaking(here: Path, sim: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:
+    """``simulated`` of a model that speaks."""
+    arguments = simulated(here, sim, *requests)
+    (here / "models.json").write_text(
+        json.dumps({"models": {VL: {"family": "qwen2_5_omni", "checkpoint": str(here / "nothing")}}})
+    )
+    return arguments
 
 
 def simulated(here: Path, profile: dict[str, Any], *requests: tuple[float, dict[str, Any]]) -> list[str]:

@@ -12,10 +12,32 @@ from omnibus.store import Store
 from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import GpuType
 from services.planner.optimize.planner import Planner
-from tests.e2e.profiling.running import finished
+from tests.e2e.profiling.running import finished, running
 from tests.e2e.system import ROOT, VL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.mark.timeout(200)
+def test_nothing_comes_out_of_a_cache_while_it_is_measured(tmp_path: Path):
+    arguments = (
+        VL, "--workload", str(ROOT / "examples" / "workload.json"), "--option", "EL",
+        "--seconds", "0.2", "--requests", "3", "--most", "4", "--out", "vl.json",
+    )  # fmt: skip
+    with running(tmp_path, *arguments) as run:
+        run.until("EL: 4 at a time")
+        environment = run.executor("EL").environ()
+        code, output = run.end()
+
+    assert code == 0, run.said
+    assert environment["OMNIBUS_EXECUTOR_CACHE_MIB"] == "0"
+    assert environment["OMNIBUS_VLLM_PREFIX_CACHE"] == "false"
+    assert "out of caches" not in output
+    found = profile.decode_profile((tmp_path / "vl.json").read_bytes())
+    assert {*found.lines} == {"vision", "thinker"}
+    assert found.kv is not None
+    assert (found.kv.component, found.kv.memory_gb) == ("thinker", 0.0)
+    assert found.kv.gb_per_token > 0
 
 
 @pytest.mark.timeout(200)

@@ -8,7 +8,7 @@ import pytest
 from omnibus import profile
 from omnibus.executor.sim import ComponentLoad, TypeDemand, predict_performance, read_profile
 from omnibus.profile import ModelProfile
-from tests.e2e.profiling.running import SIM, finished, question, running, simulated
+from tests.e2e.profiling.running import SIM, finished, question, running, simulated, speaking
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -91,6 +91,68 @@ def told(here: Path, found: ModelProfile) -> dict[Case, float]:
 def loads(words: int, tokens: int, pictures: int, role: tuple[str, ...]) -> dict[str, ComponentLoad]:
     every = {"vision": ComponentLoad(modality="image"), "thinker": ComponentLoad(words + 64 * pictures, tokens)}
     return {part: every[part] for part in role}
+
+
+#: A vocoder that serves half of what one thinker could bring it.
+SPEAKING = {
+    "time_scale": 0.5,
+    "default": {
+        "startup": 0.2,
+        "components": {
+            "vision": {"slots": 4, "batch": {"base": 0.02}, "tokens": {"image": 64}, "width": 16},
+            "audio": {"slots": 4, "batch": {"base": 0.02}, "tokens": {"audio": 64}, "width": 16},
+            "thinker": {
+                "slots": 8, "batch": {"base": 0.01}, "step": {"base": 0.02, "per_item": 0.001},
+                "steps": {"mean": 24, "cv": 0.3}, "width": 16, "chunk": 16,
+            },
+            "talker": {"slots": 16, "step": {"base": 0.004}, "steps": {"per": 2}, "chunk": 48},
+            "vocoder": {"slots": 2, "batch": {"base": 0.15}, "samples": 480, "rate": 24000},
+        },
+    },
+}  # fmt: skip
+SPOKEN = "thinker+talker+vocoder"
+
+
+@pytest.mark.timeout(200)
+def test_a_language_model_is_measured_where_it_is_the_bottleneck_and_with_the_sizes_of_those_requests(tmp_path: Path):
+    audio = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+    asked = {"messages": [{"role": "user", "content": "word" * 20}], **audio}
+    arguments = speaking(tmp_path, SPEAKING, (1.0, asked))
+
+    code, output, said = finished(
+        tmp_path, *arguments, "--option", "Th", "--option", "V", "--seconds", "0.6", "--requests", "8", "--most", "64", "--gpu", "H100"
+    )
+
+    assert code == 0, said
+    assert "starting 2 x V" in said
+    found = profile.decode_profile((tmp_path / "vl.json").read_bytes())
+    [work] = found.options["Th"].work
+    demand = {SPOKEN: TypeDemand(1.0, {"thinker": ComponentLoad(20)})}
+    expected = predict_performance(read_profile(str(tmp_path / "sim.json")), "Th", demand, inflight=64).seconds[SPOKEN]
+    assert work.seconds == pytest.approx(expected, rel=MISS)
+    assert found.options["Th"].rate == pytest.approx(1 / work.seconds, rel=MISS)
+    assert found.types[SPOKEN].quantities["completion_tokens"] == pytest.approx(24, rel=0.1)
+    assert found.lines["thinker"].per["completion_tokens"] == pytest.approx(0.5 * (0.02 / 8 + 0.001), rel=0.25)
+    assert "was not the bottleneck" not in output
+    assert "--resume" not in output
+
+
+@pytest.mark.timeout(120)
+def test_what_cannot_be_measured_here_is_said_and_batches_are_options_of_their_own(tmp_path: Path):
+    slots = {**SIM["default"]["components"]["vision"], "slots": 0}
+    by_batch = {**SIM, "default": {"startup": 0.2, "components": {**SIM["default"]["components"], "vision": slots}}}
+    arguments = [*simulated(tmp_path, by_batch, *workload()), *BRIEF]
+
+    code, output, said = finished(tmp_path, *arguments, "--option", "E", "--batch", "1", "--tp", "2", "--json")
+
+    assert code == 0, said
+    found = profile.decode_profile((tmp_path / "vl.json").read_bytes())
+    assert {name: option.batch for name, option in found.options.items()} == {"E": 0, "E-b1": 1}
+    [whole], [single] = found.options["E"].work, found.options["E-b1"].work
+    assert single.seconds == pytest.approx(0.5 * 0.05, rel=MISS)
+    assert whole.seconds < 0.8 * single.seconds
+    assert any("tensor parallelism of 2 is not measured" in note for note in json.loads(output)["notes"])
+    assert found.lines["vision"].per["image_tokens"] > 0
 
 
 @pytest.mark.timeout(120)

@@ -33,6 +33,15 @@ def test_each_kind_is_asked_for_once_with_all_that_it_is_told():
     }  # fmt: skip
 
 
+def test_executors_of_another_batch_are_of_another_kind():
+    plain, batched = model({"L": option()}), model({"L": option(batch=8)})
+
+    (found,) = desired_executors(plan(m=batched)).values()
+
+    assert found.env["OMNIBUS_EXECUTOR_BATCH"] == "8"
+    assert plain.option_origin("L") != batched.option_origin("L")
+
+
 def test_two_plans_together_ask_for_the_most_of_each_kind():
     one, other = plan(m=model({"L": option(3), "E": option(1)})), plan(m=model({"L": option(2), "X": option(1)}))
 

@@ -19,7 +19,8 @@ from omnibus.profile import ModelProfile, OptionProfile, Point, RoleCost, TypePr
 from omnibus.profiling import memory, plot, run
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import choose_options
-from omnibus.profiling.measure import CostSample, MeasureSettings, OptionMeasurement, _split_by_size
+from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMeasurement
+from omnibus.profiling.steps import split_by_size
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny
 from tests.unit.profiling.subjects import vl
@@ -112,12 +113,12 @@ def test_small_and_large_requests_are_told_apart():
     def sized(*sizes: float):
         return [msgspec.structs.replace(request(1.0), size=size) for size in sizes]
 
-    assert [(share, len(each)) for share, each in _split_by_size(sized(10, 11, 10.5))] == [(1.0, 3)]
-    assert [(share, [one.size for one in each]) for share, each in _split_by_size(sized(40, 10, 30, 20))] == [
+    assert [(share, len(each)) for share, each in split_by_size(sized(10, 11, 10.5))] == [(1.0, 3)]
+    assert [(share, [one.size for one in each]) for share, each in split_by_size(sized(40, 10, 30, 20))] == [
         (0.5, [10, 20]), (0.5, [30, 40]),
     ]  # fmt: skip
-    assert [len(each) for _, each in _split_by_size(sized(10, 90))] == [1, 1]
-    assert [len(each) for _, each in _split_by_size(sized(10))] == [1]
+    assert [len(each) for _, each in split_by_size(sized(10, 90))] == [1, 1]
+    assert [len(each) for _, each in split_by_size(sized(10))] == [1]
 
 
 def test_memory_of_a_process_is_read():

@@ -20,6 +20,25 @@ def test_declared_options_are_measured_unless_others_are_asked_for():
     assert list(experiments.choose_options(vl(), only=["L"])) == ["L"]
 
 
+def test_batches_and_degrees_of_parallelism_are_further_options():
+    found = experiments.vary_options(experiments.choose_options(vl()), [1, 8], [1, 2])
+
+    assert list(found) == [
+        "E", "L", "EL", "E-b1", "E-b8", "L-b1", "L-b8", "L-tp2", "EL-b1", "EL-b8", "EL-tp2",
+    ]  # fmt: skip
+    assert (found["L-b8"].batch, found["L-b8"].components) == (8, ("thinker",))
+    assert (found["EL-tp2"].gpus, found["EL-tp2"].batch) == (2, 0)
+    made = experiments.make_trial(vl(), "L-b8", found["L-b8"])
+    assert made.options["L-b8"].batch == 8
+    assert "E" in made.options
+
+
+def test_others_get_as_many_replicas_as_they_are_to_have():
+    found = experiments.with_replicas(trial(vl(), "L"), {"E": 4})
+
+    assert {name: option.replicas for name, option in found.options.items()} == {"L": 1, "E": 4}
+
+
 def test_an_unknown_option_is_named_with_those_that_there_are():
     with pytest.raises(BadRequest, match="m has no option X; there is E, L, EL; --all-options"):
         experiments.choose_options(vl(), only=["X"])

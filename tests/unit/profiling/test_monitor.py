@@ -39,7 +39,7 @@ async def test_busy_time_is_that_of_an_answer_to_the_census(bus: MemoryBus, moni
     assert await monitor.wait_until(lambda: bool(monitor.ready_executors("m", "L")), 10.0)
     await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: report(bus, busy=2.0))
 
-    assert (await monitor.read_busy("m-L-0")).seconds == {"thinker": 2.0}
+    assert (await monitor.read_busy(["m-L-0"]))["m-L-0"].seconds == {"thinker": 2.0}
     assert [each.id for each in monitor.ready_executors("m", "L")] == ["m-L-0"]
     assert monitor.ready_since("m-L-0") > 0.0
 
@@ -52,7 +52,7 @@ async def test_one_that_does_not_answer_is_silent(
     assert await monitor.wait_until(lambda: bool(monitor.ready_executors("m", "L")), 10.0)
 
     with pytest.raises(StageFailed, match="m-L-0 has fallen silent"):
-        await monitor.read_busy("m-L-0")
+        await monitor.read_busy(["m-L-0"])
 
 
 async def test_its_end_ends_what_is_measured(bus: MemoryBus, monitor: ExecutorMonitor):

@@ -69,6 +69,22 @@ def test_the_environment_of_all_prevails_but_over_the_engine_of_an_option():
     assert [environment(spec)["CONTEXT"] for spec in found.values()] == ["7", "7"]
 
 
+def test_an_option_of_several_gpus_and_of_its_own_batch_says_so_whatever_all_are_told(monkeypatch: pytest.MonkeyPatch):
+    options = {
+        "L": DeploymentOption(("thinker",), "llm", gpus=1),
+        "L-tp2": DeploymentOption(("thinker",), "llm", gpus=2),
+        "L-b8": DeploymentOption(("thinker",), "llm", batch=8),
+    }
+    asked = Plan(1, 0, 0.0, {"m": model(options)})
+
+    found = process_specs(asked, env={"OMNIBUS_EXECUTOR_BATCH": "4"})
+    told = process_specs(asked, env={"OMNIBUS_VLLM_TENSOR_PARALLEL": "1"})
+
+    assert [found[f"m/{name}"].env["OMNIBUS_EXECUTOR_BATCH"] for name in options] == ["4", "4", "8"]
+    assert [found[f"m/{name}"].env.get("OMNIBUS_VLLM_TENSOR_PARALLEL") for name in options] == [None, "2", None]
+    assert {each.env["OMNIBUS_VLLM_TENSOR_PARALLEL"] for each in told.values()} == {"1"}
+
+
 def test_a_shared_option_starts_nothing_for_the_model_that_borrows_it():
     lender = model({"E": DeploymentOption(("vision",), "encoder")})
     borrower = model(

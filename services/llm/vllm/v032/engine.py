@@ -33,6 +33,7 @@ class VllmEngineProcess:
         self._launch = launch
         self._llm: Any = None
         self._parameters = 0
+        self._memory: dict[str, int] = {}
         self._layout: CacheBlockLayout | None = None
         self._ended = asyncio.Event()
         self._sentinels: list[int] = []
@@ -47,6 +48,8 @@ class VllmEngineProcess:
             self._sentinels.append(process.sentinel)
             loop.add_reader(process.sentinel, self._on_process_exit)
         self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
+        for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the whole
+            self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
         if self._launch.halves:
             [found] = await self._llm.collective_rpc("omnibus_cache")
             self._layout = CacheBlockLayout(**found)
@@ -83,7 +86,7 @@ class VllmEngineProcess:
         await asyncio.to_thread(self._thread.shutdown)
 
     def stats(self) -> dict[str, Any]:
-        return {"parameters": self._parameters, **self._counts.to_json()}
+        return {"parameters": self._parameters, **self._memory, **self._counts.to_json()}
 
     def _unavailable_error(self) -> StageUnavailable:
         name = self._launch.component
@@ -176,6 +179,8 @@ def _engine_arguments(launch: Launch) -> Any:
         enforce_eager=cpu or launch.eager,
         gpu_memory_utilization=launch.memory,
         tensor_parallel_size=launch.tensor_parallel,
+        # None is vLLM's own choice, which is no for models that cannot.
+        enable_prefix_caching=None if launch.prefix_cache else False,
         limit_mm_per_prompt=dict.fromkeys(_TOWERS, 0),
         enable_mm_embeds=True,
         skip_mm_profiling=True,

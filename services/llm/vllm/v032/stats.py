@@ -48,6 +48,7 @@ class EngineCounts:
             "prompt_tokens": self.prompt_tokens,
             "preempted": self.preempted,
             "kv_usage": round(self.kv_usage, 4),
+            "prefix_hits": self._hits,
             "prefix_hit_rate": round(self._hits / self._queries, 4) if self._queries else 0.0,
         }
 

@@ -32,12 +32,29 @@ class Worker:
         runner._update_states = _resuming_update(runner, runner._update_states)
         return sum(parameter.numel() for parameter in model.parameters())
 
+    def omnibus_memory(self) -> dict[str, int]:
+        """Return the bytes of keys and values of this worker, per token and in all, and those reserved of its GPU."""
+        held = {each.data_ptr(): each.numel() * each.element_size() for each in _cache_tensors(self.model_runner)}
+        config = self.model_runner.cache_config
+        tokens = (config.num_gpu_blocks or 0) * config.block_size
+        on_gpu = self.model_runner.device.type == "cuda"
+        return {
+            "kv_bytes": sum(held.values()),
+            "kv_bytes_per_token": round(sum(held.values()) / tokens) if tokens else 0,
+            "engine_gpu_bytes": torch.cuda.max_memory_reserved() if on_gpu else 0,
+        }
+
     def omnibus_cache(self) -> dict[str, Any]:
         """The fields of ``CacheBlockLayout``."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector = cast(CacheConnector, get_kv_transfer_group())
         return connector.describe_layout(self.model_runner.attn_groups[0][0].backend.get_name())
+
+
+def _cache_tensors(runner: Any) -> list[torch.Tensor]:
+    """All tensors of a runner's KV cache; some layers have several."""
+    return [one for each in runner.kv_caches for one in (each if isinstance(each, list | tuple) else (each,))]
 
 
 class Rewinding(torch.Generator):

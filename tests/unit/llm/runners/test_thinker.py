@@ -87,6 +87,16 @@ async def test_sixteen_mixed_requests_that_join_and_leave_equal_single_runs(
     assert len(sizes) > 2
 
 
+def test_the_memory_of_a_token_is_that_of_its_keys_and_values(runner: ThinkRunner, vl: Path) -> None:
+    whole = json.loads((vl / "config.json").read_text())
+    stats, config = runner.stats(), whole.get("text_config", whole)
+    width = config["hidden_size"] // config["num_attention_heads"]
+
+    assert stats["kv_bytes_per_token"] == 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
+    assert stats["kv_bytes"] == stats["kv_bytes_per_token"] * stats["slots"] * runner._core.context
+    assert "gpu_bytes" not in stats
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("share", [1, 7, 4096])
 async def test_a_prompt_in_shares_gives_the_same_answer(vl, thinker: Thinker, share: int) -> None:

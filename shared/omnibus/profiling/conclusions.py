@@ -1,0 +1,150 @@
+"""Numbers of a model that follow from what was measured of its options: sizes, lines, memory, and contradictions."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from omnibus.plan import DeploymentOption
+from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost
+from omnibus.profiling import linear_fit
+from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.measurements import CostSample, OptionMeasurement
+from omnibus.profiling.memory import GB
+
+#: Quantities that answers of one token show as well as whole ones.
+_INPUT_QUANTITIES = frozenset(("prompt_tokens", "image_tokens", "video_tokens", "audio_tokens"))
+#: Part by which an option's rate and the sum of its work may differ without a word.
+MAX_DISAGREEMENT = 0.1
+
+
+def lined_components(subject: Subject, options: Mapping[str, DeploymentOption]) -> dict[str, list[str]]:
+    """Return by option the components whose line is measured on it: the smallest of ``options`` that has them."""
+    found: dict[str, list[str]] = {}
+    for component in subject.components:
+        hosts = [name for name, option in options.items() if component in option.components]
+        if hosts:
+            found.setdefault(min(hosts, key=lambda name: len(options[name].components)), []).append(component)
+    return found
+
+
+def mean_sizes(measured: Iterable[OptionMeasurement]) -> dict[str, dict[str, float]]:
+    """Return the mean quantities per request by request type, of the very requests that the seconds are of.
+
+    What none of these shows, as the length of answers where only encoders were measured, is that of requests one at
+    a time.
+    """
+    found: dict[str, dict[str, float]] = {}
+    groups: dict[str, list[tuple[float, Mapping[str, float], bool]]] = {}
+    for each in measured:
+        found = {**each.quantities, **found}
+        for kind, _, row in _role_means(each.samples):
+            groups.setdefault(kind, []).append(row)
+    for kind, rows in groups.items():
+        mine = dict(found.get(kind, {}))
+        for name in {*mine, *(name for _, sizes, _ in rows for name in sizes)}:
+            shown = [
+                (count, sizes.get(name, 0.0)) for count, sizes, short in rows if not short or name in _INPUT_QUANTITIES
+            ]
+            total = sum(count for count, _ in shown)
+            if total:
+                mine[name] = sum(count * value for count, value in shown) / total
+        found[kind] = {name: value for name, value in sorted(mine.items()) if value}
+    return found
+
+
+def _role_means(
+    samples: Iterable[CostSample],
+) -> Iterator[tuple[str, tuple[str, ...], tuple[float, Mapping[str, float], bool]]]:
+    """Yield type and components of each role, with the number of answers, mean quantities, and whether answers were
+    short."""
+    roles: dict[tuple[str, tuple[str, ...]], list[CostSample]] = {}
+    for sample in samples:
+        if sample.share and sample.count:
+            roles.setdefault((sample.kind, sample.role), []).append(sample)
+    for (kind, role), mine in roles.items():
+        total = sum(sample.share for sample in mine)
+        names = {name for sample in mine for name in sample.quantities}
+        sizes = {name: sum(one.share * one.quantities.get(name, 0.0) for one in mine) / total for name in names}
+        yield kind, role, (float(sum(sample.count for sample in mine)), sizes, mine[0].short)
+
+
+def fit_lines(subject: Subject, measured: Collection[OptionMeasurement]) -> dict[str, CostLine]:
+    """A line for each component, by the smallest option that has it and whose requests differ."""
+    fitted = {}
+    for component in subject.components:
+        hosts = [each for each in measured if component in each.option.components and each.samples]
+        for host in sorted(hosts, key=lambda each: len(each.option.components)):
+            samples = [(each.quantities, each.seconds[component]) for each in host.samples if component in each.seconds]
+            line = linear_fit.fit_line(samples, linear_fit.quantity_names(subject, component))
+            if line is not None:
+                fitted[component] = line
+                break
+    return fitted
+
+
+def scale_work(
+    option: OptionProfile,
+    samples: Collection[CostSample],
+    lines: Mapping[str, CostLine],
+    sizes: Mapping[str, Mapping[str, float]],
+) -> tuple[RoleCost, ...]:
+    """Return the work of ``option`` for requests with the mean ``sizes``, by the lines of its components.
+
+    Each option was measured with other requests than the next: their means differ by chance.
+    """
+    brought = {(kind, role): own for kind, role, (_, own, _) in _role_means(samples)}
+    found = []
+    for work in option.work:
+        own, now = brought.get((work.type, work.components)), sizes.get(work.type)
+        if own and now and {*work.components} <= lines.keys():
+            before, after = (
+                sum(lines[part].seconds({**now, **each}) for part in work.components) for each in (own, {})
+            )
+            work = msgspec.structs.replace(work, seconds=work.seconds * after / before) if before > 0 else work
+        found.append(work)
+    return tuple(found)
+
+
+def key_values(measured: Iterable[OptionMeasurement]) -> KeyValues | None:
+    """Return the memory for keys and values of the first component whose engine says so, in the smallest option.
+
+    On CPUs nothing but the number of slots bounds it, so its memory is left out.
+    """
+    for each in sorted(measured, key=lambda each: len(each.option.components)):
+        for component, (per_token, room) in each.kv.items():
+            on_gpu = each.option.gpu_memory_gb > 0
+            has = room / GB / max(1, each.option.gpus) + each.option.weights_gb / max(1, each.option.gpus)
+            return KeyValues(component, per_token / GB, has if on_gpu else 0.0)
+    return None
+
+
+def contradictions(profile: ModelProfile) -> Iterator[str]:
+    """Yield in words each option whose rate is not that of its work, and each component without a line."""
+    for name, option in profile.options.items():
+        spent = _mix_seconds(profile, option)
+        if not spent or not option.rate:
+            continue
+        if abs(option.rate * spent - 1.0) > MAX_DISAGREEMENT:
+            yield (
+                f"{name} serves {option.rate:.3g} req/s of the mix, but its seconds of each type alone add up to "
+                f"{1 / spent:.3g} req/s: types cost more, or less, together than apart"
+            )
+    missing = [part for part in profile.components if part not in profile.lines and _is_measured(profile, part)]
+    if missing:
+        yield f"{', '.join(missing)}: no line over sizes, since seconds did not grow with them"
+
+
+def _mix_seconds(profile: ModelProfile, option: OptionProfile) -> float:
+    """Seconds per request of the mix by the option's work on whole requests; 0 where a type of it is missing."""
+    total = 0.0
+    for kind, each in profile.types.items():
+        role = frozenset(option.components) & frozenset(each.components)
+        found = [work.seconds for work in option.work if work.type == kind and frozenset(work.components) == role]
+        if role and not found:
+            return 0.0
+        total += each.share * (found[0] if found else 0.0)
+    return total
+
+
+def _is_measured(profile: ModelProfile, part: str) -> bool:
+    return any(part in work.components for option in profile.options.values() for work in option.work)

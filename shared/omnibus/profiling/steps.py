@@ -1,0 +1,112 @@
+"""One step of a load on one option: what was served, how busy the option was, whether it held the requests back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from omnibus.profiling.engine_stats import EngineWindow
+from omnibus.profiling.load_generator import LoadResult
+from omnibus.profiling.monitor import BusySample
+from omnibus.profiling.workload import WorkloadRequest
+
+#: Share of the time that an option must be busy to count as what holds requests back, and of the slots of its language
+#: models that must be taken: one with a single sequence is busy all the time, too.
+BOTTLENECK_LOAD, BOTTLENECK_FILL = 0.85, 0.8
+#: Share of the time below which an option has computed nothing, whatever was served.
+MIN_LOAD = 1e-4
+#: Sizes that differ by more than this factor are measured apart.
+MIN_SIZE_RATIO = 1.2
+
+
+class StepMeasurement(NamedTuple):
+    """A step, and the share of its time that each component of the option was busy; None: it does not say.
+
+    ``engine`` says what its engines did. ``others`` is how busy a replica of each other option of the path was;
+    empty: there is none.
+    """
+
+    seen: LoadResult
+    busy: dict[str, float] | None
+    engine: EngineWindow = EngineWindow()
+    others: Mapping[str, float] = {}
+
+    @property
+    def load(self) -> float:
+        return sum(self.busy.values()) if self.busy is not None else -1.0
+
+    @property
+    def is_bottleneck(self) -> bool:
+        """True if the option was what held requests back, with batches as large as they become."""
+        full = self.engine.fill is None or self.engine.fill >= BOTTLENECK_FILL or self.engine.waiting
+        return self.load >= BOTTLENECK_LOAD and (full or not self.others)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of one replica per request: by the service demand law where something else holds requests back.
+
+        None where it says that it has computed nothing: a throughput is then that of others.
+        """
+        if self.busy is None:
+            return 1.0 / self.seen.rate
+        if self.load < MIN_LOAD:
+            return None
+        return (1.0 if self.is_bottleneck else min(1.0, self.load)) / self.seen.rate
+
+    def component_seconds(self, role: Sequence[str]) -> dict[str, float]:
+        """Seconds of each component of the ``role``."""
+        seconds = self.seconds
+        if seconds is None:
+            return {}
+        if len(role) == 1:
+            return {role[0]: seconds}
+        if self.busy is None:
+            return {}
+        return {part: seconds * self.busy.get(part, 0.0) / self.load for part in role}
+
+
+def busy_shares(before: BusySample, after: BusySample) -> dict[str, float] | None:
+    """Return the share of the time between two looks that each component was busy; None: it does not say."""
+    if before.seconds is None or after.seconds is None:
+        return None
+    passed = max(after.at - before.at, 1e-9)
+    return {part: max(0.0, after.seconds[part] - before.seconds[part]) / passed for part in after.seconds}
+
+
+def option_loads(
+    executors: Mapping[str, str], before: Mapping[str, BusySample], after: Mapping[str, BusySample]
+) -> dict[str, float]:
+    """Return how busy a replica of each option was between two looks, on average. ``executors`` is id to option; one
+    that does not say counts as busy all the time."""
+    found: dict[str, list[float]] = {}
+    for id, option in executors.items():
+        shares = busy_shares(before[id], after[id])
+        found.setdefault(option, []).append(1.0 if shares is None else sum(shares.values()))
+    return {option: sum(loads) / len(loads) for option, loads in found.items()}
+
+
+def split_by_size(requests: Sequence[WorkloadRequest]) -> list[tuple[float, list[WorkloadRequest]]]:
+    """Small and large ones apart, each with its part of the requests; all together where sizes do not differ."""
+    by_size = sorted(requests, key=lambda request: request.size)
+    if by_size[-1].size <= by_size[0].size * MIN_SIZE_RATIO:
+        return [(1.0, by_size)]
+    total, passed = sum(request.share for request in by_size), 0.0
+    small: list[WorkloadRequest] = []
+    for request in by_size[:-1]:
+        if small and passed + request.share / 2 > total / 2:
+            break
+        small.append(request)
+        passed += request.share
+    return [(passed / total, small), (1 - passed / total, by_size[len(small) :])]
+
+
+def bottleneck_notes(option: str, held: Mapping[str, StepMeasurement]) -> Iterator[str]:
+    """Yield what is to be said of the steps ``held``, by request type, in which ``option`` was not the bottleneck."""
+    if not held:
+        return
+    words = []
+    for kind, step in held.items():
+        fill = "" if step.engine.fill is None else f", batches {min(1.0, step.engine.fill):.0%} full"
+        words.append(f"{kind or 'requests'} ({min(1.0, step.load):.0%} busy{fill})")
+    yield (
+        f"{option} was not the bottleneck for {', '.join(words)}: its seconds are at most what is said; "
+        "raise --most-others or --most, or measure on a machine with more processors"
+    )

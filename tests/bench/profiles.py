@@ -1,0 +1,76 @@
+"""Seconds that ``omnibus profile`` gives encoders with its defaults, over those with their cache turned off by hand.
+
+    python -m tests.bench.profiles
+
+    profile.encoder_over_truth   of option E, a vision encoder alone
+    profile.el_over_truth        of option EL, the same beside a language model
+
+The tiny model, images of 896 x 896, so that the encoder is most of the work. The same few images are sent again and
+again: what comes out of a cache costs nothing. Both sides are measured in turns, and the ratio, or its inverse where that
+is more, is that of the least seconds: more of them is what other processes took.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from omnibus import profile
+from omnibus.process.spec import ROOT, SHARED
+
+_ROUNDS = 2
+_NAMES = {"E": "profile.encoder_over_truth", "EL": "profile.el_over_truth"}
+_MODEL, _TYPE = "qwen2.5-vl-tiny", "vision+thinker"
+_WORKLOAD = {
+    "requests": [
+        {
+            "body": {
+                "messages": [{"role": "user", "content": [{"image": [896, 896]}]}],
+                "max_tokens": 4,
+                "ignore_eos": True,
+            }
+        }
+    ]
+}
+
+
+def _measured_seconds(here: Path, **environment: str) -> dict[str, float]:
+    """Seconds per request of each option."""
+    (here / "workload.json").write_text(json.dumps(_WORKLOAD))
+    out = here / "profile.json"
+    subprocess.run(
+        [
+            sys.executable, "-m", "omnibus.cli", "profile", _MODEL, "--workload", "workload.json", "--out", out.name,
+            "--seconds", "1", "--requests", "8", "--most", "4", "--most-others", "1", "--option", "E", "--option", "EL",
+            "--json",
+        ],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{SHARED}", "XDG_RUNTIME_DIR": str(here), **environment},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )  # fmt: skip
+    found = profile.decode_profile(out.read_bytes())
+    whole = ("vision",), ("vision", "thinker")
+    return {
+        name: work.seconds
+        for name, role in zip(_NAMES, whole, strict=True)
+        for work in found.options[name].work
+        if (work.type, work.components) == (_TYPE, role)
+    }
+
+
+def main() -> None:
+    least: dict[bool, dict[str, float]] = {False: {}, True: {}}
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(_ROUNDS):
+            for off in (False, True):
+                taken = _measured_seconds(Path(directory), **({"OMNIBUS_EXECUTOR_CACHE_MIB": "0"} if off else {}))
+                least[off] = {name: min(taken[name], least[off].get(name, taken[name])) for name in _NAMES}
+    ratios = {name: least[False][name] / least[True][name] for name in _NAMES}
+    print(json.dumps({_NAMES[name]: max(ratio, 1 / ratio) for name, ratio in ratios.items()}))
+
+
+if __name__ == "__main__":
+    main()
