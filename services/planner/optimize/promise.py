@@ -3,8 +3,8 @@
 Seconds per request add up over the roles of an option as far as the solver knows. In an executor they do not quite: a
 language model with few sequences batches less, components that take turns make each other wait, and roles that nobody
 measured are guesses, of which the best of many looks better than it is. So each option of a plan is simulated with the
-roles that the plan gives it, and what that takes, relative to the sum, corrects their seconds. This ends when promise and
-simulation agree, or with the best of a few rounds, which then promises what the simulation served.
+roles that the plan gives it, and what that takes, relative to the sum, corrects their seconds. This ends when promise
+and simulation agree, or with the best of a few rounds, which then promises what the simulation served.
 """
 
 import math

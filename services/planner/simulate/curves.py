@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 def component_samples(part: str, profile: ModelProfile, options: Mapping[str, OptionProfile]) -> Iterator[Sample]:
-    """Return the work of ``part`` by itself: on an option of its own, else as a role of others, else as its share of a role."""
+    """Return the work of ``part`` by itself: of an option of its own, else of a role, else its share of a role."""
     for wanted in (lambda option: option.components == (part,), lambda _: True):
         found = [
             sample for option in options.values() if wanted(option) for sample in _role_samples(part, option, profile)

@@ -35,7 +35,7 @@ class Saturated(NamedTuple):
 def saturate_replica(
     devices: ModelDevices, option: str, roles: Iterable[RoleRate], model: str = "", requests: int = _OBSERVED_REQUESTS
 ) -> Saturated:
-    """Return the most that one replica of ``option`` serves of all ``roles`` together, in the proportion of their rates.
+    """Return what one replica of ``option`` serves at most of all ``roles`` together, in proportion to their rates.
 
     Raises ``BadRequest`` when none of them brings work.
     """

@@ -18,7 +18,7 @@ EngineStats = Mapping[str, Mapping[str, Any]]
 
 
 class EngineWindow(NamedTuple):
-    """What engines did between two looks. ``fill``: sequences in a batch, of those that there could be, in the fullest
+    """Work of engines between two looks. ``fill``: sequences in a batch, of those that there could be, in the fullest
     component; None: no engine says. ``waiting``: some waited for a turn at both looks. ``hits``: items that came out of
     a cache or were computed together with an equal one, instead of being computed."""
 

@@ -33,11 +33,16 @@ class LoadStep(msgspec.Struct, frozen=True):
 
 
 class LoadRequest(NamedTuple):
-    """A request on a path; ``short``: with an answer of one token."""
+    """A request on a path; ``short``: with an answer of one token; ``paces``: it says how many are served in a second.
+
+    Those that skip an option end early while those that do not queue up before it: for a while more are served than can
+    be kept up.
+    """
 
     request: WorkloadRequest
     path: str = ""
     short: bool = False
+    paces: bool = True
 
     @property
     def body(self) -> bytes:
@@ -136,8 +141,16 @@ class ClosedLoop:
         await between()
         window = ended[first : end + 1]
         return LoadResult(
-            self._at_once, request_rate([at for at, *_ in window]), [(order, answer) for _, order, answer in window[1:]]
+            self._at_once,
+            self._mix_rate([(at, order) for at, order, _ in window]),
+            [(order, answer) for _, order, answer in window[1:]],
         )
+
+    def _mix_rate(self, ended: Sequence[tuple[float, LoadRequest]]) -> float:
+        """Requests per second, of all, by those that ``pace`` them and their share."""
+        paced = [at for at, order in ended if order.paces]
+        share = sum(order.request.share for order in self._orders if order.paces) / self._marks[-1]
+        return request_rate(paced) / share if len(paced) > 2 else request_rate([at for at, _ in ended])
 
     async def _wait_for_index(self, true: Callable[[int], bool]) -> int:
         """The first of those that have ended for which ``true``."""

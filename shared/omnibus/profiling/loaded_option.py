@@ -60,10 +60,10 @@ class LoadedOption:
         executors = dict(self._deployed.executors)
         looks: list[tuple[dict[str, BusySample], EngineStats]] = []
 
-        async def look() -> None:
+        async def read_executors() -> None:
             looks.append((await self._house.hearing.read_busy(executors), await self.read_stats()))
 
-        seen = await ClosedLoop(self._house.stack.port, orders, at_once).run(step, look)
+        seen = await ClosedLoop(self._house.stack.port, orders, at_once).run(step, read_executors)
         (before, stats), (after, stats_after) = looks
         loads = option_loads(executors, before, after)
         return StepMeasurement(

@@ -83,7 +83,6 @@ class _OptionProfiler:
         self._held: dict[str, StepMeasurement] = {}
         self._hits = 0
         self._samples: list[CostSample] = []
-        self._step = LoadStep(how.seconds, how.requests)
         #: Nothing after encoders is to hold them back.
         self._short = {*loaded.trial.components} <= {*subject.encoder_components}
 
@@ -176,9 +175,14 @@ class _OptionProfiler:
         Where others of the path hold it back they get more replicas, and it goes on from the best load.
         """
         trial = self._loaded.trial
-        full, several = trial.paths[0], len(trial.paths) > 1
+        full, several, parts = trial.paths[0], len(trial.paths) > 1, {*trial.components}
         orders = [
-            LoadRequest(request, trial.path_name(full, request.used) if several else "", self._short)
+            LoadRequest(
+                request,
+                trial.path_name(full, request.used) if several else "",
+                self._short,
+                not parts.isdisjoint(request.used),
+            )
             for request in self._workload.requests
         ]
         taken = await self._climb_load(orders, [], 1)
@@ -203,7 +207,7 @@ class _OptionProfiler:
             rate = f", {taken[-1].seen.rate:.3g} req/s" if taken else ""
             self._tell(f"{at_once} at a time{rate}")
             try:
-                step = await self._loaded.run_step(orders, at_once, self._step)
+                step = await self._loaded.run_step(orders, at_once, LoadStep(self._how.seconds, self._how.requests))
             except (Overloaded, DeadlineExceeded) as error:
                 if not taken:
                     raise

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from omnibus.profile import KeyValues, ModelProfile, OptionProfile, RoleCost, TypeProfile
-from omnibus.profiling.conclusions import contradictions, key_values, lined_components, mean_sizes
+from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost, TypeProfile
+from omnibus.profiling.conclusions import contradictions, key_values, lined_components, mean_sizes, scale_work
 from omnibus.profiling.experiments import choose_options
 from omnibus.profiling.measurements import CostSample, OptionMeasurement
 from tests.unit.profiling.subjects import omni, vl
@@ -46,6 +46,17 @@ def test_what_no_loaded_request_shows_is_that_of_requests_one_at_a_time():
         "completion_tokens": 57.3, "speech_seconds": 3.6,
     }  # fmt: skip
     assert mean_sizes([measured()]) == ALONE
+
+
+def test_seconds_are_brought_to_the_sizes_of_the_profile():
+    work = (RoleCost(("thinker",), 0.053, "t"), RoleCost(("thinker",), 0.01, "other"))
+    option, samples = OptionProfile(("thinker",), work=work), (sample(100, completion_tokens=42.0),)
+    line = {"thinker": CostLine(0.01, {"completion_tokens": 0.001})}
+
+    scaled = scale_work(option, samples, line, {"t": {"completion_tokens": 48.0}})
+
+    assert [each.seconds for each in scaled] == [pytest.approx(0.053 * 0.058 / 0.052), 0.01]
+    assert scale_work(option, samples, {}, {"t": {"completion_tokens": 48.0}}) == work
 
 
 def test_lines_are_measured_on_the_smallest_option_that_has_a_component():

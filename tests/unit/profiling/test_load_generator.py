@@ -82,6 +82,18 @@ async def test_a_step_lasts_until_enough_have_ended():
     assert len(seen.answers) >= 50
 
 
+def test_the_rate_of_a_mix_is_that_of_the_requests_that_do_not_skip_the_option():
+    paced, other = LoadRequest(request(0.25)), LoadRequest(request(0.75), paces=False)
+    ended = sorted(
+        [(n / 7, paced) for n in range(20)] + [(n / 60, other) for n in range(150)], key=lambda each: each[0]
+    )
+
+    assert ClosedLoop(0, [paced, other], 16)._mix_rate(ended) == pytest.approx(7 / 0.25)
+    assert ClosedLoop(0, [paced, other], 16)._mix_rate(ended[:3]) == pytest.approx(
+        request_rate([at for at, _ in ended[:3]])
+    )
+
+
 @pytest.mark.parametrize("cut", range(4))
 def test_the_pace_of_batches_is_theirs_wherever_a_step_begins(cut: int):
     ends = [1.5 * (n // 4) + 0.01 * (n % 4) for n in range(cut, cut + 30)]

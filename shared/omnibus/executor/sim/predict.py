@@ -73,6 +73,14 @@ def _check_mix(mix: Mapping[str, TypeDemand], inflight: int, requests: int) -> N
         raise BadRequest("inflight, requests and the items of a load must be at least 1")
 
 
+def _fill_chunks(demand: TypeDemand, option: SimOption) -> TypeDemand:
+    """Let vocoders read in messages as long as those of the option's talker, wherever that one runs."""
+    talkers = [part for name, part in option.components.items() if kind_of(name, part) == "talk"]
+    size = next((part.chunk for part in talkers if part.chunk), 0)
+    filled = {part: msgspec.structs.replace(load, chunk=load.chunk or size) for part, load in demand.loads.items()}
+    return msgspec.structs.replace(demand, loads=filled)
+
+
 class _ClosedLoop:
     """Requests that take each other's place: one that is over lets the next one begin."""
 
@@ -81,7 +89,7 @@ class _ClosedLoop:
         self.jitter = profile.jitter
         self._seed = profile.seed
         self.names = list(mix)
-        self.mix = mix
+        self.mix = {name: _fill_chunks(demand, option) for name, demand in mix.items()}
         components = dict.fromkeys(name for demand in mix.values() for name in demand.loads)
         self.kinds: Mapping[str, str] = {name: kind_of(name, option.find_component(name)) for name in components}
         self.device = device_of(option, profile.time_scale)

@@ -16,13 +16,14 @@ from omnibus.executor.sim.speech import SimulatedTalker
 
 class ComponentLoad(msgspec.Struct, frozen=True):
     """Load of one request on a component: ``tokens`` of each of ``items`` inputs, ``steps`` (of an answer, of
-    codes). None: as the profile draws them. ``chunk``: codes of a message to a vocoder whose talker is elsewhere."""
+    codes). None: as the profile draws them. ``chunk``: codes of a message to a vocoder whose talker is elsewhere,
+    0: as the profile says of talkers."""
 
     tokens: int | None = None
     steps: int | None = None
     items: int = 1
     modality: str = ANY
-    chunk: int = SimulatedTalker.chunk
+    chunk: int = 0
 
 
 class WorkLane(Protocol):
@@ -112,7 +113,8 @@ class SimulatedRequest:
         """Begin a component that has all that it reads."""
         kind = self._component_kind(index)
         if kind == "vocode":
-            size, whole = self._loads[self._chain[index]].chunk, self._draw_steps(self._chain[index])
+            load, whole = self._loads[self._chain[index]], self._draw_steps(self._chain[index])
+            size = load.chunk or SimulatedTalker.chunk
             self._feed_vocoder(index, [min(size, whole - begin) for begin in range(0, whole, size)], True, at)
         elif kind:
             self._queue_component(index, inf, at)
