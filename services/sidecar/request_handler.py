@@ -16,7 +16,7 @@ from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
 from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, decode_pull, encode_text
 from services.sidecar.backing import Backing
 from services.sidecar.settings import SidecarConfig
-from services.sidecar.timer_queue import Agenda
+from services.sidecar.timer_queue import TimerQueue
 
 #: Most leases that one LEDGER answer lists.
 MAX_LISTED = 1000
@@ -91,7 +91,7 @@ class Desk:
         self._texts: dict[tuple[Caller, int], bytes] = {}
         self._open = True
         self._loop = loop
-        self._agenda: Agenda[BlockLease | Waiter] = Agenda(loop, self._on_due)
+        self._agenda: TimerQueue[BlockLease | Waiter] = TimerQueue(loop, self._on_due)
         self._queue: deque[Waiter] = deque()
         self._verbs: dict[int, Callable[[Caller, SidecarFrame], None]] = {
             Verb.ALLOCATE: self._handle_allocate,

@@ -17,7 +17,7 @@ class Timed(Protocol):
 T = TypeVar("T", bound=Timed)
 
 
-class Agenda(Generic[T]):
+class TimerQueue(Generic[T]):
     """Calls ``ring(item)`` once ``item.due`` has come.
 
     To cancel, set ``item.due`` to ``inf``: the heap's entry is then a tombstone, thrown away when it

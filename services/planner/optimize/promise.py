@@ -139,7 +139,7 @@ class PromiseChecker:
         simulated = {(each.model, each.option): each.load for each in promise.outcome.options}
         inputs, demands = self.planner.inputs, self.planner.resolve_demands(load)
         work: dict[tuple[str, str], float] = {}
-        roles: dict[tuple[str, str], list[_Stop]] = {}
+        roles: dict[tuple[str, str], list[_RoleWork]] = {}
         for name, plan in result.models.items():
             for stop in _plan_stops(inputs[name], plan, demands[name], result.capacity[name]):
                 key = _executors_of(plan, name, stop.option)
@@ -158,7 +158,7 @@ class PromiseChecker:
                     inputs[name].costs.corrections.correct_roles(option, dict.fromkeys(changed), factor)
 
 
-class _Stop(NamedTuple):
+class _RoleWork(NamedTuple):
     """Work per second, in seconds of a replica, of one role of one request type."""
 
     model: str
@@ -175,7 +175,7 @@ def _type_rates(name: str, ready: ModelInputs, demand: ModelDemand, rate: float)
             yield TypeRate(name, kind, share * rate, sizes)
 
 
-def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: float) -> Iterator[_Stop]:
+def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: float) -> Iterator[_RoleWork]:
     """Work that requests bring to the options of ``plan`` at ``rate``, as the solver adds it up."""
     seconds = ready.costs.seconds_per_request(demand.quantities)
     for kind, share in demand.mixes[0].items():
@@ -185,7 +185,7 @@ def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: 
             for option in dict.fromkeys(path.options.values()):
                 role = tuple(part for part in ready.model.components if path.options.get(part) == option)
                 each = seconds(kind, option, role) or 0.0
-                yield _Stop(ready.name, option, kind, frozenset(role), each * share * rate * path.rate / total)
+                yield _RoleWork(ready.name, option, kind, frozenset(role), each * share * rate * path.rate / total)
 
 
 def _executors_of(plan: ModelPlan, model: str, option: str) -> tuple[str, str]:

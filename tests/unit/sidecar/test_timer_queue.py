@@ -1,7 +1,7 @@
 import asyncio
 from math import inf
 
-from services.sidecar.timer_queue import Agenda
+from services.sidecar.timer_queue import TimerQueue
 
 
 class Item:
@@ -15,7 +15,7 @@ class Bell:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.agenda: Agenda[Item] = Agenda(self.loop, self._ring)
+        self.agenda: TimerQueue[Item] = TimerQueue(self.loop, self._ring)
         self.rung: list[str] = []
         self.last = asyncio.Event()
 
@@ -73,7 +73,7 @@ async def test_ringing_may_set_new_times():
         else:
             bell.last.set()
 
-    bell.agenda = Agenda(bell.loop, ring)
+    bell.agenda = TimerQueue(bell.loop, ring)
     bell.set(again, 0.0)
 
     assert await bell.wait() == ["again"] * 3
