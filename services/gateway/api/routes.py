@@ -2,6 +2,7 @@
 
 from services.gateway.api.chat_completions import ChatRoute, ResumeRoute
 from services.gateway.api.chat_images import ImageChatRoute
+from services.gateway.api.completions import CompletionRoute
 from services.gateway.api.dialects import DialectTranslator
 from services.gateway.api.embeddings import EmbeddingRoute
 from services.gateway.api.files import FileRoutes
@@ -13,7 +14,7 @@ from services.gateway.api.videos import VideoRoutes
 from services.gateway.apps.chat import AppChats
 from services.gateway.http.exchange import PostRoute
 from services.gateway.media.files import FileStore
-from services.gateway.openai import embeddings, openapi, speech, transcriptions
+from services.gateway.openai import completions, embeddings, openapi, speech, transcriptions
 from services.gateway.openai import images as pictures
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
@@ -34,6 +35,7 @@ class RouteTable:
         self._chatting = answered, spoken, written
         self.posts: dict[str, PostRoute] = {
             openapi.PATH: answered,
+            completions.PATH: CompletionRoute(settings, chat),
             pictures.PATH: ImageGenerationRoute(settings, painters, files),
             pictures.EDITS: ImageEditRoute(settings, painters, files),
             pictures.VARIATIONS: ImageVariationRoute(settings),

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.encoding.audio import MIME
-from services.gateway.openai import embeddings, files, images, models, speech, transcriptions, videos
+from services.gateway.openai import completions, embeddings, files, images, models, speech, transcriptions, videos
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_response import ChatCompletion
 from services.gateway.openai.chat_stream import ChatCompletionChunk
@@ -31,6 +31,8 @@ _SHAPES = (
     ChatCompletion,
     ChatCompletionChunk,
     ErrorBody,
+    completions.CompletionRequest,
+    completions.Completion,
     models.ModelObject,
     models.ModelList,
     images.ImageRequest,
@@ -74,6 +76,7 @@ def openapi_paths() -> dict[str, Any]:
     return {
         PATH: {"post": _chat_operation()},
         EVENTS: {"get": _continue_chat_operation()},
+        completions.PATH: {"post": _completion_operation()},
         images.PATH: {"post": _generation_operation()},
         images.EDITS: {"post": _edit_operation()},
         embeddings.PATH: {"post": _embeddings_operation()},
@@ -114,6 +117,17 @@ def _continue_chat_operation() -> dict[str, Any]:
         "continue_chat_completion", "The rest of a streamed answer.", "Chat", {"200": rest, **failures}
     )
     return {**operation, "parameters": [_id_parameter("token"), header]}
+
+
+def _completion_operation() -> dict[str, Any]:
+    events = "The completions; with `stream`, server-sent events that each hold some text of one, then `[DONE]`."
+    return _post_operation(
+        "create_completion",
+        "Go on with texts as they stand.",
+        "Completions",
+        _json_content("CompletionRequest"),
+        {"description": events, "content": {**_json_content("Completion"), **_event_content("Completion")}},
+    )
 
 
 def _generation_operation() -> dict[str, Any]:

@@ -117,7 +117,8 @@ class Reader(Protocol):
         """Apply the chat template and tokenise.
 
         ``messages``: ``{"role", "content"}`` with content a string or a list of
-        ``{"type": "text", "text"}`` and ``{"type": "image"|"video"|"audio"}`` parts. Raises
+        ``{"type": "text", "text"}`` and ``{"type": "image"|"video"|"audio"}`` parts; or one message of role
+        ``prompt``, whose content, a text or token ids, takes no template. Raises
         ``BadRequest`` when user text holds one of the model's control or placeholder tokens, an
         unknown role or an empty list, and ``ContextTooLong`` before it tokenises more than ``context`` tokens, of
         which 0 is the model's own.

@@ -14,6 +14,7 @@ from omnibus import errors
 from omnibus_models.attention import Attention
 from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, PromptLayout, TokenizedPrompt
 from omnibus_models.families._lengths import Lengths, texts_of
+from omnibus_models.families._plain_prompt import is_plain_prompt, tokenize_plain_prompt
 
 _ROLES = frozenset({"system", "user", "assistant"})
 
@@ -90,6 +91,11 @@ class LanguageThinker(LanguageDecoder, ABC):
         if not messages:
             raise errors.BadRequest("messages is empty; send at least one message", param="messages")
         self._lengths.require_context(texts_of(messages), context or self.context, "messages")
+        if is_plain_prompt(messages):
+            content = messages[0].get("content")
+            return TokenizedPrompt(
+                tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary), ()
+            )
         chat = [self._convert_message(message) for message in messages]
         ids = self._tokenize_text(self._frame_placeholders(self._render_chat(chat)))
         found = [self._placeholders[token] for token in ids if token in self._placeholders]

@@ -72,7 +72,8 @@ async def think(job: Job) -> None:
         messages = json.loads(bytes(messages.array))
     items = await job.value("items")
     content = messages[-1]["content"]
-    said = content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+    parts = content if isinstance(content, str) else [_toy_text(part) for part in content]
+    said = content if isinstance(content, str) else " ".join(parts)
     seen = [f"saw {int(item.array.sum())}" for item in items]
     words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{job.seed % 97}]"]]
     words = words[: job.inputs["params"]["max_tokens"] or len(words)]
@@ -89,6 +90,10 @@ async def think(job: Job) -> None:
         await job.send("text", {"text": word, "ids": [number]})
     usage = {"prompt_tokens": 5 + len(items), "image_tokens": len(items), "completion_tokens": len(words)}
     job.close("text", {"finish_reason": "stop", "usage": usage})
+
+
+def _toy_text(part: Any) -> str:
+    return str(part.get("text", "") if isinstance(part, dict) else part)
 
 
 async def talk(job: Job) -> None:

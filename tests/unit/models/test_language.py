@@ -136,6 +136,32 @@ def test_control_tokens_in_text_are_refused_by_name(thinker: Any, token: str) ->
     assert token in caught.value.message
 
 
+def plain(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "prompt", "content": content}]
+
+
+def test_a_plain_prompt_has_no_template_around_it(thinker: Any) -> None:
+    ids = thinker.prompt(plain("hello there")).ids
+
+    assert ids == tuple(thinker.encode_text("hello there", marked=True))
+    assert thinker.prompt(plain(list(ids))).ids == ids
+
+
+def test_special_tokens_of_a_plain_prompt_are_tokens(thinker: Any) -> None:
+    written = thinker._tokenizer("<|im_start|>user\nhello<|im_end|>\n")["input_ids"]
+
+    assert list(thinker.prompt(plain("<|im_start|>user\nhello<|im_end|>\n")).ids) == written
+    assert thinker._tokenizer.convert_tokens_to_ids("<|im_end|>") in written
+
+
+@pytest.mark.parametrize("content", ["", [], [1 << 30], [-1], [True], [1.5], {"a": 1}, None])
+def test_a_plain_prompt_that_is_none_is_refused(thinker: Any, content: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        thinker.prompt(plain(content))
+
+    assert caught.value.param == "prompt"
+
+
 def test_a_prompt_that_does_not_fit_the_context_is_refused(thinker: Any) -> None:
     prompt = thinker.prompt([{"role": "user", "content": "the cat " * thinker.context}])
 

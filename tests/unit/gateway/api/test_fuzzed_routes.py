@@ -28,6 +28,7 @@ KNOWN: dict[str, st.SearchStrategy[Any]] = {
 #: Component, and a request that is fine.
 JSON_ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": ("ChatRequest", {"model": OMNI, "messages": [{"role": "user", "content": "hi"}]}),
+    "/v1/completions": ("CompletionRequest", {"model": OMNI, "prompt": ["hello", "there"], "max_tokens": 3}),
     "/v1/images/generations": ("ImageRequest", {"model": PAINTER, "prompt": "a boat", "size": "64x48", "steps": 3}),
     "/v1/audio/speech": ("SpeechRequest", {"model": OMNI, "input": "hello there", "voice": "alloy"}),
     "/v1/embeddings": ("EmbeddingRequest", {"model": EMBEDDER, "input": ["hello", "there"]}),

@@ -1,0 +1,192 @@
+"""Requests and answers of ``/v1/completions``: texts that a model goes on with as they stand, without a chat template.
+
+Source: the types of the ``openai`` package, 3.52.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from omnibus.errors import BadRequest, TooLarge
+from services.gateway.openai.chat_request import (
+    ChatRequest,
+    Count,
+    Penalty,
+    Share,
+    StreamOptions,
+    Temperature,
+    TopK,
+    UserMessage,
+)
+from services.gateway.openai.chat_response import FinishReason, Usage, build_usage
+from services.gateway.openai.parse import decode_body
+
+PATH = "/v1/completions"
+
+#: Tokens of a completion unless the request says otherwise, as OpenAI has it.
+DEFAULT_TOKENS = 16
+#: Completions of one request: its prompts times ``n``.
+MAX_CHOICES = 128
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class CompletionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One or several prompts, each a text or a list of token ids. None means that the client did not say."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=1 << 17)]
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    #: Puts the prompt before its completion; only where it is a text.
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
+
+    # Extras that other open servers accept too.
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
+
+    # Accepted only with values that change nothing.
+    best_of: int | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+    # Accepted and ignored.
+    user: str | None = None
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids. Raises ``BadRequest`` for a list that mixes them."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if all(isinstance(each, int) for each in given):
+            return [given]  # type: ignore[list-item]
+        if all(isinstance(each, str) for each in given) or all(isinstance(each, list) for each in given):
+            return given  # type: ignore[return-value]
+        raise BadRequest("prompt is a text, a list of texts, of token ids, or of lists of these", param="prompt")
+
+    def to_chat(self) -> ChatRequest:
+        """The settings of these completions as those of a chat, whose messages are none of theirs."""
+        return ChatRequest(
+            model=self.model,
+            messages=[UserMessage(content="")],
+            max_tokens=self.max_tokens or DEFAULT_TOKENS,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            repetition_penalty=self.repetition_penalty,
+            ignore_eos=self.ignore_eos,
+            stop=self.stop,
+        )
+
+
+class PromptChoice(NamedTuple):
+    """One completion to be made: its place in the answer, its prompt, and whether the prompt's tokens count."""
+
+    place: int
+    prompt: str | list[int]
+    seed: int | None
+    counts_prompt: bool
+
+
+class CompletionChoice(Struct, frozen=True):
+    text: str
+    index: int
+    finish_reason: FinishReason | None
+    logprobs: None = None
+
+
+class Completion(Struct, frozen=True):
+    """A whole answer, or one event of a stream; ``usage`` of a stream is in its last event, if it is wanted."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: str | None = None
+    usage: Usage | UnsetType | None = UNSET
+
+
+_DECODER = msgspec.json.Decoder(CompletionRequest)
+_encode = msgspec.json.Encoder().encode
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+}
+
+
+def parse_completion_request(body: bytes) -> CompletionRequest:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    wanted = decode_body(_DECODER, body)
+    for name, harmless in _HARMLESS.items():
+        value = getattr(wanted, name)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"The value of '{name}' is not supported here: leave it out.", param=name)
+    if wanted.logprobs is not None:
+        raise BadRequest("Completions have no logprobs here: leave it out.", param="logprobs")
+    if wanted.best_of is not None and wanted.best_of != wanted.choices_per_prompt:
+        raise BadRequest("best_of must equal n: all completions that are made are sent.", param="best_of")
+    if wanted.stream_options is not None and not wanted.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    _check_prompts(wanted)
+    return wanted
+
+
+def _check_prompts(wanted: CompletionRequest) -> None:
+    prompts = wanted.prompts()
+    if len(prompts) * wanted.choices_per_prompt > MAX_CHOICES:
+        raise TooLarge(f"One request may have {MAX_CHOICES} completions: its prompts times n.", param="prompt")
+    if any(not prompt for prompt in prompts):
+        raise BadRequest("A prompt is empty: send a text, or token ids.", param="prompt")
+    if wanted.echo and not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest("echo needs prompts that are texts: token ids are not read back.", param="echo")
+
+
+def prompt_choices(wanted: CompletionRequest) -> Iterator[PromptChoice]:
+    """Yield the completions of a request in their order: all of the first prompt, then those of the next.
+
+    Each has a seed of its own, so that those of one prompt differ.
+    """
+    index = 0
+    for prompt in wanted.prompts():
+        for number in range(wanted.choices_per_prompt):
+            seed = None if wanted.seed is None else (wanted.seed + number) & (2**63 - 1)
+            yield PromptChoice(index, prompt, seed, number == 0)
+            index += 1
+
+
+def add_usages(usages: Iterable[tuple[PromptChoice, Usage]]) -> Usage:
+    """The tokens of all completions. A prompt counts once, however many completions it has."""
+    prompt = text = 0
+    for choice, used in usages:
+        prompt += used.prompt_tokens if choice.counts_prompt else 0
+        text += used.completion_tokens
+    return build_usage(prompt_text=prompt, text=text)
+
+
+def encode_completion(answer: Completion) -> bytes:
+    """A whole answer as JSON."""
+    return _encode(answer)
+
+
+def encode_completion_event(answer: Completion) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % _encode(answer)

@@ -1,0 +1,128 @@
+"""``/v1/completions``: prompts as they stand, several at once, whole and streamed."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.gateway.house import TEXT, House, error, events
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+async def served(home: House) -> House:
+    await home.all_of(TEXT)
+    return home
+
+
+async def complete(home: House, prompt: Any, **more: Any) -> httpx.Response:
+    return await home.http.post(PATH, json={"model": TEXT, "prompt": prompt, "seed": 5, **more})
+
+
+async def test_a_prompt_is_completed_without_a_template(served: House):
+    response = await complete(served, "once upon", max_tokens=9)
+
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert body["object"] == "text_completion"
+    assert body["id"].startswith("cmpl-")
+    [choice] = body["choices"]
+    assert choice == {"text": "You said once upon [5] ", "index": 0, "finish_reason": "stop", "logprobs": None}
+    assert body["usage"]["prompt_tokens"] == 5
+    assert body["usage"]["completion_tokens"] == 5
+    await served.emptied()
+
+
+async def test_a_completion_has_sixteen_tokens_unless_more_are_wanted(served: House):
+    text = " ".join(["word"] * 40)
+
+    assert (await complete(served, text)).json()["usage"]["completion_tokens"] == 16
+    assert (await complete(served, text, max_tokens=30)).json()["usage"]["completion_tokens"] == 30
+
+
+async def test_several_prompts_and_choices_come_in_order(served: House):
+    body = (await complete(served, ["one", "two"], n=2)).json()
+
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in body["choices"]] == [
+        "You said one [5] ",
+        "You said one [6] ",
+        "You said two [5] ",
+        "You said two [6] ",
+    ]
+    # A prompt is counted once.
+    assert body["usage"]["prompt_tokens"] == 10
+    assert body["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize(("prompt", "said"), [([7, 8], "7 8"), ([[7, 8]], "7 8")])
+async def test_prompts_of_tokens_are_taken(served: House, prompt: Any, said: str):
+    body = (await complete(served, prompt)).json()
+
+    assert [choice["text"] for choice in body["choices"]] == [f"You said {said} [5] "]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_prompt_is_echoed(served: House, stream: bool):
+    response = await complete(served, ["one", "two"], echo=True, stream=stream)
+
+    if stream:
+        texts = ["", ""]
+        for event in events(response)[:-1]:
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["text"]
+    else:
+        texts = [choice["text"] for choice in response.json()["choices"]]
+    assert texts == ["oneYou said one [5] ", "twoYou said two [5] "]
+
+
+async def test_a_stream_has_the_texts_and_their_ends(served: House):
+    response = await complete(served, ["one", "two"], stream=True, stream_options={"include_usage": True})
+
+    *chunks, usage, done = events(response)
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"]["prompt_tokens"] == 10
+    for index, said in enumerate(("one", "two")):
+        mine = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert "".join(choice["text"] for choice in mine) == f"You said {said} [5] "
+        assert [choice["finish_reason"] for choice in mine if choice["finish_reason"]] == ["stop"]
+    await served.emptied()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"best_of": 3}, "best_of"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, 2], "echo": True}, "echo"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stops": "x"}, "stops"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_what_cannot_be_obeyed_is_refused_by_name(served: House, fields: dict[str, Any], param: str):
+    response = await served.http.post(PATH, json={"model": TEXT, "prompt": "a", **fields})
+
+    assert response.status_code == 400, response.text
+    assert error(response)["param"] == param
+
+
+async def test_too_many_completions_are_refused(served: House):
+    response = await complete(served, ["a"] * 65, n=2)
+
+    assert response.status_code == 413
+    assert error(response)["param"] == "prompt"
+
+
+async def test_one_that_fails_fails_all_and_leaves_nothing(served: House):
+    response = await served.http.post(PATH, json={"model": "nobody", "prompt": ["a", "b"]})
+
+    assert response.status_code == 404
+    await served.emptied()
