@@ -6,4 +6,4 @@ from omnibus.executor.service import ExecutorService
 from omnibus.service import run_service
 
 if __name__ == "__main__":
-    sys.exit(run_service("encoder", ExecutorService()))
+    sys.exit(run_service("encoder", ExecutorService))

@@ -6,4 +6,4 @@ from omnibus.service import run_service
 from services.gateway.service import GatewayService
 
 if __name__ == "__main__":
-    sys.exit(run_service("gateway", GatewayService()))
+    sys.exit(run_service("gateway", GatewayService))

@@ -6,4 +6,4 @@ from omnibus.service import run_service
 from services.planner.service import PlannerService
 
 if __name__ == "__main__":
-    sys.exit(run_service("planner", PlannerService()))
+    sys.exit(run_service("planner", PlannerService))

@@ -6,4 +6,4 @@ from omnibus.service import run_service
 from services.sidecar.service import SidecarService
 
 if __name__ == "__main__":
-    sys.exit(run_service("sidecar", SidecarService()))
+    sys.exit(run_service("sidecar", SidecarService))

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import uvloop
 
-from omnibus.errors import OmnibusError
+from omnibus.errors import OmnibusError, Rejected
 from omnibus.metrics.http import ScrapeServer
+from omnibus.process.spec import EXIT_MISCONFIGURED
 from omnibus.settings import ServiceSettings, read_settings
 
 log = logging.getLogger("omnibus")
@@ -28,14 +30,20 @@ class Service(Protocol):
         """Release everything."""
 
 
-def run_service(name: str, service: Service) -> int:
-    """Run ``service`` until SIGINT or SIGTERM; returns the exit code."""
-    settings = read_settings(ServiceSettings)
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+def run_service(name: str, make: Callable[[], Service]) -> int:
+    """Make a service and run it until SIGINT or SIGTERM; returns the exit code.
+
+    An error that Omnibus raises on purpose is one line of the log. ``EXIT_MISCONFIGURED`` says that it is permanent.
+    """
     try:
-        uvloop.run(_run_until_signal(name, service, settings))
+        settings = read_settings(ServiceSettings)
+        logging.basicConfig(
+            level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        uvloop.run(_run_until_signal(name, make(), settings))
+    except Rejected as error:
+        log.error("%s cannot run: %s", name, error)
+        return EXIT_MISCONFIGURED
     except OmnibusError as error:
         log.error("%s cannot run: %s", name, error)
         return 1

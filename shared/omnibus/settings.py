@@ -4,10 +4,12 @@ Each field is read from ``OMNIBUS_<AREA>_<FIELD>``, for example ``OMNIBUS_BUS_UR
 field's name or its comment. ``read_settings(BusSettings)`` reads one area.
 """
 
+import difflib
 import os
+import re
 import socket
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -15,6 +17,14 @@ from omnibus.errors import BadRequest
 
 #: See ``ServiceSettings.drain``.
 DRAIN_SECONDS, GATEWAY_DRAIN_SECONDS = 10.0, 30.0
+_PREFIX = "OMNIBUS_"
+#: Variables with the prefix of settings that files of ``deploy`` give to other programs, or put into a setting.
+FOREIGN_VARIABLES = frozenset({"OMNIBUS_SERVICE", "OMNIBUS_STORE_PASSWORD", "OMNIBUS_PORT", "OMNIBUS_GPU"})
+#: Variables that Kubernetes makes of the names of services, in pods that do not turn service links off.
+_SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)$")
+#: Likeness, of 1, from which a name is taken for a misspelt one: all names begin alike.
+_SIMILAR = 0.8
+_KIND_NAMES = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "text"}
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -305,7 +315,7 @@ class ServiceSettings(Settings, frozen=True):
     metrics_dir: str = ""
     metrics_host: str = "127.0.0.1"
     #: Least severity that is logged: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     #: Seconds a stopping service may take to finish what it has accepted. Unset: 30 for a gateway, whose answers take
     #: longest, and 10 for every other service.
     drain: float | None = None
@@ -317,6 +327,17 @@ class ServiceSettings(Settings, frozen=True):
         return GATEWAY_DRAIN_SECONDS if service == "gateway" else DRAIN_SECONDS
 
 
+class UpSettings(Settings, frozen=True):
+    """Processes of ``omnibus up``."""
+
+    area: ClassVar[str] = "UP"
+
+    #: Fork executors from one process that has imported their libraries: a fast start, less memory.
+    fork_server: bool = True
+    #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
+    silent: float = 8.0
+
+
 def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
     """Return the endpoint that traces go to, by OpenTelemetry's own variables; empty: they are not exported."""
     environ = os.environ if environ is None else environ
@@ -326,18 +347,46 @@ def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
 
 
 def read_settings(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
-    """Read one area from the environment; raises ``BadRequest`` that names the variable."""
+    """Read one area from the environment.
+
+    Raises ``BadRequest`` that names the variable and its value when the value is wrong, and when the area has no such
+    setting: a misspelt name would otherwise leave a default in force that somebody meant to change.
+    """
     environ = os.environ if environ is None else environ
-    found = {}
-    for field in msgspec.structs.fields(kind):
-        name = f"OMNIBUS_{kind.area}_{field.name.upper()}"
-        if name in environ:
-            found[field.name] = _parse_value(name, environ[name], field.type)
-    return kind(**found)
+    fields = {variable_name(kind, field.name): field for field in msgspec.structs.fields(kind)}
+    prefix = f"{_PREFIX}{kind.area}_"
+    for name in environ:
+        if name.startswith(prefix) and name not in fields and not is_foreign(name):
+            raise BadRequest(describe_unknown(name, fields))
+    return kind(**{f.name: _parse_value(name, environ[name], f.type) for name, f in fields.items() if name in environ})
+
+
+def variable_name(kind: type[Settings], field: str) -> str:
+    """Return the environment variable that ``field`` of an area is read from."""
+    return f"{_PREFIX}{kind.area}_{field.upper()}"
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the variable ``name`` has the prefix of ours and was set by something else: Kubernetes, compose files."""
+    return name in FOREIGN_VARIABLES or _SERVICE_LINK.search(name) is not None
+
+
+def describe_unknown(name: str, known: Iterable[str]) -> str:
+    """Return what is wrong with the variable ``name``, which no setting has, and the closest of the ``known`` names."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_SIMILAR)
+    hint = f"did you mean {close[0]}?" if close else "`omnibus settings` lists all of them"
+    return f"{name} is not a setting: {hint}"
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{name}={text!r}: {error}") from error
+    except msgspec.ValidationError:
+        raise BadRequest(f"{name}={text!r}: {_expected_value(kind)} is expected") from None
+
+
+def _expected_value(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{each}`" for each in get_args(kind))
+    kinds = get_args(kind) or (kind,)
+    return " or ".join(_KIND_NAMES[each] for each in kinds if each in _KIND_NAMES) or f"a value of {kind}"

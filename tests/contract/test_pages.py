@@ -5,9 +5,10 @@ import re
 import msgspec
 import pytest
 
+from omnibus.reference import comments, settings
 from omnibus.settings import Settings
 from tests import pages
-from tests.pages import comments, errors, settings, tasks
+from tests.pages import errors, tasks
 
 SHAPE = re.compile(r"\[[^\]]+\]|As (?:those of )?``")
 

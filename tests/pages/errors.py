@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from omnibus import errors
 from omnibus.errors import OmnibusError
-from tests.pages.comments import to_markdown
+from omnibus.reference.comments import to_markdown
 
 HEAD = """# Errors
 

@@ -11,9 +11,9 @@ from pydantic_core import PydanticUndefined
 
 import omnibus.task
 from omnibus import errors
+from omnibus.reference.comments import field_comments, to_markdown
 from omnibus.task import CompositeTask, Part, Stream, TaskInput, TaskOutput, UnitTask, library
 from omnibus.task.types import ON_DEMAND
-from tests.pages.comments import field_comments, to_markdown
 
 HEAD = """# Tasks
 

@@ -2,29 +2,7 @@
 ``completion``."""
 
 import argparse
-from collections.abc import Coroutine
 from typing import Any
-
-COMMANDS = ("keys", "nats-config", "env", "completion")
-
-
-def dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    """The command that was named, of those of ``COMMANDS``."""
-    if options.command == "keys":
-        from omnibus.cli.keys import run_keys
-
-        return run_keys(options)
-    if options.command == "env":
-        from omnibus.cli.environment import print_environment
-
-        return print_environment(options)
-    if options.command == "completion":
-        from omnibus.cli.completion import print_completion
-
-        return print_completion(options)
-    from omnibus.cli.nats_config import nats_config
-
-    return nats_config(options)
 
 
 def add_access_commands(commands: Any, parser: argparse.ArgumentParser) -> None:

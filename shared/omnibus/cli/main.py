@@ -2,14 +2,39 @@
 
 import argparse
 import asyncio
+import importlib
 import sys
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, whatif
+from omnibus.cli import access, runs, whatif
 from omnibus.errors import OmnibusError
+
+#: Module and function of each command, of words below it where these have a function of their own.
+_HANDLERS = {
+    "app": "apps:run_app_command",
+    "app run": "app_run:run_app",
+    "completion": "completion:print_completion",
+    "deadletters": "dead_letters:run_dead_letters",
+    "demo": "demo:run_demo",
+    "env": "environment:print_environment",
+    "keys": "keys:run_keys",
+    "models": "models:run_models",
+    "nats-config": "nats_config:nats_config",
+    "plan": "plans:run_plan",
+    "plan solve": "plan:solve_plan",
+    "profile": "profile:profile_model",
+    "replay": "invocations:replay_invocation",
+    "settings": "settings:list_settings",
+    "show": "invocations:show_invocation",
+    "tail": "invocations:tail_records",
+    "tasks": "tasks:list_tasks",
+    "top": "top:run_top",
+    "up": "up:run_up",
+    "whatif": "whatif:run_whatif",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,77 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    if options.command == "up":
-        from omnibus.cli.up import run_up
-
-        return run_up(options)
-    if options.command == "demo":
-        from omnibus.cli.demo import run_demo
-
-        return run_demo(options)
-    if options.command in ("app", "tasks"):
-        return _dispatch_app_command(options)
-    if options.command == "plan":
-        return _dispatch_plan_command(options)
-    if options.command in ("models", "profile", "top", "whatif", *access.COMMANDS):
-        return _dispatch_info_command(options)
-    return _dispatch_record_command(options)
-
-
-def _dispatch_record_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    if options.command == "deadletters":
-        from omnibus.cli.dead_letters import run_dead_letters
-
-        return run_dead_letters(options)
-    from omnibus.cli import invocations
-
-    return {
-        "tail": invocations.tail_records,
-        "show": invocations.show_invocation,
-        "replay": invocations.replay_invocation,
-    }[options.command](options)
-
-
-def _dispatch_app_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    if options.command == "tasks":
-        from omnibus.cli.tasks import list_tasks
-
-        return list_tasks(options)
-    if options.app_command == "run":
-        from omnibus.cli.app_run import run_app
-
-        return run_app(options)
-    from omnibus.cli.apps import run_app_command
-
-    return run_app_command(options)
-
-
-def _dispatch_plan_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    if options.plan_command == "solve":
-        from omnibus.cli.plan import solve_plan
-
-        return solve_plan(options)
-    from omnibus.cli.plans import run_plan as look
-
-    return look(options)
-
-
-def _dispatch_info_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
-    if options.command == "models":
-        from omnibus.cli.models import run_models
-
-        return run_models(options)
-    if options.command == "whatif":
-        return whatif.run_whatif(options)
-    if options.command == "profile":
-        from omnibus.cli.profile import profile_model
-
-        return profile_model(options)
-    if options.command in access.COMMANDS:
-        return access.dispatch_command(options)
-    from omnibus.cli.top import run_top
-
-    return run_top(options)
+    """The coroutine of the command that was named, whose module is imported now."""
+    below = getattr(options, f"{options.command}_command", "")
+    module, _, function = (_HANDLERS.get(f"{options.command} {below}") or _HANDLERS[options.command]).partition(":")
+    return getattr(importlib.import_module(f"omnibus.cli.{module}"), function)(options)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -112,6 +70,7 @@ def _build_parser() -> argparse.ArgumentParser:
     whatif.add_whatif_command(commands)
     _add_models(commands)
     _add_profile(commands)
+    runs.add_run_commands(commands)
     access.add_access_commands(commands, parser)
     return parser
 

@@ -1,6 +1,7 @@
 """Log lines of many processes on one stream, each under the name of its process."""
 
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -8,10 +9,15 @@ from typing import TextIO
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foreground colours, no red: red is for errors
 _TAIL_LINE_COUNT = 15  # lines kept per process, for error messages
+#: What a line of one of our services begins with: date, time, severity and logger, which do not tell two lines apart.
+_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ")
 
 
 class Log:
-    """Writes ``name | line`` to ``stream``, in colour on a terminal unless NO_COLOR is set."""
+    """Writes ``name | line`` to ``stream``, in colour on a terminal unless NO_COLOR is set.
+
+    What a service logs several times in a row is written once, and how often when another line follows.
+    """
 
     def __init__(self, stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -19,6 +25,7 @@ class Log:
         self._colour = self._stream.isatty() and not environ.get("NO_COLOR")
         self._colours: dict[str, int] = {}
         self._tails: dict[str, deque[str]] = {}
+        self._repeats: dict[str, int] = {}
         self._width = 0
 
     def register(self, name: str) -> None:
@@ -29,14 +36,32 @@ class Log:
     def write_line(self, name: str, text: str) -> None:
         """Write one line of ``name``."""
         self.register(name)
-        self._tails.setdefault(name, deque(maxlen=_TAIL_LINE_COUNT)).append(text)
+        tail = self._tails.setdefault(name, deque(maxlen=_TAIL_LINE_COUNT))
+        if tail and _message(tail[-1]) == _message(text) != text:
+            self._repeats[name] = self._repeats.get(name, 0) + 1
+            return
+        if repeats := self._repeats.pop(name, 0):
+            self._write_text(name, f"(the last line {repeats} more time{'s' * (repeats > 1)})")
+        tail.append(text)
+        self._write_text(name, text)
+
+    def _write_text(self, name: str, text: str) -> None:
         prefix = f"{name:<{self._width}} |"
         if self._colour:
             prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
         self._stream.write(f"{prefix} {text}\n")
         self._stream.flush()
 
+    def last_message(self, name: str) -> str:
+        """The last line of ``name`` without what a logger puts before it; empty when it wrote none."""
+        lines = self._tails.get(name)
+        return _message(lines[-1]) if lines else ""
+
     def tail(self, name: str) -> str:
         """The last lines of ``name`` for an error message; empty when it wrote none."""
         lines = self._tails.get(name, ())
         return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+
+def _message(line: str) -> str:
+    return _PREFIX.sub("", line)

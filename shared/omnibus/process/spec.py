@@ -9,6 +9,9 @@ from pathlib import Path
 SHARED = Path(__file__).parents[2]
 #: Directory of the package ``services``: that of an installed wheel, or the root of a checkout.
 ROOT = SHARED if (SHARED / "services").is_dir() else SHARED.parent
+#: Exit code of a process whose settings or declarations are wrong, as ``EX_CONFIG`` of BSD's sysexits: another start
+#: ends in the same way until somebody changes them.
+EXIT_MISCONFIGURED = 78
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError
+from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, OmnibusError
 from omnibus.process.logs import Log
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.process import ChildProcess
 from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
-from omnibus.process.spec import ProcessSpec
+from omnibus.process.spec import EXIT_MISCONFIGURED, ProcessSpec
 
 _CALLBACK_TIMEOUT_SECONDS = 5.0  # seconds for the on_exit callback
 
@@ -43,6 +43,8 @@ class ProcessKeeper:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._confirmed = False
+        self._exit_code: int | None = None
+        self._last_line = ""  # of the child that ended last
 
     @property
     def pid(self) -> int | None:
@@ -59,7 +61,8 @@ class ProcessKeeper:
 
         A process that ends before it was ever ready is not restarted: its first failure is the message
         that matters. ``given_up`` is called with the background task when that ends, for whatever reason.
-        Raises ``Fatal`` and ``DeadlineExceeded``, with the last log lines.
+        Raises ``Fatal`` and ``DeadlineExceeded``, with the last log lines, and ``BadRequest`` with the very last one
+        when the process says that its settings are wrong.
         """
         began = time.monotonic()
         child = self._spawn_child()
@@ -108,6 +111,8 @@ class ProcessKeeper:
         return self.spec.restart
 
     def _announce_restart(self, pause: float) -> None:
+        if self._exit_code == EXIT_MISCONFIGURED and not self._confirmed:
+            raise self._misconfigured_error()
         if self._backoff.exhausted and not self._confirmed:
             raise Fatal(self._give_up_message(), executor=self.spec.name)
         self._log.write_line(self.spec.name, f"restarting in {pause:.1f} s")
@@ -161,6 +166,8 @@ class ProcessKeeper:
     async def _not_ready_error(self, child: ChildProcess, ended: bool) -> OmnibusError:
         name = self.spec.name
         code = await child.end(self.spec.grace)  # first, so that its last lines are in the log
+        if ended and code == EXIT_MISCONFIGURED:
+            return self._misconfigured_error()
         if ended:
             return Fatal(
                 f"{name} ended ({_describe_exit(code)}) before it was ready{self._log.tail(name)}", executor=name
@@ -168,13 +175,19 @@ class ProcessKeeper:
         waited = f"{name} was not ready in time ({self.spec.ready_within:g} s at most)"
         return DeadlineExceeded(waited + self._log.tail(name), executor=name)
 
+    def _misconfigured_error(self) -> BadRequest:
+        """Another start would end in the same way: its last line says what is to be changed."""
+        last = self._last_line or self._log.last_message(self.spec.name)
+        return BadRequest(last or f"{self.spec.name} ended: its settings are wrong", executor=self.spec.name)
+
     def _give_up_message(self) -> str:
         policy, name = self._policy, self.spec.name
         return f"{name} ended more than {policy.limit} times within {policy.window:g} s; gave up{self._log.tail(name)}"
 
     async def _end_child(self, child: ChildProcess, wanted: bool) -> None:
         pid = child.pid
-        code = await child.end(self.spec.grace)
+        code = self._exit_code = await child.end(self.spec.grace)
+        self._last_line = self._log.last_message(self.spec.name)
         self._child = None
         if not wanted:
             self._log.write_line(self.spec.name, f"ended ({_describe_exit(code)})")

@@ -23,28 +23,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 from omnibus.errors import Fatal
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.process.parent_death import die_with_lifeline
-from omnibus.settings import Settings, read_settings
+from omnibus.settings import UpSettings, read_settings
 from omnibus.up import fork_client
 
 _READ_BYTES = 1 << 16  # bytes
 _DESCRIPTOR_COUNT = 4  # standard input, output and error, and the lifeline
 _BACKLOG = 128
-
-
-class UpSettings(Settings, frozen=True):
-    """Processes of ``omnibus up``."""
-
-    area: ClassVar[str] = "UP"
-
-    #: Fork executors from one process that has imported their libraries: a fast start, less memory.
-    fork_server: bool = True
-    #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
-    silent: float = 8.0
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:

@@ -21,12 +21,12 @@ from omnibus.process.logs import Log
 from omnibus.process.spec import ROOT, SHARED, ProcessSpec, python_command
 from omnibus.process.supervise import Exit
 from omnibus.service import until_cancelled
-from omnibus.settings import BusSettings, StoreSettings, read_settings
+from omnibus.settings import BusSettings, StoreSettings, UpSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import executor_specs, infra
 from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
-from omnibus.up.fork_server import UpSettings, can_fork
+from omnibus.up.fork_server import can_fork
 from omnibus.up.health import Endpoints, fork_server_answers
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
 from omnibus.up.ports import free_ports

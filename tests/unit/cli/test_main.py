@@ -1,5 +1,6 @@
 """The ``omnibus`` command: arguments, errors, exit codes."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from omnibus import __version__
 from omnibus.cli import main
+from omnibus.cli.main import _HANDLERS, _build_parser
 
 
 @pytest.mark.parametrize(
@@ -91,3 +93,12 @@ def test_it_runs_as_a_module(tmp_path: Path):
 
     assert found.returncode == 2
     assert "the following arguments are required: id" in found.stderr
+
+
+def test_every_command_has_a_function():
+    commands = _build_parser()._subparsers._group_actions[0].choices
+
+    assert {name.split()[0] for name in _HANDLERS} == set(commands)
+    for named in _HANDLERS.values():
+        module, _, function = named.partition(":")
+        assert callable(getattr(importlib.import_module(f"omnibus.cli.{module}"), function))

@@ -7,6 +7,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
+from omnibus.reference.settings import check_environment
 from omnibus.settings import (
     BusSettings,
     GatewaySettings,
@@ -98,3 +99,39 @@ def test_a_list_of_urls_is_split_where_one_begins():
         "nats://three:3",
     ]
     assert split_urls("nats://one:1") == ["nats://one:1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "message"),
+    [
+        (GatewaySettings, {"OMNIBUS_GATEWAY_KEYZ": "true"}, "OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?"),
+        (BusSettings, {"OMNIBUS_BUS_QQQQQQQQQQQQ": "1"}, "`omnibus settings` lists all of them"),
+        (GatewaySettings, {"OMNIBUS_GATEWAY_DEADLINE": "abc"}, "OMNIBUS_GATEWAY_DEADLINE='abc': a number is expected"),
+        (GatewaySettings, {"OMNIBUS_GATEWAY_KEYS": "maybe"}, "`true` or `false` is expected"),
+        (GatewaySettings, {"OMNIBUS_GATEWAY_PORT": "1.5"}, "a whole number is expected"),
+        (ServiceSettings, {"OMNIBUS_SERVICE_LOG_LEVEL": "LOUD"}, "`DEBUG` or `INFO` or `WARNING` or `ERROR` is expected"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_said_with_what_is_allowed(kind: type[Settings], environ: dict[str, str], message: str):
+    with pytest.raises(BadRequest) as caught:
+        read_settings(kind, environ)
+
+    assert message in caught.value.message
+
+
+def test_what_kubernetes_and_compose_set_is_no_mistake():
+    environ = {
+        "OMNIBUS_GATEWAY_SERVICE_HOST": "10.0.0.1", "OMNIBUS_GATEWAY_SERVICE_PORT_HTTP": "8000",
+        "OMNIBUS_GATEWAY_PORT_8000_TCP_ADDR": "10.0.0.1", "OMNIBUS_STORE_PASSWORD": "x",
+    }  # fmt: skip
+
+    assert read_settings(GatewaySettings, environ) == GatewaySettings()
+    assert read_settings(StoreSettings, environ) == StoreSettings()
+
+
+@pytest.mark.parametrize("name", ["OMNIBUS_GATEWEY_KEYS", "OMNIBUS_RUNN"])
+def test_areas_that_nobody_reads_are_checked_as_well(name: str):
+    with pytest.raises(BadRequest, match=f"{name} is not a setting: did you mean"):
+        check_environment({name: "true", "OMNIBUS_NATS_GATEWAY_PASSWORD": "x", "OMNIBUS_TEST_NODES": "2"})
+
+    check_environment({"OMNIBUS_NATS_GATEWAY_PASSWORD": "x", "OMNIBUS_TEST_NODES": "2", "OMNIBUS_GATEWAY_KEYS": "1"})

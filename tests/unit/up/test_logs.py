@@ -77,3 +77,29 @@ def test_the_tail_holds_the_last_lines_only():
     assert "line 99" in log.tail("a")
     assert "line 50" not in log.tail("a")
     assert log.tail("silent") == ""
+
+
+def test_what_a_service_logs_again_and_again_is_written_once_with_its_count():
+    stream = io.StringIO()
+    log = Log(stream, {})
+
+    for second in range(4):
+        log.write_line("a", f"2026-11-24 10:00:0{second},000 WARNING nats: no servers")
+    log.write_line("a", "printed")
+    log.write_line("a", "printed")
+
+    assert stream.getvalue().splitlines() == [
+        "a | 2026-11-24 10:00:00,000 WARNING nats: no servers",
+        "a | (the last line 3 more times)",
+        "a | printed",
+        "a | printed",
+    ]
+
+
+def test_the_last_message_is_without_what_a_logger_puts_before_it():
+    log = Log(io.StringIO(), {})
+
+    log.write_line("a", "2026-11-24 10:00:00,000 ERROR omnibus.x: gateway cannot run: no")
+
+    assert log.last_message("a") == "gateway cannot run: no"
+    assert log.last_message("silent") == ""

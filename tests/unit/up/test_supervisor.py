@@ -8,7 +8,7 @@ import uuid
 import pytest
 import redis.asyncio as redis
 
-from omnibus.errors import DeadlineExceeded, Fatal
+from omnibus.errors import BadRequest, DeadlineExceeded, Fatal
 from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import Exit
@@ -83,6 +83,18 @@ async def test_a_process_that_keeps_ending_is_given_up_with_its_last_lines(lines
     assert "out of luck" in caught.value.message
     assert caught.value.executor == "crasher"
     assert lines.getvalue().count("restarting in") == QUICK.limit
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_process_whose_settings_are_wrong_is_given_up_at_once_with_its_last_line(lines, ready):
+    code = "import sys; print('starting'); print('OMNIBUS_X=1: a number'); sys.exit(78)"
+    spec = python_code("a", code, lines if ready else None)
+
+    with pytest.raises(BadRequest, match="^OMNIBUS_X=1: a number$"):
+        async with Supervisor([spec], log=log_to(lines), policy=QUICK) as supervisor:
+            await supervisor.run_until_signal()
+
+    assert lines.getvalue().count("starting") == 1
 
 
 async def test_one_that_is_not_vital_is_given_up_alone_and_its_name_is_free(lines):

@@ -1,0 +1,73 @@
+"""``omnibus settings``: all environment variables, with the values that they have here."""
+
+import argparse
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.reference.settings import AREAS, OTHER_VARIABLES, check_environment, described, unit_of
+from omnibus.settings import Settings, variable_name
+
+_LINE_WIDTH = 100
+_SECRET_WORDS = ("password", "secret", "token", "salt", "url")
+
+
+class Variable(NamedTuple):
+    """One environment variable; ``value`` is None where it is not set."""
+
+    name: str
+    default: Any
+    unit: str
+    meaning: str
+    value: str | None
+
+
+async def list_settings(options: argparse.Namespace) -> int:
+    """Print the variables that match ``options.words``, then check the environment.
+
+    Raises ``BadRequest`` for a variable that is no setting or has a wrong value, and where nothing matches.
+    """
+    words = [word.lower() for word in options.words]
+    rows = [each for each in _variables() if all(word in each.name.lower() for word in words)]
+    if options.set:
+        rows = [each for each in rows if each.value is not None]
+    elif not rows:
+        raise BadRequest(f"no setting has {' and '.join(words)} in its name; `omnibus settings` lists all of them")
+    if options.json:
+        print(json.dumps([each._asdict() for each in rows]))
+    else:
+        print("\n".join(line for each in rows for line in _lines(each)))
+    check_environment(os.environ)
+    return 0
+
+
+def _variables() -> Iterator[Variable]:
+    for area in AREAS:
+        for each in described(area):
+            for field in each.fields:
+                yield _variable(area, field, each.comment)
+    for name, meaning in OTHER_VARIABLES.items():
+        yield Variable(name, "", "text", meaning, os.environ.get(name))
+
+
+def _variable(area: type[Settings], field: msgspec.structs.FieldInfo, comment: str) -> Variable:
+    name = variable_name(area, field.name)
+    value = os.environ.get(name)
+    if value and any(word in field.name for word in _SECRET_WORDS):
+        value = "(set)"  # terminals are shared and logged
+    default = field.default if field.default is not msgspec.NODEFAULT else None
+    return Variable(name, default, unit_of(field), comment.replace("``", "`"), value)
+
+
+def _lines(variable: Variable) -> list[str]:
+    default = str(variable.default).lower() if isinstance(variable.default, bool) else variable.default
+    shown = "empty" if default in ("", None) else f"{default}"
+    unit = "" if variable.unit in ("text", "yes or no") else f" {variable.unit}"
+    here = "" if variable.value is None else f"   here: {variable.value}"
+    text = textwrap.wrap(variable.meaning, _LINE_WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return [f"{variable.name}   default: {shown}{unit}{here}", *text]
