@@ -1,8 +1,17 @@
 """Tests of several nodes, each with a network and shared memory of its own."""
 
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from tests.nodes.namespaces import missing_reason
+from tests.e2e.conftest import omni_checkpoint  # noqa: F401
+from tests.e2e.system import OMNI, System, declaration
+from tests.nodes.namespaces import BUS, DATA, Node, Switch, missing_reason
+from tests.nodes.system import NODES, NamespaceSystem, network_of
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -10,3 +19,48 @@ def has_namespaces() -> None:
     """Skip what cannot run here, and say why."""
     if reason := missing_reason():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[Switch]:
+    if os.geteuid():
+        pytest.skip("the whole system in namespaces needs root")
+    with Switch() as switch:
+        yield switch
+
+
+@pytest.fixture(scope="module")
+def others(switch: Switch) -> Iterator[list[Node]]:
+    """All nodes but the hub."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(switch.add_node(f"n{index}")) for index in range(1, NODES)]
+
+
+@pytest.fixture(scope="module")
+def system(
+    tmp_path_factory: pytest.TempPathFactory,
+    omni_checkpoint: Path,  # noqa: F811
+    switch: Switch,
+    others: list[Node],
+) -> Iterator[System]:
+    places = [
+        {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
+        for place in (switch, *others)
+    ]
+    settings = {
+        "TEST_NODES": json.dumps(places),
+        "OMNIBUS_UP_FORK_SERVER": "false",
+        "OMNIBUS_GATEWAY_QUARANTINE": "0",
+    }
+    models = {OMNI: declaration("qwen2_5_omni", omni_checkpoint)}
+    made = NamespaceSystem(tmp_path_factory.mktemp("nodes"), models, settings, ("--nodes", str(NODES)))
+    with network_of(switch.first_process):
+        try:
+            made.start()
+            yield made
+        except BaseException:
+            print(made.log[-8000:])
+            raise
+        finally:
+            leftovers = made.stop()
+    assert leftovers == []

@@ -1,0 +1,76 @@
+"""``omnibus up`` over nodes that share nothing, seen from outside."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import subprocess
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from omnibus.bus import messages, subjects
+from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
+from omnibus.bus.messages import NodeStatus
+from omnibus.bus.nats import NatsBus
+from tests.e2e.system import System
+
+NODES = 3
+#: Every component in an executor of its own, and all in one.
+APART, TOGETHER = "EV>EA>Th>Ta>V", "M"
+_CLONE_NEWNET = 0x40000000
+
+
+class NamespaceSystem(System):
+    """``omnibus up`` of which all nodes but the first are namespaces."""
+
+    def _popen(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
+        return super()._popen("tests.nodes.up" if arguments[:1] == ("up",) else module, *arguments)
+
+    async def ledger_is_empty(self, within: float = 1.0, node: int | None = 0) -> None:
+        """Fails unless the first node's leases are given back, and other nodes say that nothing of theirs is in use.
+
+        Arenas of nodes that share no memory cannot be mapped from here.
+        """
+        await super().ledger_is_empty(within, node)
+        used = dict.fromkeys((self.node_name(each) for each in range(1, NODES)), -1)
+        deadline = asyncio.timeout(within + 2 * NODE_HEARTBEAT_SECONDS)
+        async with deadline, self.bus() as bus, contextlib.aclosing(self._node_statuses(bus)) as heard:
+            async for status in heard:
+                used[status.node] = status.used
+                if not any(used[node] for node in used if node != self.node_name(0)):
+                    return
+
+    async def _node_statuses(self, bus: NatsBus) -> AsyncGenerator[NodeStatus, None]:
+        """What sidecars say of themselves from now on."""
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        stop = await bus.subscribe(subjects.event_subject(subjects.NODE), lambda d: heard.put_nowait(d.data))
+        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        try:
+            while True:
+                yield messages.decode_node(await heard.get())
+        finally:
+            await stop()
+
+
+@contextlib.contextmanager
+def network_of(pid: int) -> Iterator[None]:
+    """Let this thread, and what it starts, have the network of another process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    try:
+        if libc.setns(other, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        yield
+    finally:
+        libc.setns(own, _CLONE_NEWNET)
+        os.close(own)
+        os.close(other)
+
+
+async def ask(system: System, body: object, route: str) -> Any:
+    """Return the answer to a chat request that is sent along ``route``, as JSON."""
+    async with system.http() as http:
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
