@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -125,7 +125,7 @@ class Load:
             http.timeout = httpx.Timeout(_HANG_SECONDS)
             await asyncio.gather(*(self._ask_all(http, numbers) for _ in range(_AT_ONCE)))
 
-    async def _ask_all(self, http: httpx.AsyncClient, numbers: "itertools.Iterator[int]") -> None:
+    async def _ask_all(self, http: httpx.AsyncClient, numbers: Iterator[int]) -> None:
         for number in numbers:
             body, route, truth = self._truths[number % len(self._truths)]
             answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})

@@ -19,6 +19,7 @@ from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
+from omnibus_models.device_copy import copy_to_device
 from services.component import ComponentSource
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
@@ -132,14 +133,11 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         return await self._compute(self._assemble_prefill, prompt, items)
 
     def _assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
-        media = [Encoded(self._item_embeds(item), item.data) for item in items]
+        arrays = [_embedding(item) for item in items]
+        rows = copy_to_device(arrays, torch.device(self.thinker.device), self.thinker.dtype)
+        media = [Encoded(embeds, item.data) for embeds, item in zip(rows, items, strict=True)]
         prefill = self.thinker.assemble_prefill(prompt, media)
         return prefill, prefill.layout.cpu().numpy()
-
-    def _item_embeds(self, item: Item) -> Tensor:
-        if item.array is None or item.array.ndim != 2:
-            raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
-        return torch.from_numpy(item.array).to(self.thinker.device, self.thinker.dtype)
 
     async def resume_after(self, sequence: Thinking, tokens: Rows[int]) -> None:
         """Let ``sequence`` begin behind ``tokens`` of its answer, which are prefilled at once.
@@ -176,3 +174,9 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
             raise StageUnavailable("the prefill of this answer is gone; send the request again")
         paused.taken.set()
         return paused.sequence
+
+
+def _embedding(item: Item) -> np.ndarray:
+    if item.array is None or item.array.ndim != 2:
+        raise BadRequest("a media item has no embedding of shape [tokens, width]", param="items")
+    return item.array

@@ -22,6 +22,8 @@ from omnibus.tensors.client import TensorClient
 
 log = logging.getLogger(__name__)
 
+#: Registers the arena with the driver of a GPU; by name, as engines are, for it needs torch.
+_PIN_MEMORY = "services.pinned_memory:pin_memory"
 TRACE_FLUSH_SECONDS = 2.0  # seconds that a stopping process may take to send them
 
 #: Makes the runner of one component; an *engine* in the sense of the design.
@@ -73,6 +75,8 @@ class ExecutorService:
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
         self._tensors = await waiting.connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
+        if self.settings.pin_arena and self.settings.device.startswith("cuda"):
+            self._tensors.observe_mappings(plugins.import_object(_PIN_MEMORY, "OMNIBUS_EXECUTOR_PIN_ARENA"))
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
         await self.executor.startup()
         tune_garbage_collector()

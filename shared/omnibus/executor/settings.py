@@ -40,6 +40,9 @@ class ExecutorSettings(Settings, frozen=True):
     #: Device of torch, and the type of weights and activations.
     device: str = "cpu"
     dtype: str = "float32"
+    #: Whether a GPU copies from and to the node's arena by itself (``cudaHostRegister``). All of the arena then takes
+    #: memory at once, and stays in it. On a CPU it has no effect.
+    pin_arena: bool = False
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1
     #: Invocations that may be in flight here before ``busy`` is the answer.

@@ -21,6 +21,7 @@ import numpy as np
 from omnibus.errors import ArenaFull, Fatal, ProtocolError, StaleHandle
 from omnibus.tensors.dtypes import numpy_dtype
 from omnibus.tensors.handle import Handle
+from omnibus.tensors.memory import MemoryRange
 
 #: Bytes before the data of each block; data is therefore aligned as blocks are.
 HEADER_BYTES = 64
@@ -142,6 +143,14 @@ class Arena:
                 f"tensor {handle.id} (generation {handle.generation}) was freed: released by all readers, "
                 "ended, expired, or lost with its producer or sidecar; run its producer again"
             )
+
+    def mappings(self) -> tuple[MemoryRange, MemoryRange]:
+        """Addresses of this process at which the arena is: the writable mapping and that of readers."""
+        writable, readable = (
+            MemoryRange(np.frombuffer(each, np.uint8).ctypes.data, self.size, is_writable)
+            for each, is_writable in ((self._writable, True), (self._readable, False))
+        )
+        return writable, readable
 
     def close(self) -> None:
         """Give up the mapping; the arena may not be used again. Views in use keep their memory until they go.

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from math import isfinite, prod
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError, Retryab
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
+from omnibus.tensors.memory import MappingObserver
 from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
 from omnibus.tensors.protocol import Retention, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 from omnibus.tensors.refusals import refusal_error
@@ -74,6 +76,8 @@ class TensorClient:
         self._link: SidecarLink | None = None
         self._arena: Arena | None = None
         self._welcome: Welcome | None = None
+        self._observer: MappingObserver | None = None
+        self._forget_mappings: Callable[[], None] | None = None
         self._mirrors = MirrorReads()
         self._back = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -118,9 +122,15 @@ class TensorClient:
             self._link.close()
             self._link = None
         if self._arena is not None:
-            self._arena.close()
+            self._close_arena(self._arena)
             self._arena = None
         self._back.clear()
+
+    def observe_mappings(self, observer: MappingObserver) -> None:
+        """Call ``observer`` with the arena's mappings: at once, and those of each arena that takes its place."""
+        self._observer = observer
+        if self._arena is not None:
+            self._forget_mappings = observer(self._arena.mappings())
 
     async def allocate(
         self,
@@ -345,8 +355,16 @@ class TensorClient:
             return
         arena = Arena.attach(welcome.path, welcome.size)
         if self._arena is not None:
-            self._arena.close()
+            self._close_arena(self._arena)
         self._arena, self._welcome = arena, welcome
+        if self._observer is not None:
+            self._forget_mappings = self._observer(arena.mappings())
+
+    def _close_arena(self, arena: Arena) -> None:
+        if self._forget_mappings is not None:
+            self._forget_mappings()
+            self._forget_mappings = None
+        arena.close()
 
     def _on_lost(self, error: OmnibusError) -> None:
         log.warning("client %r lost its sidecar: %s", self.owner, error)
