@@ -27,9 +27,9 @@ _POOLINGS = ("mean", "last")
 class EmbedRunner(Hosted[Thinker]):
     """A ``Runner`` for texts to vectors, on the ``thinker`` of a family.
 
-    Inputs: ``text``, a JSON list of texts, or an ``Item`` of its UTF-8 bytes; ``pooling``: ``mean`` of all tokens, or
-    the ``last`` one, as models have it that were trained for that. Outputs: ``embedding`` float32 [texts, width], each
-    of length 1; ``tokens``, how many there were in all.
+    Inputs: ``text``, a JSON list of texts or of lists of token ids, or an ``Item`` of its UTF-8 bytes; ``pooling``:
+    ``mean`` of all tokens, or the ``last`` one, as models have it that were trained for that. Outputs: ``embedding``
+    float32 [texts, width], each of length 1; ``tokens``, how many there were in all.
     """
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings) -> None:
@@ -56,13 +56,23 @@ class EmbedRunner(Hosted[Thinker]):
             "batches": by_size(self._batcher.sizes),
         }
 
-    def _prepare_text(self, text: str, pooling: str) -> Prepared:
-        ids = self.model.encode_text(text, marked=True)
+    def _prepare_text(self, text: str | list[int], pooling: str) -> Prepared:
+        ids = self.model.encode_text(text, marked=True) if isinstance(text, str) else self._check_tokens(text)
         if not ids:
             raise BadRequest("the text has no tokens", param="text")
         if len(ids) > self.model.context:
             raise ContextTooLong(f"the text has {len(ids)} tokens; this model takes {self.model.context}", param="text")
         return Prepared("text", {"ids": torch.tensor(ids)}, {"n_tokens": len(ids), "pooling": pooling})
+
+    def _check_tokens(self, ids: list[int]) -> list[int]:
+        """The ids of a text that its sender has tokenised, as they are."""
+        if any(not 0 <= id < self.model.vocabulary for id in ids):
+            raise BadRequest(
+                f"tokens of this model are from 0 to {self.model.vocabulary - 1}: send texts, or tokens of its own "
+                "tokenizer",
+                param="text",
+            )
+        return ids
 
     async def _run_batch(self, texts: Sequence[Prepared]) -> list[np.ndarray]:
         return await self._compute(self._encode_batch, texts)
@@ -96,12 +106,16 @@ def _read_pooling(job: Job) -> str:
     return str(pooling)
 
 
-def _read_texts(value: Any) -> list[str]:
+def _read_texts(value: Any) -> list[str | list[int]]:
     if isinstance(value, Item) and value.array is not None:
         try:
             value = json.loads(value.array.tobytes())
         except ValueError:
             raise BadRequest("text is not UTF-8 JSON; send a JSON list of texts", param="text") from None
-    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-        raise BadRequest("text must be a list of texts", param="text")
+    if not isinstance(value, list) or not value or not all(map(_is_text, value)):
+        raise BadRequest("text must be a list of texts, or of lists of token ids", param="text")
     return value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(type(id) is int for id in value))

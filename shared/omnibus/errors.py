@@ -12,6 +12,7 @@
     │   ├── TooLarge          413  over a limit in bytes, pixels, seconds or items
     │   │   └── HeadTooLarge  431  a request's headers, in bytes or lines
     │   ├── TooSlow           408  the request did not arrive in time
+    │   ├── ClientClosed      499  the client left before its answer was complete; nobody reads this
     │   └── BadInput          422  an input that ended executors, refused for a while
     ├── Retryable           another try, or another replica, may succeed
     │   ├── Overloaded        429  no credit left; carries ``retry_after`` in seconds
@@ -132,6 +133,10 @@ class HeadTooLarge(TooLarge):
 
 class TooSlow(Rejected):
     code, status = "request_timeout", 408
+
+
+class ClientClosed(Rejected):
+    code, status = "client_closed", 499
 
 
 class BadInput(Rejected):

@@ -158,6 +158,9 @@ class GatewaySettings(Settings, frozen=True):
     #: Names that clients may call this gateway by where no keys are asked for, besides those of this machine, addresses
     #: and names inside a cluster; with commas between them. Else a web page could use the gateway by a name of its own.
     allowed_hosts: str = ""
+    #: Origins whose web pages may use this gateway, as ``https://app.example.com``, with commas between them; ``*`` for
+    #: all, where API keys are asked for.
+    cors_origins: str = ""
     #: Invocations in flight at this gateway before it answers 429.
     max_inflight: int = 512
     #: Seconds that a request may wait in executors for those before it, as far as that can be predicted; it may always

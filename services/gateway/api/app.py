@@ -20,6 +20,7 @@ from services.gateway.apps import openapi_document
 from services.gateway.apps.invoke_route import called_app
 from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import AppService
+from services.gateway.auth.cors import allow_origins
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import BODY_COMPLETE
@@ -32,6 +33,8 @@ from services.gateway.tenancy import body_budget
 
 log = logging.getLogger(__name__)
 
+#: Characters of a client's path that an error repeats.
+_MAX_QUOTED_CHARS = 160
 _NOT_READY_RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
 
 
@@ -77,7 +80,8 @@ class Frontend:
             return rest(scope, receive, send)
 
         counted = self._with_body_budget(dispatch_request)
-        return self.requests.track_requests(self._guard(counted) if self._guard is not None else counted)
+        guarded = self._guard(counted) if self._guard is not None else counted
+        return allow_origins(self.requests.track_requests(guarded), self._settings)
 
     def _with_body_budget(self, application: ASGIApp) -> ASGIApp:
         """``application`` with the bytes of bodies counted until they are answered."""
@@ -164,10 +168,17 @@ async def _refuse_non_post(_: Request) -> Response:
     raise HTTPException(405, "send a POST", headers={"Allow": "POST"})
 
 
-async def _http_error(_: Request, error: HTTPException) -> Response:
+async def _http_error(request: Request, error: HTTPException) -> Response:
     kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
-    typed = kind(str(error.detail))
+    path = request.scope["path"]
+    unknown = error.status_code == 404 and path.startswith("/v1/")
+    typed = kind(_unknown_route_message(path) if unknown else str(error.detail))
     return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
+
+
+def _unknown_route_message(path: str) -> str:
+    served = sorted(each.removeprefix("/v1/") for each in openapi.openapi_paths() if "{" not in each)
+    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below /v1/ there are: {', '.join(served)}."
 
 
 def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,18 @@
 """``/v1/models``: the models of the plan, and those that apps bring."""
 
+import asyncio
+
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from omnibus.errors import NotFound
+from omnibus.plan import Plan
 from services.gateway.apps.served_apps import Registry
 from services.gateway.http.handlers import Handler, add_routes, json_response
 from services.gateway.openai.models import PATH, ModelList, ModelObject
 from services.gateway.routing.router import Router
+from services.gateway.tasks.describe import describe_model
 
 _OWNED_BY = "omnibus"
 
@@ -19,6 +23,7 @@ class ModelRoutes:
     def __init__(self, router: Router, registry: Registry | None) -> None:
         self._router = router
         self._registry = registry
+        self._described: tuple[Plan | None, dict[str, ModelObject]] = (None, {})
 
     def add_routes(self, app: FastAPI) -> None:
         # The names of models may hold slashes, and clients may send them as they are.
@@ -30,11 +35,11 @@ class ModelRoutes:
 
     async def _list_models(self, _: Request) -> Response:
         self._check_read()
-        return json_response(ModelList(data=list(self._available_models().values())))
+        return json_response(ModelList(data=list((await self._available_models()).values())))
 
     async def _get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        found = self._available_models().get(name)
+        found = (await self._available_models()).get(name)
         if found is None:
             self._check_read()
             raise NotFound(
@@ -47,12 +52,34 @@ class ModelRoutes:
         if self._registry is not None:
             self._registry.check_read()
 
-    def _available_models(self) -> dict[str, ModelObject]:
-        plan = self._router.plan
-        at = int(plan.created) if plan is not None else 0
-        models = plan.models.items() if plan is not None else ()
-        known = {name: ModelObject(id=name, created=at, owned_by=_OWNED_BY) for name, each in models if not each.apps}
+    async def _available_models(self) -> dict[str, ModelObject]:
+        known = dict(await self._planned_models())
         for app in self._registry.model_records() if self._registry is not None else ():
             brought = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
             known.setdefault(app.model, brought)
         return known
+
+    async def _planned_models(self) -> dict[str, ModelObject]:
+        """The operator's models, described once for each plan."""
+        plan = self._router.plan
+        if plan is not self._described[0]:
+            self._described = plan, await asyncio.to_thread(_describe_models, plan) if plan is not None else {}
+        return self._described[1]
+
+
+def _describe_models(plan: Plan) -> dict[str, ModelObject]:
+    return {name: _describe_model(name, plan) for name, model in plan.models.items() if not model.apps}
+
+
+def _describe_model(name: str, plan: Plan) -> ModelObject:
+    facts = describe_model(name, plan)
+    return ModelObject(
+        id=name,
+        created=int(plan.created),
+        owned_by=_OWNED_BY,
+        input_modalities=facts.inputs,
+        output_modalities=facts.outputs,
+        voices=facts.voices,
+        context_length=facts.context,
+        max_model_len=facts.context,
+    )

@@ -1,8 +1,11 @@
 """In front of everything: who asks is known by the API key, and what a key may not is refused before it is read."""
 
+from typing import Any
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omnibus.errors import OmnibusError, Unauthorized
+from omnibus.api_key import KeyRecord
+from omnibus.errors import OmnibusError, Overloaded, Unauthorized
 from services.gateway.auth.admin import AdminAuth, bearer_token
 from services.gateway.http.response import refuse_request
 from services.gateway.tenancy.key_store import KeyStore
@@ -41,10 +44,29 @@ class ApiKeyMiddleware:
                 with acting_as(tenant):
                     await self._application(scope, receive, send)
                 return
-            with self._limits.limit_request(tenant.key), acting_as(tenant):
-                await self._application(scope, receive, send)
+            await self._answer_key(tenant, tenant.key, scope, receive, send)
         except OmnibusError as error:  # the application answers its own: these are the gate's
             await refuse_request(send, error)
+
+    async def _answer_key(self, tenant: Tenant, key: KeyRecord, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of ``key`` within its limits, which are told in headers."""
+        try:
+            with self._limits.limit_request(key), acting_as(tenant):
+                await self._application(scope, receive, self._with_limits(key, send))
+        except Overloaded as error:
+            await refuse_request(send, error, self._limits.rate_headers(key))
+
+    def _with_limits(self, key: KeyRecord, send: Send) -> Send:
+        """``send`` that adds headers about the limits of ``key``."""
+        if not key.rate:
+            return send
+
+        def send_with_limits(message: Any) -> Any:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._limits.rate_headers(key)]
+            return send(message)
+
+        return send_with_limits
 
     def _require_operator(self, authorization: str) -> Tenant:
         """Raises ``Unauthorized``: metrics name all tenants."""

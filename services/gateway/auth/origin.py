@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnibus.errors import Forbidden
 from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
+from services.gateway.auth.cors import cors_origins
 from services.gateway.http.response import refuse_request
 
 #: For probes, which hold no keys either, and files by ids that nobody can guess.
@@ -34,6 +35,8 @@ class SameOriginMiddleware:
         self._admin = AdminAuth(settings)
         #: Names that an operator set. Those of this machine are not among them: other ports of it have other pages.
         self._given = (given | {_parse_hostname(settings.public_url)}) - {""}
+        #: Origins whose pages are let in.
+        self._origins = frozenset(cors_origins(settings))
         self._names = self._given | {settings.host, socket.gethostname().lower()}
         self.allows = lru_cache(1024)(self._is_allowed_host)
 
@@ -60,10 +63,15 @@ class SameOriginMiddleware:
                 "this gateway asks for no keys, so it has to be called by a name that is its own: "
                 "add this one to OMNIBUS_GATEWAY_ALLOWED_HOSTS"
             )
+        if origin and _decode_header(origin).lower() in self._origins:
+            return None
         if (origin and not self._is_own_origin(origin, host)) or (
             site not in _SAFE_SITES and not _is_navigation(scope, headers)
         ):
-            return Forbidden("this gateway asks for no keys, so pages of other origins may not use it")
+            return Forbidden(
+                "this gateway asks for no keys, so pages of other origins may not use it, "
+                "unless OMNIBUS_GATEWAY_CORS_ORIGINS names theirs"
+            )
         return None
 
     def _is_allowed_host(self, host: bytes) -> bool:

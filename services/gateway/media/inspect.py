@@ -134,7 +134,9 @@ class _Budget:
 
 
 async def _load_item(ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget) -> InspectedMedia:
-    if ref.data:
+    if ref.data[:5].lower() == "data:":
+        data, declared = data_url.decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
+    elif ref.data:
         data, declared = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
     else:
         found = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)

@@ -116,6 +116,11 @@ class ChatStream:
     def transcript(self, delta: str) -> bytes:
         return b"".join((self._audio, b'"transcript":', _json(delta), self._end_audio))
 
+    def spoken_text(self, delta: str) -> bytes:
+        """Text that is both shown and spoken, in one frame: as content, and as the transcript of the audio."""
+        said = _json(delta)
+        return b"".join((self._text, said, b',"audio":{"transcript":', said, self._end_audio))
+
     def audio_end(self, expires_at: int) -> bytes:
         """The bytes still held, if any, and the frame with only the expiry (Unix seconds)."""
         rest, self._held = self._audio_frame(self._held), b""

@@ -1,7 +1,7 @@
 """Requests and answers of ``/v1/embeddings``. Source: the types of the ``openai`` package, 3.52."""
 
 import base64
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 import numpy as np
@@ -16,14 +16,20 @@ PATH = "/v1/embeddings"
 #: Texts of one request.
 MAX_TEXTS = 2048
 
+#: Tokens of one text.
+MAX_TOKENS = 1 << 20
+
 Text = Annotated[str, Meta(min_length=1)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
 class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Texts to be embedded; lists of tokens are not taken. None means that the client did not say."""
+    """Texts to be embedded, each in words or as ids of the model's own tokens. None: the client did not say."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    input: Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_TEXTS)]
+    #: A text, or a list of texts; the tokens of a text, or a list of such.
+    input: Text | Annotated[list[Text | TokenId | Tokens], Meta(min_length=1, max_length=MAX_TOKENS)]
     #: Numbers that are left of each vector, which then has length 1 again; for models that were trained for it.
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -32,8 +38,10 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user: str | None = None
 
     @property
-    def texts(self) -> list[str]:
-        return [self.input] if isinstance(self.input, str) else self.input
+    def texts(self) -> list[str | list[int]]:
+        if isinstance(self.input, str):
+            return [self.input]
+        return cast("list[str | list[int]]", [self.input] if isinstance(self.input[0], int) else self.input)
 
 
 class Embedding(Struct, frozen=True):
@@ -62,7 +70,13 @@ _encode = msgspec.json.Encoder().encode
 
 def parse_embedding_request(body: bytes) -> EmbeddingRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``."""
-    return decode_body(_DECODER, body)
+    request = decode_body(_DECODER, body)
+    ids = 0 if isinstance(request.input, str) else sum(isinstance(each, int) for each in request.input)
+    if ids and ids < len(request.input):
+        raise BadRequest("Send the tokens of one text, or a list of texts, not both in one list.", param="input")
+    if len(request.texts) > MAX_TEXTS:
+        raise BadRequest(f"Send at most {MAX_TEXTS} texts at a time.", param="input")
+    return request
 
 
 def encode_embeddings(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:

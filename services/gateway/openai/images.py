@@ -17,6 +17,8 @@ from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
 
+#: Qualities that mean what a model does anyway. Other ones, as ``hd``, would change nothing either: they are refused.
+_USUAL_QUALITY = ("auto", "standard", "medium")
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
@@ -207,7 +209,7 @@ def parse_edit(fields: Mapping[str, Any]) -> EditForm:
     try:
         form = msgspec.convert(fields, EditForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), EditForm) from None
     check_options(form)
     if form.input_fidelity is not None:
         raise _unsupported_value("input_fidelity", "models say themselves how close they stay to a picture")
@@ -217,9 +219,13 @@ def parse_edit(fields: Mapping[str, Any]) -> EditForm:
 def check_options(request: ImageOptions) -> None:
     """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
     if request.background == "transparent":
-        raise _unsupported_value("background", "pictures here are opaque")
-    if request.quality not in (None, "auto"):
-        raise _unsupported_value("quality", "say how many steps with `steps`")
+        raise _unsupported_value("background", "images here are opaque, so send opaque or auto, or leave it out")
+    if request.quality not in (None, *_USUAL_QUALITY):
+        raise _unsupported_value(
+            "quality",
+            f"an image is as good as its `steps`, so send these, and {', '.join(_USUAL_QUALITY)} or nothing for the "
+            "model's usual ones",
+        )
     for name in ("style", "complexity", "frame_count", "frame_duration_ms", "svg"):
         if getattr(request, name) is not None:
             raise _unsupported_value(name, "leave it out")

@@ -8,12 +8,21 @@ PATH, MODEL = "/v1/models", "/v1/models/{model}"
 
 
 class ModelObject(Struct, frozen=True, kw_only=True):
-    """A model that is served. ``created`` in Unix seconds; ``owned_by`` is ``omnibus``, or the app that brings it."""
+    """A model that is served. ``created`` in Unix seconds; ``owned_by`` is ``omnibus``, or the app that brings it.
+
+    The fields behind these are extras, null where they are not known: modalities of requests and answers, voices, and
+    the most tokens of prompt and answer together, under the two names that clients of other servers read.
+    """
 
     id: str
     created: int
     owned_by: str
     object: Literal["model"] = "model"
+    input_modalities: tuple[str, ...] | None = None
+    output_modalities: tuple[str, ...] | None = None
+    voices: tuple[str, ...] | None = None
+    context_length: int | None = None
+    max_model_len: int | None = None
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

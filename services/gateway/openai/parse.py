@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
+from services.gateway.openai.accepted_values import accepted_values
 from services.gateway.openai.chat_request import (
     AppChatRequest,
     AssistantMessage,
@@ -27,6 +28,8 @@ _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `
 Body = TypeVar("Body")
 #: Parts that the messages of a chat may have together.
 MAX_PARTS = 4096
+#: Beginnings of the decoder's complaints about a value that is none of those accepted.
+_WRONG_CHOICE = ("Invalid enum value", "Invalid value")
 _MAX_QUOTED_CHARS = 160  # characters of a client's own text that an error may repeat
 
 
@@ -99,7 +102,7 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
 
@@ -114,7 +117,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     try:
         request = (_APP_DECODER if app else _DECODER).decode(body)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), ChatRequest) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     except RecursionError:
@@ -145,13 +148,16 @@ def _check_body(nbytes: int, limit: int) -> None:
         raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
 
 
-def invalid_request(complaint: str) -> BadRequest:
-    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place."""
+def invalid_request(complaint: str, body: Any = None) -> BadRequest:
+    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place. ``body`` is the type that was
+    decoded: what a wrong value may be instead is read from it."""
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
     field = _FIELD.fullmatch(text)
     if field is None:
-        return BadRequest(f"Invalid request: {text[:_MAX_QUOTED_CHARS]}.", param=param[:_MAX_QUOTED_CHARS])
+        values = accepted_values(body, param) if body is not None and text.startswith(_WRONG_CHOICE) else ()
+        hint = f": it is one of {', '.join(values)}" if values else ""
+        return BadRequest(f"Invalid request: {text[:_MAX_QUOTED_CHARS]}{hint}.", param=param[:_MAX_QUOTED_CHARS])
     name = field["name"][:_MAX_QUOTED_CHARS]
     full = f"{param}.{name}" if param else name
     if field["kind"] == "contains unknown":
@@ -187,7 +193,11 @@ def _check_stream(request: ChatRequest) -> None:
 
 def _check_message(message: Message, param: str, draws: bool) -> None:
     if isinstance(message, (ToolMessage, FunctionMessage)):
-        raise _unsupported_value(f"{param}.role")
+        role = message.__struct_config__.tag
+        raise BadRequest(
+            f"Messages of role {role!r} are not supported here: system, developer, user and assistant are.",
+            param=f"{param}.role",
+        )
     if isinstance(message, AssistantMessage):
         _check_assistant(message, param)
         if not draws and message.content is None and message.refusal is None and message.audio is None:

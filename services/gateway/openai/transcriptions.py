@@ -1,6 +1,7 @@
 """Requests, answers and events of ``/v1/audio/transcriptions``. Source: the types of the ``openai`` package, 3.52."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -63,7 +64,9 @@ class TranscriptionUsage(Struct, frozen=True, tag_field="type", tag="tokens"):
 
 
 class DurationUsage(Struct, frozen=True, tag_field="type", tag="duration"):
-    seconds: float
+    """Whole ``seconds``, rounded up: clients read an integer."""
+
+    seconds: int
 
 
 class Transcription(Struct, frozen=True):
@@ -98,7 +101,7 @@ def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:
     try:
         form = msgspec.convert(fields, TranscriptionForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), TranscriptionForm) from None
     if form.response_format in ("srt", "vtt", "diarized_json"):
         raise _unsupported_value(
             "response_format", "models here say no times and no speakers: json, text or verbose_json"
@@ -120,7 +123,7 @@ def encode_transcription(text: str, used: Usage) -> bytes:
 
 def encode_verbose(text: str, language: str | None, seconds: float | None) -> bytes:
     """The body of a verbose JSON answer."""
-    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(seconds or 0.0)))
+    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(ceil(seconds or 0.0))))
 
 
 def encode_delta(text: str) -> bytes:

@@ -166,7 +166,7 @@ def _convert_fields(fields: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), kind) from None
 
 
 def _unsupported_value(param: str, instead: str) -> BadRequest:

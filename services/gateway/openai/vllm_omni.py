@@ -78,7 +78,7 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
     try:
         request = msgspec.convert(said, OmniRequest)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), OmniRequest) from None
     check_chat(request)
     if request.stream and request.audio is not None and request.audio.format != "wav":
         raise BadRequest("A stream of this dialect holds WAV files: leave audio.format out.", param="audio.format")
@@ -220,6 +220,9 @@ class OmniStream(ChatStream):
 
     def text(self, delta: str) -> bytes:
         return _with_modality(super().text(delta), "text")
+
+    def spoken_text(self, delta: str) -> bytes:
+        return self.text(delta)
 
     def transcript(self, delta: str) -> bytes:
         return b""

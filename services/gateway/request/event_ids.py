@@ -102,6 +102,10 @@ class NumberedStream:
         fresh = self._skip_sent_text(delta)
         return self._add_event_id(self._stream.transcript(fresh)) if fresh else b""
 
+    def spoken_text(self, delta: str) -> bytes:
+        fresh = self._skip_sent_text(delta)
+        return self._add_event_id(self._stream.spoken_text(fresh)) if fresh else b""
+
     def audio(self, data: bytes) -> bytes:
         known = min(self._sound.skip, len(data))
         if known:

@@ -5,14 +5,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from omnibus.errors import Fatal, OmnibusError
+from omnibus.errors import ClientClosed, OmnibusError, Rejected
 from services.gateway.request.request import ClientRequest
 
 
 @asynccontextmanager
-async def run_to_end(run: ClientRequest, left: str = "the client left") -> AsyncIterator[None]:
-    """End ``run`` when the block is left, with its outcome; the deadline holds inside. ``left`` says why it would be
-    cancelled. Raises ``DeadlineExceeded``."""
+async def run_to_end(run: ClientRequest, cancelled: Rejected | None = None) -> AsyncIterator[None]:
+    """End ``run`` when the block is left, with its outcome; the deadline holds inside. ``cancelled`` says why it would
+    be cancelled; if None, the client left. Raises ``DeadlineExceeded``."""
     try:
         async with asyncio.timeout(max(0.0, run.deadline - time.time())):
             yield
@@ -22,7 +22,7 @@ async def run_to_end(run: ClientRequest, left: str = "the client left") -> Async
         run.end("expired")
         raise error from None
     except (asyncio.CancelledError, GeneratorExit):
-        run.fail(Fatal(left))
+        run.fail(cancelled or ClientClosed("the client left"))
         run.end("cancelled")
         raise
     except BaseException as error:

@@ -100,7 +100,8 @@ async def stream_events(
     accepted, parts = _Acceptance(), open_output_streams(output)
     if run.notify_when_accepted(accepted.mark_accepted):
         parts[_ACCEPTED_STREAM] = accepted
-    say = stream.text if request.wants_text else stream.transcript
+    shown = stream.text if output.audio is None else stream.spoken_text
+    say = shown if request.wants_text else stream.transcript
     tail: list[bytes] = []
     begun = False
     async for batch in merge_streams(parts):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import ceil
+from math import ceil, floor
 
 from omnibus.api_key import KeyRecord
 from omnibus.errors import Overloaded
@@ -49,6 +49,15 @@ class Allowance:
 
     def end_request(self) -> None:
         self.inflight -= 1
+
+    def rate_headers(self, now: float) -> list[tuple[bytes, bytes]]:
+        """Response headers that tell the key's limit on requests, how many are left, and when none will be used."""
+        if not self._record.rate:
+            return []
+        left, seconds = self._requests.state(now)
+        most = self._request_rate()[1]
+        told = (("limit", f"{floor(most)}"), ("remaining", f"{max(0, floor(left))}"), ("reset", f"{seconds:.3f}s"))
+        return [(f"x-ratelimit-{name}-requests".encode(), value.encode()) for name, value in told]
 
     def check_gpu_seconds(self, now: float) -> None:
         """Raises ``Overloaded`` while its GPU-seconds are used up."""
@@ -101,6 +110,10 @@ class RateLimits:
             yield
         finally:
             allowance.end_request()
+
+    def rate_headers(self, record: KeyRecord) -> list[tuple[bytes, bytes]]:
+        """Response headers about a key's limits; none where it has no limit on requests."""
+        return self.key_allowance(record).rate_headers(self._clock()) if record.rate else []
 
     def retain_keys(self, hashes: set[str]) -> None:
         """Forget keys that are none any more."""

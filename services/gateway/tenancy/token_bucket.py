@@ -23,6 +23,11 @@ class TokenBucket:
         self._fill(now)
         return max(0.0, (min(need, self._most) - self._level) / self._rate)
 
+    def state(self, now: float) -> tuple[float, float]:
+        """The amount that is in it (negative when it is overdrawn), and the seconds until it is full."""
+        self._fill(now)
+        return self._level, (self._most - self._level) / self._rate
+
     def take_tokens(self, amount: float, now: float) -> None:
         """Take ``amount``, or give back a negative one."""
         self._fill(now)

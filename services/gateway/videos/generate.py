@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, Conflict
 from omnibus.metrics import GATEWAY
 from omnibus.store import JobRecord
 from omnibus.task import use
@@ -71,7 +71,7 @@ class VideoGenerator:
         run.disable_queue_limit()
         run.deadline = job.until
         with rename_params(_CLIENT_PARAM_NAMES):
-            async with run_to_end(run, "the video was removed, or another gateway goes on with it"):
+            async with run_to_end(run, Conflict("the video was removed, or another gateway goes on with it")):
                 request = build_request(asked.model, task, asked.wish)
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)

@@ -14,6 +14,7 @@ from omnibus import errors
 from omnibus_models.attention import Attention
 from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, PromptLayout, TokenizedPrompt
 from omnibus_models.families._lengths import Lengths, texts_of
+from omnibus_models.families._literals import ControlTokenLiterals
 from omnibus_models.families._plain_prompt import is_plain_prompt, tokenize_plain_prompt
 
 _ROLES = frozenset({"system", "user", "assistant"})
@@ -83,7 +84,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         super().__init__(module, module.get_decoder(), module.lm_head, _stop_ids(module, self._tokenizer))
         self._template = _chat_template(checkpoint, self._tokenizer)
         self._placeholders = {self._placeholder_id(kind): kind for kind in modalities}
-        self._control = control_tokens(self._tokenizer, self._placeholders)
+        self._literals = ControlTokenLiterals(self._tokenizer, self._control_tokens())
         self._lengths = Lengths(self._tokenizer)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> TokenizedPrompt:
@@ -97,7 +98,7 @@ class LanguageThinker(LanguageDecoder, ABC):
                 tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary), ()
             )
         chat = [self._convert_message(message) for message in messages]
-        ids = self._tokenize_text(self._frame_placeholders(self._render_chat(chat)))
+        ids = self._literals.tokenize(self._frame_placeholders(self._render_chat(chat)), self._tokenize_text)
         found = [self._placeholders[token] for token in ids if token in self._placeholders]
         named = tuple(_media_of(chat))
         if sorted(found) != sorted(named):
@@ -107,7 +108,7 @@ class LanguageThinker(LanguageDecoder, ABC):
     def encode_text(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
         """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it."""
         self._lengths.require_context([text], context or self.context, "text")
-        return tuple(self._tokenizer(self._check_text(text), add_special_tokens=marked)["input_ids"])
+        return tuple(self._frame_text(self._literals.tokenize(self._mark_text(text), self._tokenize_plain), marked))
 
     def decode_ids(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
@@ -181,6 +182,10 @@ class LanguageThinker(LanguageDecoder, ABC):
         """See ``contract.Prefill``."""
         return None
 
+    def _control_tokens(self) -> tuple[str, ...]:
+        """Tokens that are text where users write them, see ``control_tokens``."""
+        return control_tokens(self._tokenizer, self._placeholders)
+
     def _placeholder_id(self, modality: str) -> int:
         """The id that stands for an item of ``modality`` in a tokenised chat, and for each of its rows."""
         module: Any = self.module
@@ -217,7 +222,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         if role not in _ROLES:
             raise errors.BadRequest(f"unknown role {role!r}; use system, user or assistant", param="messages")
         if isinstance(content, str):
-            return {"role": role, "content": self._check_text(content)}
+            return {"role": role, "content": self._mark_text(content)}
         if not isinstance(content, list | tuple) or not content:
             raise errors.BadRequest("content must be text or a list of parts", param="messages")
         return {"role": role, "content": [self._convert_part(part) for part in content]}
@@ -225,19 +230,29 @@ class LanguageThinker(LanguageDecoder, ABC):
     def _convert_part(self, part: Any) -> dict[str, str]:
         kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
         if kind == "text":
-            return {"type": "text", "text": self._check_text(part.get("text"))}
+            return {"type": "text", "text": self._mark_text(part.get("text"))}
         if kind not in self._placeholders.values():
             known = ", ".join(["text", *self._placeholders.values()])
             raise errors.BadRequest(f"this model takes no content part of type {kind!r}; use {known}", param="messages")
         return {"type": kind}
 
-    def _check_text(self, text: Any) -> str:
+    def _mark_text(self, text: Any) -> str:
         if not isinstance(text, str):
             raise errors.BadRequest("a text part needs a string", param="messages")
-        for token in self._control:
-            if token in text:
-                raise errors.BadRequest(f"the text holds the control token {token!r}; leave it out", param="messages")
-        return text
+        return self._literals.mark_tokens(text)
+
+    def _tokenize_plain(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _frame_text(self, ids: list[int], marked: bool) -> list[int]:
+        """``ids``, if they are to be ``marked`` with what the tokeniser puts around a text."""
+        if not marked:
+            return ids
+        sample = self._tokenize_plain("a")
+        framed: list[int] = self._tokenizer("a")["input_ids"]
+        begin = next(at for at in range(len(framed)) if framed[at : at + len(sample)] == sample)
+        return [*framed[:begin], *ids, *framed[begin + len(sample) :]]
 
     def _tokenize_text(self, text: str) -> list[int]:
         # Some templates write the begin of a text themselves: one is enough.
@@ -287,7 +302,7 @@ class LanguageThinker(LanguageDecoder, ABC):
 
 
 def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:
-    """Return the tokens that text from users must not contain: special tokens, and the ``placeholders`` of media."""
+    """Return the tokens that text from users must not become: special tokens, and the ``placeholders`` of media."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(added | {tokenizer.convert_ids_to_tokens(token) for token in placeholders}))
 

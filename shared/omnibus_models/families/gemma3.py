@@ -36,8 +36,12 @@ class Gemma3Thinker(_language.LanguageThinker):
         names = self._tokenizer.convert_ids_to_tokens
         begin, end = names(module.config.boi_token_id), names(module.config.eoi_token_id)
         self._begin, self._frame = begin, f"\n\n{begin}{names(module.config.image_token_id)}{end}\n\n"
-        self._control = tuple(sorted({*self._control, begin, end}))
         self._window: int = module.get_decoder().config.sliding_window
+
+    def _control_tokens(self) -> tuple[str, ...]:
+        module: Any = self.module
+        around = self._tokenizer.convert_ids_to_tokens([module.config.boi_token_id, module.config.eoi_token_id])
+        return (*super()._control_tokens(), *around)
 
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """See ``contract.Decoder``. A position is its place in the cache."""

@@ -1,6 +1,7 @@
 """Vectors of texts are those of the library's hidden states."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openai
@@ -32,8 +33,9 @@ async def test_long_texts_are_embedded_too(client: openai.AsyncOpenAI, system: S
     await system.ledger_is_empty()
 
 
-async def test_models_without_an_embedder_and_texts_without_meaning_are_refused(client: openai.AsyncOpenAI):
-    for model, text, param in ((PAINTER, "hello", "model"), (EMBEDDER, "a <|im_end|> b", "input")):
+async def test_models_without_an_embedder_and_tokens_of_other_models_are_refused(client: openai.AsyncOpenAI):
+    asked: list[tuple[str, Any, str]] = [(PAINTER, "hello", "model"), (EMBEDDER, [[5, 1 << 30]], "input")]
+    for model, text, param in asked:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.embeddings.create(model=model, input=text)
 

@@ -99,9 +99,8 @@ async def test_a_client_that_leaves_stops_the_speech(client: openai.AsyncOpenAI,
 
 
 @pytest.mark.parametrize("text", ["a <|im_end|> b", "<|audio_bos|>"])
-async def test_control_tokens_are_refused(client: openai.AsyncOpenAI, system: System, text: str):
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.audio.speech.create(**{**WISH, "input": text}, extra_body=MORE)
+async def test_control_tokens_are_spoken_as_text(client: openai.AsyncOpenAI, system: System, text: str):
+    spoken = await client.audio.speech.create(**{**WISH, "input": text}, extra_body=MORE)
 
-    assert refused.value.param == "input"
+    assert len(spoken.content) > 1000
     await system.ledger_is_empty()

@@ -100,14 +100,27 @@ async def test_texts_may_come_as_bytes(runner: EmbedRunner):
     np.testing.assert_allclose(made.array("embedding"), (await embed(runner, TEXTS[0])).array("embedding"), atol=1e-6)
 
 
+@pytest.mark.numeric
+async def test_texts_may_come_as_the_models_own_tokens(runner: EmbedRunner):
+    ids = list(runner.model.encode_text(TEXTS[0], True))
+
+    made = await run(runner, MemoryJob({"text": [ids, TEXTS[0]]}))
+
+    tokens, words = made.array("embedding")
+    np.testing.assert_allclose(tokens, words, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("inputs", "param"),
     [
         ({"text": []}, "text"),
         ({"text": "hello"}, "text"),
         ({"text": [1, 2]}, "text"),
+        ({"text": [[1, -2]]}, "text"),
+        ({"text": [[1, 1 << 30]]}, "text"),
+        ({"text": [[1, True]]}, "text"),
+        ({"text": [[]]}, "text"),
         ({"text": [""]}, "text"),
-        ({"text": ["a <|im_end|> b"]}, "messages"),
         ({"text": ["hello"], "pooling": "max"}, "pooling"),
         ({"text": Item({}, np.frombuffer(b"[", np.uint8))}, "text"),
     ],

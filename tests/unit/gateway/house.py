@@ -154,6 +154,7 @@ async def embed(job: Job) -> None:
     texts = await job.value("text")
     if isinstance(texts, Item):
         texts = json.loads(bytes(texts.array))
+    texts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in texts]
     rows = np.array([[len(text), len(text.split()), 1] for text in texts], np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     await job.put("embedding", {}, rows[:, ::-1] if job.inputs["pooling"] == "last" else rows)

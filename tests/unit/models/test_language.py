@@ -129,11 +129,21 @@ def test_items_that_no_message_names_are_refused(thinker: Any) -> None:
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>"])
-def test_control_tokens_in_text_are_refused_by_name(thinker: Any, token: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        thinker.prompt([{"role": "user", "content": f"ignore this {token} please"}])
+def test_control_tokens_in_text_are_text(thinker: Any, token: str) -> None:
+    plain = thinker.prompt([{"role": "user", "content": "ignore this  please"}]).ids
+    ids = thinker.prompt([{"role": "user", "content": f"ignore this {token} please"}]).ids
 
-    assert token in caught.value.message
+    [special] = thinker._tokenizer.convert_tokens_to_ids([token])
+    assert ids.count(special) == plain.count(special)
+    assert f"ignore this {token} please" in thinker._tokenizer.decode(ids)
+    assert thinker.decode_ids(thinker.encode_text(f"say {token} aloud {token}")) == f"say {token} aloud {token}"
+
+
+def test_a_text_without_control_tokens_has_the_ids_of_the_tokeniser(thinker: Any) -> None:
+    text = "the quick brown fox <|im_"
+
+    assert list(thinker.encode_text(text, marked=True)) == thinker._tokenizer(text)["input_ids"]
+    assert list(thinker.encode_text(text)) == thinker._tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def plain(content: Any) -> list[dict[str, Any]]:

@@ -157,14 +157,14 @@ def test_a_decode_step_with_a_mask_equals_one_without(vl_parts: dict[str, Any]) 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|im_end|>", "<|vision_start|>"])
 @pytest.mark.parametrize("as_part", [True, False])
-def test_control_tokens_in_text_are_refused_by_name(vl_parts: dict[str, Any], token: str, as_part: bool) -> None:
-    words = f"ignore this {token} please"
-    content = [text(words)] if as_part else words
+def test_control_tokens_in_text_are_text(vl_parts: dict[str, Any], token: str, as_part: bool) -> None:
+    thinker, words = vl_parts["thinker"], f"ignore this {token} please"
+    contents: list[Any] = [[text(said)] if as_part else said for said in (words, "ignore this  please")]
+    ids, plain = (thinker.prompt([{"role": "user", "content": content}]).ids for content in contents)
 
-    with pytest.raises(BadRequest) as caught:
-        vl_parts["thinker"].prompt([{"role": "user", "content": content}])
-
-    assert token in caught.value.message
+    [special] = thinker._tokenizer.convert_tokens_to_ids([token])
+    assert ids.count(special) == plain.count(special)
+    assert words in thinker._tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize(

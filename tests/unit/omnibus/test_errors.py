@@ -27,6 +27,7 @@ STATUSES = {
     "bad_input": 422,
     "head_too_large": 431,
     "request_timeout": 408,
+    "client_closed": 499,
     "unavailable": 503,
     "overloaded": 429,
     "stage_unavailable": 503,

@@ -16,7 +16,9 @@ async def test_models_are_those_of_the_plan(home: House):
 
     found = (await home.http.get("/v1/models")).json()
     about = {"object": "model", "created": 1000, "owned_by": "omnibus"}
-    assert found == {"object": "list", "data": [{"id": VL, **about}, {"id": OMNI, **about}]}
+    assert found["object"] == "list"
+    assert [each["id"] for each in found["data"]] == [VL, OMNI]
+    assert all(each.items() >= about.items() for each in found["data"])
 
 
 async def test_one_model_is_shown_by_its_name(home: House):
@@ -25,7 +27,7 @@ async def test_one_model_is_shown_by_its_name(home: House):
     found = (await home.http.get(f"/v1/models/{VL}")).json()
     missing = await home.http.get("/v1/models/some/where%2Felse")
 
-    assert found == {"object": "model", "id": VL, "created": 1000, "owned_by": "omnibus"}
+    assert found.items() >= {"object": "model", "id": VL, "created": 1000, "owned_by": "omnibus"}.items()
     assert missing.status_code == 404
     assert (error(missing)["param"], error(missing)["code"]) == ("model", "not_found")
     assert "some/where/else" in error(missing)["message"]

@@ -73,6 +73,14 @@ async def test_the_pooling_is_passed_on(library: House):
     np.testing.assert_allclose([each["embedding"] for each in data], expected(*WISH["input"])[:, ::-1], atol=1e-6)
 
 
+@pytest.mark.parametrize(("tokens", "count"), [([5, 6, 7], 1), ([[5, 6, 7], [8]], 2)])
+async def test_texts_may_come_as_tokens(library: House, tokens: list[Any], count: int):
+    body = (await embed(library, input=tokens)).json()
+
+    np.testing.assert_allclose(body["data"][0]["embedding"], expected("5 6 7")[0], atol=1e-6)
+    assert len(body["data"]) == count
+
+
 async def test_many_long_texts_travel_by_handle(library: House):
     texts = [f"{'word ' * 1000}{number}" for number in range(30)]
 
@@ -88,8 +96,9 @@ async def test_many_long_texts_travel_by_handle(library: House):
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input[1]"),
-        ({"input": [1, 2]}, "input[0]"),
-        ({"input": [[1, 2]]}, "input[0]"),
+        ({"input": [-1, 2]}, "input[0]"),
+        ({"input": [[]]}, "input[0]"),
+        ({"input": [1, "a"]}, "input"),
         ({"input": ["a"] * 2049}, "input"),
         ({"model": VL}, "model"),
         ({"dimensions": 0}, "dimensions"),

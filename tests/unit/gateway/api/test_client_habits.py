@@ -1,0 +1,165 @@
+"""Small things that clients of other servers rely on."""
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from omnibus.families import catalog
+from tests.unit.gateway.auth.test_middleware import gated
+from tests.unit.gateway.house import OMNI, PAINTER, TEXT, VL, House, answered, error, events, question, text
+from tests.unit.gateway.http.test_exchange import Client, Speaker
+from tests.unit.gateway.samples import sound
+
+
+async def test_streamed_speech_with_text_has_its_transcript_too(home: House):
+    await home.all_of(OMNI)
+    spoken: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+
+    frames = events(await home.ask(OMNI, "hello", stream=True, seed=5, **spoken))
+
+    deltas = [ChatCompletionChunk.model_validate(frame).choices[0].delta for frame in frames[:-1]]
+    shown = "".join(delta.content or "" for delta in deltas)
+    said = "".join(delta.audio.transcript or "" for delta in deltas if delta.audio is not None)
+    assert shown.startswith("You said hello")
+    assert said == shown
+
+
+async def test_a_client_that_leaves_ends_its_request_as_client_closed(home: House):
+    speaker, client = Speaker(), Client(question(VL, "hi"), calls_back=True)
+    home.serve(VL)
+    await home.executor(VL, "EL", "vision", "thinker", thinker=speaker)
+    serving = asyncio.ensure_future(home.app(client.scope, client.receive, client.send))
+    await asyncio.wait_for(speaker.spoke.wait(), 20)
+
+    client.leave()
+
+    await asyncio.wait_for(serving, 20)
+    await home.emptied()
+    ends = [json.loads(record.data) for record in await home.bus.read_records("omnibus.inv.>")]
+    [end] = [record for record in ends if record.get("kind") == "end"]
+    assert (end["status"], end["problem"]["code"]) == ("cancelled", "client_closed")
+
+
+@pytest.mark.parametrize("prefix", ["", "data:audio/wav;base64,"], ids=["base64", "data URL"])
+async def test_sound_may_come_as_a_data_url(home: House, prefix: str):
+    await home.all_of(OMNI)
+    data = prefix + base64.b64encode(sound("wav", "pcm_s16le", 0.1)).decode()
+
+    heard = await home.ask(OMNI, [text("hi"), {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}])
+
+    assert "saw" in answered(heard)
+
+
+async def test_models_say_what_they_take_and_make(home: House):
+    home.serve(VL, OMNI, PAINTER, **{"vectors": catalog.embedding_declaration("qwen2", "")})
+
+    found = {each["id"]: each for each in (await home.http.get("/v1/models")).json()["data"]}
+
+    kinds = {name: (each["input_modalities"], each["output_modalities"]) for name, each in found.items()}
+    assert kinds == {
+        VL: (["text", "image", "video"], ["text"]),
+        OMNI: (["text", "image", "audio", "video"], ["text", "audio"]),
+        PAINTER: (["text"], ["image"]),
+        "vectors": (["text"], ["embedding"]),
+    }
+    assert "Chelsie" in found[OMNI]["voices"]
+    assert found[VL]["context_length"] is None  # there is no checkpoint to say it
+    assert (await home.http.get(f"/v1/models/{OMNI}")).json() == found[OMNI]
+
+
+async def test_models_tell_the_context_that_is_declared_or_their_checkpoints(home: House, tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"thinker_config": {"text_config": {"max_position_embeddings": 777}}}')
+    home.serve(
+        declared=catalog.model_declaration("qwen2", "") | {"context": 512},
+        own=catalog.model_declaration("qwen2", str(tmp_path)),
+    )
+
+    found = {each["id"]: each for each in (await home.http.get("/v1/models")).json()["data"]}
+
+    assert {name: each["max_model_len"] for name, each in found.items()} == {"declared": 512, "own": 777}
+    assert {name: each["context_length"] for name, each in found.items()} == {"declared": 512, "own": 777}
+
+
+async def test_a_key_with_a_rate_is_told_what_is_left_of_it(tmp_path: Path):
+    async with gated(tmp_path, a={"rate": 0.01, "burst": 2}) as gate:
+        await gate.home.all_of(TEXT)
+        first, second, third = [await gate.ask("a") for _ in range(3)]
+        unlimited = await gate.ask("b")
+
+    left = [each.headers["x-ratelimit-remaining-requests"] for each in (first, second, third)]
+    assert (first.status_code, third.status_code, left) == (200, 429, ["1", "0", "0"])
+    assert third.headers["x-ratelimit-limit-requests"] == "2"
+    assert float(third.headers["x-ratelimit-reset-requests"].removesuffix("s")) > 100
+    assert "x-ratelimit-limit-requests" not in unlimited.headers
+
+
+async def test_an_unknown_route_says_which_there_are(home: House):
+    for method in ("GET", "POST"):
+        refused = await home.http.request(method, "/v1/moderations")
+
+        assert refused.status_code == 404
+        message = error(refused)["message"]
+        assert message.startswith("/v1/moderations is not served here.")
+        assert all(route in message for route in ("chat/completions", "images/generations", "models", "embeddings"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "values"),
+    [
+        ({"modalities": ["film"]}, "modalities[0]", "audio, image, text"),
+        ({"audio": {"voice": "alloy", "format": "ogg"}}, "audio.format", "aac, flac, mp3, opus, pcm16, wav"),
+        ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role", "system, developer, user, assistant"),
+        ({"messages": [{"role": "user", "content": [{"type": "pdf"}]}]}, "messages[0].content[0].type", "image_url"),
+    ],
+)
+async def test_a_wrong_choice_lists_the_values_that_there_are(
+    home: House, changes: dict[str, Any], param: str, values: str
+):
+    home.serve(TEXT)
+
+    refused = error(await home.http.post("/v1/chat/completions", json=question(TEXT, "hi") | changes))
+
+    assert (refused["param"], refused["code"]) == (param, "bad_request")
+    assert values in refused["message"]
+
+
+async def test_a_role_that_is_not_supported_is_said_to_be_that(home: House):
+    home.serve(TEXT)
+    messages = [{"role": "function", "name": "f", "content": "1"}]
+
+    refused = error(await home.http.post("/v1/chat/completions", json={"model": TEXT, "messages": messages}))
+
+    assert refused["param"] == "messages[0].role"
+    assert refused["message"].startswith("Messages of role 'function' are not supported here")
+
+
+@pytest.mark.parametrize("quality", ["auto", "standard", "medium"])
+async def test_qualities_that_mean_the_usual_one_are_taken(home: House, quality: str):
+    await home.all_of(PAINTER)
+    client = openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=home.http)
+
+    made = await client.images.generate(
+        model=PAINTER, prompt="a", size="64x64", quality=quality, background="auto", extra_body={"steps": 2}
+    )
+
+    assert made.data is not None
+    assert len(made.data) == 1
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "instead"), [("quality", "hd", "standard"), ("background", "transparent", "opaque or auto")]
+)
+async def test_what_images_cannot_be_is_refused_with_what_they_can(home: House, param: str, value: str, instead: str):
+    home.serve(PAINTER)
+
+    wish = {"model": PAINTER, "prompt": "a", param: value}
+    refused = error(await home.http.post("/v1/images/generations", json=wish))
+
+    assert refused["param"] == param
+    assert instead in refused["message"]
