@@ -370,7 +370,7 @@ def variable_name(kind: type[Settings], field: str) -> str:
 
 
 def is_foreign(name: str) -> bool:
-    """Whether the variable ``name`` has the prefix of ours and was set by something else: Kubernetes, compose files."""
+    """Return whether ``name`` has the prefix of ours and was set by something else: Kubernetes, compose files."""
     return name in FOREIGN_VARIABLES or _SERVICE_LINK.search(name) is not None
 
 

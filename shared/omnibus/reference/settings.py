@@ -97,5 +97,5 @@ def check_environment(environ: Mapping[str, str]) -> None:
 
 
 def _is_free(name: str) -> bool:
-    """Whether ``name`` is for others to choose: passwords of users of NATS, tests, other programs."""
+    """Return whether ``name`` is for others to choose: passwords of users of NATS, tests, other programs."""
     return is_foreign(name) or name.startswith(("OMNIBUS_NATS_", "OMNIBUS_TEST_"))
