@@ -15,6 +15,8 @@ from tests.unit.gateway.house import FILMER, OMNI, PAINTER, House, house
 T = TypeVar("T")
 
 EMBEDDER = "toy-embedder"
+_MODULE_SECONDS = 3600.0
+"""A house lives as long as the tests of its module, which take as long as the machine lets them: each has its own limit."""
 
 
 class Running:
@@ -25,6 +27,7 @@ class Running:
         self._loop = asyncio.new_event_loop()
         self._ready: Future[House] = Future()
         self._stop = asyncio.Event()
+        self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(directory,))
         self._thread.start()
         self.home = self._ready.result(30)
@@ -36,7 +39,7 @@ class Running:
     async def _live(self, directory: Path) -> None:
         store = Store(StoreSettings(url=self._store_url))
         try:
-            async with house(directory, store, videos_open=9) as home:
+            async with house(directory, store, _MODULE_SECONDS, videos_open=9) as home:
                 await home.all_of(OMNI)
                 await home.all_of(PAINTER)
                 await home.executor(EMBEDDER, "B", "embedder")
@@ -44,6 +47,7 @@ class Running:
                 self._ready.set_result(home)
                 await self._stop.wait()
         except BaseException as fault:
+            self._fault = fault
             if not self._ready.done():
                 self._ready.set_exception(fault)
             raise
@@ -55,6 +59,8 @@ class Running:
             async with asyncio.timeout(20):
                 return await work
 
+        if self._fault is not None:
+            raise RuntimeError("the house has ended") from self._fault
         return asyncio.run_coroutine_threadsafe(whole(), self._loop).result(30)
 
     def close(self) -> None:
