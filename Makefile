@@ -68,7 +68,7 @@ install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (2
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (ARGS="-k words")
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(PARALLEL) $(ARGS)
 
 lint: lint-style lint-types lint-imports ## Check style, types and import rules (make -k lint: all, whatever fails)
 
