@@ -2,7 +2,7 @@
 those of the worker on their way to the client."""
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -41,6 +41,9 @@ class WorkerOutputReader:
 class _TextItem(msgspec.Struct, forbid_unknown_fields=True):
     text: str = ""
     ids: list[int] = []
+    reasoning: str = ""
+    calls: str = ""
+    logprobs: dict[str, Any] = {}
     finish_reason: Literal["", "stop", "length", "content_filter", "tool_calls", "function_call"] = ""
     usage: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
 

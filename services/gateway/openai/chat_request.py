@@ -10,6 +10,18 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from omnibus.encoding.audio import SoundFormat
+from services.gateway.openai.tools import (
+    MAX_TOOLS,
+    AllowedToolChoice,
+    FunctionTool,
+    Id,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedToolChoice,
+    ResponseFormat,
+    ToolCall,
+    ToolChoice,
+)
 
 ImageDetail = Literal["auto", "low", "high", "original"]
 InputFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a"]
@@ -21,7 +33,13 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=0.01, le=10)]
+Presence = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+#: Tokens whose probability a request may change, and alternatives that it may see of each token.
+MAX_BIASES, MAX_TOP_LOGPROBS = 1024, 20
 
 
 class Url(Struct, frozen=True):
@@ -105,12 +123,16 @@ class AssistantMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
     content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)] | None = None
     refusal: str | None = None
     audio: AudioId | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
     function_call: Any = None
+    reasoning_content: str | None = None
 
 
 class ToolMessage(Struct, frozen=True, tag_field="role", tag="tool"):
-    """Read so that it can be refused by name."""
+    """What a call gave."""
+
+    content: str | Texts
+    tool_call_id: Id
 
 
 class FunctionMessage(Struct, frozen=True, tag_field="role", tag="function"):
@@ -156,10 +178,6 @@ class StreamOptions(Struct, frozen=True):
     include_obfuscation: bool | None = None  # accepted; no padding is sent
 
 
-class ResponseFormat(Struct, frozen=True):
-    type: str
-
-
 class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One chat request. None means that the client did not say."""
 
@@ -181,27 +199,30 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     repetition_penalty: Penalty | None = None
     ignore_eos: bool | None = None
     image_config: ImageConfig | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    frequency_penalty: Presence | None = None
+    presence_penalty: Presence | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    reasoning_effort: Effort | None = None
 
     # Accepted only with values that change nothing; see ``requests``.
     n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: Any = None
     moderation: Any = None
 
     # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
     metadata: Any = None
-    parallel_tool_calls: bool | None = None
     prediction: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
@@ -234,6 +255,19 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def wants_images(self) -> bool:
         """True if pictures are wanted."""
         return self.modalities is not None and "image" in self.modalities
+
+    @property
+    def calls_required(self) -> bool:
+        """True if the answer has to be calls of tools."""
+        choice = self.tool_choice
+        if isinstance(choice, AllowedToolChoice):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, NamedToolChoice)
+
+    @property
+    def is_shaped(self) -> bool:
+        """True if a grammar decides what the answer may be."""
+        return isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat) or self.calls_required
 
     @property
     def voice_name(self) -> str:

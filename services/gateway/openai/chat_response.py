@@ -1,11 +1,12 @@
 """Chat answers in OpenAI's shapes. Source: the response types of the ``openai`` package, 3.52."""
 
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-FinishReason = Literal["stop", "length", "content_filter"]
+FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
 class PromptDetails(Struct, frozen=True):
@@ -55,19 +56,69 @@ class ChatCompletionImage(Struct, frozen=True):
     type: Literal["image_url"] = "image_url"
 
 
+class CalledFunction(Struct, frozen=True):
+    """``arguments`` is JSON text as the model wrote it; an answer that was cut off may have no whole object."""
+
+    name: str
+    arguments: str
+
+
+class ChatCompletionToolCall(Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class TopLogprob(Struct, frozen=True):
+    """A token, its natural logarithm of the probability, and its bytes in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token of the answer, and the likeliest in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(Struct, frozen=True):
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
 class ChatCompletionMessage(Struct, frozen=True):
+    """``reasoning_content`` is an extra that other open servers have."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
     audio: ChatCompletionAudio | UnsetType = UNSET
     images: list[ChatCompletionImage] | UnsetType = UNSET
+    tool_calls: list[ChatCompletionToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatCompletionChoice(Struct, frozen=True):
     message: ChatCompletionMessage
     finish_reason: FinishReason
     index: int = 0
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class StructuredParts(Struct, frozen=True):
+    """What an answer has besides text and sound; ``calls`` are names and arguments."""
+
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    logprobs: list[TokenLogprob] | None = None
+
+
+NO_PARTS = StructuredParts()
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -92,6 +143,7 @@ def build_usage(
     text: int = 0,
     audio: int = 0,
     image: int = 0,
+    reasoning: int = 0,
 ) -> Usage:
     """Token counts. The prompt is the sum of its three kinds; ``cached`` tokens are among them."""
     prompt = prompt_text + prompt_image + prompt_audio
@@ -103,11 +155,13 @@ def build_usage(
         prompt_tokens_details=PromptDetails(
             audio_tokens=prompt_audio, cached_tokens=cached, image_tokens=prompt_image, text_tokens=prompt_text
         ),
-        completion_tokens_details=CompletionDetails(audio_tokens=audio, image_tokens=image, text_tokens=text),
+        completion_tokens_details=CompletionDetails(
+            audio_tokens=audio, image_tokens=image, text_tokens=text, reasoning_tokens=reasoning
+        ),
     )
 
 
-def encode_completion(
+def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by place
     *,
     id: str,
     model: str,
@@ -117,18 +171,48 @@ def encode_completion(
     usage: Usage,
     audio: ChatCompletionAudio | None = None,
     fingerprint: str = "",
+    parts: StructuredParts = NO_PARTS,
 ) -> bytes:
     """A whole answer as JSON. ``text`` is None when only the transcript of ``audio`` is wanted."""
-    message = ChatCompletionMessage(content=text, audio=audio or UNSET)
     answer = ChatCompletion(
         id=id,
         created=created,
         model=model,
-        choices=[ChatCompletionChoice(message=message, finish_reason=finish_reason)],
+        choices=[build_choice(id, text, audio, finish_reason, parts)],
         usage=usage,
         system_fingerprint=fingerprint or None,
     )
     return _ENCODER.encode(answer)
+
+
+def build_choice(
+    id: str, text: str | None, audio: ChatCompletionAudio | None, reason: FinishReason, parts: StructuredParts
+) -> ChatCompletionChoice:
+    """One answer with all that is in it; ``id`` is the completion's."""
+    if parts is NO_PARTS:
+        return ChatCompletionChoice(ChatCompletionMessage(content=text, audio=audio or UNSET), reason)
+    calls = [
+        ChatCompletionToolCall(call_id(id, index), CalledFunction(name, arguments))
+        for index, (name, arguments) in enumerate(parts.calls)
+    ]
+    message = ChatCompletionMessage(
+        content=text or (None if calls else text),
+        audio=audio or UNSET,
+        tool_calls=calls or UNSET,
+        reasoning_content=parts.reasoning or UNSET,
+    )
+    logprobs = None if parts.logprobs is None else ChoiceLogprobs(parts.logprobs)
+    return ChatCompletionChoice(message, finish_reason(reason, bool(calls)), logprobs=logprobs)
+
+
+def finish_reason(reason: FinishReason, calls: bool) -> FinishReason:
+    """Why an answer has ended, with ``calls`` of tools in it or not."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def call_id(completion: str, index: int) -> str:
+    """The id of call number ``index`` of the answer ``completion``: the same wherever the answer is made again."""
+    return f"call_{blake2b(f'{completion}/{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 def encode_image_completion(

@@ -6,8 +6,18 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from omnibus.errors import OmnibusError, ProblemDetails
-from services.gateway.openai.chat_response import ChatCompletionImage, FinishReason, Usage
+from omnibus.structured.calls import CallPart, CallReader
+from services.gateway.openai.chat_response import (
+    ChatCompletionImage,
+    ChoiceLogprobs,
+    FinishReason,
+    TokenLogprob,
+    Usage,
+    call_id,
+    finish_reason,
+)
 from services.gateway.openai.errors import error_body
+from services.gateway.openai.tools import CallDelta, CallDeltaFunction
 
 DONE = b"data: [DONE]\n\n"
 
@@ -33,13 +43,15 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     refusal: UnsetType | None = UNSET
     audio: DeltaAudio | UnsetType = UNSET
     images: list[ChatCompletionImage] | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
     delta: Delta
     finish_reason: FinishReason | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
 
 
 class ChatCompletionChunk(Struct, frozen=True):
@@ -71,6 +83,8 @@ class ChatStream:
         include_usage: bool = False,
         fingerprint: str = "",
     ) -> None:
+        self._id = id
+        self._calls = CallReader()
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
             _json(id),
             created,
@@ -103,6 +117,25 @@ class ChatStream:
     def text(self, delta: str) -> bytes:
         return b"".join((self._text, _json(delta), self._end_text))
 
+    def reasoning(self, delta: str) -> bytes:
+        return b"".join((self._open, b'{"reasoning_content":', _json(delta), self._end_text))
+
+    def calls(self, text: str) -> bytes:
+        """More calls of tools, as ``omnibus.structured.calls`` has them."""
+        return b"".join(self.call_frames(text))
+
+    def call_frames(self, text: str, known: str = "") -> list[bytes]:
+        """Frames of ``text``, more calls of tools; ``known`` comes before it, and the client has it."""
+        for _ in self._calls.read(known):
+            pass
+        deltas = [_call_delta(self._id, part) for part in self._calls.read(text)]
+        return [b"".join((self._open, b'{"tool_calls":[', _json(each), b"]", self._end_text)) for each in deltas]
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> bytes:
+        """Probabilities of the tokens of the frames before it."""
+        found = _json(ChoiceLogprobs(tokens))
+        return b"".join((self._open, b'{},"logprobs":', found, b',"finish_reason":null}]', self._tail))
+
     def audio_start(self, audio_id: str) -> bytes:
         return b"".join((self._audio, b'"id":', _json(audio_id), self._end_audio))
 
@@ -131,6 +164,7 @@ class ChatStream:
         return b"".join((self._open, b'{"images":', _json(images), self._end_text))
 
     def finish(self, reason: FinishReason) -> bytes:
+        reason = finish_reason(reason, bool(self._calls.count))
         return self._open + b'{},"logprobs":null,"finish_reason":%b}]' % _json(reason) + self._tail
 
     def usage(self, usage: Usage) -> bytes:
@@ -145,3 +179,11 @@ class ChatStream:
 
     def _audio_frame(self, data: bytes) -> bytes:
         return b"".join((self._audio, b'"data":', _json(data), self._end_audio)) if data else b""
+
+
+def _call_delta(completion: str, part: CallPart) -> CallDelta:
+    """``part`` of a call: the first one says which function is called."""
+    if not part.name:
+        return CallDelta(part.number, CallDeltaFunction(part.arguments))
+    function = CallDeltaFunction(part.arguments, part.name)
+    return CallDelta(part.number, function, call_id(completion, part.number), "function")

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from omnibus.errors import BadRequest
 from services.gateway.openai.chat_request import (
+    AssistantMessage,
     AudioUrlPart,
     ChatRequest,
     DeveloperMessage,
@@ -15,8 +17,10 @@ from services.gateway.openai.chat_request import (
     Message,
     RefusalPart,
     TextPart,
+    ToolMessage,
     VideoPart,
 )
+from services.gateway.openai.tools import ToolCall
 
 
 class MediaRef(Struct, frozen=True):
@@ -38,9 +42,16 @@ def convert_messages(request: ChatRequest) -> tuple[list[dict[str, Any]], list[M
     ``developer`` becomes ``system``. Raises ``BadRequest`` for parts that cannot be served.
     """
     items: list[MediaRef] = []
-    messages = [
-        _convert_message(message, f"messages[{index}]", items) for index, message in enumerate(request.messages)
-    ]
+    called: dict[str, str] = {}  # names of functions, by the ids of their calls
+    messages = []
+    for index, message in enumerate(request.messages):
+        param = f"messages[{index}]"
+        made = _convert_message(message, param, items)
+        if isinstance(message, ToolMessage):
+            made |= _convert_tool_result(message, called, param)
+        elif isinstance(message, AssistantMessage):
+            made |= _convert_assistant(message, called, param)
+        messages.append(made)
     return messages, items
 
 
@@ -52,6 +63,38 @@ def _convert_message(message: Message, param: str, items: list[MediaRef]) -> dic
     if isinstance(content, str):
         return {"role": role, "content": content}
     return {"role": role, "content": _convert_parts(content, param, items)}
+
+
+def _convert_assistant(message: AssistantMessage, called: dict[str, str], param: str) -> dict[str, Any]:
+    """What chat templates read of an assistant's message besides its content; its calls go into ``called``."""
+    more: dict[str, Any] = {}
+    if message.reasoning_content:
+        more["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        more["tool_calls"] = [
+            _convert_call(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+        ]
+        called.update({call.id: call.function.name for call in message.tool_calls})
+    return more
+
+
+def _convert_call(call: ToolCall, param: str) -> dict[str, Any]:
+    """A call as chat templates take it: its arguments are an object."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        place = f"{param}.function.arguments"
+        raise BadRequest("The arguments of a call are the text of a JSON object.", param=place) from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _convert_tool_result(message: ToolMessage, called: dict[str, str], param: str) -> dict[str, Any]:
+    if message.tool_call_id not in called:
+        raise BadRequest(
+            "A message of role tool answers a call of an assistant's message before it: no call has this id.",
+            param=f"{param}.tool_call_id",
+        )
+    return {"tool_call_id": message.tool_call_id, "name": called[message.tool_call_id]}
 
 
 def _convert_parts(content: Sequence[Struct], param: str, items: list[MediaRef]) -> list[dict[str, str]]:

@@ -15,17 +15,19 @@ from services.gateway.openai.chat_request import (
     ChatRequest,
     FunctionMessage,
     Message,
-    ToolMessage,
 )
 from services.gateway.openai.density import check_values
+from services.gateway.openai.tools import check_response_format, check_tools
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy.body_budget import Upload
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _APP_DECODER: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
-_PLACE = re.compile(r"(?P<text>.*?)(?: - at `\$\.?(?P<param>.*)`)?", re.DOTALL)
+_PLACE = re.compile(r"(?P<text>.*?)(?: - at (?:`key` in )?`\$\.?(?P<param>.*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 Body = TypeVar("Body")
+#: Fields of text that an answer of pictures cannot obey.
+_TEXT_FIELDS = ("tools", "response_format", "logprobs", "logit_bias", "frequency_penalty", "presence_penalty", "min_p")
 #: Parts that the messages of a chat may have together.
 MAX_PARTS = 4096
 #: Beginnings of the decoder's complaints about a value that is none of those accepted.
@@ -40,17 +42,8 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 # What each field may hold without changing the answer. Everything else is refused by name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "n": _one_of(1),
-    "logprobs": _one_of(False),
-    "top_logprobs": _one_of(0),
-    "logit_bias": _one_of({}),
-    "frequency_penalty": _one_of(0),
-    "presence_penalty": _one_of(0),
-    "response_format": lambda value: value.type == "text",
-    "tools": _one_of([]),
-    "tool_choice": _one_of("none", "auto"),
     "functions": _one_of([]),
     "function_call": _one_of("none", "auto"),
-    "reasoning_effort": _one_of("none"),
     "verbosity": _one_of("medium"),
     "web_search_options": _one_of(),
     "moderation": _one_of(),
@@ -134,12 +127,15 @@ def check_chat(request: ChatRequest) -> None:
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
+    check_tools(request.tools, request.tool_choice)
+    check_response_format(request.response_format)
+    _check_shapes(request)
     for index, message in enumerate(request.messages):
         _check_message(message, f"messages[{index}]", request.wants_images)
 
 
 def _message_parts(message: Message) -> Sequence[object]:
-    content = None if isinstance(message, (ToolMessage, FunctionMessage)) else message.content
+    content = None if isinstance(message, FunctionMessage) else message.content
     return content if isinstance(content, list) else ()
 
 
@@ -191,22 +187,33 @@ def _check_stream(request: ChatRequest) -> None:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
 
 
+def _check_shapes(request: ChatRequest) -> None:
+    """Raises ``BadRequest`` for fields that exclude each other."""
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
+    if request.ignore_eos and request.is_shaped:
+        raise BadRequest("An answer of a given shape ends with it: leave ignore_eos out.", param="ignore_eos")
+    if request.wants_images:
+        for name in _TEXT_FIELDS:
+            if getattr(request, name):
+                raise BadRequest(f"An answer of pictures has no text: leave '{name}' out.", param=name)
+
+
 def _check_message(message: Message, param: str, draws: bool) -> None:
-    if isinstance(message, (ToolMessage, FunctionMessage)):
+    if isinstance(message, FunctionMessage):
         role = message.__struct_config__.tag
         raise BadRequest(
-            f"Messages of role {role!r} are not supported here: system, developer, user and assistant are.",
+            f"Messages of role {role!r} are not supported here: system, developer, user, assistant and tool are.",
             param=f"{param}.role",
         )
     if isinstance(message, AssistantMessage):
         _check_assistant(message, param)
-        if not draws and message.content is None and message.refusal is None and message.audio is None:
+        said = (message.content, message.refusal, message.audio, message.tool_calls or None)
+        if not draws and all(each is None for each in said):
             raise BadRequest(f"Missing required parameter: '{param}.content'.", param=f"{param}.content")
 
 
 def _check_assistant(message: AssistantMessage, param: str) -> None:
-    if message.tool_calls:
-        raise _unsupported_value(f"{param}.tool_calls")
     if message.function_call is not None:
         raise _unsupported_value(f"{param}.function_call")
 

@@ -20,11 +20,13 @@ from omnibus.errors import BadRequest
 from services.gateway.openai import chat_response
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_response import (
+    NO_PARTS,
     ChatCompletion,
     ChatCompletionAudio,
     ChatCompletionChoice,
     ChatCompletionImage,
     FinishReason,
+    StructuredParts,
     Usage,
 )
 from services.gateway.openai.chat_stream import ChatStream
@@ -185,7 +187,7 @@ class OmniMessage(chat_response.ChatCompletionMessage, frozen=True):
     content: str | list[ChatCompletionImage] | None = None  # type: ignore[assignment]
 
 
-def encode_completion(
+def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by place
     *,
     id: str,
     model: str,
@@ -195,12 +197,19 @@ def encode_completion(
     usage: Usage,
     audio: ChatCompletionAudio | None = None,
     fingerprint: str = "",
+    parts: StructuredParts = NO_PARTS,
 ) -> bytes:
     """Encode a whole answer, with the arguments of ``answers.completion``."""
-    choices = [] if text is None else [ChatCompletionChoice(OmniMessage(text), finish_reason)]
+    choices = [] if text is None else [_text_choice(id, text, finish_reason, parts)]
     if audio is not None:
         choices.append(ChatCompletionChoice(OmniMessage(audio=audio), "stop"))
     return _encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint or None))
+
+
+def _text_choice(id: str, text: str, reason: FinishReason, parts: StructuredParts) -> ChatCompletionChoice:
+    made = chat_response.build_choice(id, text, None, reason, parts)
+    said = msgspec.structs.asdict(made.message)
+    return msgspec.structs.replace(made, message=OmniMessage(**said))
 
 
 def encode_image_completion(

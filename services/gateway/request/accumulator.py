@@ -8,6 +8,7 @@ import numpy as np
 
 from omnibus.metrics import GATEWAY
 from omnibus.recording.records import RecordedAnswer
+from omnibus.structured.calls import split_calls
 from services.gateway.openai import chat_response
 from services.gateway.request.latency import StreamLatency
 
@@ -23,6 +24,10 @@ class AnswerAccumulator:
         self._created = created
         self._begun: set[str] = set()
         self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[str] = []
+        self.structured = False  # whether there is more than text and sound
+        self.logprobs: list[chat_response.TokenLogprob] = []
         self._pcm: list[bytes] = []
         self._samples = 0
         self._usage: dict[str, int] = {}
@@ -38,6 +43,10 @@ class AnswerAccumulator:
             if text := data.get("text"):
                 self._text.append(text)
                 self._pace.record_text()
+            if "calls" in data or "reasoning" in data:
+                self._calls.append(data.get("calls", ""))
+                self._reasoning.append(data.get("reasoning", ""))
+                self.structured = self.structured or bool(self._calls[-1] or self._reasoning[-1])
             if "usage" in data:  # the closing chunk
                 self.finish = data.get("finish_reason", self.finish)
                 self._usage = data["usage"]
@@ -62,6 +71,18 @@ class AnswerAccumulator:
     def text(self) -> str:
         return "".join(self._text)
 
+    @property
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """Names and arguments of the calls of tools."""
+        return tuple(split_calls("".join(self._calls)))
+
+    def structured_parts(self, *, logprobs: bool) -> chat_response.StructuredParts:
+        """What there is besides text and sound; ``logprobs``: whether the client sees probabilities."""
+        if not (self.structured or logprobs):
+            return chat_response.NO_PARTS
+        found = self.logprobs if logprobs else None
+        return chat_response.StructuredParts("".join(self._reasoning), self.calls, found)
+
     def usage(self) -> chat_response.Usage:
         counted = self._usage
         image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
@@ -72,6 +93,7 @@ class AnswerAccumulator:
             prompt_audio=sound,
             text=counted.get("completion_tokens", 0),
             audio=self._samples * 50 // self.rate,
+            reasoning=counted.get("reasoning_tokens", 0),
         )
 
     def to_answer(self) -> RecordedAnswer:

@@ -1,8 +1,9 @@
 """Events of a streamed chat by what was sent up to their end, so that another gateway can go on from any of them.
 
 How many tokens share an event depends on how busy an executor is, so events are not counted: an event's id says how
-much of the answer has left with it, ``<token>.<characters>.<digest>.<bytes of sound>.<digest>.<closing events>``. Who
-continues makes the answer again, leaves that much out and checks the digests: a wrong continuation is none.
+much of the answer has left with it, ``<token>.<characters>.<digest>.<bytes of sound>.<digest>.<closing events>``, and
+behind that, once there are any, ``.<characters of reasoning>.<digest>.<characters of calls>.<digest>``. Who continues
+makes the answer again, leaves that much out and checks the digests: a wrong continuation is none.
 """
 
 import re
@@ -10,7 +11,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from omnibus.errors import BadRequest, CannotContinue
-from services.gateway.openai.chat_response import FinishReason, Usage
+from services.gateway.openai.chat_response import FinishReason, TokenLogprob, Usage
 from services.gateway.openai.chat_stream import ChatStream
 
 #: Bytes of a digest: enough to tell answers of one request apart; nobody gains by forging the own position.
@@ -18,17 +19,23 @@ _DIGEST_BYTES = 4
 #: Formats whose bytes follow from the samples one by one: a sample that differs by a step moves nothing after it, so
 #: they are counted. What a codec makes of such samples has other lengths, so its bytes are compared.
 _COUNTED = ("pcm16", "wav")
-_ID = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{1,15})\.([0-9a-f]{8})\.(\d{1,15})\.([0-9a-f]{8})\.(\d{1,3})", re.ASCII)
+_PART = r"\.(\d{1,15})\.([0-9a-f]{8})"
+_ID = re.compile(rf"([A-Za-z0-9_-]{{1,64}}){_PART}{_PART}\.(\d{{1,3}})(?:{_PART}{_PART})?", re.ASCII)
 
 
 class Position(NamedTuple):
-    """Amount of an answer that has left: characters of text, bytes of its sound file, closing events."""
+    """Amount of an answer that has left: characters of text, bytes of its sound file, closing events; characters of
+    reasoning, and of calls of tools."""
 
     text: int
     text_digest: str
     sound: int
     sound_digest: str
     closing: int
+    reasoning: int = 0
+    reasoning_digest: str = ""
+    calls: int = 0
+    calls_digest: str = ""
 
 
 def parse_event_id(text: str) -> tuple[str, Position]:
@@ -36,8 +43,12 @@ def parse_event_id(text: str) -> tuple[str, Position]:
     match = _ID.fullmatch(text)
     if match is None:
         raise BadRequest("this is no id of an event of a streamed answer", param="Last-Event-ID")
-    token, characters, text_digest, sound, sound_digest, closing = match.groups()
-    return token, Position(int(characters), text_digest, int(sound), sound_digest, int(closing))
+    token, characters, text_digest, sound, sound_digest, closing, *more = match.groups()
+    reasoning, reasoning_digest, calls, calls_digest = more if more[0] is not None else ("0", "", "0", "")
+    return token, Position(
+        int(characters), text_digest, int(sound), sound_digest, int(closing),
+        int(reasoning), reasoning_digest, int(calls), calls_digest,
+    )  # fmt: skip
 
 
 class _SentCounter:
@@ -67,6 +78,15 @@ class _SentCounter:
         if not self.skip and self.digest != self._expected:
             raise CannotContinue(_DIVERGED_MESSAGE)
 
+    def skip_text(self, delta: str) -> str:
+        """Count ``delta``; returns what of it the client does not have."""
+        known = min(self.skip, len(delta))
+        if known:
+            self.skip_sent(known, delta[:known].encode())
+            delta = delta[known:]
+        self.count_sent(len(delta), delta.encode())
+        return delta
+
 
 _DIVERGED_MESSAGE = "the answer came out differently this time, so it cannot be continued: send the request again"
 
@@ -82,6 +102,8 @@ class NumberedStream:
         self._sound = _SentCounter(
             after.sound if after else 0, after.sound_digest if after else "", format not in _COUNTED
         )
+        self._reasoning = _SentCounter(after.reasoning if after else 0, after.reasoning_digest if after else "", True)
+        self._calls = _SentCounter(after.calls if after else 0, after.calls_digest if after else "", True)
         self._unsent = b""  # sound that the stream holds back
         self._closing = 0
         self._skip_closing = after.closing if after else 0
@@ -95,11 +117,23 @@ class NumberedStream:
         return b"" if self._resumed else self._stream.audio_start(audio_id)
 
     def text(self, delta: str) -> bytes:
-        fresh = self._skip_sent_text(delta)
+        fresh = self._text.skip_text(delta)
         return self._add_event_id(self._stream.text(fresh)) if fresh else b""
 
+    def reasoning(self, delta: str) -> bytes:
+        fresh = self._reasoning.skip_text(delta)
+        return self._add_event_id(self._stream.reasoning(fresh)) if fresh else b""
+
+    def calls(self, text: str) -> bytes:
+        fresh = self._calls.skip_text(text)
+        frames = self._stream.call_frames(fresh, text.removesuffix(fresh))
+        return b"".join([*frames[:-1], self._add_event_id(frames[-1])]) if frames else b""
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> bytes:
+        raise CannotContinue("an answer with logprobs cannot be continued: send the request again")
+
     def transcript(self, delta: str) -> bytes:
-        fresh = self._skip_sent_text(delta)
+        fresh = self._text.skip_text(delta)
         return self._add_event_id(self._stream.transcript(fresh)) if fresh else b""
 
     def spoken_text(self, delta: str) -> bytes:
@@ -125,7 +159,7 @@ class NumberedStream:
 
     def complete(self) -> None:
         """The answer is whole. Raises ``CannotContinue`` when the client has more of it than there is."""
-        if self._text.skip or self._sound.skip:
+        if any(part.skip for part in (self._text, self._sound, self._reasoning, self._calls)):
             raise CannotContinue(_DIVERGED_MESSAGE)
 
     def finish(self, reason: FinishReason) -> bytes:
@@ -137,14 +171,6 @@ class NumberedStream:
 
     # Ids
 
-    def _skip_sent_text(self, delta: str) -> str:
-        known = min(self._text.skip, len(delta))
-        if known:
-            self._text.skip_sent(known, delta[:known].encode())
-            delta = delta[known:]
-        self._text.count_sent(len(delta), delta.encode())
-        return delta
-
     def _count_audio(self, length: int) -> None:
         self._sound.count_sent(length, self._unsent[:length])
         self._unsent = self._unsent[length:]
@@ -155,5 +181,8 @@ class NumberedStream:
 
     def _add_event_id(self, frame: bytes) -> bytes:
         text, sound = self._text, self._sound
-        place = f".{text.sent}.{text.digest}.{sound.sent}.{sound.digest}.{self._closing}\n"
-        return b"".join((b"id: ", self._token, place.encode(), frame))
+        place = f".{text.sent}.{text.digest}.{sound.sent}.{sound.digest}.{self._closing}"
+        reasoning, calls = self._reasoning, self._calls
+        if reasoning.sent or calls.sent:
+            place += f".{reasoning.sent}.{reasoning.digest}.{calls.sent}.{calls.digest}"
+        return b"".join((b"id: ", self._token, place.encode(), b"\n", frame))

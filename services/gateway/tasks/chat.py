@@ -30,6 +30,7 @@ from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
+from services.gateway.tasks.params import sampling_params
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
 
 APP = "chat"
@@ -69,11 +70,12 @@ class PreparedChat:
         self.body = _encode(messages)
         self.items = items
         speech = _speech_params(request)
+        self.params = _encode(sampling_params(request) | ({"say": say} if say else {}))
         self.input = ChatInput.model_construct(
             messages=msgspec.Raw(self.body),
             media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
             modalities=tuple(item.info.modality for item in items),
-            params=_encode_raw(_sampling_params(request) | ({"say": say} if say else {})),
+            params=msgspec.Raw(self.params),
             voice=voice,
             speech=_encode_raw(speech) if speech is not None else None,
             tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
@@ -83,7 +85,7 @@ class PreparedChat:
     @property
     def needs_arena(self) -> bool:
         """True if something has to be placed in the arena."""
-        return bool(self.items) or len(self.body) > MAX_INLINE_BYTES
+        return bool(self.items) or len(self.body) > MAX_INLINE_BYTES or len(self.params) > MAX_INLINE_BYTES
 
 
 class Chat:
@@ -211,18 +213,16 @@ class Chat:
             )
             for item in asked.items
         ]
-        messages: Any = asked.input.messages
-        if len(asked.body) > MAX_INLINE_BYTES:
-            if len(asked.body) > self._limits.item_bytes:
-                raise TooLarge(
-                    f"the messages have {len(asked.body)} bytes, {self._limits.item_bytes} are allowed",
-                    param="messages",
-                )
-            found = sha256(asked.body).hexdigest()
-            messages = await self._place_input(
-                asked.body, ("text", "application/json", found), holder, deadline, readers, salt
-            )
-        return asked.input.model_copy(update={"messages": messages, "media": tuple(media)})
+        update: dict[str, Any] = {"media": tuple(media)}
+        for name, body in (("messages", asked.body), ("params", asked.params)):
+            if len(body) > MAX_INLINE_BYTES:
+                if len(body) > self._limits.item_bytes:
+                    raise TooLarge(f"{name} have {len(body)} bytes, {self._limits.item_bytes} are allowed", param=name)
+                about = ("text", "application/json", sha256(body).hexdigest())
+                # Both halves of a language model read parameters.
+                reads = readers if name == "messages" else MAX_READERS
+                update[name] = await self._place_input(body, about, holder, deadline, reads, salt)
+        return asked.input.model_copy(update=update)
 
     async def _place_input(
         self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int, salt: str
@@ -256,19 +256,6 @@ def _select_voice(name: str, model: ModelPlan, called: str) -> str:
 def _encode_raw(value: Any) -> msgspec.Raw:
     """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
     return msgspec.Raw(_encode(value))
-
-
-def _sampling_params(request: ChatRequest) -> dict[str, Any]:
-    top_k = request.top_k if request.top_k is not None and request.top_k > 0 else 0
-    return {
-        "max_tokens": request.token_limit,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
-        "top_k": top_k,
-        "repetition_penalty": request.repetition_penalty or 1.0,
-        "stop": list(request.stop_strings),
-        "ignore_eos": bool(request.ignore_eos),
-    }
 
 
 def _speech_params(request: ChatRequest) -> dict[str, Any] | None:

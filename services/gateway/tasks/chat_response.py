@@ -1,7 +1,7 @@
 """From streams to the HTTP answer: whole as JSON, or piece by piece as server-sent events."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ async def render_completion(
         usage=got.usage(),
         audio=spoken,
         fingerprint=f"epoch-{run.epoch}",
+        parts=got.structured_parts(logprobs=bool(request.logprobs)),
     )
 
 
@@ -109,6 +110,8 @@ async def stream_events(
             accepted.end()
             batch = [each for each in batch if each[0] != _ACCEPTED_STREAM]
         frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
+        if got.structured:
+            frames = [_structured_frames(stream, say, item.data) for name, item in batch if name == "text"]
         if continued is not None:
             continued.add_token_ids([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
         samples = [item.array for _, item in batch if item.array is not None]
@@ -121,6 +124,18 @@ async def stream_events(
     stream.complete()
     run.end("done")
     yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
+
+
+def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str], bytes], data: dict[str, Any]) -> bytes:
+    """Events of a chunk that may hold more than text."""
+    reasoning, text, calls = data.get("reasoning"), data.get("text"), data.get("calls")
+    return b"".join(
+        [
+            stream.reasoning(reasoning) if reasoning else b"",
+            say(text) if text else b"",
+            stream.calls(calls) if calls else b"",
+        ]
+    )
 
 
 class _Acceptance(ItemStream):

@@ -18,7 +18,7 @@ from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
-from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
+from omnibus_models.contract import PLAIN_PROMPT, Encoded, PrefillInputs, PromptOptions, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
 from services.component import ComponentSource
 from services.llm.engine.decoder import HostedDecoder
@@ -102,10 +102,12 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     # Prompts
 
-    async def tokenize_prompt(self, messages: list[dict[str, Any]]) -> TokenizedPrompt:
+    async def tokenize_prompt(
+        self, messages: list[dict[str, Any]], options: PromptOptions = PLAIN_PROMPT
+    ) -> TokenizedPrompt:
         """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._words, self.thinker.prompt, messages, self.context)
+        return await loop.run_in_executor(self._words, self.thinker.prompt, messages, self.context, options)
 
     async def tokenize_script(self, params: TextGenerationParams, length: int) -> tuple[int, ...]:
         """The tokens of an answer that is given, the one that ends it included; none where the model chooses.

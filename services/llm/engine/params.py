@@ -1,12 +1,12 @@
 """The ``params`` input of both runners, checked."""
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from omnibus.errors import BadRequest, ContextTooLong
-from omnibus_models.contract import TokenSamplingParams
+from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenSamplingParams
 
 P = TypeVar("P")
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
@@ -14,12 +14,18 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, msgspec.Meta(ge=0.01, le=10.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Presence = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
 
 
 class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters of text generation. ``max_tokens`` None means the rest of the context, ``seed`` None the invocation's.
 
     With ``say`` nothing is generated: it is the answer, word for word, and the model only processes its tokens.
+    ``tools`` are as chat templates take them; with ``tool_choice`` ``required`` the answer is calls of them, or of the
+    ``allowed_tools``. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
+    variables of the chat template. ``logprobs`` is how many alternatives of each token are reported, None: nothing.
     """
 
     max_tokens: Count | None = None
@@ -31,6 +37,22 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     seed: int | None = None
     ignore_eos: bool = False
     say: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    presence_penalty: Presence = 0.0
+    frequency_penalty: Presence = 0.0
+    logit_bias: Annotated[dict[TokenId, Bias], msgspec.Meta(max_length=1024)] = {}
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: Literal["auto", "required"] = "auto"
+    parallel_tool_calls: bool = True
+    allowed_tools: tuple[str, ...] = ()
+    structured_outputs: dict[str, Any] | None = None
+    template: dict[str, Any] = {}
+
+    @property
+    def prompt_options(self) -> PromptOptions:
+        """What the chat template is told."""
+        return PromptOptions(self.tools, self.template) if self.tools or self.template else PLAIN_PROMPT
 
 
 class CodecGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,9 @@
 """From tokens to text that is safe to send: whole characters, and no part of a stop string."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from services.llm.runners.answer_parser import AnswerParser
 
 #: What a decoder writes for bytes that are not (yet) a character.
 _UNFINISHED = "\ufffd"
@@ -81,40 +84,74 @@ class StopGuard:
 
 
 class Reply:
-    """The text of one answer, in chunks."""
+    """The text of one answer, in chunks. A ``parser`` finds reasoning and calls of tools in it, by ``special`` tokens
+    too."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str],
+        parser: AnswerParser | None = None,
+        special: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._detokeniser = Detokeniser(decode)
         self._guard = StopGuard(stops)
+        self._parser = parser
+        self._special = special
         self._text = ""
+        self._reasoning = self._calls = ""
         self._ids: list[int] = []
         self.tokens = 0
-        self.spoken = 0  # tokens that no stop string can take back any more
+        self.spoken = 0  # tokens that are spoken: no stop string can take them back any more, and they are no call
+        self.thought = 0  # tokens of reasoning
         self.finish: str | None = None
 
     def add(self, token: int, finish: str | None) -> None:
         """Take one token; ``finish`` is the engine's reason to end with it, if it has one."""
         self._ids.append(token)
         self.tokens += 1
-        self._text += self._guard.push(self._detokeniser.push(token))
+        text = self._detokeniser.push(token)
+        if token in self._special:
+            text += self._special[token]
+        text = self._guard.push(text)
         if finish is not None:
-            self._text += self._guard.push(self._detokeniser.flush())
+            text += self._guard.push(self._detokeniser.flush())
         if self._guard.hit:
             self.finish = "stop"
-            return
-        if finish is not None:
-            self._text += self._guard.flush()
+        elif finish is not None:
+            text += self._guard.flush()
             self.finish = finish
-        if not self._guard.held:
+        if self._parser is None:
+            self._text += text
+        else:
+            self._parse(self._parser, text)
+        if not self._guard.held and not self._guard.hit and (self._parser is None or not self._parser.calling):
             self.spoken = self.tokens
+
+    def _parse(self, parser: AnswerParser, text: str) -> None:
+        for found in (parser.push(text), *((parser.close(),) if self.finish is not None else ())):
+            self._text += found.text
+            self._reasoning += found.reasoning
+            self._calls += found.calls
+        self.thought += parser.thinking
 
     def next_chunk(self) -> dict[str, object] | None:
         """Return the next chunk to send, or None while there is no new text. The last chunk holds every id left."""
-        if not self._text and (self.finish is None or not self._ids):
+        if not (self._text or self._reasoning or self._calls) and (self.finish is None or not self._ids):
             return None
         chunk: dict[str, object] = {"text": self._text, "ids": self._ids}
-        self._text, self._ids = "", []
+        if self._reasoning:
+            chunk["reasoning"] = self._reasoning
+        if self._calls:
+            chunk["calls"] = self._calls
+        self._text = self._reasoning = self._calls = ""
+        self._ids = []
         return chunk
+
+    def usage(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Numbers of tokens by kind; ``counts`` are those of the prompt."""
+        thought = {"reasoning_tokens": self.thought} if self.thought else {}
+        return {**counts, "completion_tokens": self.tokens, **thought}
 
 
 def _overlap_length(text: str, stop: str) -> int:

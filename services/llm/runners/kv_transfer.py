@@ -21,7 +21,8 @@ class DecodeStart(msgspec.Struct, frozen=True):
 
     ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
     of a sequence that waits in its slot; then there is no cache to be read. ``resumed`` counts tokens of an earlier
-    attempt that come before ``first_token`` and are in the cache. ``layout`` says how the cache is
+    attempt that come before ``first_token`` and are in the cache. ``thinking``: the answer goes on with reasoning that
+    its prompt has begun. ``layout`` says how the cache is
     arranged: only an engine that arranges its own in the same way reads it. With a repetition penalty the
     prompt's ids come along as an array, and for a talker the ``rows`` of resumed tokens, of this ``width``.
     """
@@ -37,6 +38,7 @@ class DecodeStart(msgspec.Struct, frozen=True):
     finish: str | None = None
     here: int | None = None
     resumed: int = 0
+    thinking: bool | None = False
     layout: str = TRANSFORMERS
     rows: int = 0
     width: int = 0

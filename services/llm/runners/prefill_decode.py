@@ -15,13 +15,20 @@ import torch
 from omnibus.executor.runner import Job
 from omnibus_models.contract import PrefillInputs
 from services.llm.engine.model import ThinkerCore
-from services.llm.engine.params import TextGenerationParams, build_sampling, read_params
+from services.llm.engine.params import TextGenerationParams, build_sampling
 from services.llm.engine.sampler import Picker
 from services.llm.engine.sequence import TokenStep
 from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start, started_tokens
-from services.llm.runners.request import ThinkRequest, end_tokens, read_request, resumed_tokens
+from services.llm.runners.request import (
+    ThinkRequest,
+    end_tokens,
+    open_reply,
+    read_request,
+    read_text_params,
+    resumed_tokens,
+)
 from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
 from services.llm.runners.thinker import send_answer, send_tokens
 
@@ -88,16 +95,16 @@ class DecodeRunner(_HalfRunner):
         return self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        params = read_params(job.inputs.get("params"), TextGenerationParams)
+        params = await read_text_params(job)
         start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
         script = await self._core.tokenize_script(params, start.length - start.resumed)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
         sequence, finish = self._restore_sequence(start, tokens, seen, params, script, job.has_consumer("rows"))
-        reply = Reply(self._core.thinker.decode_ids, params.stop)
+        reply = open_reply(self._core.thinker, params, start.thinking)
         speech = SpeechWriter(job, sequence.limit - 1, rows=rows) if job.has_consumer("rows") else None
         await send_tokens(job, reply, tokens, start.finish or finish, speech)
         await self._decode_answer(job, start, sequence, reply, speech)
-        job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
+        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
     async def _decode_answer(
         self, job: Job, start: DecodeStart, sequence: Thinking, reply: Reply, speech: SpeechWriter | None
@@ -152,6 +159,7 @@ async def _send_start(job: Job, asked: ThinkRequest, steps: Rows[TokenStep], her
         finish=first.finish,
         here=here,
         resumed=len(steps) - 1,
+        thinking=asked.thinking,
         layout=TRANSFORMERS,
         **asked.counts,
     )

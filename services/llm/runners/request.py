@@ -9,21 +9,38 @@ import numpy as np
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
+from omnibus.graph import HANDLE
+from omnibus_models.contract import Reader
 from services.llm.engine.model import ThinkerCore
 from services.llm.engine.params import TextGenerationParams, build_sampling, read_params
 from services.llm.engine.sampler import Picker
 from services.llm.engine.thinker_feed import Thinking
+from services.llm.runners.answer_parser import open_parser, special_tokens
+from services.llm.runners.detokenize import Reply
+
+_ABSENT = (
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "tool_choice",
+    "structured_outputs",
+)
+_USUAL_PARAMS = TextGenerationParams()
+_NO_TOKENS: dict[int, str] = {}
 
 
 class ThinkRequest(NamedTuple):
     """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [k, S] says a
-    talker where its rows are; ``counts`` are its tokens."""
+    talker where its rows are; ``counts`` are its tokens; ``thinking``: see ``TokenizedPrompt``."""
 
     params: TextGenerationParams
     sequence: Thinking
     ids: tuple[int, ...]
     layout: np.ndarray
     counts: dict[str, int]
+    thinking: bool | None
 
 
 async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
@@ -31,9 +48,9 @@ async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
 
     It begins behind what an earlier attempt has generated.
     """
-    params = read_params(job.inputs.get("params"), TextGenerationParams)
+    params = await read_text_params(job)
     voice = _read_voice(core, job)
-    prompt = await core.tokenize_prompt(await read_messages(job))
+    prompt = await core.tokenize_prompt(await read_messages(job), params.prompt_options)
     items = await read_items(job)
     prefill, layout = await core.assemble_prefill(prompt, items)
     length = prefill.inputs.shape[0]
@@ -43,7 +60,15 @@ async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
     sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
     await core.resume_after(sequence, resumed_tokens(job, "text"))
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
-    return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside))
+    return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside), prompt.thinking)
+
+
+def open_reply(reader: Reader, params: TextGenerationParams, thinking: bool | None) -> Reply:
+    """The text of an answer to ``params``, none of which is there yet. ``thinking``: see ``TokenizedPrompt``."""
+    parser = open_parser(reader, params, thinking)
+    return Reply(
+        reader.decode_ids, params.stop, parser, special_tokens(reader, params) if parser is not None else _NO_TOKENS
+    )
 
 
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:
@@ -64,14 +89,31 @@ def _read_voice(core: ThinkerCore, job: Job) -> str | None:
     return str(job.inputs.get("voice") or "")
 
 
+async def read_text_params(job: Job) -> TextGenerationParams:
+    """``params``: a JSON object, or an ``Item`` of its UTF-8 bytes. Raises ``BadRequest``."""
+    value = job.inputs.get("params")
+    if isinstance(value, dict) and HANDLE in value:
+        value = _decode_document(await job.value("params"), "params")
+    params = read_params(value, TextGenerationParams)
+    for name in _ABSENT:
+        if getattr(params, name) != getattr(_USUAL_PARAMS, name):
+            raise BadRequest(f"{name} is not supported yet: leave it out", param=name)
+    return params
+
+
+def _decode_document(value: Any, name: str) -> Any:
+    """The JSON of an ``Item``; anything else as it is. Raises ``BadRequest``."""
+    if not isinstance(value, Item) or value.array is None:
+        return value
+    try:
+        return json.loads(value.array.tobytes())
+    except ValueError:
+        raise BadRequest(f"{name} are not UTF-8 JSON; send JSON", param=name) from None
+
+
 async def read_messages(job: Job) -> list[dict[str, Any]]:
     """``messages``: a JSON list, or an ``Item`` of its UTF-8 bytes. Raises ``BadRequest``."""
-    value = await job.value("messages")
-    if isinstance(value, Item) and value.array is not None:
-        try:
-            value = json.loads(value.array.tobytes())
-        except ValueError:
-            raise BadRequest("messages are not UTF-8 JSON; send a JSON list", param="messages") from None
+    value = _decode_document(await job.value("messages"), "messages")
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise BadRequest("messages must be a list of objects with role and content", param="messages")
     return value

@@ -7,7 +7,7 @@ from omnibus.executor.runner import Job
 from services.llm.engine.model import ThinkerCore
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.request import read_request
+from services.llm.runners.request import open_reply, read_request
 from services.llm.runners.talker_inputs import SpeechWriter
 
 #: Most tokens in one message: those of an earlier attempt are there all at once.
@@ -37,11 +37,11 @@ class ThinkRunner:
 
     async def run(self, job: Job) -> None:
         asked = await read_request(self._core, job)
-        sequence, reply = asked.sequence, Reply(self._core.thinker.decode_ids, asked.params.stop)
+        sequence, reply = asked.sequence, open_reply(self._core.thinker, asked.params, asked.thinking)
         speech = None if sequence.voice is None else SpeechWriter(job, sequence.limit - 1, asked.layout)
         with self._core.engine.admit(sequence):
             await send_answer(job, sequence.inbox.take_steps, reply, speech)
-        job.close("text", {"finish_reason": reply.finish, "usage": asked.counts | {"completion_tokens": reply.tokens}})
+        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
 
     async def close(self) -> None:
         await self._core.close()

@@ -15,9 +15,9 @@ from omnibus.executor.scheduler import due_time
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find
 from services.component import Compute
-from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, read_params
+from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens
 from services.llm.engine.sequence import TokenStep
-from services.llm.runners.request import count_tokens, read_items, read_messages, resumed_tokens
+from services.llm.runners.request import count_tokens, read_items, read_messages, read_text_params, resumed_tokens
 from services.llm.runners.thinker import Take
 from services.llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
 from services.llm.vllm.request import TalkerRows, VllmRequest
@@ -51,7 +51,7 @@ class BusyTimer:
 
 class PreparedVllmRequest(NamedTuple):
     """One request, ready for the engine. ``order`` is to be closed. ``known`` are the first tokens of its answer, which
-    an earlier attempt has generated; ``limit`` counts them as well.
+    an earlier attempt has generated; ``limit`` counts them as well. ``thinking``: see ``TokenizedPrompt``.
     """
 
     params: TextGenerationParams
@@ -59,6 +59,7 @@ class PreparedVllmRequest(NamedTuple):
     limit: int
     counts: dict[str, int]
     known: tuple[int, ...] = ()
+    thinking: bool | None = False
 
 
 class PausedDecode(NamedTuple):
@@ -139,11 +140,11 @@ class VllmCore:
 
     async def read_request(self, job: Job) -> PreparedVllmRequest:
         """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
-        params = read_params(job.inputs.get("params"), TextGenerationParams)
+        params = await read_text_params(job)
         if params.say is not None:
             raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
         voice = self._read_voice(job)
-        prompt = await self._tokenize_prompt(job)
+        prompt = await self._tokenize_prompt(job, params)
         items = await read_items(job)
         order = await self.hands(VllmRequest, self.reader, prompt, items, voice)
         length = len(order.ids)
@@ -155,16 +156,16 @@ class VllmCore:
         known = resumed_tokens(job, "text")[: limit - 1]
         if known:
             order.begin_after(known)
-        return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known)
+        return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known, prompt.thinking)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
         return max_answer_tokens(self._launch.context, length, params.max_tokens)
 
-    async def _tokenize_prompt(self, job: Job) -> TokenizedPrompt:
-        messages = await read_messages(job)
+    async def _tokenize_prompt(self, job: Job, params: TextGenerationParams) -> TokenizedPrompt:
+        messages, context = await read_messages(job), self._launch.context
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._words, self.reader.prompt, messages, self._launch.context)
+        return await loop.run_in_executor(self._words, self.reader.prompt, messages, context, params.prompt_options)
 
     def _read_voice(self, job: Job) -> str | None:
         if not job.has_consumer("prompt"):

@@ -15,11 +15,11 @@ import torch
 
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.executor.runner import Item, Job
-from services.llm.engine.params import TextGenerationParams, read_params
+from services.llm.engine.params import TextGenerationParams
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import DecodeStart, put_cache, put_start, read_start, started_tokens
-from services.llm.runners.request import resumed_tokens
+from services.llm.runners.request import open_reply, read_text_params, resumed_tokens
 from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
 from services.llm.runners.thinker import Take, send_answer, send_tokens
 from services.llm.vllm.model import PreparedVllmRequest, VllmCore
@@ -93,6 +93,7 @@ class VllmPrefillRunner(VllmPart):
             finish=finish,
             here=here,
             resumed=len(asked.known),
+            thinking=asked.thinking,
             layout=core.engine.layout.name,
             **asked.counts,
         )
@@ -122,10 +123,10 @@ class VllmDecodeRunner(VllmPart):
 
     async def run(self, job: Job) -> None:
         core = self._core
-        params = read_params(job.inputs.get("params"), TextGenerationParams)
+        params = await read_text_params(job)
         start, seen, rows = read_start(await job.value("start"), core.engine.layout.name)
         limit = core.answer_limit(start.length - start.resumed, params)
-        reply = Reply(core.reader.decode_ids, params.stop)
+        reply = open_reply(core.reader, params, start.thinking)
         speech = SpeechWriter(job, limit - 1, rows=rows) if job.has_consumer("rows") else None
         said = DecodeState(params, seen, reply, speech)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
@@ -134,7 +135,7 @@ class VllmDecodeRunner(VllmPart):
             await self._decode_in_place(job, start.here, said)
         elif reply.finish is None:
             await self._decode_transferred(job, start, said, limit)
-        job.close("text", {"finish_reason": reply.finish, "usage": start.counts | {"completion_tokens": reply.tokens}})
+        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
     async def _decode_in_place(self, job: Job, number: int, said: DecodeState) -> None:
         take, steps, held = self._core.resume_paused(job.invocation, number)

@@ -4,7 +4,7 @@ from contextlib import aclosing, closing
 from typing import Any
 
 from omnibus.executor.runner import Job
-from services.llm.runners.detokenize import Reply
+from services.llm.runners.request import open_reply
 from services.llm.runners.talker_inputs import SpeechWriter
 from services.llm.runners.thinker import send_answer
 from services.llm.vllm.model import BusyTimer, VllmCore
@@ -43,10 +43,10 @@ class VllmRunner(VllmPart):
     async def run(self, job: Job) -> None:
         core, engine = self._core, self._core.engine
         asked = await core.read_request(job)
-        reply = Reply(core.reader.decode_ids, asked.params.stop)
+        reply = open_reply(core.reader, asked.params, asked.thinking)
         with closing(asked.order) as order:
             speech = None if order.voice is None else SpeechWriter(job, asked.limit - 1, order.voice.layout)
             async with aclosing(engine.generate(core.build_generation(asked, job.seed))) as tokens:
                 with self._inside():
                     await send_answer(job, core.token_reader(tokens, order.voice, asked.known), reply, speech)
-        job.close("text", {"finish_reason": reply.finish, "usage": asked.counts | {"completion_tokens": reply.tokens}})
+        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})

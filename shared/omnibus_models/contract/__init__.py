@@ -28,11 +28,13 @@ from omnibus_models.contract.diffusion import (
 )
 from omnibus_models.contract.family import ModelFamily, no_component
 from omnibus_models.contract.language import (
+    PLAIN_PROMPT,
     CrossDecoder,
     Decoder,
     MediaRun,
     PrefillInputs,
     PromptLayout,
+    PromptOptions,
     Reader,
     Thinker,
     TokenizedPrompt,
@@ -40,6 +42,7 @@ from omnibus_models.contract.language import (
 from omnibus_models.contract.speech import Code, CodePredictor, Talker, Vocoder, Vocoding
 
 __all__ = [
+    "PLAIN_PROMPT",
     "AudioDecoder",
     "Code",
     "CodePredictor",
@@ -59,6 +62,7 @@ __all__ = [
     "Prepared",
     "PriorModel",
     "PromptLayout",
+    "PromptOptions",
     "Reader",
     "Resumable",
     "Stepper",

@@ -1,7 +1,7 @@
 """Language models: prompts with media in them, a decoder stack, what reads requests for one."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,19 @@ from torch import Tensor
 
 from omnibus_models.attention import Attention
 from omnibus_models.contract.base import Encoded, ModelComponent
+from omnibus_models.tool_calls import ToolFormat
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What a chat template is told besides the messages: ``tools`` as it takes them, and other variables of it."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: Of a chat without tools.
+PLAIN_PROMPT = PromptOptions()
 
 
 @dataclass(frozen=True)
@@ -18,6 +31,8 @@ class TokenizedPrompt:
 
     ids: tuple[int, ...]
     modalities: tuple[str, ...]  # of the media, in the order in which the messages name them
+    #: Whether the answer goes on with reasoning that the template has begun; None: it is no answer of a chat.
+    thinking: bool | None = False
 
 
 class MediaRun(NamedTuple):
@@ -109,16 +124,25 @@ class Reader(Protocol):
     eos: frozenset[int]
     device: torch.device
     dtype: torch.dtype
+    thinks: bool  # whether answers may begin with reasoning
+    tool_format: ToolFormat
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings: [...] int64 to [..., H]."""
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> TokenizedPrompt:
+    def special_id(self, text: str) -> int | None:
+        """The number of the special token ``text``; None where it is none, and read as any other text."""
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], context: int = 0, options: PromptOptions = PLAIN_PROMPT
+    ) -> TokenizedPrompt:
         """Apply the chat template and tokenise.
 
         ``messages``: ``{"role", "content"}`` with content a string or a list of
-        ``{"type": "text", "text"}`` and ``{"type": "image"|"video"|"audio"}`` parts; or one message of role
-        ``prompt``, whose content, a text or token ids, takes no template. Raises
+        ``{"type": "text", "text"}`` and ``{"type": "image"|"video"|"audio"}`` parts; an assistant's may have
+        ``tool_calls``, whose arguments are objects, and ``reasoning_content``; those of role ``tool`` have the
+        ``name`` of the function. Tools that the template does not know are written into messages. Or one message of
+        role ``prompt``, whose content, a text or token ids, takes no template. Raises
         ``BadRequest`` when user text holds one of the model's control or placeholder tokens, an
         unknown role or an empty list, and ``ContextTooLong`` before it tokenises more than ``context`` tokens, of
         which 0 is the model's own.

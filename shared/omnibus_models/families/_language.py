@@ -12,12 +12,22 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models.attention import Attention
-from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, PromptLayout, TokenizedPrompt
+from omnibus_models.contract import (
+    PLAIN_PROMPT,
+    Encoded,
+    LoadedComponent,
+    PrefillInputs,
+    PromptLayout,
+    PromptOptions,
+    TokenizedPrompt,
+)
+from omnibus_models.families import _chat_options
 from omnibus_models.families._lengths import Lengths, texts_of
 from omnibus_models.families._literals import ControlTokenLiterals
 from omnibus_models.families._plain_prompt import is_plain_prompt, tokenize_plain_prompt
+from omnibus_models.tool_calls import ToolFormat, detect_format, find_format
 
-_ROLES = frozenset({"system", "user", "assistant"})
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
 class LanguageDecoder(LoadedComponent):
@@ -76,6 +86,8 @@ class LanguageThinker(LanguageDecoder, ABC):
     """A language model that takes media embeddings, see ``contract.Thinker``."""
 
     speaks = False
+    #: Name of the format of its tool calls; "": what the checkpoint's chat template writes.
+    calls = ""
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
         from transformers import AutoTokenizer
@@ -86,24 +98,35 @@ class LanguageThinker(LanguageDecoder, ABC):
         self._placeholders = {self._placeholder_id(kind): kind for kind in modalities}
         self._literals = ControlTokenLiterals(self._tokenizer, self._control_tokens())
         self._lengths = Lengths(self._tokenizer)
+        self.tool_format: ToolFormat = find_format(self.calls or detect_format(self._template))
+        self.thinks: bool = _chat_options.THINK_END in self._template
+        self._special = {str(token): id for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], context: int = 0) -> TokenizedPrompt:
+    def special_id(self, text: str) -> int | None:
+        """See ``contract.Reader``."""
+        return self._special.get(text)
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], context: int = 0, options: PromptOptions = PLAIN_PROMPT
+    ) -> TokenizedPrompt:
         """Apply the chat template and tokenise; one placeholder per media item stays in ``ids``."""
         if not messages:
             raise errors.BadRequest("messages is empty; send at least one message", param="messages")
         self._lengths.require_context(texts_of(messages), context or self.context, "messages")
         if is_plain_prompt(messages):
             content = messages[0].get("content")
-            return TokenizedPrompt(
-                tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary), ()
-            )
+            ids = tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary)
+            return TokenizedPrompt(ids, (), None)
+        if options is not PLAIN_PROMPT or any("tool_calls" in each or "tool_call_id" in each for each in messages):
+            messages, options = self._adapt_options(messages, context, options)
         chat = [self._convert_message(message) for message in messages]
-        ids = self._literals.tokenize(self._frame_placeholders(self._render_chat(chat)), self._tokenize_text)
+        text = self._render_chat(chat, options)
+        ids = self._literals.tokenize(self._frame_placeholders(text), self._tokenize_text)
         found = [self._placeholders[token] for token in ids if token in self._placeholders]
         named = tuple(_media_of(chat))
         if sorted(found) != sorted(named):
             raise errors.BadRequest("this model's chat template does not take media in this place", param="messages")
-        return TokenizedPrompt(tuple(ids), named)
+        return TokenizedPrompt(tuple(ids), named, self.thinks and text.rstrip().endswith(_chat_options.THINK))
 
     def encode_text(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
         """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it."""
@@ -201,14 +224,32 @@ class LanguageThinker(LanguageDecoder, ABC):
 
     # Prompts
 
-    def _render_chat(self, chat: Sequence[Mapping[str, Any]]) -> str:
+    def _adapt_options(
+        self, messages: Sequence[Mapping[str, Any]], context: int, options: PromptOptions
+    ) -> tuple[Sequence[Mapping[str, Any]], PromptOptions]:
+        """``messages`` and ``options`` as this template takes them. Raises ``BadRequest``, ``ContextTooLong``."""
+        calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+        written = [json.dumps(each, ensure_ascii=False) for each in (*options.tools, *calls, options.template)]
+        self._lengths.require_context(written, context or self.context, "tools")
+        options = _chat_options.adapt_options(options, self._template, self._mark_text)
+        if "tools" in self._template:
+            return messages, options
+        messages = _chat_options.write_tools(messages, options.tools, self.tool_format)
+        return messages, PromptOptions((), options.template)
+
+    def _render_chat(self, chat: Sequence[Mapping[str, Any]], options: PromptOptions = PLAIN_PROMPT) -> str:
         from jinja2 import TemplateError
 
         try:
             text: str = self._tokenizer.apply_chat_template(
-                chat, chat_template=self._template, tokenize=False, add_generation_prompt=True
+                chat,
+                tools=list(options.tools) or None,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=True,
+                **options.template,
             )
-        except TemplateError:
+        except (TemplateError, TypeError, ValueError):
             # What a template says is meant for programmers, and may hold the user's text.
             raise errors.BadRequest(
                 "this model's chat template does not take these messages; see to it that user and assistant take "
@@ -220,12 +261,13 @@ class LanguageThinker(LanguageDecoder, ABC):
     def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
-            raise errors.BadRequest(f"unknown role {role!r}; use system, user or assistant", param="messages")
+            raise errors.BadRequest(f"unknown role {role!r}; use system, user, assistant or tool", param="messages")
+        more = _chat_options.convert_extras(message, self._mark_text)
         if isinstance(content, str):
-            return {"role": role, "content": self._mark_text(content)}
+            return {"role": role, "content": self._mark_text(content), **more}
         if not isinstance(content, list | tuple) or not content:
             raise errors.BadRequest("content must be text or a list of parts", param="messages")
-        return {"role": role, "content": [self._convert_part(part) for part in content]}
+        return {"role": role, "content": [self._convert_part(part) for part in content], **more}
 
     def _convert_part(self, part: Any) -> dict[str, str]:
         kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__

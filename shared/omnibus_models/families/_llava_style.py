@@ -35,7 +35,7 @@ class SequentialThinker(_language.LanguageThinker):
     def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         # Templates of these families read parts alone: a plain string would be left out without a word.
         found = super()._convert_message(message)
-        if isinstance(found["content"], str):
+        if isinstance(found["content"], str) and found["role"] != "tool":
             found["content"] = [{"type": "text", "text": found["content"]}]
         return found
 

@@ -17,6 +17,8 @@ class TextThinker(_llava_style.SequentialThinker):
 
     def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._convert_message(message)
+        if isinstance(read["content"], str):
+            return read
         # Templates of such models take strings alone: of a list, Qwen3's keeps nothing and says nothing.
         return {**read, "content": "\n".join(part["text"] for part in read["content"])}
 

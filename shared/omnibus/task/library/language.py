@@ -19,6 +19,12 @@ class TextChunk(Part):
     text: str = ""
     #: Token ids, for models that report them.
     ids: list[int] = []
+    #: More of what the model thinks before it answers.
+    reasoning: str = ""
+    #: More of the calls of tools, as ``omnibus.structured.calls`` has them.
+    calls: str = ""
+    #: Probabilities of tokens: ``at``, the number of the first one in the answer, and ``tokens``.
+    logprobs: dict[str, Any] = {}
     #: In the last chunk: ``stop`` or ``length``; else empty.
     finish_reason: str = ""
     #: In the last chunk: numbers of tokens by kind, ``prompt_tokens`` and ``completion_tokens`` among them.
@@ -36,6 +42,12 @@ class TextParams(TypedDict, total=False):
     ``top_k`` a number of tokens (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16 texts
     that end the answer. ``seed`` None is the invocation's. ``ignore_eos`` goes on until ``max_tokens``. ``say`` is an
     answer that is given, word for word.
+
+    ``min_p`` is a share of the best token's probability, ``presence_penalty`` and ``frequency_penalty`` are -2 to 2,
+    ``logit_bias`` -100 to 100 by the decimal id of a token, ``logprobs`` a number of alternatives up to 20. ``tools``
+    are as OpenAI's API has them; ``tool_choice`` ``required`` makes the answer calls of them, ``allowed_tools`` names
+    the only ones. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
+    variables of the chat template.
     """
 
     max_tokens: int | None
@@ -47,6 +59,17 @@ class TextParams(TypedDict, total=False):
     seed: int | None
     ignore_eos: bool
     say: str | None
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    logprobs: int | None
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
+    allowed_tools: Sequence[str]
+    structured_outputs: Mapping[str, Any] | None
+    template: Mapping[str, Any]
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

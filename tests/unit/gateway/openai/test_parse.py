@@ -75,6 +75,10 @@ def test_every_field_that_the_openai_client_can_send_is_known() -> None:
     assert sent - {field.encode_name for field in msgspec.structs.fields(ChatRequest)} == set()
 
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+SCHEMA_PARAM = "response_format.json_schema.schema"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -100,13 +104,23 @@ def test_every_field_that_the_openai_client_can_send_is_known() -> None:
         ("prompt_cache_key", "x"),
         ("prompt_cache_retention", "24h"),
         ("prompt_cache_options", {"mode": "implicit"}),
+        ("logprobs", True),
+        ("logit_bias", {"50256": -100}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -0.5),
+        ("min_p", 0.1),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("reasoning_effort", "high"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
         ("stop", None),
         ("stop", []),
         ("max_tokens", None),
         ("audio", {"voice": "alloy", "format": "mp3"}),
     ],
 )
-def test_options_that_change_nothing_are_accepted(field: str, value: object) -> None:
+def test_options_that_can_be_obeyed_or_change_nothing_are_accepted(field: str, value: object) -> None:
     assert parse_chat(body(**{field: value})).model == "m"
 
 
@@ -115,19 +129,8 @@ def test_options_that_change_nothing_are_accepted(field: str, value: object) -> 
     [
         ("n", 2),
         ("n", 0),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("logit_bias", {"50256": -100}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -0.5),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("reasoning_effort", "high"),
         ("verbosity", "low"),
         ("web_search_options", {}),
         ("moderation", {"model": "m"}),
@@ -150,7 +153,26 @@ def test_options_that_would_change_the_answer_are_refused_by_name(field: str, va
         (body(messages=["hi"]), "messages[0]"),
         (body(messages=[{"content": "hi"}]), "messages[0].role"),
         (body(messages=[{"role": "robot", "content": "hi"}]), "messages[0].role"),
-        (body(messages=[{"role": "tool", "content": "x", "tool_call_id": "1"}]), "messages[0].role"),
+        (body(messages=[{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
+        (body(tool_choice="required"), "tool_choice"),
+        (body(tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
+        (body(tools=[FUNCTION, FUNCTION]), "tools[1].function.name"),
+        (body(tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
+        (body(tools=[FUNCTION], tool_choice="required", ignore_eos=True), "ignore_eos"),
+        (body(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type"),
+        (body(tools=[{"type": "function", "function": {"name": "f f"}}]), "tools[0].function.name"),
+        (body(tools=[FUNCTION] * 129), "tools"),
+        (body(response_format={"type": "xml"}), "response_format.type"),
+        (body(response_format={"type": "json_schema", "json_schema": {"name": "x"}}), SCHEMA_PARAM),
+        (body(response_format={"type": "json_object"}, ignore_eos=True), "ignore_eos"),
+        (body(top_logprobs=3), "top_logprobs"),
+        (body(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (body(logit_bias={"cat": 1}), "logit_bias"),
+        (body(logit_bias={"5": 101}), "logit_bias[...]"),
+        (body(presence_penalty=2.1), "presence_penalty"),
+        (body(min_p=1.1), "min_p"),
+        (body(reasoning_effort="huge"), "reasoning_effort"),
+        (body(modalities=["image"], tools=[FUNCTION]), "tools"),
         (body(messages=[{"role": "function", "content": "x", "name": "f"}]), "messages[0].role"),
         (body(messages=[{"role": "user"}]), "messages[0].content"),
         (body(messages=[{"role": "user", "content": None}]), "messages[0].content"),
@@ -159,7 +181,10 @@ def test_options_that_would_change_the_answer_are_refused_by_name(field: str, va
         (body(messages=[{"role": "assistant"}]), "messages[0].content"),
         (body(messages=[{"role": "assistant", "content": "a", "audio": {"id": ""}}]), "messages[0].audio.id"),
         (body(messages=[{"role": "assistant", "content": None}]), "messages[0].content"),
-        (body(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]), "messages[0].tool_calls"),
+        (
+            body(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
+            "messages[0].tool_calls[0].function",
+        ),
         (body(messages=[{"role": "assistant", "function_call": {"name": "f"}}]), "messages[0].function_call"),
         (
             body(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]),
@@ -297,7 +322,7 @@ def test_any_value_anywhere_is_accepted_or_a_bad_request_about_it(field: str, va
     else:
         return
 
-    assert param.startswith((field, "audio", "max_tokens", "stream_options"))
+    assert param.startswith((field, "audio", "max_tokens", "stream_options", "tool_choice", "top_logprobs", "tools"))
 
 
 async def chunks(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

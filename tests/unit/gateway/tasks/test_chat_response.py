@@ -3,9 +3,16 @@
 import base64
 import json
 
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from services.gateway.openai.chat_response import ChatCompletionAudio, build_usage, encode_completion
+from services.gateway.openai.chat_response import (
+    ChatCompletionAudio,
+    StructuredParts,
+    build_usage,
+    encode_completion,
+)
+from services.gateway.openai.chat_stream import ChatStream
+from services.gateway.request.event_ids import NumberedStream, parse_event_id
 
 COUNTS = build_usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text=7, audio=30)
 
@@ -57,3 +64,49 @@ def test_usage_adds_up_and_names_the_kinds() -> None:
     assert (prompt.text_tokens, prompt.image_tokens, prompt.audio_tokens, prompt.cached_tokens) == (5, 100, 25, 64)
     assert answer.usage.completion_tokens_details.audio_tokens == 30
     assert answer.usage.completion_tokens_details.text_tokens == 7
+
+
+def test_calls_and_reasoning_are_in_an_answer() -> None:
+    parts = StructuredParts("hm", (("f", '{"a": 1}'), ("g", "{}")))
+
+    data = encode_completion(id="i", model="m", created=1, text="", finish_reason="stop", usage=COUNTS, parts=parts)
+
+    [choice] = ChatCompletion.model_validate_json(data, strict=True).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []] == [
+        ("f", '{"a": 1}'), ("g", "{}"),
+    ]  # fmt: skip
+    assert len({call.id for call in choice.message.tool_calls or []}) == 2
+    assert choice.message.reasoning_content == "hm"
+
+
+def test_calls_are_streamed_in_parts_and_continued_behind_any_of_them() -> None:
+    texts = ['\x1ef\x1f{"a"', ": 1}\x1eg\x1f", "{}"]
+    plain = NumberedStream(ChatStream("i", "m", 1), "t", "wav", None)
+    frames = [plain.reasoning("hm"), *map(plain.calls, texts), plain.finish("stop")]
+
+    assert _read_calls(frames) == [("f", '{"a": 1}'), ("g", "{}")]
+    assert b'"finish_reason":"tool_calls"' in frames[-1]
+    for sent in range(1, 4):
+        _, after = parse_event_id(frames[sent - 1].rpartition(b"id: ")[2].split(b"\n")[0].decode())
+        again = NumberedStream(ChatStream("i", "m", 1), "t", "wav", after)
+        rest = [again.reasoning("hm"), again.calls("".join(texts)), again.finish("stop")]
+        assert _read_calls([*frames[:sent], *rest]) == [("f", '{"a": 1}'), ("g", "{}")]
+        assert rest[-1] == frames[-1]
+
+
+def _read_calls(frames: list[bytes]) -> list[tuple[str, str]]:
+    found: dict[int, list[str]] = {}
+    ids: dict[int, str] = {}
+    for line in b"".join(frames).split(b"\n"):
+        if line.startswith(b"data: "):
+            chunk = ChatCompletionChunk.model_validate_json(line[6:], strict=True)
+            for call in chunk.choices[0].delta.tool_calls or []:
+                if call.id:
+                    assert call.index not in ids
+                    ids[call.index] = call.id
+                assert call.function is not None
+                parts = found.setdefault(call.index, [call.function.name or "", ""])
+                parts[1] += call.function.arguments or ""
+    return [(name, arguments) for _, (name, arguments) in sorted(found.items())]

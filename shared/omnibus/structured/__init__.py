@@ -1,0 +1,1 @@
+"""Structured answers: calls of tools as they travel, and grammars of what an answer may be."""

@@ -1,0 +1,194 @@
+"""What formats of tool calls have in common."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from omnibus.structured.calls import call_head, clean_text
+
+#: The number of a special token; None where the text is no special token of the vocabulary.
+SpecialId = Callable[[str], int | None]
+#: A tool as chat templates take it: ``{"type": "function", "function": {name, description, parameters}}``.
+Tool = Mapping[str, Any]
+
+
+class Parsed(NamedTuple):
+    """What has become known of an answer: more ``text`` of it, and more of its ``calls`` (``omnibus.structured``)."""
+
+    text: str = ""
+    calls: str = ""
+
+
+class CallParser(Protocol):
+    """Reads one answer, piece by piece."""
+
+    @property
+    def calling(self) -> bool:
+        """True once a call, or what may be one, has begun."""
+
+    def push(self, text: str) -> Parsed:
+        """Take more of the answer and return what is known now."""
+
+    def close(self) -> Parsed:
+        """The answer is whole: return the rest. A call that was cut off stays one."""
+
+
+class ToolFormat(Protocol):
+    """How models of a family write calls.
+
+    ``special`` are special tokens that belong to it: they have to be read although text does not show them.
+    """
+
+    special: Sequence[str]
+
+    def open_parser(self) -> CallParser:
+        """A parser for one answer."""
+
+    def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
+        """The Lark grammar (``llguidance``) of answers that are calls of ``tools``: one, or with ``parallel`` more."""
+
+    def describe_tools(self, tools: Sequence[Tool]) -> str:
+        """A system message that says which tools there are, for chat templates that do not."""
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as models write it, for chat templates that do not."""
+
+    def write_result(self, name: str, content: str) -> str:
+        """A user's message that holds what a call gave, for chat templates that do not."""
+
+
+class CallObject:
+    """One call that is a JSON object: the ``name`` of a function, and its arguments, whose text passes as it comes."""
+
+    def __init__(self) -> None:
+        self.raw = ""  # all of it
+        self.known = False  # the head was given out
+        self.done = False
+        self.wrong = False  # it is no call
+        self._depth = 0
+        self._quoted = self._escaped = False
+        self._key: str | None = None
+        self._name = ""
+        self._buffer = ""  # of a key, or of a value
+        self._given = 0  # characters of the arguments that were given out
+        self._arguments = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Take ``text``; returns more of the call, and what of ``text`` is behind it."""
+        for index, letter in enumerate(text):
+            if self.done or self.wrong:
+                return self._take_ready(), text[index:]
+            self.raw += letter
+            self._step(letter)
+        return self._take_ready(), ""
+
+    def _step(self, letter: str) -> None:
+        if self._quoted:
+            self._buffer += letter
+            self._quoted = self._escaped or letter != '"'
+            self._escaped = letter == "\\" and not self._escaped
+        elif self._depth == 0:
+            self.wrong = letter != "{" and not letter.isspace()
+            self._depth += letter == "{"
+        elif self._depth == 1 and letter in ":,}":
+            self._end_token(letter)
+        else:
+            self._quoted = letter == '"'
+            self._depth += (letter in "{[") - (letter in "}]")
+            self._buffer += letter
+        if self._key in _ARGUMENTS:
+            self._arguments = self._buffer
+
+    def _end_token(self, letter: str) -> None:
+        token, self._buffer = self._buffer.strip(), ""
+        if letter == ":" and self._key is None:
+            self._key = str(_loads(token))
+            self.wrong = self._key not in _KEYS
+            return
+        if self._key == "name":
+            self._name = str(_loads(token))
+            self.wrong = not self._name
+        elif self._key in _ARGUMENTS:
+            self._arguments = token
+            self._end_arguments()
+        self._key = None
+        self.done = letter == "}"
+        self._depth -= self.done
+
+    def _end_arguments(self) -> None:
+        if self._arguments.startswith('"'):  # some models write the text of an object
+            self._arguments = str(_loads(self._arguments))
+        self._key = None
+
+    def _take_ready(self) -> str:
+        if not self._name or self.wrong:
+            return ""
+        head = "" if self.known else call_head(self._name)
+        self.known = True
+        arguments = self._arguments.strip()
+        if arguments.startswith('"') and not self.done:
+            return head
+        if self.done and not arguments:
+            arguments = "{}"
+        fresh, self._given = arguments[self._given :], max(self._given, len(arguments))
+        return head + clean_text(fresh)
+
+
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = ("name", "type", "id", *_ARGUMENTS)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ""
+
+
+def hold_marker(text: str, markers: Sequence[str]) -> int:
+    """Length of the end of ``text`` that may be the beginning of a marker, with the white space before it."""
+    kept = max((_overlap_length(text, marker) for marker in markers), default=0)
+    head = text[: len(text) - kept]
+    return kept + len(head) - len(head.rstrip())
+
+
+def _overlap_length(text: str, marker: str) -> int:
+    longest = min(len(text), len(marker) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)
+
+
+def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str, Any]:
+    """The JSON schema of a call of one of ``tools``: an object of its name and its ``arguments``."""
+    kinds = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, arguments: schema},
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for name, schema in map(tool_schema, tools)
+    ]
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
+def tool_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
+    """Name of ``tool`` and the schema of its arguments: any object where it says nothing."""
+    function = tool["function"]
+    schema = dict(function.get("parameters") or {})
+    return str(function["name"]), {"type": "object", **schema} if schema else {"type": "object", "properties": {}}
+
+
+def inline_schema(schema: Mapping[str, Any]) -> str:
+    """``schema`` as a part of a Lark grammar."""
+    return f"%json {json.dumps(schema)}"
+
+
+def marker_rule(text: str, special: SpecialId) -> str:
+    """``text`` in a Lark grammar, be it a special token or not."""
+    number = special(text)
+    return json.dumps(text) if number is None else f"<[{number}]>"
+
+
+def list_tools(tools: Sequence[Tool]) -> str:
+    """``tools`` as JSON, one a line."""
+    return "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -1,0 +1,107 @@
+"""Calls as Hermes, Qwen2.5 and Qwen3 write them: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omnibus_models.tool_calls.base import (
+    CallObject,
+    Parsed,
+    SpecialId,
+    Tool,
+    call_schema,
+    hold_marker,
+    inline_schema,
+    list_tools,
+    marker_rule,
+)
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class HermesParser:
+    """Calls between tags, each one JSON object. What stands between tags and is no call is text."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._call: CallObject | None = None
+        self._called = False
+        self.calling = False
+
+    def push(self, text: str) -> Parsed:
+        said, calls = "", ""
+        self._held += text
+        while self._held:
+            if self._call is None:
+                more, again = self._read_text()
+                said += more
+            else:
+                more, lost, again = self._read_call(self._call)
+                calls, said = calls + more, said + lost
+            if not again:
+                break
+        return Parsed(said, calls)
+
+    def _read_text(self) -> tuple[str, bool]:
+        before, begun, rest = self._held.partition(BEGIN)
+        if begun:
+            self._call, self._held, self._called, self.calling = CallObject(), rest, True, True
+            return before.rstrip(), True
+        kept = hold_marker(self._held, (BEGIN,))
+        said, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        self.calling = self._called or bool(self._held.strip())
+        return said, False
+
+    def _read_call(self, call: CallObject) -> tuple[str, str, bool]:
+        if call.done:
+            _, end, rest = self._held.partition(END)
+            if end:
+                self._call, self._held = None, rest.lstrip()
+            return "", "", bool(end)
+        more, rest = call.push(self._held)
+        self._held = rest
+        if call.wrong:
+            self._call, self._held = None, ""
+            lost = f"{BEGIN}{call.raw}"
+            following = self.push(rest)  # it may hold a call all the same
+            return more + following.calls, lost + following.text, False
+        return more, "", call.done
+
+    def close(self) -> Parsed:
+        lost = "" if self._call is None or self._call.known else f"{BEGIN}{self._call.raw}"
+        said = lost if self._call is not None else self._held
+        self._held, self._call = "", None
+        return Parsed(said)
+
+
+class HermesFormat:
+    special: Sequence[str] = (BEGIN, END)
+
+    def open_parser(self) -> HermesParser:
+        return HermesParser()
+
+    def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
+        more = '("\\n" call)*' if parallel else ""
+        return (
+            f"start: call {more}\n"
+            f'call: {marker_rule(BEGIN, special)} "\\n" body "\\n" {marker_rule(END, special)}\n'
+            f"body: {inline_schema(call_schema(tools))}\n"
+        )
+
+    def describe_tools(self, tools: Sequence[Tool]) -> str:
+        shape = f'{BEGIN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{END}'
+        return (
+            "# Tools\n\nYou may call one or more functions to answer the user. Their signatures are within "
+            f"<tools></tools> tags:\n<tools>\n{list_tools(tools)}\n</tools>\n\nFor each call write a JSON object with "
+            f"the function's name and its arguments within {BEGIN}{END} tags:\n{shape}"
+        )
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        return f"{BEGIN}\n{body}\n{END}"
+
+    def write_result(self, name: str, content: str) -> str:
+        return f"<tool_response>\n{content}\n</tool_response>"
+
+
+FORMAT = HermesFormat()
