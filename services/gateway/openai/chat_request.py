@@ -129,7 +129,7 @@ class AssistantMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
 
 
 class ToolMessage(Struct, frozen=True, tag_field="role", tag="tool"):
-    """What a call gave."""
+    """Result of a call."""
 
     content: str | Texts
     tool_call_id: Id

@@ -111,7 +111,7 @@ class ChatCompletionChoice(Struct, frozen=True):
 
 
 class StructuredParts(Struct, frozen=True):
-    """What an answer has besides text and sound; ``calls`` are names and arguments."""
+    """Parts of an answer besides text and sound; ``calls`` are names and arguments."""
 
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()
@@ -206,7 +206,7 @@ def build_choice(
 
 
 def finish_reason(reason: FinishReason, calls: bool) -> FinishReason:
-    """Why an answer has ended, with ``calls`` of tools in it or not."""
+    """The reason that an answer has ended, with ``calls`` of tools in it or not."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 

@@ -66,7 +66,7 @@ def _convert_message(message: Message, param: str, items: list[MediaRef]) -> dic
 
 
 def _convert_assistant(message: AssistantMessage, called: dict[str, str], param: str) -> dict[str, Any]:
-    """What chat templates read of an assistant's message besides its content; its calls go into ``called``."""
+    """Fields of an assistant's message that chat templates read besides its content; its calls go into ``called``."""
     more: dict[str, Any] = {}
     if message.reasoning_content:
         more["reasoning_content"] = message.reasoning_content

@@ -77,7 +77,7 @@ class AnswerAccumulator:
         return tuple(split_calls("".join(self._calls)))
 
     def structured_parts(self, *, logprobs: bool) -> chat_response.StructuredParts:
-        """What there is besides text and sound; ``logprobs``: whether the client sees probabilities."""
+        """Parts besides text and sound; ``logprobs``: whether the client sees probabilities."""
         if not (self.structured or logprobs):
             return chat_response.NO_PARTS
         found = self.logprobs if logprobs else None

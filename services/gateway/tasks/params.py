@@ -54,7 +54,7 @@ def _more_params(request: ChatRequest) -> dict[str, Any]:
 
 
 def structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
-    """What the text of an answer has to be, if not any text."""
+    """The shape of an answer's text, if it may not be any text."""
     match request.response_format:
         case JsonObjectFormat():
             return {"json_object": True}

@@ -51,7 +51,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def prompt_options(self) -> PromptOptions:
-        """What the chat template is told."""
+        """Options of the chat template."""
         return PromptOptions(self.tools, self.template) if self.tools or self.template else PLAIN_PROMPT
 
 

@@ -15,7 +15,7 @@ from omnibus_models.tool_calls import ToolFormat
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What a chat template is told besides the messages: ``tools`` as it takes them, and other variables of it."""
+    """Options of a chat template besides the messages: ``tools`` as it takes them, and other variables of it."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Any] = field(default_factory=dict)

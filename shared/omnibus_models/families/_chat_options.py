@@ -85,7 +85,7 @@ def _append_text(content: Any, text: str) -> Any:
 
 
 def convert_extras(message: Mapping[str, Any], check: Callable[[Any], str]) -> dict[str, Any]:
-    """What ``message`` has besides role and content. Raises ``BadRequest``, as ``check`` does for its texts."""
+    """Fields of ``message`` besides role and content. Raises ``BadRequest``, as ``check`` does for its texts."""
     more: dict[str, Any] = {}
     for name in ("reasoning_content", "name", "tool_call_id"):
         if message.get(name):

@@ -1,4 +1,4 @@
-"""What formats of tool calls have in common."""
+"""Parts that formats of tool calls have in common."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ Tool = Mapping[str, Any]
 
 
 class Parsed(NamedTuple):
-    """What has become known of an answer: more ``text`` of it, and more of its ``calls`` (``omnibus.structured``)."""
+    """Parts of an answer that have become known: more of its ``text`` and of its ``calls`` (``omnibus.structured``)."""
 
     text: str = ""
     calls: str = ""
@@ -34,7 +34,7 @@ class CallParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """How models of a family write calls.
+    """Format in which models of a family write calls.
 
     ``special`` are special tokens that belong to it: they have to be read although text does not show them.
     """

@@ -73,7 +73,7 @@ class Llama3Parser:
         return more, ""
 
     def _give_up(self, raw: str = "") -> str:
-        """It is text after all; behind a call that is what ends it, which says nothing."""
+        """Take it for text after all; behind a call that is what ends it, which says nothing."""
         said, self._opened = self._opened + raw + self._held, ""
         self._held, self._call, self._text = "", None, True
         return "" if self._begun and not said.strip("`\n ") else said
