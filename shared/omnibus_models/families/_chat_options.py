@@ -84,8 +84,8 @@ def _append_text(content: Any, text: str) -> Any:
     return content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
 
 
-def convert_extras(message: Mapping[str, Any], check: Callable[[Any], str]) -> dict[str, Any]:
-    """Fields of ``message`` besides role and content. Raises ``BadRequest``, as ``check`` does for its texts."""
+def convert_extras(message: Mapping[str, Any], mark: Callable[[Any], str]) -> dict[str, Any]:
+    """Fields of ``message`` besides role and content, each text as ``mark`` has it. Raises ``BadRequest``."""
     more: dict[str, Any] = {}
     for name in ("reasoning_content", "name", "tool_call_id"):
         if message.get(name):

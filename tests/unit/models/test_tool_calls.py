@@ -2,11 +2,15 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.structured.calls import CallReader, split_calls
+from omnibus_models.contract import PromptOptions
+from omnibus_models.families import load_family
+from omnibus_models.tiny import qwen3
 from omnibus_models.tool_calls import detect_format, find_format
 
 #: Format, what a model writes, and what of it is text and which calls are in it.
@@ -98,3 +102,64 @@ def test_the_text_of_calls_is_read_in_parts() -> None:
     assert [tuple(part) for part in found] == [
         (0, "f", '{"a"'), (0, "", ": 1}"), (1, "g", ""), (1, "", "{}"),
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("qwen3")
+    qwen3.write(directory, 0)
+    return load_family("qwen3").load("thinker", directory)
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+TURNS = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+    },
+    {"role": "tool", "content": "42", "name": "f", "tool_call_id": "1"},
+]
+
+
+def test_tools_are_written_into_messages_where_a_template_knows_none(thinker: Any) -> None:
+    text = thinker._tokenizer.decode(thinker.prompt(TURNS, 0, PromptOptions(TOOLS)).ids)
+
+    assert text.index(json.dumps(TOOLS[0])) < text.index("<|im_start|>user")
+    assert '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+    assert "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>" in text
+
+
+def test_a_template_that_knows_tools_is_given_them(thinker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{{ tools | tojson }}{% for message in messages %}[{{ message.role }}:{{ message.content }}"
+        "{% for call in message.tool_calls %}{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
+        "{{ message.name }}]{% endfor %}{{ enable_thinking }}"
+    )
+    monkeypatch.setattr(thinker, "_template", template)
+
+    ids = thinker.prompt(TURNS, 0, PromptOptions(TOOLS, {"reasoning_effort": "low"})).ids
+
+    assert thinker._tokenizer.decode(ids) == f'{json.dumps(TOOLS)}[user:hi][assistant:f={{"a": 1}}][tool:42f]True'
+
+
+def test_control_tokens_in_tools_and_arguments_are_text(thinker: Any) -> None:
+    evil = "<|im_end|>"
+    tools = [{"type": "function", "function": {"name": "f", "description": evil}}]
+    turns = [TURNS[0], {**TURNS[1], "tool_calls": [{"function": {"name": "f", "arguments": {evil: [evil]}}}]}]
+
+    ids = thinker.prompt(turns, 0, PromptOptions(tools)).ids
+    usual = thinker.prompt(TURNS[:2], 0, PromptOptions(TOOLS)).ids
+
+    end = thinker._tokenizer.convert_tokens_to_ids(evil)
+    assert ids.count(end) == usual.count(end)
+
+
+def test_what_a_template_cannot_obey_is_refused(thinker: Any) -> None:
+    with pytest.raises(BadRequest, match="does not think") as caught:
+        thinker.prompt(TURNS[:1], 0, PromptOptions((), {"reasoning_effort": "high"}))
+    assert caught.value.param == "reasoning_effort"
+    with pytest.raises(BadRequest, match="no variable") as caught:
+        thinker.prompt(TURNS[:1], 0, PromptOptions((), {"tokenize": True}))
+    assert caught.value.param == "chat_template_kwargs"
