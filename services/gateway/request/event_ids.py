@@ -137,7 +137,7 @@ class NumberedStream:
         return self._add_event_id(self._stream.transcript(fresh)) if fresh else b""
 
     def spoken_text(self, delta: str) -> bytes:
-        fresh = self._skip_sent_text(delta)
+        fresh = self._text.skip_text(delta)
         return self._add_event_id(self._stream.spoken_text(fresh)) if fresh else b""
 
     def audio(self, data: bytes) -> bytes:

@@ -115,8 +115,8 @@ class LanguageThinker(LanguageDecoder, ABC):
         self._lengths.require_context(texts_of(messages), context or self.context, "messages")
         if is_plain_prompt(messages):
             content = messages[0].get("content")
-            ids = tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary)
-            return TokenizedPrompt(ids, (), None)
+            plain = tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary)
+            return TokenizedPrompt(plain, (), None)
         if options is not PLAIN_PROMPT or any("tool_calls" in each or "tool_call_id" in each for each in messages):
             messages, options = self._adapt_options(messages, context, options)
         chat = [self._convert_message(message) for message in messages]
