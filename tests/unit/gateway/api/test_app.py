@@ -163,7 +163,7 @@ async def test_no_page_runs_the_code_of_other_sites(home: House, path: str):
     ("method", "path", "status", "code"),
     [
         ("GET", "/nothing", 404, "not_found"),
-        ("POST", "/v1/completions", 404, "not_found"),
+        ("POST", "/v1/batches", 404, "not_found"),
         ("POST", "/v1/models", 405, "rejected"),
         ("GET", "/v1/chat/completions", 405, "rejected"),
         ("DELETE", "/v1/chat/completions", 405, "rejected"),
