@@ -7,6 +7,7 @@ stays empty: a model that makes pictures writes none. A stream brings them all a
 
 import base64
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest
@@ -52,7 +53,9 @@ class ImageChatRoute:
     async def answer_chat(self, request: ChatRequest, asked: PostRequest, sending: ResponseWriter) -> None:
         """Answer ``request``, which is what was ``asked``. Raises ``OmnibusError``."""
         task = self._painters.get_task(request.model)
-        prompt, refs = _parse_messages(request)
+        messages, refs = convert_messages(request)
+        refs = await self._chat.resolve_files(messages, refs)
+        prompt = _parse_messages(request, messages, refs)
         wanted = _build_image_request(request, prompt)
         with rename_params(_CLIENT_PARAM_NAMES), rename_params(CLIENT_PARAM_NAMES, "image"):
             check_image_count(request.model, task, len(refs))
@@ -101,11 +104,10 @@ async def _iterate_frames(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield frame
 
 
-def _parse_messages(request: ChatRequest) -> tuple[str, list[MediaRef]]:
-    """The prompt, and the pictures that go with it."""
+def _parse_messages(request: ChatRequest, messages: list[dict[str, Any]], refs: list[MediaRef]) -> str:
+    """The prompt; ``refs`` are the pictures that go with it."""
     if not any(isinstance(message, UserMessage) for message in request.messages):
         raise BadRequest("Image generation needs at least one user message.", param="messages")
-    messages, refs = convert_messages(request)
     for ref in refs:
         if ref.modality != "image":
             raise BadRequest(f"Pictures are made of text and pictures, not of {ref.modality}.", param=ref.param)
@@ -121,7 +123,7 @@ def _parse_messages(request: ChatRequest) -> tuple[str, list[MediaRef]]:
     prompt = "\n".join(each for each in said if each.strip())
     if not prompt:
         raise BadRequest("The messages say nothing of the picture.", param=f"messages[{len(messages) - 1}].content")
-    return prompt, refs
+    return prompt
 
 
 def _content_text(content: str | list[dict[str, str]]) -> str:

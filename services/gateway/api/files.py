@@ -1,55 +1,122 @@
-"""``/v1/files/{id}``: what clients were given a URL of. Whoever knows an id may fetch its file, or remove it."""
+"""``/v1/files``: what clients upload and batches write, each tenant's own; and what clients were given a URL of.
 
-import logging
+Whoever knows the id of a file that was made for a URL may fetch it, or remove it.
+"""
+
 import time
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from omnibus.errors import BadRequest, NotFound
+from omnibus.settings import GatewaySettings
+from services.gateway.files.client_files import ClientFile, ClientFiles
+from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import add_routes, json_response
 from services.gateway.media.files import FileStore
 from services.gateway.media.named_files import FileTicket
-from services.gateway.openai.files import CONTENT, FILE, FileDeleted, FileObject
+from services.gateway.openai import multipart
+from services.gateway.openai.files import (
+    CONTENT,
+    FILE,
+    FILES,
+    FileDeleted,
+    FileList,
+    FileObject,
+    parse_file_form,
+    parse_file_query,
+)
 
-log = logging.getLogger(__name__)
-_encode = msgspec.json.Encoder().encode
+#: Types of files that a browser may show: others it saves.
+_INLINE_TYPES = ("image/", "audio/", "video/")
+_MAX_NAME_CHARS = 255
 
 
 class FileRoutes:
-    """Adds the routes over ``files`` to an application."""
+    """Adds the routes over ``made``, what URLs lead to, and ``files`` of clients to an application."""
 
-    def __init__(self, files: FileStore) -> None:
+    def __init__(self, settings: GatewaySettings, made: FileStore, files: ClientFiles) -> None:
+        self._settings = settings
+        self._made = made
         self._files = files
 
     def add_routes(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Any]] = {
+            FILES: {"GET": self._list_files, "POST": self._upload_file},
             FILE: {"GET": self._get_file, "DELETE": self._delete_file},
             CONTENT: {"GET": self._get_content},
         }
         add_routes(app, routes)
 
+    async def _upload_file(self, request: Request) -> Response:
+        asked = await read_request(request.scope, request.receive, self._settings.max_body)
+        form = multipart.parse_form(asked.body, asked.content_type)
+        form.check_file_names("file")
+        wanted, part = parse_file_form(form.fields()), form.file("file")
+        name = (part.filename or "")[:_MAX_NAME_CHARS] or "file"
+        seconds = float(wanted.expires_after.seconds) if wanted.expires_after is not None else 0.0
+        return json_response(file_view(await self._files.add(part.data, name, wanted.purpose, part.mime, seconds)))
+
+    async def _list_files(self, request: Request) -> Response:
+        query = parse_file_query(dict(request.query_params))
+        known = await self._files.list_all() if self._files.is_enabled else []
+        known = known[::-1] if query.order == "desc" else known
+        if query.after:
+            ids = [each.id for each in known]
+            if query.after not in ids:
+                raise BadRequest("There is no file of this id behind which others could be.", param="after")
+            known = known[ids.index(query.after) + 1 :]
+        found = [each for each in known if query.purpose in (None, each.purpose)]
+        shown = [file_view(each) for each in found[: query.limit]]
+        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return json_response(FileList(data=shown, has_more=len(found) > query.limit, first_id=first, last_id=last))
+
     async def _get_file(self, request: Request) -> Response:
-        return json_response(_to_file_object(await self._files.get_ticket(request.path_params["file_id"])))
+        id = request.path_params["file_id"]
+        found = await self._find_own(id)
+        return json_response(file_view(found) if found else _ticket_view(await self._made.get_ticket(id)))
 
     async def _delete_file(self, request: Request) -> Response:
         id = request.path_params["file_id"]
-        await self._files.remove(id)
+        if await self._find_own(id):
+            await self._files.remove(id)
+        else:
+            await self._made.remove(id)
         return json_response(FileDeleted(id=id))
 
     async def _get_content(self, request: Request) -> Response:
-        ticket, data = await self._files.read(request.path_params["file_id"])
-        headers = {
-            "cache-control": f"private, max-age={max(0, int(ticket.expires - time.time()))}",
-            "content-disposition": f'inline; filename="{_file_name(ticket)}"',
-            "x-content-type-options": "nosniff",
-        }
-        return Response(data, 200, headers, ticket.mime)
+        id = request.path_params["file_id"]
+        if found := await self._find_own(id):
+            data = (await self._files.read(id)).data
+            return _content_response(data, found.mime, found.expires, found.filename)
+        ticket, data = await self._made.read(id)
+        return _content_response(data, ticket.mime, ticket.expires, _file_name(ticket))
+
+    async def _find_own(self, id: str) -> ClientFile | None:
+        """The caller's own file of this id, if it is one."""
+        if not self._files.is_enabled:
+            return None
+        try:
+            return await self._files.get(id)
+        except NotFound:
+            return None
 
 
-def _to_file_object(ticket: FileTicket) -> FileObject:
+def file_view(file: ClientFile) -> FileObject:
+    """A file as clients see it."""
+    return FileObject(
+        id=file.id,
+        bytes=file.nbytes,
+        created_at=int(file.created),
+        expires_at=int(file.expires),
+        filename=file.filename,
+        purpose=file.purpose,  # type: ignore[arg-type]
+    )
+
+
+def _ticket_view(ticket: FileTicket) -> FileObject:
     return FileObject(
         id=ticket.id,
         bytes=ticket.nbytes,
@@ -57,6 +124,19 @@ def _to_file_object(ticket: FileTicket) -> FileObject:
         expires_at=int(ticket.expires),
         filename=_file_name(ticket),
     )
+
+
+def _content_response(data: bytes, mime: str, expires: float, name: str) -> Response:
+    shown = mime.startswith(_INLINE_TYPES)
+    quoted = "".join(
+        letter if letter.isascii() and letter.isprintable() and letter not in '"\\' else "_" for letter in name
+    )
+    headers = {
+        "cache-control": f"private, max-age={max(0, int(expires - time.time()))}",
+        "content-disposition": f'{"inline" if shown else "attachment"}; filename="{quoted}"',
+        "x-content-type-options": "nosniff",
+    }
+    return Response(data, 200, headers, mime if shown else "application/octet-stream")
 
 
 def _file_name(ticket: FileTicket) -> str:

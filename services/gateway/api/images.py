@@ -18,9 +18,11 @@ from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.media.files import FileStore, file_url
 from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import images, multipart
-from services.gateway.openai.images import CompletedImage, Image, ImageOptions, PartialImage
+from services.gateway.openai.images import CompletedImage, EditRequest, Image, ImageOptions, PartialImage
+from services.gateway.openai.messages import MediaRef
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import (
     CLIENT_PARAM_NAMES,
     ImageTasks,
@@ -136,7 +138,14 @@ class ImageGenerationRoute(PostRoute):
 class ImageEditRoute(ImageGenerationRoute):
     """Pictures of a text and of other pictures."""
 
+    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: FileStore, chat: Chat) -> None:
+        super().__init__(settings, painters, files)
+        self._chat = chat
+
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        if asked.content_type.partition(";")[0].strip().lower() == "application/json":
+            await self._edit_named(images.parse_edit_json(asked.body), asked, sending)
+            return
         form = multipart.parse_form(asked.body, asked.content_type)
         form.check_file_names("image", "mask", "markup")
         wanted = images.parse_edit(form.fields())
@@ -150,6 +159,15 @@ class ImageEditRoute(ImageGenerationRoute):
         check_image_count(wanted.model, task, len(files))
         found = await inspect_files(files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
         await self.send_images(wanted, asked, sending, "image_edit", found)
+
+    async def _edit_named(self, wanted: EditRequest, asked: PostRequest, sending: ResponseWriter) -> None:
+        """Answer an edit of pictures that are not in the request itself."""
+        check_image_count(wanted.model, self._painters.get_task(wanted.model), len(wanted.images))
+        refs = [
+            MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=f"images[{index}]")
+            for index, each in enumerate(wanted.images)
+        ]
+        await self.send_images(wanted, asked, sending, "image_edit", await self._chat.load_media(refs))
 
 
 class ImageVariationRoute(PostRoute):

@@ -37,7 +37,7 @@ class RouteTable:
             openapi.PATH: answered,
             completions.PATH: CompletionRoute(settings, chat),
             pictures.PATH: ImageGenerationRoute(settings, painters, files),
-            pictures.EDITS: ImageEditRoute(settings, painters, files),
+            pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
             pictures.VARIATIONS: ImageVariationRoute(settings),
             embeddings.PATH: EmbeddingRoute(settings, runs),
             speech.PATH: spoken,
@@ -45,7 +45,7 @@ class RouteTable:
         }
         #: Continues streamed chats.
         self.resume = ResumeRoute(settings, chat, answered)
-        self.files = FileRoutes(files)
+        self.files = FileRoutes(settings, files, chat.files)
         self.videos = VideoRoutes(settings, videos)
         self.invocations = InvocationRoutes(settings, History(runs.records.bus))
 

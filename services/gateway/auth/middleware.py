@@ -17,7 +17,12 @@ _KEY_PROTECTED_PREFIXES = ("/openapi.json", "/metrics")
 #: What no key opens, only the admin token.
 _OPERATORS = "/metrics"
 #: What has a guard of its own: files by ids that nobody can guess, and the console by the admin token.
-_SELF_GUARDED_PREFIXES = ("/v1/files/", "/v1/console/")
+_FILES_PREFIX = "/v1/files/"
+_SELF_GUARDED_PREFIXES = (_FILES_PREFIX, "/v1/console/")
+
+
+#: Who sends no key: no tenant can be called that, so nothing is theirs.
+_STRANGER = Tenant("\n")
 
 
 class ApiKeyMiddleware:
@@ -31,7 +36,8 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not requires_key(scope["path"]):
-            await self._application(scope, receive, send)
+            with acting_as(self._sender_of_file_request(scope)):
+                await self._application(scope, receive, send)
             return
         try:
             authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
@@ -67,6 +73,16 @@ class ApiKeyMiddleware:
             return send(message)
 
         return send_with_limits
+
+    def _sender_of_file_request(self, scope: Scope) -> Tenant:
+        """The tenant whose own files a request may see besides those that it knows the URL of."""
+        if scope["type"] != "http" or not scope["path"].startswith(_FILES_PREFIX):
+            return NOBODY
+        authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        record = self._book.find(bearer_token(authorization))
+        if record is None:
+            return NOBODY if self._admin.is_operator(authorization) else _STRANGER
+        return Tenant(record.tenant, record.weight, record)
 
     def _require_operator(self, authorization: str) -> Tenant:
         """Raises ``Unauthorized``: metrics name all tenants."""

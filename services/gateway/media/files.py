@@ -216,6 +216,11 @@ class FileStore:
             _remove_older(path, now - self._seconds - _SWEEP_SECONDS)
 
 
+def is_file_id(id: str) -> bool:
+    """Return whether ``id`` looks like one of a file: nothing else may become a path."""
+    return _ID.fullmatch(id) is not None
+
+
 def new_secret_id(kind: str) -> str:
     """An id that nobody can guess; ``kind`` is its beginning, as ``file-``."""
     return f"{kind}{token_hex(24)}"

@@ -6,7 +6,7 @@ Only headers are read here. Decoding happens in an executor, which can be killed
 import asyncio
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -107,7 +107,13 @@ def estimate_tokens(info: MediaInfo) -> int:
     return max(1, ceil(25 * seconds))
 
 
-async def load_media(refs: Sequence[MediaRef], fetcher: Fetcher, limits: MediaLimits) -> list[InspectedMedia]:
+#: Reads the bytes of a client's file by its id.
+FileReader = Callable[[str], Awaitable[bytes]]
+
+
+async def load_media(
+    refs: Sequence[MediaRef], fetcher: Fetcher, limits: MediaLimits, read_file: FileReader | None = None
+) -> list[InspectedMedia]:
     """Fetch or decode every item of a request, and inspect it. Same order as ``refs``.
 
     Remote items are fetched side by side. The first error cancels the rest and is raised as it is.
@@ -116,8 +122,8 @@ async def load_media(refs: Sequence[MediaRef], fetcher: Fetcher, limits: MediaLi
         raise TooLarge(f"The request has {len(refs)} media items; at most {limits.items} are accepted.")
     budget = _Budget(limits.request_bytes)
     if all(ref.data or ref.url[:5].lower() == "data:" for ref in refs):
-        return [await _load_item(ref, fetcher, limits, budget) for ref in refs]
-    return await gather_calls(*(_load_item(ref, fetcher, limits, budget) for ref in refs))
+        return [await _load_item(ref, fetcher, limits, budget, read_file) for ref in refs]
+    return await gather_calls(*(_load_item(ref, fetcher, limits, budget, read_file) for ref in refs))
 
 
 class _Budget:
@@ -133,9 +139,13 @@ class _Budget:
             raise TooLarge(f"The request's media have more than {self._total} bytes, the most accepted.", param=param)
 
 
-async def _load_item(ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget) -> InspectedMedia:
+async def _load_item(
+    ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget, read_file: FileReader | None
+) -> InspectedMedia:
     if ref.data[:5].lower() == "data:":
         data, declared = data_url.decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
+    elif ref.file_id and read_file is not None:
+        data, declared = await read_file(ref.file_id), ""
     elif ref.data:
         data, declared = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
     else:

@@ -60,9 +60,11 @@ class InputAudio(Struct, frozen=True):
 
 
 class FileReference(Struct, frozen=True):
-    """Read so that it can be refused by name."""
+    """A file of images, audio or video: uploaded before to ``/v1/files``, or as a data URL."""
 
-    file_id: str | None = None
+    file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    file_data: Annotated[str, Meta(min_length=1)] | None = None
+    filename: str | None = None
 
 
 class TextPart(Struct, frozen=True, tag_field="type", tag="text"):

@@ -109,6 +109,19 @@ class EditForm(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     input_fidelity: str | None = None
 
 
+class ImageReference(Struct, frozen=True, forbid_unknown_fields=True):
+    """A picture to go by: a file that was uploaded, or an https or data URL."""
+
+    file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    image_url: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class EditRequest(EditForm, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/images/edits`` as JSON: pictures are named instead of sent."""
+
+    images: Annotated[list[ImageReference], Meta(min_length=1, max_length=16)]
+
+
 # Answers
 
 
@@ -172,6 +185,7 @@ class CompletedImage(Struct, frozen=True):
     background: Literal["opaque"] = "opaque"
 
 
+_EDIT = msgspec.json.Decoder(EditRequest)
 _GENERATION = msgspec.json.Decoder(ImageRequest)
 _encode = msgspec.json.Encoder().encode
 
@@ -210,10 +224,24 @@ def parse_edit(fields: Mapping[str, Any]) -> EditForm:
         form = msgspec.convert(fields, EditForm, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), EditForm) from None
+    _check_edit(form)
+    return form
+
+
+def parse_edit_json(body: bytes) -> EditRequest:
+    """Decode and check an edit of pictures that are named. Raises ``BadRequest`` with ``param``."""
+    request = decode_body(_EDIT, body)
+    _check_edit(request)
+    for index, each in enumerate(request.images):
+        if (each.file_id is None) == (each.image_url is None):
+            raise BadRequest("An image has a file_id, or an image_url.", param=f"images[{index}]")
+    return request
+
+
+def _check_edit(form: EditForm) -> None:
     check_options(form)
     if form.input_fidelity is not None:
         raise _unsupported_value("input_fidelity", "models say themselves how close they stay to a picture")
-    return form
 
 
 def check_options(request: ImageOptions) -> None:

@@ -1,5 +1,6 @@
 """From a chat request to what a thinker reads and what has to be fetched."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from services.gateway.openai.chat_request import (
     AudioUrlPart,
     ChatRequest,
     DeveloperMessage,
+    FilePart,
+    FileReference,
     ImagePart,
     InputAudioPart,
     Message,
@@ -24,16 +27,22 @@ from services.gateway.openai.tools import ToolCall
 
 
 class MediaRef(Struct, frozen=True):
-    """One media item of a request, not yet fetched: ``url`` or base64 ``data`` is set.
+    """One media item of a request, not yet fetched: ``url``, base64 ``data`` or ``file_id`` is set.
 
     ``declared`` is a short format name ("wav") or "". ``param`` is the item's JSON path for errors.
     """
 
-    modality: str  # image | video | audio
+    modality: str  # image | video | audio, or FILE_PART until it is known which
     url: str = ""
     data: str = ""
     declared: str = ""
     param: str = ""
+    file_id: str = ""
+
+
+#: Modality of a file that is known by its id alone.
+FILE_PART = "file"
+_DATA_URL = re.compile(r"data:(image|audio|video)/", re.IGNORECASE)
 
 
 def convert_messages(request: ChatRequest) -> tuple[list[dict[str, Any]], list[MediaRef]]:
@@ -121,4 +130,19 @@ def _media_ref(part: Struct, param: str) -> MediaRef:
             return MediaRef("audio", url=part.audio_url.url, param=f"{param}.audio_url.url")
         case InputAudioPart(sound):
             return MediaRef("audio", data=sound.data, declared=sound.format, param=f"{param}.input_audio.data")
-    raise BadRequest("File parts are not supported: send images, audio or video.", param=param)
+        case FilePart(file):
+            return _file_ref(file, f"{param}.file")
+    raise BadRequest("Parts of this type are not supported: send text, images, audio or video.", param=param)
+
+
+def _file_ref(file: FileReference, param: str) -> MediaRef:
+    if (file.file_id is None) == (file.file_data is None):
+        raise BadRequest("A file part has a file_id, or file_data.", param=param)
+    if file.file_id is not None:
+        return MediaRef(FILE_PART, file_id=file.file_id, param=f"{param}.file_id")
+    kind = _DATA_URL.match(file.file_data or "")
+    if kind is None:
+        raise BadRequest(
+            "Models here read images, audio and video: send one of these as a data URL.", param=f"{param}.file_data"
+        )
+    return MediaRef(kind[1].lower(), url=file.file_data or "", param=f"{param}.file_data")

@@ -37,6 +37,7 @@ _SHAPES = (
     models.ModelList,
     images.ImageRequest,
     images.EditForm,
+    images.EditRequest,
     images.ImagesResponse,
     images.PartialImage,
     images.CompletedImage,
@@ -50,7 +51,9 @@ _SHAPES = (
     transcriptions.VerboseTranscription,
     transcriptions.TranscriptDelta,
     transcriptions.TranscriptDone,
+    files.FileForm,
     files.FileObject,
+    files.FileList,
     files.FileDeleted,
     videos.VideoRequest,
     videos.Video,
@@ -67,6 +70,7 @@ def openapi_components() -> dict[str, Any]:
     return {
         **components,
         "EditForm": _with_files(components["EditForm"], image=several),
+        "FileForm": _with_files(components["FileForm"], file=_FILE),
         "TranscriptionForm": _with_files(components["TranscriptionForm"], file=_FILE),
     }
 
@@ -138,7 +142,11 @@ def _generation_operation() -> dict[str, Any]:
 
 def _edit_operation() -> dict[str, Any]:
     return _post_operation(
-        "edit_image", "Make pictures of a text and pictures.", "Images", _form_content("EditForm"), _images_response()
+        "edit_image",
+        "Make pictures of a text and pictures.",
+        "Images",
+        {**_form_content("EditForm"), **_json_content("EditRequest")},
+        _images_response(),
     )
 
 
@@ -204,11 +212,16 @@ def _file_paths() -> dict[str, Any]:
     gone = {"404": _failure_response("The file was not found, or has expired.")}
     about = {"description": "About the file.", "content": _json_content("FileObject")}
     removed = {"description": "It is gone.", "content": _json_content("FileDeleted")}
+    page = {"description": "Your files.", "content": _json_content("FileList")}
+    wrong = {"400": _failure_response("The request cannot be obeyed; `param` names the place.")}
+    made = _post_operation("upload_file", "Upload a file.", "Files", _form_content("FileForm"), about)
+    listed = _operation("list_files", "List your files.", "Files", {"200": page, **wrong})
     return {
+        files.FILES: {"post": made, "get": {**listed, "parameters": _query_parameters(files.FileQuery)}},
         files.FILE: {
             "parameters": [_id_parameter("file_id")],
-            "get": _operation("show_file", "About a file that was made.", "Files", {"200": about, **gone}),
-            "delete": _operation("remove_file", "Remove a file that was made.", "Files", {"200": removed, **gone}),
+            "get": _operation("show_file", "About a file.", "Files", {"200": about, **gone}),
+            "delete": _operation("remove_file", "Remove a file.", "Files", {"200": removed, **gone}),
         },
         files.CONTENT: {
             "parameters": [_id_parameter("file_id")],

@@ -20,6 +20,8 @@ from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.runtime import run as run_task
 from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from services.gateway.files.client_files import ClientFiles
+from services.gateway.files.references import resolve_files
 from services.gateway.media import inspect as openai_media
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.media.inspect import InspectedMedia, MediaLimits
@@ -97,8 +99,10 @@ class Chat:
         fetcher: Fetcher,
         spoken: SpokenAnswers | None = None,
         continuations: Continuations | None = None,
+        files: ClientFiles | None = None,
     ) -> None:
         self._runs = runs
+        self.files = files if files is not None else ClientFiles(runs.settings)
         self.spoken = spoken
         self.continuations = continuations
         self._router = runs.router
@@ -144,6 +148,8 @@ class Chat:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         voice = _requested_voice(request, model)
         messages, refs = convert_messages(await self._resolve_spoken(request))
+        if refs:
+            refs = await self.resolve_files(messages, refs)
         if isinstance(task, MLLM):
             for ref in refs:
                 task.encoder_for(ref.modality)  # what no encoder takes is not fetched
@@ -161,9 +167,18 @@ class Chat:
         """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
         return _select_voice(name, self._router.get_model(model), model)
 
+    async def resolve_files(self, messages: list[dict[str, Any]], refs: list[MediaRef]) -> list[MediaRef]:
+        """Media of converted messages, with the modality of those that are named by the id of a file."""
+        if any(ref.file_id for ref in refs):
+            return await resolve_files(messages, refs, self.files)
+        return refs
+
+    async def _read_file(self, id: str) -> bytes:
+        return (await self.files.read(id)).data
+
     async def load_media(self, refs: Sequence[MediaRef]) -> list[InspectedMedia]:
         """The media items of a request, fetched and inspected."""
-        return await openai_media.load_media(refs, self._fetcher, self._limits) if refs else []
+        return await openai_media.load_media(refs, self._fetcher, self._limits, self._read_file) if refs else []
 
     def require_encoder(self, model: str, modality: str) -> None:
         """Raises ``BadRequest`` for a model without an encoder of ``modality``."""

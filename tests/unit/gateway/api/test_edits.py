@@ -267,3 +267,18 @@ async def test_an_edit_that_nobody_waits_for_ends(studio: House):
             await edit(studio, PNG)
 
     await studio.emptied()
+
+
+async def test_pictures_may_be_named_by_the_ids_of_files(studio: House):
+    data = {**WISH, "seed": 7, "steps": 2}
+    sent = await studio.http.post(EDITS, data=WISH, files={"image": ("a.png", PNG)})
+    file = await studio.http.post("/v1/files", files={"file": ("a.png", PNG)}, data={"purpose": "vision"})
+
+    named = await studio.http.post(EDITS, json={**data, "images": [{"file_id": file.json()["id"]}]})
+    empty = await studio.http.post(EDITS, json={**data, "images": [{}]})
+    unknown = await studio.http.post(EDITS, json={**data, "images": [{"file_id": f"file-{'0' * 48}"}]})
+
+    assert sent.status_code == 200, sent.text
+    assert named.json()["data"] == sent.json()["data"]
+    assert (empty.status_code, error(empty)["param"]) == (400, "images[0]")
+    assert unknown.status_code == 404

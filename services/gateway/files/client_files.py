@@ -1,0 +1,178 @@
+"""Files of tenants: uploaded by them, or made for them by batches. Each tenant sees its own and no other.
+
+A file is two objects, ``<owner>/data/<id>`` and then ``<owner>/about/<id>``, which says what it is: one whose second
+object is missing is none. The owner is part of the key, so that no id leads to a file of another tenant.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import BadRequest, NotFound, StorageFull, TooLarge
+from omnibus.settings import GatewaySettings
+from services.gateway.files.object_storage import ObjectStorage, StoredObject
+from services.gateway.media.files import is_file_id, new_secret_id
+from services.gateway.media.headers.sniff import sniff_mime
+from services.gateway.tenancy.tenant import current_tenant
+
+#: Files of one tenant.
+MAX_FILES = 10_000
+#: Seconds after which content without a description is none that is being written.
+_UNFINISHED_SECONDS = 600.0
+#: Files whose descriptions are read at the same time.
+_MAX_READS = 32
+_encode = msgspec.json.Encoder().encode
+
+
+class ClientFile(Struct, frozen=True, kw_only=True):
+    """A file. Times are Unix seconds; ``mime`` is what its bytes say, else what its sender said, else ""."""
+
+    id: str
+    filename: str
+    purpose: str
+    mime: str
+    nbytes: int
+    created: float
+    expires: float
+
+    @property
+    def modality(self) -> str:
+        """``image``, ``audio`` or ``video``; what else there is, as ``text``."""
+        return self.mime.partition("/")[0]
+
+
+class FileContent(NamedTuple):
+    """A file with its bytes."""
+
+    about: ClientFile
+    data: bytes
+
+
+class ClientFiles:
+    """Files of the tenant that is being served."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._storage = ObjectStorage.from_settings(settings)
+        self._settings = settings
+
+    @property
+    def is_enabled(self) -> bool:
+        """True if files are kept here."""
+        return self._storage is not None
+
+    @property
+    def storage(self) -> ObjectStorage:
+        """Where files are. Raises ``BadRequest`` where none are kept."""
+        if self._storage is None:
+            raise BadRequest("this gateway keeps no files: set OMNIBUS_GATEWAY_MEDIA_DIR or OMNIBUS_GATEWAY_STORAGE")
+        return self._storage
+
+    async def add(self, data: bytes, filename: str, purpose: str, mime: str = "", seconds: float = 0.0) -> ClientFile:
+        """Keep a file for ``seconds``, by default as long as the settings say.
+
+        Raises ``TooLarge``, ``StorageFull`` when the tenant has no room left, and ``StoreUnavailable``.
+        """
+        await self.check_room(len(data))
+        now = time.time()
+        about = ClientFile(
+            id=new_secret_id("file-"),
+            filename=filename,
+            purpose=purpose,
+            mime=sniff_mime(data) or mime,
+            nbytes=len(data),
+            created=now,
+            expires=now + (seconds or self._settings.upload_seconds),
+        )
+        await self.storage.put(_key("data", about.id), data)
+        await self.storage.put(_key("about", about.id), _encode(about))
+        return about
+
+    async def check_room(self, nbytes: int) -> None:
+        """Raises ``TooLarge`` for too large a file, and ``StorageFull`` when the tenant has no room left for it."""
+        limits = self._settings
+        if nbytes > limits.file_largest:
+            raise TooLarge(f"the file has {nbytes} bytes, {limits.file_largest} are accepted", param="file")
+        kept = await self.storage.list(_prefix("data"))
+        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > limits.upload_bytes:
+            kept = await self._remove_expired(kept)
+        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > limits.upload_bytes:
+            raise StorageFull(
+                f"your files have {sum(each.nbytes for each in kept)} of {limits.upload_bytes} bytes, and there may be "
+                f"{MAX_FILES} of them: delete some"
+            )
+
+    async def get(self, id: str) -> ClientFile:
+        """The description of a file. Raises ``NotFound``, also for one that has expired."""
+        if not is_file_id(id):
+            raise _not_found_error()
+        found = await self._read_about(id)
+        if found is None or found.expires <= time.time():
+            raise _not_found_error()
+        return found
+
+    async def read(self, id: str) -> FileContent:
+        """A file and its bytes. Raises ``NotFound``."""
+        about = await self.get(id)
+        try:
+            return FileContent(about, await self.storage.get(_key("data", id)))
+        except NotFound:
+            raise _not_found_error() from None
+
+    async def remove(self, id: str) -> None:
+        """Remove a file. Raises ``NotFound``."""
+        await self.get(id)
+        await self._remove_objects(id)
+
+    async def list_all(self) -> list[ClientFile]:
+        """The tenant's files, the oldest first."""
+        names = [each.key.rpartition("/")[2] for each in await self.storage.list(_prefix("about"))]
+        found: list[ClientFile] = []
+        for at in range(0, len(names), _MAX_READS):
+            found += filter(None, await asyncio.gather(*map(self._read_about, names[at : at + _MAX_READS])))
+        now = time.time()
+        return sorted((each for each in found if each.expires > now), key=lambda each: (each.created, each.id))
+
+    async def _read_about(self, id: str) -> ClientFile | None:
+        try:
+            return msgspec.json.decode(await self.storage.get(_key("about", id)), type=ClientFile)
+        except (NotFound, msgspec.MsgspecError):
+            return None
+
+    async def _remove_expired(self, kept: Sequence[StoredObject]) -> list[StoredObject]:
+        """Remove what has expired, and what was never completed; returns what is left of ``kept``."""
+        good = {each.id for each in await self.list_all()}
+        left: list[StoredObject] = []
+        for each in kept:
+            id = each.key.rpartition("/")[2]
+            if id in good:
+                left.append(each)
+            elif each.modified < time.time() - _UNFINISHED_SECONDS:
+                await self._remove_objects(id)
+        return left
+
+    async def _remove_objects(self, id: str) -> None:
+        await self.storage.delete(_key("about", id))
+        await self.storage.delete(_key("data", id))
+
+
+def owner_prefix() -> str:
+    """The first part of all keys of the tenant that is being served."""
+    tenant = current_tenant().name
+    return sha256(tenant.encode()).hexdigest()[:32] if tenant else "nobody"
+
+
+def _prefix(part: str) -> str:
+    return f"{owner_prefix()}/{part}"
+
+
+def _key(part: str, id: str) -> str:
+    return f"{_prefix(part)}/{id}"
+
+
+def _not_found_error() -> NotFound:
+    return NotFound("file not found: unknown or expired id, or a file of somebody else", param="file_id")

@@ -1,0 +1,161 @@
+"""Files that clients upload: each tenant's own, for a while, in chats and on their own."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from omnibus.errors import NotFound, StorageFull, TooLarge
+from omnibus.settings import GatewaySettings
+from services.gateway.files.client_files import ClientFiles
+from services.gateway.tenancy.tenant import Tenant, acting_as
+from tests.unit.gateway.auth.test_middleware import gated
+from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, error, question, text
+from tests.unit.gateway.samples import sound
+
+WAV = sound("wav", "pcm_s16le", 0.1)
+
+
+def client_of(home: House, http: Any = None, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        api_key=key, base_url="http://localhost/v1", http_client=http or home.http, max_retries=0,
+        _strict_response_validation=True,
+    )  # fmt: skip
+
+
+def kept(directory: Path, **more: Any) -> ClientFiles:
+    return ClientFiles(GatewaySettings(media_dir=str(directory), **more))
+
+
+async def test_the_openai_client_uploads_lists_reads_and_deletes(home: House):
+    client = client_of(home)
+
+    made = [
+        await client.files.create(file=(name, data), purpose=purpose)
+        for name, data, purpose in (
+            ("a.png", PNG, "vision"),
+            ("b.jsonl", b"{}\n", "batch"),
+            ("c.wav", WAV, "user_data"),
+        )
+    ]
+    newest = [each.id async for each in client.files.list(limit=2)]
+    batches = [each.id async for each in client.files.list(purpose="batch")]
+    content = await client.files.content(made[0].id)
+    shown = await client.files.retrieve(made[1].id)
+    gone = await client.files.delete(made[2].id)
+
+    assert newest == [each.id for each in made[::-1]]
+    assert batches == [made[1].id]
+    assert content.content == PNG
+    assert (shown.filename, shown.bytes, shown.purpose) == ("b.jsonl", 3, "batch")
+    assert gone.deleted
+    assert [each.id async for each in client.files.list(order="asc")] == [made[0].id, made[1].id]
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve(made[2].id)
+
+
+@pytest.mark.parametrize(("name", "data", "seen"), [("a.png", PNG, 1), ("a.wav", WAV, 1)])
+async def test_a_chat_refers_to_a_file_by_its_id(home: House, name: str, data: bytes, seen: int):
+    await home.all_of(OMNI)
+    file = await client_of(home).files.create(file=(name, data), purpose="user_data")
+
+    response = await home.ask(OMNI, [text("hi"), {"type": "file", "file": {"file_id": file.id}}, text("there")])
+
+    assert answered(response).startswith("You said hi")
+    assert answered(response).count("saw") == seen
+    assert response.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 1  # the toy calls all media images
+
+
+async def test_a_file_may_come_with_the_chat(home: House):
+    await home.all_of(OMNI)
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+
+    assert "saw" in answered(await home.ask(OMNI, [{"type": "file", "file": {"file_data": url, "filename": "a.png"}}]))
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ({"file_id": f"file-{'0' * 48}"}, "file_id"),
+        ({"file_id": "../../etc/passwd"}, "file_id"),
+        ({"file_data": "data:application/pdf;base64,AAAA"}, "file_data"),
+        ({}, ""),
+        ({"file_id": "a", "file_data": "b"}, ""),
+    ],
+)
+async def test_what_no_chat_can_refer_to_is_refused(home: House, file: dict[str, Any], place: str):
+    await home.all_of(VL)
+
+    refused = await home.ask(VL, [{"type": "file", "file": file}])
+
+    assert refused.status_code in (400, 404)
+    assert error(refused)["param"] == f"messages[0].content[0].file{'.' + place if place else ''}"
+
+
+async def test_a_file_that_is_no_media_is_refused_by_its_type(home: House):
+    await home.all_of(VL)
+    file = await client_of(home).files.create(file=("a.txt", b"hello", "text/plain"), purpose="user_data")
+
+    refused = error(await home.ask(VL, [{"type": "file", "file": {"file_id": file.id}}]))
+
+    assert "text/plain" in refused["message"]
+    assert refused["param"] == "messages[0].content[0].file.file_id"
+
+
+async def test_tenants_see_their_own_files_alone(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await gate.home.all_of(VL)
+        mine = await client_of(gate.home, gate.http, "a").files.create(file=("a.png", PNG), purpose="vision")
+        other = client_of(gate.home, gate.http, "b")
+        chat = question(VL, [{"type": "file", "file": {"file_id": mine.id}}])
+
+        assert (await client_of(gate.home, gate.http, "a").files.content(mine.id)).content == PNG
+        assert [each.id async for each in other.files.list()] == []
+        for refused in (
+            await gate.get("GET", f"/v1/files/{mine.id}", "b"),
+            await gate.get("GET", f"/v1/files/{mine.id}/content"),
+            await gate.get("DELETE", f"/v1/files/{mine.id}", "b"),
+            await gate.get("POST", "/v1/chat/completions", "b", json=chat),
+        ):
+            assert refused.status_code == 404
+        assert (await gate.get("GET", "/v1/files")).status_code == 401
+        assert (await gate.get("POST", "/v1/chat/completions", "a", json=chat)).status_code == 200
+
+
+async def test_a_tenant_has_so_much_room_and_no_more(tmp_path: Path):
+    files = kept(tmp_path, upload_bytes=100, file_largest=60)
+    first = await files.add(b"a" * 60, "a", "batch")
+
+    with pytest.raises(TooLarge):
+        await files.add(b"a" * 61, "b", "batch")
+    with pytest.raises(StorageFull):
+        await files.add(b"a" * 60, "b", "batch")
+    with acting_as(Tenant("other")):
+        await files.add(b"a" * 60, "b", "batch")
+    await files.remove(first.id)
+    assert (await files.add(b"a" * 60, "b", "batch")).nbytes == 60
+
+
+async def test_what_has_expired_is_gone_and_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = kept(tmp_path, upload_bytes=100)
+    old = await files.add(b"a" * 60, "a", "batch", seconds=3600)
+
+    monkeypatch.setattr("time.time", lambda now=old.created: now + 3601)
+
+    with pytest.raises(NotFound):
+        await files.read(old.id)
+    assert await files.list_all() == []
+    assert (await files.add(b"a" * 60, "b", "batch")).filename == "b"
+
+
+async def test_a_gateway_without_a_directory_says_how_to_have_one(home: House):
+    home.chat.files._storage = None
+
+    refused = await home.http.post("/v1/files", files={"file": ("a", b"a")}, data={"purpose": "batch"})
+
+    assert refused.status_code == 400
+    assert "OMNIBUS_GATEWAY_STORAGE" in error(refused)["message"]
+    assert json.loads((await home.http.get("/v1/files")).content)["data"] == []

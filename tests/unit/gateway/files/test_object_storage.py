@@ -1,0 +1,114 @@
+"""Objects in a directory and in a bucket of a real S3 server: the same for both."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnibus.errors import BadRequest, NotFound, StoreUnavailable
+from omnibus.settings import GatewaySettings
+from services.gateway.files.client_files import ClientFiles
+from services.gateway.files.object_storage import ObjectStorage
+
+#: A Python that has moto's server: this one, or that of another environment.
+MOTO = os.environ.get("MOTO_PYTHON") or (sys.executable if find_spec("moto") and find_spec("flask") else "")
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of an S3 server with a bucket ``files``."""
+    if not MOTO:
+        pytest.skip("moto's server is not installed: make install-clients")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [MOTO, "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        asyncio.run(_make_bucket(url))
+        yield url
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+async def _make_bucket(url: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS), httpx.AsyncClient() as http:
+        while True:
+            try:
+                (await http.put(f"{url}/files", headers={"authorization": "AWS test:test"})).raise_for_status()
+                return
+            except httpx.HTTPError:
+                await asyncio.sleep(0.2)
+
+
+@pytest.fixture(params=["directory", "bucket"])
+async def settings(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[GatewaySettings]:
+    if request.param == "directory":
+        yield GatewaySettings(media_dir=str(tmp_path))
+        return
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    url = request.getfixturevalue("server")
+    yield GatewaySettings(storage=f"s3://files/{tmp_path.name}", storage_endpoint=url)
+
+
+def opened(settings: GatewaySettings) -> ObjectStorage:
+    made = ObjectStorage.from_settings(settings)
+    assert made is not None
+    return made
+
+
+async def test_objects_are_written_read_listed_and_removed(settings: GatewaySettings):
+    storage = opened(settings)
+
+    await storage.put("a/one", b"1" * 1000)
+    await storage.put("a/two", b"22")
+    await storage.put("a/two", b"222")
+    await storage.put("b/one", b"")
+
+    assert await storage.get("a/two") == b"222"
+    assert sorted((each.key, each.nbytes) for each in await storage.list("a")) == [("a/one", 1000), ("a/two", 3)]
+    await storage.delete("a/one")
+    await storage.delete("a/one")
+    with pytest.raises(NotFound):
+        await storage.get("a/one")
+    assert [each.key for each in await storage.list("a")] == ["a/two"]
+    assert await storage.list("nothing") == []
+
+
+async def test_files_of_clients_are_the_same_wherever_they_are(settings: GatewaySettings):
+    one, other = ClientFiles(settings), ClientFiles(settings)  # two gateways
+
+    made = await one.add(b"x" * 6_000_000, "big.bin", "user_data", "application/octet-stream")
+
+    assert await other.list_all() == [made]
+    assert (await other.read(made.id)).data == b"x" * 6_000_000
+    await other.remove(made.id)
+    with pytest.raises(NotFound):
+        await one.get(made.id)
+
+
+async def test_a_storage_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    storage = opened(GatewaySettings(storage="s3://files", storage_endpoint="http://127.0.0.1:1"))
+
+    with pytest.raises(StoreUnavailable, match="s3://files"):
+        await storage.put("a", b"1")
+
+
+@pytest.mark.parametrize("where", ["files", "http://files", "s3://"])
+def test_what_is_no_bucket_is_refused(where: str):
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_STORAGE"):
+        ObjectStorage.from_settings(GatewaySettings(storage=where))
