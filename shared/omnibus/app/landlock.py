@@ -38,8 +38,8 @@ def read_only(paths: Iterable[Path]) -> bool:
         return False
     size = 24 if version >= _WITH_SCOPES else 16 if version >= _WITH_TCP else 8
     files = _RIGHTS[max(known for known in _RIGHTS if known <= version)]
-    asked = _Rules(files, _CONNECT_AND_BIND_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
-    rules = call(_CREATE, ctypes.byref(asked), ctypes.c_size_t(size), 0)
+    requested = _Rules(files, _CONNECT_AND_BIND_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
+    rules = call(_CREATE, ctypes.byref(requested), ctypes.c_size_t(size), 0)
     if rules < 0:
         return False
     try:

@@ -187,15 +187,15 @@ class PipeSource:
         self._ready: list[Item] = []
         self._ended = False
         self._failure: OmnibusError | None = None
-        self._asked = False
+        self._requested = False
         self._arrival: asyncio.Future[None] | None = None
 
     async def next_items(self) -> list[Item]:
         """All items that are ready, at least one; empty after the last. Raises what made it fail."""
         self.untouched = False
         while not self._ready and not self._ended:
-            if not self._asked:
-                self._asked = True
+            if not self._requested:
+                self._requested = True
                 self._link.send(protocol.encode_message(protocol.Read(self._request, *self.place)))
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
@@ -205,7 +205,7 @@ class PipeSource:
         return items
 
     def receive_items(self, message: protocol.Items) -> None:
-        self._asked = False
+        self._requested = False
         self._ready += unpack_items(message.items)
         self._failure = from_problem(message.problem) if message.problem is not None else None
         self._ended = message.ended or self._failure is not None

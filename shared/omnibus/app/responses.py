@@ -25,8 +25,8 @@ def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        param, said = _first_error(error)
-        raise BadRequest(f"{param}: {said}" if param else said, param=param) from None
+        param, message = _first_error(error)
+        raise BadRequest(f"{param}: {message}" if param else message, param=param) from None
 
 
 async def encode_answer(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
@@ -40,9 +40,9 @@ async def encode_answer(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:
             return to_json(value, inf_nan_mode="null", fallback=_numpy_to_builtins)
         return adapter.dump_json(adapter.validate_python(value))
     except ValidationError as error:
-        param, said = _first_error(error)
+        param, message = _first_error(error)
         raise AppFailed(
-            f"`serve` gave what does not fit its annotation: {param + ': ' if param else ''}{said}"
+            f"`serve` gave what does not fit its annotation: {param + ': ' if param else ''}{message}"
         ) from error
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise AppFailed(f"`serve` gave what is no JSON: {str(error).splitlines()[0][:200]}") from error
@@ -103,20 +103,22 @@ class ChatAnswer(BaseModel):
 
 
 async def _chat_answer(output: ChatOutput) -> ChatAnswer:
-    said, heard = await asyncio.gather(_collect_items("text", output.text), _collect_items("audio", output.audio))
-    text = None if output.text is None else "".join(item.data.get("text", "") for item in said)
-    return ChatAnswer(text=text, audio=None if output.audio is None else _encode_wav(heard))
+    text_items, audio_items = await asyncio.gather(
+        _collect_items("text", output.text), _collect_items("audio", output.audio)
+    )
+    text = None if output.text is None else "".join(item.data.get("text", "") for item in text_items)
+    return ChatAnswer(text=text, audio=None if output.audio is None else _encode_wav(audio_items))
 
 
 async def _collect_items(name: str, value: Any) -> list[Item]:
     return [] if value is None else [item async for item in iterate_items(name, value)]
 
 
-def _encode_wav(heard: list[Item]) -> EncodedAudio:
+def _encode_wav(items: list[Item]) -> EncodedAudio:
     """A mono WAV file of 16-bit samples."""
-    arrays = [item.array for item in heard if item.array is not None]
+    arrays = [item.array for item in items if item.array is not None]
     samples = np.concatenate(arrays) if arrays else np.zeros(0, np.float32)
-    rate = heard[0].data["rate"] if heard else Audio().rate
+    rate = items[0].data["rate"] if items else Audio().rate
     return EncodedAudio(data=base64.b64encode(encoding_audio.encode_audio(samples, rate, "wav")).decode())
 
 

@@ -112,5 +112,5 @@ def _hub_error(checkpoint: str, error: Exception) -> OmnibusError:
         return NotFound(
             f"the Hugging Face hub has no {checkpoint}; if it is private, set HF_TOKEN to a token that may read it"
         )
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return HubUnavailable(f"{checkpoint} was not downloaded: {said[0]}")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return HubUnavailable(f"{checkpoint} was not downloaded: {lines[0]}")

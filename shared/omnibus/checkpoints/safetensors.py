@@ -32,10 +32,10 @@ def weight_file_names(directory: Path) -> list[str]:
 
 def find_weight_files(directory: Path) -> tuple[list[Path], list[str]]:
     """The files of weights that are there, and the names of those that an index tells of and are not."""
-    wanted = weight_file_names(directory)
-    there = [directory / name for name in wanted if (directory / name).is_file()]
+    names = weight_file_names(directory)
+    there = [directory / name for name in names if (directory / name).is_file()]
     usual = {f"{stem}.safetensors" for stem in _STEMS}
-    return there, [name for name in wanted if name not in usual and directory / name not in there]
+    return there, [name for name in names if name not in usual and directory / name not in there]
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:

@@ -69,5 +69,5 @@ async def _declare_tiny_models(app: Description) -> str:
     return await tiny_models(list(named)) if named else NO_MODELS
 
 
-def _choose_port(asked: int | None, once: bool) -> int:
-    return asked if asked is not None else 0 if once else 8000
+def _choose_port(port: int | None, once: bool) -> int:
+    return port if port is not None else 0 if once else 8000

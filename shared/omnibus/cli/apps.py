@@ -51,11 +51,11 @@ def parse_request(text: str | None) -> Any:
 
 def print_response(there: Gateway, name: str, request: Any, plain: bool) -> None:
     """Call an app and print its answer, parts as they come; texts as they are unless ``plain`` asks for JSON."""
-    told = False
+    open_line = False
     for part in there.call_streaming(f"{_app_url_path(name)}/invoke", request):
-        told = isinstance(part, str) and not plain
-        print(part if told else json.dumps(part, ensure_ascii=False), end="" if told else "\n", flush=True)
-    if told:
+        open_line = isinstance(part, str) and not plain
+        print(part if open_line else json.dumps(part, ensure_ascii=False), end="" if open_line else "\n", flush=True)
+    if open_line:
         print()
 
 
@@ -64,10 +64,10 @@ def _register_and_print(there: Gateway, options: argparse.Namespace) -> int:
 
 
 def _update_app(there: Gateway, options: argparse.Namespace) -> int:
-    wanted = {}
+    changes = {}
     if options.target is not None or options.upload is not None:
-        wanted = {"source": app_target.source_body(options.target, options.upload, there.apps_dir)}
-    return _print_changed_app(there.call("PUT", _app_url_path(options.name), wanted), options, "updated")
+        changes = {"source": app_target.source_body(options.target, options.upload, there.apps_dir)}
+    return _print_changed_app(there.call("PUT", _app_url_path(options.name), changes), options, "updated")
 
 
 def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: str) -> int:

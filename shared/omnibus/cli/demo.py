@@ -82,11 +82,11 @@ async def _make_sample(options: argparse.Namespace) -> demo_world.DemoSample:
 
 async def _print_verdict(options: argparse.Namespace, right: str, answer: str) -> None:
     """Return whether the answer is right, and what its sound says to somebody who is no model."""
-    heard = await demo_world.describe_media(Path(options.out))
+    described = await demo_world.describe_media(Path(options.out))
     if right:
         _print_line(f"what was drawn and played: {right}: {demo_world.verdict_text(answer == right)}")
-    same = "the same" if heard == answer else "something else"
-    _print_line(f"who knows the tones and is no model hears: {heard}: {same}")
+    same = "the same" if described == answer else "something else"
+    _print_line(f"who knows the tones and is no model hears: {described}: {same}")
 
 
 def _print_line(text: str) -> None:
@@ -104,9 +104,9 @@ def _message_content(options: argparse.Namespace, speaks: bool, shown: demo_worl
     if options.audio and not speaks:
         raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
     if speaks:
-        sound = _read_file(options.audio) if options.audio else shown.sound
+        audio = _read_file(options.audio) if options.audio else shown.sound
         format = Path(options.audio).suffix[1:].lower() if options.audio else "wav"
-        data = base64.b64encode(sound).decode()
+        data = base64.b64encode(audio).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": format}})
     return [*parts, {"type": "text", "text": options.prompt}]
 
@@ -129,14 +129,14 @@ def _send_request(
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    wanted: dict[str, Any] = {"model": options.model, "messages": [{"role": "user", "content": content}]}
+    body: dict[str, Any] = {"model": options.model, "messages": [{"role": "user", "content": content}]}
     if speaks:
-        wanted |= {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+        body |= {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
     _print_line(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
     began = time.monotonic()
     try:
-        wanted |= _length_params(options.model, speaks)
-        stream = client.chat.completions.create(**wanted, stream=True)
+        body |= _length_params(options.model, speaks)
+        stream = client.chat.completions.create(**body, stream=True)
         answer = _print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
@@ -159,7 +159,7 @@ def _length_params(model: str, speaks: bool) -> dict[str, Any]:
 
 def _print_stream(stream: Any, began: float, out: Path) -> str:
     """Print text as it comes and keep the sound; returns the text."""
-    sound, text = bytearray(), ""
+    samples, text = bytearray(), ""
     first: dict[str, float] = {}
     last_text = 0.0
     for chunk in stream:
@@ -171,12 +171,12 @@ def _print_stream(stream: Any, began: float, out: Path) -> str:
             text += delta.content
         if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
             first.setdefault("sound", time.monotonic() - began)
-            sound += base64.b64decode(audio.data)
+            samples += base64.b64decode(audio.data)
     _print_line(f" … and {len(text) - MAX_PRINTED_CHARS} more characters" if len(text) > MAX_PRINTED_CHARS else "")
     _print_line(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
-    if sound:
-        out.write_bytes(sound)
-        _print_line(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(sound)} bytes)")
+    if samples:
+        out.write_bytes(samples)
+        _print_line(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(samples)} bytes)")
     return text
 
 

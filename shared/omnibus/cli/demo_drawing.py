@@ -22,13 +22,13 @@ async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> Non
     """Let ``MODEL`` draw ``wish`` into ``out``, a PNG file, and say what is in it, by its pixels and by ``looking``."""
     _print_line(f"\nasking {MODEL} to draw: {wish}")
     began = time.monotonic()
-    picture = await asyncio.to_thread(_generate_image, url, wish)
+    image = await asyncio.to_thread(_generate_image, url, wish)
     _print_line(f"drawn after {time.monotonic() - began:.2f} s; it is in {out}")
-    await asyncio.to_thread(out.write_bytes, picture)
+    await asyncio.to_thread(out.write_bytes, image)
     if sys.stdout.isatty():
-        _print_line(f"\n{demo_world.terminal_image(picture)}\n")
+        _print_line(f"\n{demo_world.terminal_image(image)}\n")
     seen = {"who looks at its pixels and is no model": await demo_world.describe_media(out)}
-    seen[looking] = await asyncio.to_thread(_describe_image, url, looking, picture)
+    seen[looking] = await asyncio.to_thread(_describe_image, url, looking, image)
     for name, words in seen.items():
         _print_line(f"{name} sees: {words}: {demo_world.verdict_text(words == wish)}")
 
@@ -48,10 +48,10 @@ def _generate_image(url: str, wish: str) -> bytes:
     return base64.b64decode((made.data or [])[0].b64_json or "")
 
 
-def _describe_image(url: str, model: str, picture: bytes) -> str:
+def _describe_image(url: str, model: str, encoded: bytes) -> str:
     import openai
 
-    image = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    image = f"data:image/png;base64,{base64.b64encode(encoded).decode()}"
     content: list[Any] = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": _QUESTION}]
     try:
         answer = _openai_client(url).chat.completions.create(

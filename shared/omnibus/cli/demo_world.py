@@ -35,13 +35,13 @@ def verdict_text(right: bool) -> str:
     return "right" if right else "wrong"
 
 
-def terminal_image(picture: bytes) -> str:
+def terminal_image(encoded: bytes) -> str:
     """A picture as text for a terminal with colours: two rows of dots in one of characters."""
     import io
 
     from PIL import Image
 
-    image = Image.open(io.BytesIO(picture)).convert("RGB").resize((_IMAGE_COLUMNS, _IMAGE_COLUMNS))
+    image = Image.open(io.BytesIO(encoded)).convert("RGB").resize((_IMAGE_COLUMNS, _IMAGE_COLUMNS))
     dots = [[image.getpixel((x, y)) for x in range(_IMAGE_COLUMNS)] for y in range(_IMAGE_COLUMNS)]
     lines = ("".join(map(_half_block, upper, lower)) for upper, lower in zip(dots[::2], dots[1::2], strict=True))
     return "\n".join(f"  {line}\033[0m" for line in lines)

@@ -130,7 +130,7 @@ def _progress_text(part: dict[str, Any]) -> str:
     if part["status"] == "failed":
         return f"failed: {part['problem']['code']}: {part['problem']['message']}"
     answer = part["answer"]
-    said = f"answer  {answer['text'][:200]!r}" if answer.get("text") else "done"
-    sound = f"\nsound   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""
+    text = f"answer  {answer['text'][:200]!r}" if answer.get("text") else "done"
+    audio = f"\nsound   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""
     verdict = {True: "identical to the recorded answer", False: f"DIFFERENT: {part.get('why', 'the sound differs')}"}
-    return f"{said}{sound}\n{verdict.get(part['identical'], 'not compared: ' + part.get('why', ''))}"
+    return f"{text}{audio}\n{verdict.get(part['identical'], 'not compared: ' + part.get('why', ''))}"

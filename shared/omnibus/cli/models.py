@@ -75,8 +75,8 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
     declared = models_format.shortest_declaration(report, options.checkpoint)
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
-        told = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
-        print(json.dumps({**msgspec.to_builtins(report), **told}))
+        result = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
+        print(json.dumps({**msgspec.to_builtins(report), **result}))
     else:
         print("\n".join(models_format.check_lines(report, declared)))
     return 0 if report.complete else 1
@@ -105,10 +105,10 @@ async def examine_checkpoint(checkpoint: str, dtype: str = "") -> Report:
     directory = checkpoints.find_checkpoint(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     arguments = [str(directory), *([dtype] if dtype else [])]
-    told = await run_module.call_module(
+    report = await run_module.call_module(
         "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline
     )
-    return msgspec.convert(told, Report)
+    return msgspec.convert(report, Report)
 
 
 def _find_family(name: str) -> str:

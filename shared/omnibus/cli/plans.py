@@ -53,18 +53,18 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
     plan = await _require_plan(store, options.epoch)
     stand = await store.plan_state()
     staged = await store.staged_plan() if stand.staged and plan.epoch == stand.epoch else None
-    wanted = {**replica_counts(plan.models), **(replica_counts(staged.models) if staged is not None else {})}
-    up = await _count_ready(options, wanted)
+    planned = {**replica_counts(plan.models), **(replica_counts(staged.models) if staged is not None else {})}
+    up = await _count_ready(options, planned)
     problems = await store.plan_problems() if plan.epoch == stand.epoch else {}
     if options.json:
-        told = {
+        result = {
             "plan": msgspec.to_builtins(plan),
             "staged": msgspec.to_builtins(staged),
             "pin": stand.pin,
             "problems": msgspec.to_builtins(problems),
             "up": None if up is None else [{**kind._asdict(), "count": count} for kind, count in up.items()],
         }
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     lacks = (
         plan_format.missing_executors(replica_counts(staged.models), up)
@@ -136,12 +136,12 @@ async def _rollback_plan(store: Store, options: argparse.Namespace) -> None:
 async def _resume_planning(store: Store, options: argparse.Namespace) -> None:
     pinned = (await store.plan_state()).pin
     await store.unpin_plan()
-    told = f"epoch {pinned} is pinned no more: the planner plans again" if pinned else "no epoch was pinned"
-    _print_result(options, {"pin": 0, "was": pinned}, told)
+    text = f"epoch {pinned} is pinned no more: the planner plans again" if pinned else "no epoch was pinned"
+    _print_result(options, {"pin": 0, "was": pinned}, text)
 
 
-def _print_result(options: argparse.Namespace, told: Mapping[str, Any], text: str) -> None:
-    print(json.dumps(told) if options.json else text)
+def _print_result(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
+    print(json.dumps(result) if options.json else text)
 
 
 async def _require_plan(store: Store, epoch: int) -> Plan:
@@ -154,7 +154,7 @@ async def _require_plan(store: Store, epoch: int) -> Plan:
 
 
 async def _count_ready(
-    options: argparse.Namespace, wanted: Mapping[ExecutorKind, int]
+    options: argparse.Namespace, planned: Mapping[ExecutorKind, int]
 ) -> dict[ExecutorKind, int] | None:
     """Return the number of ready executors of each kind; None when there is no bus, or it cannot be reached."""
     url = _bus_url(options)
@@ -167,8 +167,8 @@ async def _count_ready(
     try:
         ready = ReadyExecutors()
         await ready.listen(bus)
-        await ready.wait_for_kinds(wanted, CENSUS_WAIT_SECONDS)
-        return {kind: ready.count_ready(kind) for kind in wanted}
+        await ready.wait_for_kinds(planned, CENSUS_WAIT_SECONDS)
+        return {kind: ready.count_ready(kind) for kind in planned}
     finally:
         await bus.drain()
 

@@ -45,26 +45,26 @@ _BAR_CHARS = 24  # characters
 async def profile_model(options: argparse.Namespace) -> int:
     """Measure, write the profile and its picture, print a table."""
     store = _store_settings(options)  # before a stack of our own is the one that runs
-    asked = await _make_spec(options)
-    out = Path(options.out or f"{asked.subject.name.replace('/', '-')}.profile.json")
-    keeper = PartialProfile(out, asked.key)
+    spec = await _make_spec(options)
+    out = Path(options.out or f"{spec.subject.name.replace('/', '-')}.profile.json")
+    keeper = PartialProfile(out, spec.key)
     keeper.read_existing(options.resume)
-    said, bar = io.StringIO(), ProgressBar(sys.stderr, silent=options.json)
+    output, bar = io.StringIO(), ProgressBar(sys.stderr, silent=options.json)
     try:
-        measured = await run.run_profiling(asked, keeper, Log(said, {"NO_COLOR": "1"}), bar.update)
+        measured = await run.run_profiling(spec, keeper, Log(output, {"NO_COLOR": "1"}), bar.update)
     except BaseException as error:
         bar.close()
-        _print_failure(error, said, keeper)
+        _print_failure(error, output, keeper)
         raise
     bar.close()
-    picture = out.with_name(f"{out.name.removesuffix('.json')}.svg")
+    plot_file = out.with_name(f"{out.name.removesuffix('.json')}.svg")
     write_file(out, msgspec.json.format(profile.encode_profile(measured), indent=1) + b"\n")
-    write_file(picture, plot.render_svg(measured).encode())
+    write_file(plot_file, plot.render_svg(measured).encode())
     if store is not None:
         await _store_profile(store, measured)
-    told = [note for found in keeper.found.values() for note in found.notes]
-    notes = [*asked.workload.notes, *asked.notes, *told, *contradictions(measured)]
-    _print_profile(options, measured, keeper.found, notes, [str(out), str(picture)])
+    option_notes = [note for found in keeper.found.values() for note in found.notes]
+    notes = [*spec.workload.notes, *spec.notes, *option_notes, *contradictions(measured)]
+    _print_profile(options, measured, keeper.found, notes, [str(out), str(plot_file)])
     keeper.remove()
     return 0
 
@@ -117,14 +117,14 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
 
 def _executor_environment(options: argparse.Namespace) -> dict[str, str]:
     """Return environment variables to add for executors; they must take as many requests as are sent."""
-    told = {}
+    environment = {}
     if options.engine:
-        told[ENGINE] = options.engine
+        environment[ENGINE] = options.engine
     if options.engine_profile:
-        told[ENGINE_PROFILE] = str(Path(options.engine_profile).resolve())
+        environment[ENGINE_PROFILE] = str(Path(options.engine_profile).resolve())
     if _CREDITS_PER_REQUEST * options.most > read_settings(ExecutorSettings).credits:
-        told[CREDITS] = str(_CREDITS_PER_REQUEST * options.most)
-    return told
+        environment[CREDITS] = str(_CREDITS_PER_REQUEST * options.most)
+    return environment
 
 
 def _resume_marks(options: argparse.Namespace) -> dict[str, str]:
@@ -219,9 +219,9 @@ async def _store_profile(settings: StoreSettings, measured: ModelProfile) -> Non
         await store.close()
 
 
-def _print_failure(error: BaseException, said: io.StringIO, keeper: PartialProfile) -> None:
+def _print_failure(error: BaseException, output: io.StringIO, keeper: PartialProfile) -> None:
     """Print what helps with ``error``: the services' last lines, and how to go on."""
-    lines = said.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     if isinstance(error, Exception) and not isinstance(error, Rejected) and lines:
         print("\n".join(lines[-12:]), file=sys.stderr)
     done = [name for name, found in keeper.found.items() if found.option.is_measured]
@@ -237,9 +237,9 @@ def _print_profile(
     files: list[str],
 ) -> None:
     if options.json:
-        told = {"model": measured.model, "profile": files[0], "plot": files[1], "notes": notes}
+        result = {"model": measured.model, "profile": files[0], "plot": files[1], "notes": notes}
         rates = {name: each.rate for name, each in measured.options.items()}
-        print(json.dumps({**told, "rates": rates}))
+        print(json.dumps({**result, "rates": rates}))
         return
     kinds = list(measured.types)
     head = ["OPTION", "REQ/S", "BUSY", *(f"S OF {kind or 'ANY'}" for kind in kinds), "START S", "GB"]

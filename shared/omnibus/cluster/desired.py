@@ -98,15 +98,15 @@ def _plan_executors(plan: Plan) -> Iterator[DesiredExecutors]:
     for kind, replicas in replica_counts(plan.models).items():
         model = plan.models[kind.model]
         deployed = model.options[kind.option]
-        told = _executor_environment(kind, model)
+        environment = _executor_environment(kind, model)
         yield DesiredExecutors(
-            kind, replicas, deployed.service, deployed.gpus, told, model.apps, deployed.gpu, plan.epoch
+            kind, replicas, deployed.service, deployed.gpus, environment, model.apps, deployed.gpu, plan.epoch
         )
 
 
 def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str]:
     deployed = model.options[kind.option]
-    told = {
+    environment = {
         "MODEL": kind.model,
         "FAMILY": model.family,
         "CHECKPOINT": model.checkpoint,
@@ -116,13 +116,13 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
         "COMPONENTS": ",".join(deployed.components),
     }
     if all(component in model.tasks for component in deployed.components):
-        told["TASKS"] = ",".join(model.tasks[component] for component in deployed.components)
+        environment["TASKS"] = ",".join(model.tasks[component] for component in deployed.components)
     if deployed.engine:
-        told["ENGINE"] = deployed.engine
-    told |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
+        environment["ENGINE"] = deployed.engine
+    environment |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
     if deployed.batch:
-        told["BATCH"] = str(deployed.batch)
-    return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in told.items()}
+        environment["BATCH"] = str(deployed.batch)
+    return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in environment.items()}
 
 
 def _model_ties(name: str, model: ModelPlan) -> Iterable[str]:

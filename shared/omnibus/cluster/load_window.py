@@ -32,30 +32,30 @@ class LoadWindow:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
-        self._heard: deque[_TimedEvent] = deque()
+        self._events: deque[_TimedEvent] = deque()
         self._last: dict[str, float] = {}
         self._since: float | None = None
 
     def add_event(self, event: LoadEvent) -> float:
         """Take one gateway's word; returns when what it tells of began."""
-        heard = _TimedEvent(self._clock(), event)
-        self._since = heard.begin if self._since is None else min(self._since, heard.begin)
-        self._last[event.gateway] = heard.at
-        self._heard.append(heard)
-        return heard.begin
+        timed = _TimedEvent(self._clock(), event)
+        self._since = timed.begin if self._since is None else min(self._since, timed.begin)
+        self._last[event.gateway] = timed.at
+        self._events.append(timed)
+        return timed.begin
 
     def drop_expired(self) -> list[LoadEvent]:
         """Drop what is too old; returns it."""
         oldest, dropped = self._clock() - self.seconds - MAX_REPORT_GAP_SECONDS, []
-        while self._heard and self._heard[0].at <= oldest:
-            dropped.append(self._heard.popleft().event)
+        while self._events and self._events[0].at <= oldest:
+            dropped.append(self._events.popleft().event)
         self._last = {gateway: at for gateway, at in self._last.items() if at > oldest}
         return dropped
 
     def clear(self) -> list[LoadEvent]:
         """Drop everything, for events were missed: a gap must not look like silence."""
-        dropped = [heard.event for heard in self._heard]
-        self._heard.clear()
+        dropped = [timed.event for timed in self._events]
+        self._events.clear()
         self._last.clear()
         self._since = None
         return dropped
@@ -69,16 +69,16 @@ class LoadWindow:
         """Each event with what its counts are to be multiplied by to become counts per second."""
         now = self._clock()
         ends = {gateway: at if now - at < MAX_REPORT_GAP_SECONDS else now for gateway, at in self._last.items()}
-        for heard in self._heard:
-            end = ends.get(heard.event.gateway, now)
-            yield heard.event, _fraction_since(heard, end - self.seconds) / self._covered_seconds(end)
+        for timed in self._events:
+            end = ends.get(timed.event.gateway, now)
+            yield timed.event, _fraction_since(timed, end - self.seconds) / self._covered_seconds(end)
 
     def _covered_seconds(self, end: float) -> float:
         return max(MIN_WINDOW_SECONDS, min(self.seconds, end - (end if self._since is None else self._since)))
 
 
-def _fraction_since(heard: _TimedEvent, since: float) -> float:
+def _fraction_since(timed: _TimedEvent, since: float) -> float:
     """Return the share of the event's time span that lies after ``since``."""
-    if heard.begin >= since:
+    if timed.begin >= since:
         return 1.0
-    return max(0.0, heard.at - since) / (heard.at - heard.begin) if heard.at > heard.begin else 0.0
+    return max(0.0, timed.at - since) / (timed.at - timed.begin) if timed.at > timed.begin else 0.0

@@ -133,14 +133,14 @@ class ReadyExecutors:
             found[kind] = found.get(kind, 0) + 1
         return found
 
-    def count_missing(self, wanted: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
+    def count_missing(self, planned: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each kind that has fewer of them than ``wanted``."""
-        found = {kind: self.count_ready(kind) for kind in wanted}
-        return {kind: count for kind, count in found.items() if count < wanted[kind]}
+        found = {kind: self.count_ready(kind) for kind in planned}
+        return {kind: count for kind, count in found.items() if count < planned[kind]}
 
-    async def wait_for_kinds(self, wanted: Mapping[ExecutorKind, int], seconds: float) -> bool:
+    async def wait_for_kinds(self, planned: Mapping[ExecutorKind, int], seconds: float) -> bool:
         """Return whether as many as ``wanted`` of each kind are ready within ``seconds``."""
-        return await self._statuses.wait_until(lambda: not self.count_missing(wanted), seconds)
+        return await self._statuses.wait_until(lambda: not self.count_missing(planned), seconds)
 
     async def wait_for(self, executors: Collection[str], seconds: float) -> bool:
         """Return whether all ``executors`` are ready within ``seconds``."""
@@ -184,12 +184,12 @@ class GatewayPlans:
 
         One that has said nothing by then is forgotten, so that its end costs this time once.
         """
-        asked = time.monotonic()
+        started = time.monotonic()
         self._publish_census()
         plans = self._plans
         if await plans.wait_until(lambda: all(plan >= created for plan in plans.entries().values()), seconds):
             return True
-        plans.forget_before(asked)
+        plans.forget_before(started)
         return False
 
     def _publish_census(self) -> None:

@@ -25,11 +25,11 @@ def encode_image(
 
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
         raise BadRequest(f"a picture is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
-    picture = Image.fromarray(np.ascontiguousarray(pixels))
-    if size is not None and size != picture.size:
-        picture = picture.resize(size, Image.Resampling.BICUBIC)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    if size is not None and size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
     out = BytesIO()
-    picture.save(out, format.upper(), **_save_options(format, quality))
+    image.save(out, format.upper(), **_save_options(format, quality))
     return out.getvalue()
 
 

@@ -38,7 +38,7 @@ class VideoWriter:
         self._av = av
         self._rate = Fraction(fps).limit_denominator(1001)
         self._colours: Any = av.video.reformatter.VideoReformatter()
-        self._pictures: Any = None
+        self._frames: Any = None
         self._samples: Any = None
         self._silent = not sound
         self._begun = False
@@ -59,9 +59,9 @@ class VideoWriter:
             raise BadRequest(f"frames are uint8 [n, height, width, 3] with even sides, not {_describe_array(pixels)}")
         with self._map_write_errors():
             for each in pixels:
-                if self._pictures is None:
-                    self._pictures = self._add_video_stream(each.shape[1], each.shape[0])
-                self._mux_packets(self._pictures.encode(self._to_video_frame(each)))
+                if self._frames is None:
+                    self._frames = self._add_video_stream(each.shape[1], each.shape[0])
+                self._mux_packets(self._frames.encode(self._to_video_frame(each)))
                 self.count += 1
 
     def add_audio(self, samples: NDArray[np.float32], rate: int) -> None:
@@ -89,7 +89,7 @@ class VideoWriter:
             raise BadRequest("a film without frames is none")
         with self._map_write_errors():
             self._write_pending()  # no sound came
-            for stream in (self._pictures, self._samples):
+            for stream in (self._frames, self._samples):
                 if stream is not None:
                     self._mux_packets(stream.encode(None))
             self._file.close()
@@ -121,7 +121,7 @@ class VideoWriter:
         self._mux_packets(early)
 
     def _mux_packets(self, packets: Iterable[Any]) -> None:
-        if not self._begun and self._pictures is not None and (self._silent or self._samples is not None):
+        if not self._begun and self._frames is not None and (self._silent or self._samples is not None):
             self._write_pending()
         if self._begun:
             for packet in packets:

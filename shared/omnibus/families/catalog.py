@@ -110,10 +110,10 @@ def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> lis
 
 def input_kinds(family: Mapping[str, Any]) -> list[str]:
     """Return the kinds of input of a model of ``family``, which has the fields of ``family()``."""
-    told = [*family["encoders"]]
+    kinds = [*family["encoders"]]
     # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
     unnamed = {part for part, kind in family["tasks"].items() if kind == "encode"} - {*family["encoders"].values()}
-    return ["text", *told, *(["image"] if unnamed and "image" not in told else [])]
+    return ["text", *kinds, *(["image"] if unnamed and "image" not in kinds else [])]
 
 
 def output_kinds(family: Mapping[str, Any]) -> list[str]:

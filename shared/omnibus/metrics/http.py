@@ -28,7 +28,7 @@ class ScrapeServer:
         self._service = service
         self._ready = False
         self._server: asyncio.Server | None = None
-        self._told: Path | None = None
+        self._discovery_file: Path | None = None
         PROCESS.build.labels(service, __version__).set(1)
         self.set_ready(False)
 
@@ -47,18 +47,18 @@ class ScrapeServer:
 
     def write_discovery_file(self, directory: str, host: str) -> None:
         """Write where this is for Prometheus, as ``file_sd_configs`` reads it, until ``close``."""
-        self._told = Path(directory) / f"{self._service}-{os.getpid()}.json"
-        self._told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._discovery_file = Path(directory) / f"{self._service}-{os.getpid()}.json"
+        self._discovery_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_stale_files(directory)
         found = [{"targets": [f"{host}:{self.port}"], "labels": {"service": self._service}}]
-        fresh = self._told.with_suffix(".new")
+        fresh = self._discovery_file.with_suffix(".new")
         fresh.write_text(json.dumps(found))
-        fresh.replace(self._told)
+        fresh.replace(self._discovery_file)
 
     async def close(self) -> None:
         """Answer nobody any more. Closing twice is harmless."""
-        if self._told is not None:
-            self._told.unlink(missing_ok=True)
+        if self._discovery_file is not None:
+            self._discovery_file.unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
 

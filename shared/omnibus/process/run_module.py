@@ -46,7 +46,7 @@ async def run_module(
     )
     try:
         async with asyncio.timeout(within):
-            output, said = await process.communicate()
+            output, errors = await process.communicate()
     except TimeoutError:
         raise DeadlineExceeded(f"{module} {' '.join(arguments)} took more than {within:g} s") from None
     finally:
@@ -54,7 +54,7 @@ async def run_module(
             process.kill()
             await process.wait()
     return ProcessResult(
-        process.returncode or 0, output.decode(errors="replace"), (said or b"").decode(errors="replace")
+        process.returncode or 0, output.decode(errors="replace"), (errors or b"").decode(errors="replace")
     )
 
 
@@ -72,20 +72,20 @@ async def call_module(
 def report_answer(work: Callable[[], Any]) -> int:
     """In the child: do the work and say its answer; returns the exit code."""
     try:
-        told = {"answer": work()}
+        answer = {"answer": work()}
     except OmnibusError as error:
-        told = {"problem": msgspec.to_builtins(error.to_problem())}
-    sys.stdout.write(f"\n{json.dumps(told)}\n")
-    return 1 if "problem" in told else 0
+        answer = {"problem": msgspec.to_builtins(error.to_problem())}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+    return 1 if "problem" in answer else 0
 
 
 def _parse_answer(module: str, ended: ProcessResult) -> Any:
     lines = ended.output.strip().splitlines()
     try:
-        told = json.loads(lines[-1])
-        problem = msgspec.convert(told["problem"], ProblemDetails) if "problem" in told else None
+        answer = json.loads(lines[-1])
+        problem = msgspec.convert(answer["problem"], ProblemDetails) if "problem" in answer else None
     except (LookupError, ValueError, TypeError):
         raise Fatal(f"{module} ended without an answer:\n{ended.said[-_MAX_QUOTED_CHARS:]}") from None
     if problem is not None:
         raise from_problem(problem)
-    return told["answer"]
+    return answer["answer"]

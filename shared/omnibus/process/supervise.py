@@ -69,7 +69,7 @@ class ProcessKeeper:
         try:
             await self._until_ready(child)
         except BaseException:
-            await self._end_child(child, wanted=True)
+            await self._end_child(child, requested=True)
             raise
         self._confirmed = self._confirmed or self.spec.ready is not None
         self._log.write_line(self.spec.name, f"ready after {time.monotonic() - began:.2f} s")
@@ -102,12 +102,12 @@ class ProcessKeeper:
 
     async def _wait_for_end(self, child: ChildProcess) -> bool:
         """Wait for the end of ``child``; True when another one is to follow."""
-        wanted = True
+        requested = True
         try:
             await child.wait()
-            wanted = False
+            requested = False
         finally:
-            await self._end_child(child, wanted)
+            await self._end_child(child, requested)
         return self.spec.restart
 
     def _announce_restart(self, pause: float) -> None:
@@ -126,11 +126,11 @@ class ProcessKeeper:
         except (OmnibusError, OSError) as error:  # the latter: no descriptors or processes left
             self._log.write_line(self.spec.name, str(error).splitlines()[0])
             if child is not None:
-                await self._end_child(child, wanted=False)
+                await self._end_child(child, requested=False)
             return None
         except BaseException:
             if child is not None:
-                await self._end_child(child, wanted=True)
+                await self._end_child(child, requested=True)
             raise
         return child
 
@@ -184,14 +184,14 @@ class ProcessKeeper:
         policy, name = self._policy, self.spec.name
         return f"{name} ended more than {policy.limit} times within {policy.window:g} s; gave up{self._log.tail(name)}"
 
-    async def _end_child(self, child: ChildProcess, wanted: bool) -> None:
+    async def _end_child(self, child: ChildProcess, requested: bool) -> None:
         pid = child.pid
         code = self._exit_code = await child.end(self.spec.grace)
         self._last_line = self._log.last_message(self.spec.name)
         self._child = None
-        if not wanted:
+        if not requested:
             self._log.write_line(self.spec.name, f"ended ({_describe_exit(code)})")
-        await self._report_exit(Exit(self.spec.name, pid, code, wanted))
+        await self._report_exit(Exit(self.spec.name, pid, code, requested))
 
     async def _report_exit(self, end: Exit) -> None:
         if self._on_exit is None:

@@ -92,14 +92,14 @@ class Client:
         status, length = await _read_head(reader)
         if status != 200:
             raise _response_error(status, await reader.readexactly(length) if length else b"")
-        told = _EventStreamReader(began)
+        events = _EventStreamReader(began)
         if length >= 0:
-            told.feed_data(await reader.readexactly(length))
+            events.feed_data(await reader.readexactly(length))
         else:
-            await _read_chunks(reader, told)
-        if not told.ended:
+            await _read_chunks(reader, events)
+        if not events.ended:
             raise ValueError("it did not end with [DONE]")
-        return told.answer
+        return events.answer
 
     async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None or self._reader.at_eof():
@@ -135,11 +135,11 @@ class _EventStreamReader:
         self.answer.usage = event.get("usage") or self.answer.usage
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
-            sound = delta.get("audio") or {}
-            if delta.get("content") or sound.get("transcript"):
+            audio = delta.get("audio") or {}
+            if delta.get("content") or audio.get("transcript"):
                 self._count_token(now)
-            if sound.get("data"):
-                self._count_audio(base64.b64decode(sound["data"]), now)
+            if audio.get("data"):
+                self._count_audio(base64.b64decode(audio["data"]), now)
 
     def _count_token(self, now: float) -> None:
         if self.answer.first_token:
@@ -168,9 +168,9 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, int]:
     return int(lines[0].split(b" ")[1]), length
 
 
-async def _read_chunks(reader: asyncio.StreamReader, told: _EventStreamReader) -> None:
+async def _read_chunks(reader: asyncio.StreamReader, events: _EventStreamReader) -> None:
     while size := int(await reader.readuntil(b"\r\n"), 16):
-        told.feed_data((await reader.readexactly(size + 2))[:-2])
+        events.feed_data((await reader.readexactly(size + 2))[:-2])
     await reader.readuntil(b"\r\n")
 
 

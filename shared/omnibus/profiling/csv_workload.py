@@ -64,12 +64,12 @@ def _scaled_count(value: Any, scale: float) -> int:
 def _chat_body(sizes: dict[str, int], subject: Subject, missing: dict[str, int]) -> dict[str, Any]:
     images = sizes["num_images"]
     side = max(1, round((sizes["image_tokens"] / images) ** 0.5)) * TOKEN_SIDE_PIXELS if images else 0
-    wanted: list[tuple[str, Any]] = [("image", [side, side])] * images
-    wanted += [("video", [VIDEO_SIDE_PIXELS, VIDEO_SIDE_PIXELS, VIDEO_SECONDS])] * bool(sizes["has_video"])
-    wanted += [("audio", AUDIO_SECONDS)] * bool(sizes["has_audio"])
-    for modality in dict.fromkeys(modality for modality, _ in wanted if modality not in subject.encoders):
+    media: list[tuple[str, Any]] = [("image", [side, side])] * images
+    media += [("video", [VIDEO_SIDE_PIXELS, VIDEO_SIDE_PIXELS, VIDEO_SECONDS])] * bool(sizes["has_video"])
+    media += [("audio", AUDIO_SECONDS)] * bool(sizes["has_audio"])
+    for modality in dict.fromkeys(modality for modality, _ in media if modality not in subject.encoders):
         missing[modality] = missing.get(modality, 0) + 1
-    content = [{modality: size} for modality, size in wanted if modality in subject.encoders]
+    content = [{modality: size} for modality, size in media if modality in subject.encoders]
     content.append({"words": max(1, sizes["text_tokens"])})
     body: dict[str, Any] = {"messages": [{"role": "user", "content": content}]}
     body |= {"max_tokens": max(1, sizes["output_tokens"]), "ignore_eos": True}

@@ -14,18 +14,18 @@ MAX_UNKNOWNS = 3
 MIN_SPREAD = 0.05
 
 
-def solve_nonnegative(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def solve_nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Least squares without negative unknowns: ``rows`` [n, k] float, ``wanted`` [n] float, the result [k].
 
     Exact: of all choices of unknowns that are not zero, the best whose solution has no negative one.
     """
     count = rows.shape[1]
-    best, left = np.zeros(count), float(wanted @ wanted)
+    best, left = np.zeros(count), float(target @ target)
     for size in range(1, count + 1):
         for some in combinations(range(count), size):
             part = rows[:, some]
-            found = np.linalg.lstsq(part, wanted, rcond=None)[0]
-            error = part @ found - wanted
+            found = np.linalg.lstsq(part, target, rcond=None)[0]
+            error = part @ found - target
             if (found >= 0).all() and float(error @ error) < left * (1 - 1e-9):
                 best, left = np.zeros(count), float(error @ error)
                 best[list(some)] = found

@@ -192,12 +192,12 @@ def request_quantities(request: WorkloadRequest, answer: TimedAnswer) -> dict[st
     usage = answer.usage
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     seen = float(prompt.get("image_tokens", 0))
-    films = "video" in request.media and "image" not in request.media
+    has_video = "video" in request.media and "image" not in request.media
     return {
         "prompt_tokens": float(usage.get("prompt_tokens", 0)),
         "completion_tokens": float(completion.get("text_tokens", 0)),
-        "image_tokens": 0.0 if films else seen,
-        "video_tokens": seen if films else 0.0,
+        "image_tokens": 0.0 if has_video else seen,
+        "video_tokens": seen if has_video else 0.0,
         "audio_tokens": float(prompt.get("audio_tokens", 0)),
         "speech_seconds": answer.speech,
     }

@@ -150,24 +150,24 @@ class _OptionProfiler:
     ) -> float:
         """Requests one at a time: seconds of the role, bytes between components, what the answers tell."""
         self._tell(f"{role.kind or 'requests'} one at a time")
-        heard = EdgeRecorder(self._subject.name, role.kind)
-        await heard.listen(self._loaded.bus)
+        recorder = EdgeRecorder(self._subject.name, role.kind)
+        await recorder.listen(self._loaded.bus)
         try:
             orders = [LoadRequest(request, role.pin) for request in self._workload.requests_of(role.kind)]
             step = LoadStep(self._how.seconds / 2, SEQUENTIAL_REQUEST_COUNT)
             seen = (await self._loaded.run_step(orders, 1, step)).seen
         finally:
-            await heard.close()
+            await recorder.close()
         quantities.update(
             {kind: each for kind, each in mean_quantities(seen.answers).items() if kind not in quantities}
         )
         known = {(edge.source, edge.target) for edge in edges if edge.type == role.kind}
         edges += [
             EdgeProfile(source, target, nbytes, role.kind)
-            for (source, target), nbytes in sorted(heard.mean_bytes().items())
+            for (source, target), nbytes in sorted(recorder.mean_bytes().items())
             if (source, target) not in known
         ]
-        return heard.mean_latency(self._loaded.executor)
+        return recorder.mean_latency(self._loaded.executor)
 
     async def _sweep_load(self) -> tuple[list[Point], StepMeasurement]:
         """The mix with 1, 2, 4 ... at a time until more does not help; the curve, and its best step.
@@ -189,8 +189,8 @@ class _OptionProfiler:
         best = max(taken, key=lambda each: each.seen.rate)
         while not best.is_bottleneck and await self._loaded.raise_others(best):
             before = best
-            kept = [each for each in taken if each.seen.at_once < best.seen.at_once]
-            taken = await self._climb_load(orders, kept, best.seen.at_once)
+            lighter = [each for each in taken if each.seen.at_once < best.seen.at_once]
+            taken = await self._climb_load(orders, lighter, best.seen.at_once)
             best = max(taken, key=lambda each: each.seen.rate)
             if best.seen.rate < before.seen.rate * (1 + MIN_GROWTH):
                 break

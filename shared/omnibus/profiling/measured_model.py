@@ -61,11 +61,11 @@ class Subject(msgspec.Struct, frozen=True):
         for modality in sorted(modalities):
             if modality not in self.encoders:
                 raise BadRequest(f"{self.name} does not take {modality}: leave it out")
-        spoken = [part for part in SPEECH if part in self.components]
-        if speaks and not spoken:
+        speech = [part for part in SPEECH if part in self.components]
+        if speaks and not speech:
             raise BadRequest(f"{self.name} has no audio output: leave modalities out")
         return frozenset(
-            [*self.required_components, *(self.encoders[each] for each in modalities), *(spoken if speaks else ())]
+            [*self.required_components, *(self.encoders[each] for each in modalities), *(speech if speaks else ())]
         )
 
     def in_flow_order(self, parts: Collection[str]) -> tuple[str, ...]:

@@ -48,12 +48,12 @@ def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float
     known = KNOWN.get(family)
     if known is None or not known.weights or not checkpoint:
         return 0.0
-    wanted = {*components}
+    chosen = {*components}
     total = 0
     for path in _weight_files(checkpoint):
         with suppress(BadRequest):  # of a file that cannot be read nothing is known, whoever loads it will say so
             tensors = safetensors.read_header(path).items()
-            total += sum(tensor.nbytes for name, tensor in tensors if _loading_components(known.weights, name) & wanted)
+            total += sum(tensor.nbytes for name, tensor in tensors if _loading_components(known.weights, name) & chosen)
     return total / GB
 
 

@@ -61,17 +61,17 @@ class ExecutorMonitor:
 
     async def read_busy(self, executors: Collection[str]) -> dict[str, BusySample]:
         """Read the busy time of each of ``executors`` up to now. Raises ``StageFailed`` when one does not answer."""
-        asked = time.monotonic()
+        sent = time.monotonic()
         with suppress(BusUnavailable):
             self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         await self.wait_until(
-            lambda: all(self._known.last_seen(each) > asked for each in executors), STATUS_TIMEOUT_SECONDS
+            lambda: all(self._known.last_seen(each) > sent for each in executors), STATUS_TIMEOUT_SECONDS
         )
-        return {each: self._busy_sample(each, asked) for each in executors}
+        return {each: self._busy_sample(each, sent) for each in executors}
 
-    def _busy_sample(self, executor: str, asked: float) -> BusySample:
+    def _busy_sample(self, executor: str, sent: float) -> BusySample:
         at, status = self._known.last_seen(executor), self._known.get(executor)
-        if status is None or at <= asked:
+        if status is None or at <= sent:
             raise StageFailed(f"executor {executor} has fallen silent", executor=executor)
         named = dict(zip(status.components, status.busy, strict=False))
         return BusySample(at, named if len(named) == len(status.components) else None)

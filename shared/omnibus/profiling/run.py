@@ -58,37 +58,37 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
         }
 
 
-async def run_profiling(asked: ProfilingSpec, keeper: PartialProfile, log: Log, tell: Tell) -> ModelProfile:
+async def run_profiling(spec: ProfilingSpec, keeper: PartialProfile, log: Log, tell: Tell) -> ModelProfile:
     """Measure what ``keeper`` does not have yet. Raises ``StageUnavailable`` when no option could be measured."""
-    missing = [name for name in asked.options if name not in keeper.found]
+    missing = [name for name in spec.options if name not in keeper.found]
     if missing:
-        tell("", len(keeper.found), len(asked.options), "starting the system")
-        async with Testbed(asked.subject, log, {**asked.env, **NO_CACHES}, asked.start_within) as house:
-            await house.stack.supervisor.unless_over(_measure_missing(asked, missing, keeper, house, tell))
+        tell("", len(keeper.found), len(spec.options), "starting the system")
+        async with Testbed(spec.subject, log, {**spec.env, **NO_CACHES}, spec.start_within) as house:
+            await house.stack.supervisor.unless_over(_measure_missing(spec, missing, keeper, house, tell))
     if not any(found.option.is_measured for found in keeper.found.values()):
         raise StageUnavailable("; ".join(note for found in keeper.found.values() for note in found.notes))
-    return build_profile(asked, keeper.found)
+    return build_profile(spec, keeper.found)
 
 
 async def _measure_missing(
-    asked: ProfilingSpec, missing: list[str], keeper: PartialProfile, house: Testbed, tell: Tell
+    spec: ProfilingSpec, missing: list[str], keeper: PartialProfile, house: Testbed, tell: Tell
 ) -> None:
-    lined = conclusions.lined_components(asked.subject, asked.options)
+    lined = conclusions.lined_components(spec.subject, spec.options)
     for name in missing:
-        done, count = len(keeper.found), len(asked.options)
-        plan = make_trial(asked.subject, name, asked.options[name], asked.how.others)
+        done, count = len(keeper.found), len(spec.options)
+        plan = make_trial(spec.subject, name, spec.options[name], spec.how.others)
 
-        said = partial(tell, name, done, count)
+        report = partial(tell, name, done, count)
         found = await measure.measure_option(
-            house, asked.subject, asked.workload, plan, asked.how, said, lined.get(name, ())
+            house, spec.subject, spec.workload, plan, spec.how, report, lined.get(name, ())
         )
         keeper.save_option(name, found)
         tell(name, done + 1, count, "done")
 
 
-def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -> ModelProfile:
+def build_profile(spec: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -> ModelProfile:
     """The profile of what was ``found``."""
-    subject, workload = asked.subject, asked.workload
+    subject, workload = spec.subject, spec.workload
     brought, lines = conclusions.mean_sizes(found.values()), conclusions.fit_lines(subject, found.values())
     edges: dict[tuple[str, str, str], EdgeProfile] = {}
     for each in found.values():
@@ -102,7 +102,7 @@ def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) 
             kind: TypeProfile(used[kind], round(share, 9), brought.get(kind, {}))
             for kind, share in workload.type_shares.items()
         },
-        options={name: _build_option(asked, found[name], lines, brought) for name in asked.options if name in found},
+        options={name: _build_option(spec, found[name], lines, brought) for name in spec.options if name in found},
         order=subject.order,
         lines=lines,
         edges=tuple(edges.values()),
@@ -115,7 +115,7 @@ def build_profile(asked: ProfilingSpec, found: Mapping[str, OptionMeasurement]) 
 
 
 def _build_option(
-    asked: ProfilingSpec,
+    spec: ProfilingSpec,
     measured: OptionMeasurement,
     lines: Mapping[str, CostLine],
     sizes: Mapping[str, Mapping[str, float]],
@@ -125,7 +125,7 @@ def _build_option(
     return msgspec.structs.replace(
         option,
         work=conclusions.scale_work(option, measured.samples, lines, sizes),
-        engine=option.engine or asked.env.get(ENGINE, ""),
+        engine=option.engine or spec.env.get(ENGINE, ""),
     )
 
 

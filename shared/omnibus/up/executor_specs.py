@@ -34,7 +34,7 @@ def process_specs(*plans: Plan, env: Mapping[str, str], fork_server: str = "") -
 
 
 def reconcile_specs(
-    asked: Mapping[str, ProcessSpec], there: Mapping[str, ProcessSpec], ending: Collection[str], vital: bool = False
+    specs: Mapping[str, ProcessSpec], there: Mapping[str, ProcessSpec], ending: Collection[str], vital: bool = False
 ) -> tuple[set[str], list[ProcessSpec]]:
     """The names of those that run and stay, and what is to start beside them.
 
@@ -43,15 +43,17 @@ def reconcile_specs(
     plan that is no good must not end what runs.
     """
     live = {name: spec for name, spec in there.items() if name not in ending}
-    stay = {name for name, spec in asked.items() if name in live and _is_same_work(spec, live[name])}
+    unchanged = {name for name, spec in specs.items() if name in live and _is_same_work(spec, live[name])}
     fresh: dict[str, ProcessSpec] = {}
-    for spec in (spec for name, spec in asked.items() if name not in stay):
-        twin = next((name for name, other in live.items() if name not in stay and _is_same_work(spec, other)), None)
+    for spec in (spec for name, spec in specs.items() if name not in unchanged):
+        twin = next(
+            (name for name, other in live.items() if name not in unchanged and _is_same_work(spec, other)), None
+        )
         if twin is not None:
-            stay.add(twin)
+            unchanged.add(twin)
         elif (named := _with_free_name(spec, there, fresh)) is not None:
             fresh[named.name] = replace(named, vital=spec.vital and vital)
-    return stay, list(fresh.values())
+    return unchanged, list(fresh.values())
 
 
 def _with_free_name(
@@ -78,18 +80,18 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
     own = {name: each.env[name] for name in _OF_OPTIONS if name in each.env}
     if each.gpus > 1 and _PARALLEL not in {**os.environ, **env}:
         own[_PARALLEL] = str(each.gpus)
-    told = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
+    environment = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
     module = f"services.{each.service}"
-    forked = bool(fork_server) and can_fork({**os.environ, **told})
+    forked = bool(fork_server) and can_fork({**os.environ, **environment})
     named = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
         f"{named}/{replica}" if replica else named,  # the same however many there are
         fork_client.fork_server_command(fork_server, module) if forked else python_command(module),
-        env=told,
+        env=environment,
         cwd=ROOT,
         after=("nats", "sidecar", "fork-server") if forked else ("nats", "sidecar"),
         vital=not each.apps,  # an app that cannot run must not end what others use
-        grace=grace_seconds(told, each.service),
+        grace=grace_seconds(environment, each.service),
     )
     return _with_origin_name(spec) if _runs_app_code(spec) else spec
 

@@ -43,7 +43,7 @@ class Executors:
         self._ready = ready
         self._gateways = gateways
         self._plan: Plan | None = None
-        self._wanted: dict[str, ProcessSpec] = {}
+        self._specs: dict[str, ProcessSpec] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._ending: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -51,7 +51,7 @@ class Executors:
 
     async def start(self, plan: Plan, store: Store) -> None:
         """Start what ``plan`` asks for, or raise; from then on follow the plans of ``store``."""
-        self._plan, self._wanted = plan, self._make(plan)
+        self._plan, self._specs = plan, self._make(plan)
         await self._reconcile_executors(first=True)
         self._tasks = [asyncio.create_task(work) for work in (self._follow_plans(store), self._run_reconciler())]
         for task in self._tasks:
@@ -78,7 +78,7 @@ class Executors:
             plan = await self._read_plan(store.plan, stand.epoch)
             staged = await self._read_plan(store.staged_plan) if stand.staged else None
             self._plan = plan or self._plan
-            self._wanted = self._make(*(each for each in (self._plan, staged) if each is not None))
+            self._specs = self._make(*(each for each in (self._plan, staged) if each is not None))
             self._changed.set()
 
     async def _read_plan(self, read: Callable[..., Awaitable[Plan | None]], *epoch: int) -> Plan | None:
@@ -110,10 +110,10 @@ class Executors:
     async def _reconcile_executors(self, first: bool = False) -> None:
         """Start what is not there, then end what is not wanted. A name that is ending is still there."""
         there = {name: spec for name, spec in self._supervisor.specs.items() if ID in spec.env}
-        stay, fresh = reconcile_specs(self._wanted, there, self._ending, vital=first)
-        for name in stay & self._leaving.keys():
+        unchanged, fresh = reconcile_specs(self._specs, there, self._ending, vital=first)
+        for name in unchanged & self._leaving.keys():
             self._leaving.pop(name).cancel()  # it is wanted again, and has not begun to end
-        for name in there.keys() - stay - self._leaving.keys():
+        for name in there.keys() - unchanged - self._leaving.keys():
             self._leaving[name] = asyncio.create_task(self._drain_executor(name, [spec.env[ID] for spec in fresh]))
         await self._supervisor.add(*fresh)
 

@@ -143,14 +143,14 @@ async def _valkey_alive(port: int, _: int) -> bool:
         return False
 
 
-def _choose_ports(*asked: int) -> list[int]:
-    free = iter(free_ports(len(asked)))
-    return [port or next(free) for port in asked]
+def _choose_ports(*ports: int) -> list[int]:
+    free = iter(free_ports(len(ports)))
+    return [port or next(free) for port in ports]
 
 
-async def _wait_for_answer(port: int, request: bytes, wanted: tuple[bytes, ...]) -> None:
+async def _wait_for_answer(port: int, request: bytes, answers: tuple[bytes, ...]) -> None:
     # Neither server can tell us that it is ready, so we ask; the caller holds the deadline.
-    while not (await _exchange_bytes(port, request)).startswith(wanted):  # noqa: ASYNC110
+    while not (await _exchange_bytes(port, request)).startswith(answers):  # noqa: ASYNC110
         await asyncio.sleep(_PROBE_PAUSE_SECONDS)
 
 

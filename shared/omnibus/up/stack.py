@@ -99,7 +99,7 @@ class Stack:
         self._log = log or Log()
         self._extra = dict(env or {})
         self._passing = passing
-        self._asked_port = port
+        self._requested_port = port
         self._gateways = gateways
         self._nodes = Nodes(nodes)
         self._stack = AsyncExitStack()
@@ -160,12 +160,12 @@ class Stack:
 
     def _choose_ports(self) -> None:
         """All at once, so that they differ."""
-        free = [port for port in free_ports(self._gateways + 4) if port != self._asked_port]
+        free = [port for port in free_ports(self._gateways + 4) if port != self._requested_port]
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.nats = infra.prepare_nats(self.directory, port=free.pop(), monitor_port=free.pop(), password=word)
         self.valkey = infra.prepare_valkey(self.directory, port=free.pop(), password=other, durable=True)
-        self.ports = [self._asked_port or free.pop(), *free[: self._gateways - 1]]
+        self.ports = [self._requested_port or free.pop(), *free[: self._gateways - 1]]
         scheme = "https" if self.certificate else "http"
         self.urls = [f"{scheme}://127.0.0.1:{port}" for port in self.ports]
         self.port, self.url = self.ports[0], self.urls[0]

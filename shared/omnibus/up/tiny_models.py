@@ -30,8 +30,8 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     if unknown := [name for name in only if name not in catalog.LOCAL]:
         raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
-    wanted = {*(only or catalog.TINY), *twins.values()}
-    chosen = {name: family for name, family in alone.items() if name in wanted}
+    names = {*(only or catalog.TINY), *twins.values()}
+    chosen = {name: family for name, family in alone.items() if name in names}
     await asyncio.gather(
         *(build_checkpoint(family, cache / family) for family in chosen.values()),
         *(build_checkpoint(catalog.LOCAL[name], cache / name, *_twin_arguments(name)) for name in twins),

@@ -112,7 +112,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-TURNS = [
+TURNS: list[Any] = [
     {"role": "user", "content": "hi"},
     {
         "role": "assistant",

@@ -52,12 +52,12 @@ def state_lines(
 
 def explain_lines(explain: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the plan's maker knows of it: tables of what was planned, and a line for each other value."""
-    told = explain.get("planned")
-    if isinstance(told, Mapping):
-        yield from planned_lines(told)
-    rest = {name: value for name, value in explain.items() if value is not told}
+    planned = explain.get("planned")
+    if isinstance(planned, Mapping):
+        yield from planned_lines(planned)
+    rest = {name: value for name, value in explain.items() if value is not planned}
     if rest:
-        yield from ([""] if told is not None else [])
+        yield from ([""] if planned is not None else [])
         yield from _value_lines(rest)
 
 
@@ -97,9 +97,9 @@ def age_text(moment: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def missing_executors(wanted: Mapping[ExecutorKind, int], there: Mapping[ExecutorKind, int]) -> str:
+def missing_executors(planned: Mapping[ExecutorKind, int], there: Mapping[ExecutorKind, int]) -> str:
     """The executors of ``wanted`` that are not up, in words."""
-    short = {kind: count for kind, count in wanted.items() if there.get(kind, 0) < count}
+    short = {kind: count for kind, count in planned.items() if there.get(kind, 0) < count}
     return ", ".join(f"{count - there.get(kind, 0)} of {kind.model}/{kind.option}" for kind, count in short.items())
 
 

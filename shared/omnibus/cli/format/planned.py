@@ -14,22 +14,22 @@ _NOTES = {
 }
 
 
-def planned_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def planned_lines(planned: Mapping[str, Any]) -> Iterator[str]:
     """``explain["planned"]`` of a plan."""
-    models = told.get("models", {})
+    models = planned.get("models", {})
     for name, model in models.items():
         yield from _model_lines(name, model)
         yield ""
     yield from _option_lines(models)
     yield ""
     yield from _type_lines(models)
-    for deployment in told.get("deployments", ()):
+    for deployment in planned.get("deployments", ()):
         yield ""
         yield from _deployment_lines(deployment)
-    if told.get("links"):
+    if planned.get("links"):
         yield ""
-        yield from _link_lines(told["links"])
-    yield from (f"warning: {each}" for each in told.get("warnings", ()))
+        yield from _link_lines(planned["links"])
+    yield from (f"warning: {each}" for each in planned.get("warnings", ()))
 
 
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
@@ -41,9 +41,9 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
         yield f"  goals: {model['goals']}"
     if model.get("cells"):
         yield f"  cells: {', '.join(f'{count} of {size} GPUs' for size, count in model['cells'].items())}"
-    for note, said in _NOTES.items():
+    for note, text in _NOTES.items():
         if model.get(note):
-            yield f"  {said}: {_list_text(model[note])}"
+            yield f"  {text}: {_list_text(model[note])}"
 
 
 def _promise_lines(promise: Any) -> Iterator[str]:
@@ -91,22 +91,22 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from table_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
 
 
-def _deployment_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     gpus = [
         f"{kind} {each.get('used')}" + (f" of {each['of']}" if "of" in each else "")
-        for kind, each in told.get("gpus", {}).items()
+        for kind, each in deployment.get("gpus", {}).items()
     ]
-    facts = [f"GPUs: {', '.join(gpus)}", f"price {_number_text(told.get('price'))}"]
-    if told.get("distance") is not None:
-        facts.append(f"{_share_text(told['distance'])} from what fractions of replicas could do")
-    if told.get("gap"):
-        facts.append(f"not proven to be the best by {_share_text(told['gap'])}")
+    facts = [f"GPUs: {', '.join(gpus)}", f"price {_number_text(deployment.get('price'))}"]
+    if deployment.get("distance") is not None:
+        facts.append(f"{_share_text(deployment['distance'])} from what fractions of replicas could do")
+    if deployment.get("gap"):
+        facts.append(f"not proven to be the best by {_share_text(deployment['gap'])}")
     yield "; ".join(facts)
-    if told.get("nodes"):
-        yield f"on nodes: {_list_text(told['nodes'])}"
-    if told.get("alternatives"):
+    if deployment.get("nodes"):
+        yield f"on nodes: {_list_text(deployment['nodes'])}"
+    if deployment.get("alternatives"):
         yield from table_lines(
-            ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in told["alternatives"]]
+            ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in deployment["alternatives"]]
         )
 
 

@@ -27,29 +27,29 @@ def top_lines(seen: SystemState, away: Sequence[str], width: int = 100) -> Itera
 
 def _state_lines(seen: SystemState, away: Sequence[str]) -> Iterator[str]:
     up = seen.ready_counts()
-    told = [_count_text(len(seen.gateways), "gateway"), _count_text(seen.inflight, "request") + " in flight"]
+    parts = [_count_text(len(seen.gateways), "gateway"), _count_text(seen.inflight, "request") + " in flight"]
     behind = [id for id, epoch in seen.gateways.items() if seen.plan is not None and epoch != seen.plan.epoch]
     if behind:
-        told.append(f"{_count_text(len(behind), 'gateway')} at another epoch")
+        parts.append(f"{_count_text(len(behind), 'gateway')} at another epoch")
     if seen.plan is not None:
         lacks = plan.missing_executors(replica_counts(seen.staged.models), up) if seen.staged is not None else ""
         yield from plan.state_lines(seen.plan, seen.staged, lacks, seen.stand.pin, seen.problems)
     else:
         yield "plan     none yet"
-    yield f"now      {', '.join(told)}; {time.strftime('%H:%M:%S')}, rates over {seen.span:.0f} s"
+    yield f"now      {', '.join(parts)}; {time.strftime('%H:%M:%S')}, rates over {seen.span:.0f} s"
     yield from (f"away     {each}" for each in away)
 
 
 def _request_lines(seen: SystemState, width: int) -> Iterator[str]:
-    types, asked = seen.type_totals(), planned_rates(seen.plan)
+    types, planned = seen.type_totals(), planned_rates(seen.plan)
     named: list[tuple[str, Totals, float | None]] = []
     for model in model_names(seen.plan, types):
         own = {kind: totals for (name, kind), totals in types.items() if name == model}
-        wanted = {kind: rate for (name, kind), rate in asked.items() if name == model and rate > 0}
-        named.append((model, sum_totals(own.values()), sum(wanted.values()) if wanted else None))
+        expected = {kind: rate for (name, kind), rate in planned.items() if name == model and rate > 0}
+        named.append((model, sum_totals(own.values()), sum(expected.values()) if expected else None))
         named += [
-            (f"  {kind or '(refused early)'}", own.get(kind, _NONE), wanted.get(kind))
-            for kind in dict.fromkeys([*wanted, *own])
+            (f"  {kind or '(refused early)'}", own.get(kind, _NONE), expected.get(kind))
+            for kind in dict.fromkeys([*expected, *own])
         ]
     every = [(totals, rate) for _, totals, rate in named]
     found = [(head, list(map(cell, every)), always) for head, cell, always in _COLUMNS]

@@ -29,7 +29,7 @@ class Watch:
         self._store = store
         self._bus = bus
         self._tell = tell
-        self._asked = 0.0
+        self._polled = 0.0
         self._reconnects = bus.reconnects
         self._bus_lost = 0.0  # monotonic seconds; 0: it is there
         self._store_lost = 0.0
@@ -45,8 +45,8 @@ class Watch:
             subjects.NODE: self.seen.nodes.handle_status,
         }
         async with AsyncExitStack() as stack:
-            told = {kind: self._with_news(handler) for kind, handler in handlers.items()}
-            for stop in await follow_events(self._bus, told):
+            wrapped = {kind: self._with_news(handler) for kind, handler in handlers.items()}
+            for stop in await follow_events(self._bus, wrapped):
                 stack.push_async_callback(stop)
             for following in (self._follow_plans(), self._follow_problems()):
                 stack.push_async_callback(until_cancelled, asyncio.create_task(following))
@@ -56,15 +56,15 @@ class Watch:
         """Ask who is there, now and then; returns what cannot be reached."""
         now, away = time.monotonic(), []
         if self._bus.reconnects != self._reconnects:
-            self._reconnects, self._asked = self._bus.reconnects, 0.0
+            self._reconnects, self._polled = self._bus.reconnects, 0.0
             self.seen.handle_disconnect()
         if not self._bus.connected:
             self._bus_lost = self._bus_lost or now
             away.append(f"the bus, for {now - self._bus_lost:.0f} s: who is up and what comes is not known")
         else:
             self._bus_lost = 0.0
-            if now - self._asked >= CENSUS_INTERVAL_SECONDS:
-                self._asked = now
+            if now - self._polled >= CENSUS_INTERVAL_SECONDS:
+                self._polled = now
                 with suppress(OmnibusError):  # the next turn asks again
                     self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         if self._store_lost:

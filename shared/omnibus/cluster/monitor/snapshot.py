@@ -159,9 +159,9 @@ class SystemState:
         """Return the executors on each node."""
         found: dict[str, list[NodeExecutor]] = {}
         for id, each in sorted(self._executors.entries().items()):
-            told = each.status
-            executor = NodeExecutor(id, told.model, told.option, told.state, each.busy, told.inflight)
-            found.setdefault(told.node, []).append(executor)
+            status = each.status
+            executor = NodeExecutor(id, status.model, status.option, status.state, each.busy, status.inflight)
+            found.setdefault(status.node, []).append(executor)
         return found
 
     @property
@@ -195,14 +195,14 @@ class SystemState:
 
     def option_states(self) -> list[OptionState]:
         """All kinds of executors that are wanted, or there."""
-        wanted = replica_counts(self.plan.models) if self.plan is not None else {}
+        planned = replica_counts(self.plan.models) if self.plan is not None else {}
         staged = replica_counts(self.staged.models) if self.staged is not None else None
         there: dict[ExecutorKind, list[_ExecutorHistory]] = {}
         for each in self._executors.entries().values():
             there.setdefault(self._executor_kind(each.status), []).append(each)
-        kinds = dict.fromkeys([*wanted, *(staged or {}), *sorted(there)])
+        kinds = dict.fromkeys([*planned, *(staged or {}), *sorted(there)])
         return [
-            _option_state(kind, self._option_components(kind, there), wanted, staged, there.get(kind, []))
+            _option_state(kind, self._option_components(kind, there), planned, staged, there.get(kind, []))
             for kind in sorted(kinds, key=lambda kind: kind[:2])
         ]
 
@@ -272,14 +272,16 @@ def planned_rates(plan: Plan | None) -> dict[tuple[str, str], float]:
 
     Rates of other models' paths are shares without a unit.
     """
-    told = plan.explain.get("planned", {}).get("models", {}) if plan is not None else {}
-    return {(name, kind): each["rate"] for name, model in told.items() for kind, each in model.get("types", {}).items()}
+    models = plan.explain.get("planned", {}).get("models", {}) if plan is not None else {}
+    return {
+        (name, kind): each["rate"] for name, model in models.items() for kind, each in model.get("types", {}).items()
+    }
 
 
 def _option_state(
     kind: ExecutorKind,
     components: tuple[str, ...],
-    wanted: Mapping[ExecutorKind, int],
+    planned: Mapping[ExecutorKind, int],
     staged: Mapping[ExecutorKind, int] | None,
     there: list[_ExecutorHistory],
 ) -> OptionState:
@@ -289,7 +291,7 @@ def _option_state(
     return OptionState(
         kind=kind,
         components=components,
-        wanted=wanted.get(kind, 0),
+        wanted=planned.get(kind, 0),
         staged=staged.get(kind, 0) if staged is not None else None,
         up=len(ready),
         leaving=len(there) - len(ready),

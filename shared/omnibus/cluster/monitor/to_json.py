@@ -12,12 +12,12 @@ from omnibus.plan import Plan
 
 def state_values(seen: SystemState, away: Sequence[str]) -> dict[str, Any]:
     """Everything, as JSON has it. ``away`` says what cannot be reached."""
-    types, asked = seen.type_totals(), planned_rates(seen.plan)
+    types, planned = seen.type_totals(), planned_rates(seen.plan)
     known: dict[str, dict[str, Any]] = {name: {} for name in model_names(seen.plan, types)}
-    for model, kind in dict.fromkeys([*asked, *types]):
+    for model, kind in dict.fromkeys([*planned, *types]):
         known[model][kind] = {
             **(types[model, kind]._asdict() if (model, kind) in types else {}),
-            "planned": asked.get((model, kind)),
+            "planned": planned.get((model, kind)),
         }
     plan = seen.plan
     return {
