@@ -47,6 +47,7 @@ from services.gateway.request.dead_letters import DeadLetters
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import MODES, Records
 from services.gateway.request.request import RequestFactory
+from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.router import Router
@@ -80,6 +81,7 @@ class GatewayService:
         self._files = FileStore(self._settings)
         self._apps: AppService | None = None
         self._videos: Videos | None = None
+        self._responses: Responses | None = None
         self._console: Console | None = None
         self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -130,6 +132,7 @@ class GatewayService:
         self._closing.push_async_callback(bus.drain)
         await bus.open_records(settings.record_seconds, settings.record_bytes)
         await bus.open_records(settings.dead_seconds, settings.dead_bytes, subjects.DEADLETTERS)
+        await bus.open_records(settings.response_seconds, settings.response_bytes, subjects.RESPONSES)
         return bus, tensors
 
     async def _create_requests(
@@ -168,7 +171,10 @@ class GatewayService:
         await responder.startup()
         self._closing.push_async_callback(responder.shutdown)
         self._start_task(self._follow_plan(router))
-        table = RouteTable(runs, chat, self._files, videos)
+        responses = self._responses = Responses(settings, self._store, bus, chat, router.gateway)
+        await responses.startup()
+        self._closing.push_async_callback(responses.shutdown)
+        table = RouteTable(runs, chat, self._files, videos, responses)
         console = self._console = Console(settings, self._store, bus)
         self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
@@ -235,6 +241,8 @@ class GatewayService:
             await self._console.close()
         if self._videos is not None:  # others go on with what is being made here
             await self._videos.shutdown()
+        if self._responses is not None:
+            await self._responses.leave_background()
         await self._linger_before_close()
         if self._dispatcher is not None and self._apps is not None:
             await asyncio.gather(

@@ -65,6 +65,9 @@ class BusSettings(Settings, frozen=True):
     #: Seconds and bytes that dead letters are kept: inputs that crashed or failed an engine.
     dead_seconds: float = 7 * 24 * 3600.0
     dead_bytes: int = 64 << 20
+    #: The same for the events of stored responses. Streams of responses can be continued for that long.
+    response_seconds: float = 3600.0
+    response_bytes: int = 256 << 20
 
 
 class StoreSettings(Settings, frozen=True):
@@ -228,6 +231,15 @@ class GatewaySettings(Settings, frozen=True):
     #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
     continue_streams: str = "requested"
     continue_bytes: int = 256 << 10
+    #: Seconds that stored responses and conversations are kept, and how many of each are, of one tenant or of all
+    #: without keys. Of more the oldest are forgotten.
+    response_kept: float = 30 * 24 * 3600.0
+    responses: int = 4096
+    #: Largest request and largest answer of a response that is stored, in bytes.
+    response_bytes: int = 8 << 20
+    #: Responses that are made in the background at a time, at all gateways, and the seconds that one may take.
+    responses_open: int = 256
+    response_deadline: float = 3600.0
     #: Begins the URLs of files, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""
     #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request

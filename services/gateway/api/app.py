@@ -113,6 +113,8 @@ class Frontend:
         ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add_routes(app)
         self._table.files.add_routes(app)
         self._table.videos.add_routes(app)
+        self._table.responses.add_routes(app)
+        self._table.conversations.add_routes(app)
         if self._console is not None:
             self._console.add_routes(app)
         self._table.invocations.add_routes(app)

@@ -3,11 +3,13 @@
 from services.gateway.api.chat_completions import ChatRoute, ResumeRoute
 from services.gateway.api.chat_images import ImageChatRoute
 from services.gateway.api.completions import CompletionRoute
+from services.gateway.api.conversations import ConversationRoutes
 from services.gateway.api.dialects import DialectTranslator
 from services.gateway.api.embeddings import EmbeddingRoute
 from services.gateway.api.files import FileRoutes
 from services.gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from services.gateway.api.invocations import InvocationRoutes
+from services.gateway.api.responses import ResponseRoute, ResponseRoutes
 from services.gateway.api.speech import SpeechRoute
 from services.gateway.api.transcriptions import TranscriptionRoute
 from services.gateway.api.videos import VideoRoutes
@@ -16,8 +18,10 @@ from services.gateway.http.exchange import PostRoute
 from services.gateway.media.files import FileStore
 from services.gateway.openai import completions, embeddings, openapi, speech, transcriptions
 from services.gateway.openai import images as pictures
+from services.gateway.openai.responses import request as response_requests
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
+from services.gateway.responses.service import Responses
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import ImageTasks
 from services.gateway.videos.service import Videos
@@ -26,7 +30,9 @@ from services.gateway.videos.service import Videos
 class RouteTable:
     """``posts`` answer POST requests of their path; the others are plain handlers."""
 
-    def __init__(self, runs: RequestFactory, chat: Chat, files: FileStore, videos: Videos) -> None:
+    def __init__(
+        self, runs: RequestFactory, chat: Chat, files: FileStore, videos: Videos, responses: Responses
+    ) -> None:
         settings, painters = runs.settings, ImageTasks(runs)
         drawn = ImageChatRoute(settings, chat, painters, files)
         translate = DialectTranslator(runs.router, chat, painters)
@@ -35,6 +41,7 @@ class RouteTable:
         self._chatting = answered, spoken, written
         self.posts: dict[str, PostRoute] = {
             openapi.PATH: answered,
+            response_requests.PATH: ResponseRoute(settings, responses),
             completions.PATH: CompletionRoute(settings, chat),
             pictures.PATH: ImageGenerationRoute(settings, painters, files),
             pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
@@ -47,9 +54,13 @@ class RouteTable:
         self.resume = ResumeRoute(settings, chat, answered)
         self.files = FileRoutes(settings, files, chat.files)
         self.videos = VideoRoutes(settings, videos)
+        self._made = responses
+        self.responses = ResponseRoutes(responses)
+        self.conversations = ConversationRoutes(settings, responses.conversations)
         self.invocations = InvocationRoutes(settings, History(runs.records.bus))
 
     def add_apps(self, apps: AppChats) -> None:
         """From now on ``apps`` are known too."""
+        self._made.chats = apps
         for route in self._chatting:
             route.chats = apps

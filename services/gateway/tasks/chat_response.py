@@ -23,7 +23,7 @@ from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.output_streams import open_output_streams
 
 #: Name of the stream that is none of the answer's.
-_ACCEPTED_STREAM = "accepted"
+ACCEPTED_STREAM = "accepted"
 #: Seconds that an answer's audio id is said to be good for where nothing is kept.
 AUDIO_TTL_SECONDS = 3600.0
 
@@ -95,12 +95,12 @@ async def stream_events(
     format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
     stream: ChatStream | NumberedStream = continued.number_events(plain, format) if continued is not None else plain
     head = [stream.role("" if request.wants_text else None)]
-    sound = _AudioOutput(format, keeper, record.audio_id if record is not None else new_secret_id("audio_"))
+    sound = AudioOutputFile(format, keeper, record.audio_id if record is not None else new_secret_id("audio_"))
     if output.audio is not None:
         head.append(stream.audio_start(sound.id))
-    accepted, parts = _Acceptance(), open_output_streams(output)
+    accepted, parts = AcceptanceStream(), open_output_streams(output)
     if run.notify_when_accepted(accepted.mark_accepted):
-        parts[_ACCEPTED_STREAM] = accepted
+        parts[ACCEPTED_STREAM] = accepted
     shown = stream.text if output.audio is None else stream.spoken_text
     say = shown if request.wants_text else stream.transcript
     tail: list[bytes] = []
@@ -108,7 +108,7 @@ async def stream_events(
     async for batch in merge_streams(parts):
         if not begun:
             accepted.end()
-            batch = [each for each in batch if each[0] != _ACCEPTED_STREAM]
+            batch = [each for each in batch if each[0] != ACCEPTED_STREAM]
         frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
         if got.structured:
             frames = [_structured_frames(stream, say, item.data) for name, item in batch if name == "text"]
@@ -138,7 +138,7 @@ def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str],
     )
 
 
-class _Acceptance(ItemStream):
+class AcceptanceStream(ItemStream):
     """One item as soon as all executors have taken the request, unless it ended before."""
 
     def mark_accepted(self) -> None:
@@ -147,7 +147,7 @@ class _Acceptance(ItemStream):
             self.end()
 
 
-class _AudioOutput:
+class AudioOutputFile:
     """The sound of a streamed answer: its file as it is sent, and all of it where it is kept."""
 
     def __init__(self, format: SoundFormat, keeper: SpokenAnswers | None, id: str) -> None:

@@ -108,6 +108,16 @@ class Bus(Protocol):
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""
 
+    async def append_record(self, subject: str, data: bytes, id: str, after: int) -> int:
+        """Store one record right behind number ``after``, the last on ``subject``; 0: it is the first one.
+
+        Returns its number. ``id`` makes a repeat harmless. Raises ``Conflict`` when somebody else has written, and
+        ``BusUnavailable`` when no stream says that it has it.
+        """
+
+    async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
+        """What ``stream`` has on ``subject`` behind number ``after``, oldest first."""
+
     async def list_streams(self) -> list[StreamState]:
         """All streams and how far their consumers are. Raises ``BusUnavailable``."""
 

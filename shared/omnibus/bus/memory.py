@@ -9,7 +9,7 @@ from typing import Any
 
 from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
-from omnibus.errors import BusUnavailable, TooLarge
+from omnibus.errors import BusUnavailable, Conflict, TooLarge
 from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,22 @@ class MemoryBus:
         elif id not in self._records:
             self._numbers[keeps.name] = number = self._numbers.get(keeps.name, 0) + 1
             self._records[id] = (keeps, Stored(number, subject, data))
+
+    async def append_record(self, subject: str, data: bytes, id: str, after: int) -> int:
+        keeps = next((each for each in self._streams.values() if subject_matches(each.subjects, subject)), None)
+        if keeps is None:
+            raise BusUnavailable(f"no stream has taken {subject}")
+        if id in self._records:
+            return self._records[id][1].number
+        last = max((kept.number for kept in self._stored_messages(keeps) if kept.subject == subject), default=0)
+        if last != after:
+            raise Conflict(f"somebody else has written to {subject}")
+        self.publish_record(subject, data, id)
+        return self._records[id][1].number
+
+    async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
+        kept = self._stored_messages(stream)
+        return [each for each in kept if subject_matches(subject, each.subject) and each.number > after]
 
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         return [

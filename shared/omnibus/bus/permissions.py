@@ -13,12 +13,14 @@ from typing import NamedTuple
 from omnibus.bus import subjects
 from omnibus.bus.subjects import ROOT
 
-#: Streams that gateways see to: the record, and inputs that crashed or failed an engine.
-STREAMS = (subjects.INVOCATIONS.name, subjects.DEADLETTERS.name)
+#: Streams that gateways see to: the record, inputs that crashed or failed an engine, events of stored responses.
+STREAMS = (subjects.INVOCATIONS.name, subjects.DEADLETTERS.name, subjects.RESPONSES.name)
 #: What a gateway may do with its streams. It removes nothing: retention does.
 _STREAM_CALLS = ("INFO", "CREATE", "UPDATE", "MSG.GET")
 #: Files that gateways fetch from each other, and nobody else.
 _MEDIA = (subjects.MEDIA, subjects.media_subject("*"))
+#: Events of stored responses, and who makes them.
+_RESPONSES = (subjects.RESPONSE_EVENTS, subjects.holder_subject("*"))
 _API = "$JS.API"
 _EXECUTORS = ("encoder", "llm", "generator")
 
@@ -71,6 +73,7 @@ def _gateway_permissions() -> Permissions:
             subjects.RECORDS,
             subjects.REPLAY,  # for who asks over HTTP
             *_MEDIA,
+            *_RESPONSES,
             *map(subjects.event_subject, says),
             subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
@@ -81,6 +84,7 @@ def _gateway_permissions() -> Permissions:
             f"{ROOT}.reply.>",
             subjects.REPLAY,
             *_MEDIA,
+            *_RESPONSES,
             *map(subjects.event_subject, hears),
             subjects.DEAD,  # what another gateway refuses
             f"{inbox_prefix('gateway')}.>",

@@ -14,6 +14,8 @@
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 | ``omnibus.media``                   | which gateway has some content, for all gateways    |
 | ``omnibus.media.<gateway>``         | a part of content to read, for the gateway that has it |
+| ``omnibus.response.<response>``     | events of a stored response                         |
+| ``omnibus.holder.<gateway>``        | asks a gateway whether it makes a stored response, or to stop |
 """
 
 import re
@@ -25,6 +27,7 @@ REPLAY = f"{ROOT}.replay"
 MEDIA = f"{ROOT}.media"
 RECORDS = f"{ROOT}.inv.>"
 DEAD = f"{ROOT}.event.deadletter.>"
+RESPONSE_EVENTS = f"{ROOT}.response.>"
 
 
 class StreamSpec(NamedTuple):
@@ -36,6 +39,7 @@ class StreamSpec(NamedTuple):
 
 INVOCATIONS = StreamSpec("OMNIBUS_INVOCATIONS", RECORDS)
 DEADLETTERS = StreamSpec("OMNIBUS_DEADLETTERS", DEAD)
+RESPONSES = StreamSpec("OMNIBUS_RESPONSES", RESPONSE_EVENTS)
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
@@ -108,6 +112,16 @@ def dead_letter_subject(app: str, invocation: str) -> str:
 def media_subject(gateway: str) -> str:
     """Return the subject on which ``gateway`` hands out what it keeps."""
     return f"{MEDIA}.{gateway}"
+
+
+def response_subject(response: str) -> str:
+    """Return the subject of the events of a stored response."""
+    return f"{ROOT}.response.{response}"
+
+
+def holder_subject(gateway: str) -> str:
+    """Return the subject on which ``gateway`` says which stored responses it makes."""
+    return f"{ROOT}.holder.{gateway}"
 
 
 def event_subject(kind: str) -> str:

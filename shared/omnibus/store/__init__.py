@@ -1,5 +1,5 @@
 """The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, jobs,
-API keys, and streamed answers.
+API keys, streamed answers, and stored responses with their conversations.
 
 Keys, under ``<prefix>:``
 
@@ -13,6 +13,10 @@ Keys, under ``<prefix>:``
 ``profiles``                                     hash of model to ``ModelProfile``
 ``audio:<id>``                                   a spoken answer, until it expires
 ``stream:<token>``, ``stream:<token>:owner``     a streamed answer that can be continued, and who sends it now
+``response:<id>``                                hash: a stored response, its holder and its final body
+``responses:of:<tenant>``, ``responses:open``    ids of responses by when they came; of those made in the background
+``conversation:<id>``, ``:items``, ``:order``    a conversation, its items by id, and their order
+``conversations:of:<tenant>``                    ids of conversations by when they came
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
 ``jobs:<kind>:removed``                          ids of jobs that were removed, for a while
@@ -32,6 +36,8 @@ from omnibus.store.keys import ApiKeyStore as _Keys
 from omnibus.store.plans import PlanHistoryEntry, PlanLed, PlanProblem, PlanState, StaleEpoch, plan_mark
 from omnibus.store.plans import PlanStore as _Plans
 from omnibus.store.profiles import ProfileStore as _Profiles
+from omnibus.store.responses import ConversationRecord, ItemPage, ResponseRecord, StoredResponse
+from omnibus.store.responses import ResponseStore as _Responses
 from omnibus.store.spoken_answers import SpokenAnswer
 from omnibus.store.spoken_answers import SpokenAnswerStore as _Sayings
 from omnibus.store.streams import StreamRecord
@@ -40,6 +46,8 @@ from omnibus.store.streams import StreamStore as _Streams
 __all__ = [
     "REREAD_SECONDS",
     "AppConflict",
+    "ConversationRecord",
+    "ItemPage",
     "JobRecord",
     "JobReview",
     "JobRules",
@@ -48,13 +56,15 @@ __all__ = [
     "PlanLed",
     "PlanProblem",
     "PlanState",
+    "ResponseRecord",
     "SpokenAnswer",
     "StaleEpoch",
     "Store",
+    "StoredResponse",
     "StreamRecord",
     "plan_mark",
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

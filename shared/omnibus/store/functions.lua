@@ -326,3 +326,36 @@ redis.register_function('omnibus_drop_job', function(keys, args)
   redis.call('PUBLISH', keys[5], args[1])
   return 1
 end)
+
+-- Make args[1] the holder of a stored response that args[2] held. Answers the number of its holders so far; 0: somebody
+-- else has it, or it has ended.
+redis.register_function('omnibus_claim_response', function(keys, args)
+  local found = redis.call('HMGET', keys[1], 'record', 'holder', 'final')
+  if not found[1] or found[3] or (found[2] or '') ~= args[2] then return 0 end
+  redis.call('HSET', keys[1], 'holder', args[1])
+  return redis.call('HINCRBY', keys[1], 'attempt', 1)
+end)
+
+-- The one end of a stored response, by its holder args[1]; an empty one is anybody.
+redis.register_function('omnibus_end_response', function(keys, args)
+  local found = redis.call('HMGET', keys[1], 'record', 'holder', 'final')
+  if not found[1] or found[3] or (args[1] ~= '' and found[2] ~= args[1]) then return 0 end
+  redis.call('HSET', keys[1], 'final', args[2], 'holder', '')
+  redis.call('PEXPIRE', keys[1], args[3])
+  redis.call('ZREM', keys[2], args[4])
+  return 1
+end)
+
+-- Append items, ids and JSON in turn, to a conversation. Answers how many it has; 0: there is none, -1: no room.
+redis.register_function('omnibus_extend_conversation', function(keys, args)
+  if redis.call('EXISTS', keys[1]) == 0 then return 0 end
+  local count = redis.call('ZCARD', keys[3])
+  if count + (#args - 2) / 2 > tonumber(args[2]) then return -1 end
+  for at = 3, #args, 2 do
+    local place = redis.call('HINCRBY', keys[1], 'places', 1)
+    redis.call('HSET', keys[2], args[at], args[at + 1])
+    redis.call('ZADD', keys[3], 'NX', place, args[at])
+  end
+  for _, key in ipairs(keys) do redis.call('PEXPIRE', key, args[1]) end
+  return redis.call('ZCARD', keys[3])
+end)

@@ -39,6 +39,7 @@ from services.gateway.request.dead_letters import DeadLetters
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
 from services.gateway.request.request import RequestFactory
+from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
@@ -198,7 +199,8 @@ class House:
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
         self.videos = Videos(settings, store or nowhere, self.runs)
-        self.table = RouteTable(self.runs, self.chat, self.files, self.videos)
+        self.responses = Responses(settings, store or nowhere, self.bus, self.chat, gateway)
+        self.table = RouteTable(self.runs, self.chat, self.files, self.videos, self.responses)
         self.console = Console(settings, store or nowhere, self.bus)
         frontend = Frontend(settings, self.router, self.dispatcher, self.table, console=self.console)
         self.app = frontend.build_application()
@@ -208,9 +210,11 @@ class House:
     async def open(self) -> None:
         await self.bus.open_records(60.0, 1 << 20)
         await self.bus.open_records(60.0, 1 << 20, subjects.DEADLETTERS)
+        await self.bus.open_records(60.0, 1 << 20, subjects.RESPONSES)
         await self.dispatcher.startup()
         if self.continuations is not None:
             await self.continuations.startup()
+            await self.responses.startup()
         await self.bus.add_responder(subjects.REPLAY, self.replayer.respond, queue="gateways")
 
     def serve(self, *models: str, **more: Any) -> None:
@@ -273,6 +277,7 @@ class House:
         await self.http.aclose()
         await self.console.close()
         await self.videos.shutdown()
+        await self.responses.shutdown()
         await self.dispatcher.shutdown()
         self.loads.close()
         self.keep.close()

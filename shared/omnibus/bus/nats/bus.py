@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,7 +21,7 @@ from omnibus.bus.nats.connection import MAX_PENDING_BYTES, NatsConnection, encod
 from omnibus.bus.nats.streams import StreamKeeper
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.concurrency import keep_cancellation
-from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, TooLarge
+from omnibus.errors import BusUnavailable, Conflict, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,11 @@ log = logging.getLogger(__name__)
 #: Bytes that one read of a stream gives at most, and seconds that it may take.
 MAX_BATCH_BYTES = 16 << 20
 READ_TIMEOUT_SECONDS = 10.0
+_MAX_BATCH = 1000
+#: Seconds that one attempt to append a record may take, and all of them; and between two of them.
+APPEND_TRY_SECONDS, APPEND_TIMEOUT_SECONDS, _APPEND_PAUSE_SECONDS = 2.0, 10.0, 0.1
+#: JetStream's code for a record that is not the next one of its subject.
+_WRONG_LAST_SEQUENCE_CODE = 10071
 
 
 class NatsBus:
@@ -190,6 +196,34 @@ class NatsBus:
                 raise BusUnavailable(f"cannot read {subject}: {error}") from error
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
+
+    async def append_record(self, subject: str, data: bytes, id: str, after: int) -> int:
+        headers = {"Nats-Msg-Id": id, "Nats-Expected-Last-Subject-Sequence": str(after)}
+        give_up = time.monotonic() + APPEND_TIMEOUT_SECONDS
+        while True:
+            try:
+                stored = await self._js.publish(subject, data, timeout=APPEND_TRY_SECONDS, headers=headers)
+            except nats.js.errors.APIError as error:
+                if error.err_code == _WRONG_LAST_SEQUENCE_CODE:
+                    raise Conflict(f"somebody else has written to {subject}") from error
+                failed: Exception = error
+            except (nats.errors.Error, TimeoutError) as error:
+                failed = error
+            else:
+                return stored.seq
+            if time.monotonic() > give_up:
+                raise BusUnavailable(f"no stream has taken {subject}: {failed or 'no answer'}") from failed
+            await asyncio.sleep(_APPEND_PAUSE_SECONDS)
+
+    async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
+        found: list[Stored] = []
+        while True:
+            begin = (found[-1].number if found else after) + 1
+            wanted = {"seq": begin, "batch": _MAX_BATCH, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": subject}
+            more = await self._fetch_batch(stream, wanted)
+            found += more
+            if not more:
+                return found
 
     async def list_streams(self) -> list[StreamState]:
         try:

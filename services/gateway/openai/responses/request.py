@@ -1,0 +1,226 @@
+"""The body of ``POST /v1/responses``, checked: what cannot be obeyed is refused by name."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.chat_request import AudioOutput, Count, Penalty, Share, StreamOptions, Temperature, TopK
+from services.gateway.openai.density import check_values
+from services.gateway.openai.parse import invalid_request
+from services.gateway.openai.responses.items import InputItem, InputMessage, InputText
+
+PATH = "/v1/responses"
+RESPONSE = f"{PATH}/{{response_id}}"
+CANCEL = f"{RESPONSE}/cancel"
+INPUT_ITEMS = f"{RESPONSE}/input_items"
+
+#: What the ids of responses look like: nothing else may become a key.
+RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
+ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
+    id: ResponseId
+
+
+class TextConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """``format`` is ``text``; others are refused by name."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request for a response. None means that the client did not say."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    input: str | Annotated[list[InputItem], Meta(max_length=2048)] | None = None
+    instructions: str | None = None
+    previous_response_id: ResponseId | None = None
+    conversation: ResponseId | ConversationReference | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    #: Whether the response can be retrieved, continued and referred to; it is unless this is false.
+    store: bool | None = None
+    background: bool | None = None
+    max_output_tokens: Count | None = None
+    metadata: Metadata | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: Annotated[list[str], Meta(max_length=16)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None
+
+    # Extras: as in chats.
+    modalities: Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=2)] | None = None
+    audio: AudioOutput | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
+
+    # Accepted only with values that change nothing.
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    prompt: Any = None
+    moderation: Any = None
+    access_programs: Any = None
+    context_management: Any = None
+
+    # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def items(self) -> list[InputItem]:
+        """The items that this request adds."""
+        if self.input is None:
+            return []
+        if isinstance(self.input, str):
+            return [InputMessage("user", [InputText(self.input)])]
+        return self.input
+
+    @property
+    def conversation_id(self) -> str:
+        """The id of the conversation that it belongs to; empty when there is none."""
+        if self.conversation is None:
+            return ""
+        return self.conversation if isinstance(self.conversation, str) else self.conversation.id
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return "reasoning.encrypted_content" in (self.include or ())
+
+
+def _one_of(*values: object) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+# What each field may hold without changing the answer. Everything else is refused by name.
+_ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
+    "tools": _one_of([]),
+    "tool_choice": _one_of("auto", "none"),
+    "top_logprobs": _one_of(0),
+    "presence_penalty": _one_of(0),
+    "frequency_penalty": _one_of(0),
+    "truncation": _one_of("disabled"),
+    "prompt": _one_of(),
+    "moderation": _one_of(),
+    "access_programs": _one_of(),
+    "context_management": _one_of([]),
+}
+#: What ``include`` may name: what is in every answer, or is put into it.
+_INCLUDABLE = frozenset({"reasoning.encrypted_content", "message.input_image.image_url"})
+
+
+def parse_response_request(body: bytes) -> ResponseRequest:
+    """Decode and check a request.
+
+    Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``input[0].content``). Raises ``TooLarge``.
+    """
+    check_values(body)
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    wanted = convert_response_request(found)
+    check_response_request(wanted)
+    return wanted
+
+
+def convert_response_request(found: Any) -> ResponseRequest:
+    """``found``, JSON, as a request; items without a type are messages. Raises ``BadRequest``."""
+    if isinstance(found, dict) and isinstance(found.get("input"), list):
+        found["input"] = [name_message(item) for item in found["input"]]
+    try:
+        return msgspec.convert(found, ResponseRequest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise invalid_request(str(error)) from None
+
+
+def name_message(item: Any) -> Any:
+    """``item`` with its type: messages may leave it out."""
+    return {"type": "message", **item} if isinstance(item, dict) else item
+
+
+def check_response_request(wanted: ResponseRequest) -> None:
+    """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
+    for name, harmless in _ACCEPTED_VALUES.items():
+        value = getattr(wanted, name)
+        if value is not None and not harmless(value):
+            raise _unsupported_value(name)
+    for name in wanted.include or ():
+        if name not in _INCLUDABLE:
+            raise BadRequest(f"include cannot be {name[:64]!r} here: leave it out.", param="include")
+    _check_text(wanted)
+    _check_reasoning(wanted)
+    _check_audio(wanted)
+    _check_state(wanted)
+
+
+def _check_text(wanted: ResponseRequest) -> None:
+    text = wanted.text
+    if text is None:
+        return
+    if text.verbosity not in (None, "medium"):
+        raise _unsupported_value("text.verbosity")
+    if text.format is not None and text.format.get("type") != "text":
+        raise _unsupported_value("text.format")
+
+
+def _check_reasoning(wanted: ResponseRequest) -> None:
+    reasoning = wanted.reasoning
+    if reasoning is not None and reasoning.effort not in (None, "none"):
+        raise _unsupported_value("reasoning.effort")
+
+
+def _check_audio(wanted: ResponseRequest) -> None:
+    spoken = wanted.modalities is not None and "audio" in wanted.modalities
+    if spoken and wanted.audio is None:
+        raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
+    if wanted.audio is not None and not spoken:
+        raise BadRequest("audio is only allowed when modalities hold audio.", param="audio")
+
+
+def _check_state(wanted: ResponseRequest) -> None:
+    if wanted.stream_options is not None and not wanted.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    if wanted.previous_response_id is not None and wanted.conversation is not None:
+        raise BadRequest(
+            "Set previous_response_id or conversation, not both: each says what came before.", param="conversation"
+        )
+    if wanted.background and not wanted.is_stored:
+        raise BadRequest("A response in the background is stored: leave store out.", param="store")
+    if not wanted.items and wanted.previous_response_id is None and wanted.conversation is None:
+        raise BadRequest("Missing required parameter: 'input'.", param="input")
+
+
+def _unsupported_value(param: str) -> BadRequest:
+    return BadRequest(f"The value of '{param}' is not supported here: leave it out.", param=param)

@@ -1,0 +1,179 @@
+"""The response object, with all the keys that OpenAI's client and Open Responses expect, and lists of items."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import OmnibusError, Overloaded, Rejected
+from services.gateway.openai.chat_response import Usage
+from services.gateway.openai.responses.items import OutputItem
+from services.gateway.openai.responses.request import ResponseRequest
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class InputTokensDetails(Struct, frozen=True):
+    """``text_tokens``, ``image_tokens`` (video included) and ``audio_tokens`` are extras."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    text_tokens: int = 0
+    image_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class OutputTokensDetails(Struct, frozen=True):
+    """``text_tokens`` and ``audio_tokens`` are extras."""
+
+    reasoning_tokens: int = 0
+    text_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class ResponseUsage(Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFault(Struct, frozen=True):
+    """``code`` is one of OpenAI's, ``reason`` the code that the same error has elsewhere here."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+    reason: str = ""
+
+
+class IncompleteDetails(Struct, frozen=True):
+    reason: Literal["max_output_tokens", "content_filter"]
+
+
+class ConversationId(Struct, frozen=True):
+    id: str
+
+
+class ResponseObject(Struct, frozen=True, kw_only=True):
+    """A response. What its client did not say has its default."""
+
+    id: str
+    created_at: int
+    model: str
+    status: ResponseStatus
+    output: list[OutputItem] = []
+    object: Literal["response"] = "response"
+    completed_at: int | None = None
+    incomplete_details: IncompleteDetails | None = None
+    error: ResponseFault | None = None
+    previous_response_id: str | None = None
+    conversation: ConversationId | None = None
+    instructions: str | None = None
+    tools: list[Any] = []
+    tool_choice: Any = "auto"
+    truncation: Literal["auto", "disabled"] = "disabled"
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] = {}
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
+    temperature: float = 1.0
+    reasoning: dict[str, str | None] = msgspec.field(default_factory=lambda: {"effort": None, "summary": None})
+    user: str | None = None
+    usage: ResponseUsage | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    store: bool = True
+    background: bool = False
+    service_tier: str = "default"
+    metadata: dict[str, str] = {}
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status not in ("queued", "in_progress")
+
+
+class ResponseDeleted(Struct, frozen=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(Struct, frozen=True):
+    """``first_id`` and ``last_id`` are empty in an empty list."""
+
+    data: list[Any]
+    first_id: str
+    last_id: str
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+_encode = msgspec.json.Encoder().encode
+decode_response = msgspec.json.Decoder(ResponseObject).decode
+
+
+def encode_response(response: ResponseObject) -> bytes:
+    """A response as JSON of one line."""
+    return _encode(response)
+
+
+def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseObject:
+    """The response to ``wanted``, of which nothing is made yet."""
+    reasoning = wanted.reasoning
+    return ResponseObject(
+        id=id,
+        created_at=int(created),
+        model=wanted.model,
+        status="queued" if wanted.background else "in_progress",
+        previous_response_id=wanted.previous_response_id,
+        conversation=ConversationId(wanted.conversation_id) if wanted.conversation_id else None,
+        instructions=wanted.instructions,
+        tools=wanted.tools or [],
+        tool_choice=wanted.tool_choice or "auto",
+        parallel_tool_calls=wanted.parallel_tool_calls is not False,
+        text={"format": (wanted.text and wanted.text.format) or {"type": "text"}, "verbosity": "medium"},
+        top_p=1.0 if wanted.top_p is None else wanted.top_p,
+        temperature=1.0 if wanted.temperature is None else wanted.temperature,
+        reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        user=wanted.user,
+        max_output_tokens=wanted.max_output_tokens,
+        max_tool_calls=wanted.max_tool_calls,
+        store=wanted.is_stored,
+        background=bool(wanted.background),
+        metadata=wanted.metadata or {},
+        safety_identifier=wanted.safety_identifier,
+        prompt_cache_key=wanted.prompt_cache_key,
+    )
+
+
+def failed_response(response: ResponseObject, error: OmnibusError) -> ResponseObject:
+    """``response``, which ends with ``error``."""
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
+    if isinstance(error, Rejected):
+        code = "invalid_prompt"
+    elif isinstance(error, Overloaded):
+        code = "rate_limit_exceeded"
+    fault = ResponseFault(code, error.message, error.code)
+    return msgspec.structs.replace(response, status="failed", error=fault)
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    """The tokens of a chat's answer, as responses count them."""
+    given, made = usage.prompt_tokens_details, usage.completion_tokens_details
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=given.cached_tokens,
+            text_tokens=given.text_tokens,
+            image_tokens=given.image_tokens,
+            audio_tokens=given.audio_tokens,
+        ),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(made.reasoning_tokens, made.text_tokens, made.audio_tokens),
+        total_tokens=usage.total_tokens,
+    )

@@ -1,0 +1,144 @@
+"""Numbers of the events of one response, without gaps, also where another gateway goes on with them.
+
+Whoever goes on makes the answer once more from its beginning. How many tokens share an event depends on how busy an
+executor is, so what is made again is compared with what was made before: events of the same kind in the same order, and
+deltas by the text that they add up to. What is new is numbered on; an answer that differs is not continued.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import CannotContinue
+from services.gateway.openai.responses.events import TERMINAL, Event
+from services.gateway.openai.responses.items import OutputItem
+
+#: Deltas that are compared by their length alone: samples of sound may differ by a step.
+_COUNTED = frozenset({"response.audio.delta"})
+
+_encode = msgspec.json.Encoder().encode
+
+
+class NumberedEvent(msgspec.Struct, frozen=True):
+    """An event as it is sent: ``body`` is its JSON, of one line."""
+
+    type: str
+    number: int
+    body: bytes
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.type in TERMINAL
+
+    @property
+    def frame(self) -> bytes:
+        """The server-sent event: in one piece, for readers that forget half of one."""
+        return b"event: %b\ndata: %b\n\n" % (self.type.encode(), self.body)
+
+
+class _Head(msgspec.Struct):
+    type: str
+    sequence_number: int
+    delta: str | None = None
+
+
+class _WholeItem(msgspec.Struct):
+    item: OutputItem
+
+
+_decode_item = msgspec.json.Decoder(_WholeItem).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def read_event(body: bytes) -> NumberedEvent:
+    """An event that was kept. Raises ``msgspec.MsgspecError``."""
+    head = _decode_head(body)
+    return NumberedEvent(head.type, head.sequence_number, body)
+
+
+def item_of(event: NumberedEvent) -> list[Any]:
+    """The item that ``event`` says is whole, if it is such an event."""
+    return [_decode_item(event.body).item] if event.type == "response.output_item.done" else []
+
+
+class EventSequence:
+    """Numbers events; those that are ``known``, the first ones of the same response, are left out."""
+
+    def __init__(self, known: Sequence[NumberedEvent] = ()) -> None:
+        self._next = len(known)
+        # Text and sound are made side by side, so that only the order within each is the same every time.
+        self._known: dict[str, _KnownEvents] = {}
+        for event in known:
+            self._known.setdefault(_channel(event.type), _KnownEvents()).events.append(event)
+
+    @classmethod
+    def after(cls, known: Sequence[NumberedEvent]) -> "EventSequence":
+        """Numbers events that follow ``known``, whatever they are."""
+        made = cls()
+        made._next = len(known)
+        return made
+
+    def number(self, events: Iterable[Event]) -> list[NumberedEvent]:
+        """What of ``events`` is new, numbered. Raises ``CannotContinue`` when they are not those that are known."""
+        return [self._number_event(event) for each in events if (event := self._skip_known(each)) is not None]
+
+    def _skip_known(self, event: Event) -> Event | None:
+        if event["type"] in TERMINAL and any(not known.is_passed for known in self._known.values()):
+            raise CannotContinue(_DIVERGED_MESSAGE)
+        known = self._known.get(_channel(event["type"]))
+        return known.skip(event) if known is not None else event
+
+    def _number_event(self, event: Event) -> NumberedEvent:
+        number, self._next = self._next, self._next + 1
+        head: dict[str, Any] = {"type": event["type"], "sequence_number": number}
+        return NumberedEvent(event["type"], number, _encode(head | event))
+
+
+class _KnownEvents:
+    """Events of one channel, in their order, and how far they have been made again."""
+
+    def __init__(self) -> None:
+        self.events: list[NumberedEvent] = []
+        self._at = 0
+        self._taken = 0  # characters of the delta at that place
+
+    @property
+    def is_passed(self) -> bool:
+        return self._at >= len(self.events)
+
+    def skip(self, event: Event) -> Event | None:
+        """What of ``event`` is new; None: nothing."""
+        if self.is_passed:
+            return event
+        if isinstance(event.get("delta"), str):
+            rest = self._skip_delta(event["type"], event["delta"])
+            return {**event, "delta": rest} if rest else None
+        if self.events[self._at].type != event["type"] or self._taken:
+            raise CannotContinue(_DIVERGED_MESSAGE)
+        self._at += 1
+        return None
+
+    def _skip_delta(self, type: str, delta: str) -> str:
+        while delta and not self.is_passed:
+            known = self.events[self._at]
+            if known.type != type:
+                raise CannotContinue(_DIVERGED_MESSAGE)
+            text = (_decode_head(known.body).delta or "")[self._taken :]
+            length = min(len(text), len(delta))
+            if type not in _COUNTED and text[:length] != delta[:length]:
+                raise CannotContinue(_DIVERGED_MESSAGE)
+            delta = delta[length:]
+            self._taken += length
+            if length == len(text):
+                self._at, self._taken = self._at + 1, 0
+        return delta
+
+
+def _channel(type: str) -> str:
+    if type.startswith("response.audio.transcript."):
+        return "transcript"
+    return "audio" if type.startswith("response.audio.") else "items"
+
+
+_DIVERGED_MESSAGE = "the response came out differently this time, so it cannot be continued: send the request again"

@@ -1,0 +1,85 @@
+"""The chat behind a response, turned into the events of its stream."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+from omnibus.encoding.audio import SoundFormat
+from omnibus.task import ChatOutput
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.media.files import new_secret_id
+from services.gateway.media.spoken_answers import SpokenAnswers
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.responses.events import AnswerEvents, Event
+from services.gateway.openai.responses.items import OutputAudio
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.chat_response import ACCEPTED_STREAM, AcceptanceStream, AudioOutputFile
+from services.gateway.tasks.output_streams import open_output_streams
+
+
+class AnswerStep(NamedTuple):
+    """Events that belong together, and the ids of the tokens that they are made of."""
+
+    events: list[Event]
+    token_ids: list[int]
+
+
+class AnswerReader:
+    """Reads ``output``, the answer of ``run`` to ``request``, as ``events``."""
+
+    def __init__(
+        self, run: ClientRequest, request: ChatRequest, events: AnswerEvents, spoken: SpokenAnswers | None
+    ) -> None:
+        self._run = run
+        self._request = request
+        self._events = events
+        self._got = run.answer or AnswerAccumulator(run.model, run.created)
+        format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
+        self._format = format
+        self._sound = AudioOutputFile(format, spoken, new_secret_id("audio_"))
+
+    async def read(self, output: ChatOutput) -> AsyncIterator[AnswerStep]:
+        """Yield the steps of the answer: the first one once all executors have taken the request, or with the first
+        output if that comes before; the last one has the end. Raises whatever fails."""
+        parts = open_output_streams(output)
+        accepted = AcceptanceStream()
+        if self._run.notify_when_accepted(accepted.mark_accepted):
+            parts[ACCEPTED_STREAM] = accepted
+        begun = False
+        async for batch in merge_streams(parts):
+            events = [] if begun else self._events.begin()
+            if not begun:
+                begun = True
+                accepted.end()
+                batch = [each for each in batch if each[0] != ACCEPTED_STREAM]
+            yield await self._read_batch(batch, events)
+        events = [] if begun else self._events.begin()
+        yield AnswerStep([*events, *await self._finish(output)], [])
+
+    async def _read_batch(self, batch: Sequence[tuple[str, Any]], events: list[Event]) -> AnswerStep:
+        ids: list[int] = []
+        for name, item in batch:
+            self._got.add_item(name, item.data, item.array)
+            if name == "text":
+                events += self._read_text(item.data)
+                ids += item.data.get("ids", ())
+        samples = [item.array for _, item in batch if item.array is not None]
+        if samples and (data := await self._sound.push_samples(samples, self._got)):
+            events += self._events.add_audio(data)
+        return AnswerStep(events, ids)
+
+    def _read_text(self, data: dict[str, Any]) -> list[Event]:
+        text = data.get("text")
+        if not text:
+            return []
+        return self._events.add_text(text) if self._request.wants_text else self._events.add_transcript(text)
+
+    async def _finish(self, output: ChatOutput) -> list[Event]:
+        events: list[Event] = []
+        spoken = None
+        if output.audio is not None:
+            events += self._events.add_audio(await self._sound.close(self._got))
+            await self._sound.store_answer(self._got.text)
+            spoken = OutputAudio(self._got.text, self._sound.id, "", self._format)
+        return [*events, *self._events.finish(self._got.finish, self._got.usage(), time.time(), spoken)]

@@ -1,0 +1,247 @@
+"""A response that is being made at this gateway, by a task of its own; whoever wants its events follows it.
+
+Its events are in the log before a client has them. One whose clients have all left stops, unless it is made in the
+background: whoever asks for the rest of it later, here or at another gateway, has it made on from there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.errors import (
+    BusUnavailable,
+    Conflict,
+    Fatal,
+    GatewayStopping,
+    OmnibusError,
+    Rejected,
+    Retryable,
+    StoreUnavailable,
+)
+from services.gateway.apps.chat import AppChats
+from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
+from services.gateway.openai.responses.events import AnswerEvents, ending_event
+from services.gateway.openai.responses.response import ResponseObject, failed_response
+from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
+from services.gateway.openai.responses.to_chat import ChatOfResponse
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.continuing import MAX_TOKEN_ID
+from services.gateway.request.lifecycle import run_to_end
+from services.gateway.request.request import ClientRequest
+from services.gateway.responses.answer import AnswerReader, AnswerStep
+from services.gateway.responses.log import LogContent, ResponseLog
+from services.gateway.tasks.chat import Chat
+
+log = logging.getLogger(__name__)
+
+#: Seconds until a response in the background is tried again that could not be made just now.
+_RETRY_PAUSE_SECONDS = 2.0
+#: Errors that are not the end of a response: another gateway can go on with it.
+_PASSING = (GatewayStopping, Conflict, BusUnavailable, StoreUnavailable)
+
+
+class ProductionSpec(NamedTuple):
+    """All that is needed to make a response. ``opened`` opens the request behind it, ``begun`` is awaited before its
+    first event, ``ended`` after its last one; neither is needed for one that is not stored."""
+
+    response: ResponseObject
+    asked: ChatOfResponse
+    opened: Callable[[], ClientRequest]
+    deadline: float = 0.0
+    encrypts: bool = False
+    log: ResponseLog | None = None
+    known: LogContent | None = None
+    begun: Callable[[], Awaitable[None]] | None = None
+    ended: Callable[[ResponseObject], Awaitable[None]] | None = None
+
+
+class Production:
+    """Makes one response. ``error`` is why it has ended without an end."""
+
+    def __init__(self, spec: ProductionSpec, chat: Chat, chats: Chat | AppChats) -> None:
+        self.spec = spec
+        self.response = spec.response
+        self.run = spec.opened()
+        self.error: OmnibusError | None = None
+        self.stopped_for = ""  # why somebody ended it
+        self._chat = chat
+        self._chats = chats
+        self._known = spec.known or LogContent()
+        self._events = list(self._known.events)
+        self._token_ids = list(self._known.token_ids)
+        self._made_ids: list[int] = []  # of this attempt
+        self._numbered = True
+        self._followers = 0
+        self._over = False
+        self._news: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_background(self) -> bool:
+        return self.spec.response.background
+
+    def start(self) -> None:
+        """Begin to make it."""
+        self._task = asyncio.get_running_loop().create_task(self._make(), name=self.response.id)
+
+    def on_over(self, over: Callable[["Production"], None]) -> None:
+        """Call ``over`` when it is not made here any more."""
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: over(self))
+
+    async def stop(self, reason: str) -> None:
+        """End it now, for ``reason``: ``cancelled`` is the end of the response, others are not."""
+        self.stopped_for = self.stopped_for or reason
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # Followers
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Make it as long as the block lasts, and for others that follow it."""
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers and not self.is_background and self._task is not None and not self._over:
+                self.stopped_for = self.stopped_for or "left"
+                self._task.cancel()
+
+    async def follow(self) -> AsyncIterator[list[NumberedEvent]]:
+        """Yield its events as they come, from the first one on. Raises what it has failed with."""
+        sent = 0
+        while True:
+            events = self._events[sent:]
+            sent += len(events)
+            if events:
+                yield events
+            if self._over:
+                if self.error is not None:
+                    raise self.error
+                return
+            if sent == len(self._events):
+                news = asyncio.get_running_loop().create_future()
+                self._news.append(news)
+                await news
+
+    async def wait_finished(self) -> ResponseObject:
+        """The whole response. Raises what it has failed with."""
+        async for _ in self.follow():
+            pass
+        return self.response
+
+    def _wake_followers(self) -> None:
+        waiting, self._news = self._news, []
+        for news in waiting:
+            if not news.done():
+                news.set_result(None)
+
+    # The work
+
+    async def _make(self) -> None:
+        try:
+            await self._make_until_over()
+        except asyncio.CancelledError:
+            self.error = GatewayStopping("this gateway is stopping: another one goes on with the response")
+        except OmnibusError as error:
+            self.error = error
+        except Exception:
+            log.exception("%s failed", self.response.id)
+            self.error = Fatal("internal error: the gateway's log has more under this id")
+        finally:
+            self._over = True
+            self._wake_followers()
+
+    async def _make_until_over(self) -> None:
+        while True:
+            events = AnswerEvents(self.spec.response, encrypts=self.spec.encrypts)
+            sequence = EventSequence(self._events)
+            try:
+                await self._make_once(events, sequence)
+                return
+            except asyncio.CancelledError:
+                if self.stopped_for == "cancelled":
+                    await self._end_early(msgspec.structs.replace(events.response, status="cancelled"))
+                    return
+                raise
+            except OmnibusError as error:
+                if isinstance(error, _PASSING) or not self._has_begun:
+                    raise
+                if not (self.is_background and isinstance(error, Retryable) and self.run.seconds_left > 0):
+                    await self._end_early(failed_response(events.response, error))
+                    return
+                log.info("%s is tried again: %s", self.response.id, error)
+                await asyncio.sleep(getattr(error, "retry_after", 0.0) or _RETRY_PAUSE_SECONDS)
+            self.run = self.spec.opened()
+
+    @property
+    def _has_begun(self) -> bool:
+        """True if its failure is an event: its client has some, or does not wait."""
+        return bool(self._events)
+
+    async def _make_once(self, events: AnswerEvents, sequence: EventSequence) -> None:
+        if self.is_background:
+            await self._publish(AnswerStep(events.wait(), []), sequence)
+        run, request = self.run, self.spec.asked.request
+        self._made_ids = []
+        run.answer = AnswerAccumulator(request.model, run.created)
+        if self.spec.deadline:
+            run.resume_until(self.spec.deadline)
+        if run.model:  # an app's graphs are its own
+            run.known = tuple(self._token_ids)
+        try:
+            async with run_to_end(run, "the client left, or the response was cancelled"):
+                output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
+                reader = AnswerReader(run, request, events, self._chat.spoken)
+                async for step in reader.read(output):
+                    await self._publish(step, sequence)
+        except Rejected as error:
+            error.param = self.spec.asked.client_param(error.param)
+            raise
+        await self._settle(events.response)
+
+    async def _publish(self, step: AnswerStep, sequence: EventSequence) -> None:
+        """Give out what is new of ``step``, once the log has it."""
+        self._add_token_ids(step.token_ids)
+        fresh = sequence.number(step.events)
+        if not fresh:
+            return
+        if self.spec.begun is not None and not self._events:
+            await self.spec.begun()
+        if self.spec.log is not None:
+            unsaved = self._made_ids[len(self._token_ids) :]
+            await self.spec.log.append(fresh, unsaved)
+            self._token_ids += unsaved
+        self._events += fresh
+        self._wake_followers()
+
+    def _add_token_ids(self, ids: Sequence[int]) -> None:
+        """Remember the tokens of the answer; one whose tokens have no ids is made again from its beginning."""
+        if not ids or not self._numbered or len(self._made_ids) >= MAX_RESUMED_VALUES:
+            return
+        if all(type(id) is int and 0 <= id <= MAX_TOKEN_ID for id in ids):
+            self._made_ids += ids
+        else:
+            self._numbered = False
+
+    async def _end_early(self, response: ResponseObject) -> None:
+        """End it before its time, as ``response`` says, with the items that are known to be whole."""
+        whole = [item for event in self._events for item in item_of(event)]
+        ended = msgspec.structs.replace(response, output=whole)
+        last = EventSequence.after(self._events).number([ending_event(ended)])
+        if self.spec.log is not None:
+            await self.spec.log.append(last)
+        self._events += last
+        await self._settle(ended)
+
+    async def _settle(self, response: ResponseObject) -> None:
+        self.response = response
+        if self.spec.ended is not None:
+            await self.spec.ended(response)

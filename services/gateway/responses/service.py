@@ -1,0 +1,469 @@
+"""Operations on responses that clients can use at any gateway, and the making of those that this one holds."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Bus
+from omnibus.errors import (
+    BadRequest,
+    CannotContinue,
+    NotFound,
+    OmnibusError,
+    Overloaded,
+    ProtocolError,
+    StageFailed,
+    StoreUnavailable,
+    TooLarge,
+)
+from omnibus.graph import UNREADABLE
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import ResponseRecord, Store, StoredResponse
+from services.gateway.apps.chat import AppChats
+from services.gateway.media.files import new_secret_id
+from services.gateway.openai.responses import items as wire_items
+from services.gateway.openai.responses.events import ending_event
+from services.gateway.openai.responses.query import ListItemsQuery
+from services.gateway.openai.responses.request import RESPONSE_ID, ResponseRequest, parse_response_request
+from services.gateway.openai.responses.response import (
+    ItemList,
+    ResponseObject,
+    decode_response,
+    encode_response,
+    failed_response,
+    new_response,
+)
+from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
+from services.gateway.openai.responses.to_chat import to_chat
+from services.gateway.request.request import ClientRequest
+from services.gateway.responses import history
+from services.gateway.responses.conversations import Conversations, page_items
+from services.gateway.responses.holders import HolderQuestion, Holders
+from services.gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
+from services.gateway.responses.production import Production, ProductionSpec
+from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy.tenant import Tenant, acting_as, current_tenant
+
+log = logging.getLogger(__name__)
+
+#: Times that a response in the background may be begun before it is held to be what ends gateways.
+MAX_ATTEMPTS = 5
+#: Seconds between two looks for responses whose gateway is gone.
+_ADOPTION_INTERVAL_SECONDS = 1.0
+#: Seconds that a request for the end of a response waits for the gateway that makes it.
+_END_WAIT_SECONDS = 5.0
+_END_POLL_SECONDS = 0.05
+
+
+class Responses:
+    """Makes responses by ``chat``; those that are stored are in ``store``, their events on the ``bus``."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus, chat: Chat, gateway: str) -> None:
+        self._settings = settings
+        self._store = store
+        self._bus = bus
+        self._chat = chat
+        self._gateway = gateway
+        self._holders = Holders(bus, gateway, self._answer_question)
+        self._made: dict[str, Production] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._adoption: asyncio.Task[None] | None = None
+        #: Those of apps too, once there are any.
+        self.chats: Chat | AppChats = chat
+        self.conversations = Conversations(settings, store)
+
+    async def startup(self) -> None:
+        """Answer other gateways, and take up what they have left."""
+        await self._holders.startup()
+        self._adoption = asyncio.get_running_loop().create_task(self._adopt_abandoned())
+
+    async def leave_background(self) -> None:
+        """Take up nothing more, and leave what is made in the background to other gateways."""
+        if self._adoption is not None:
+            await until_cancelled(self._adoption)
+        await asyncio.gather(*(each.stop("stopping") for each in list(self._made.values()) if each.is_background))
+
+    async def shutdown(self) -> None:
+        """Stop all."""
+        await self.leave_background()
+        await asyncio.gather(*(each.stop("stopping") for each in list(self._made.values())))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_WAIT_SECONDS)
+
+    # Clients
+
+    async def create(self, wanted: ResponseRequest, body: bytes, pinned: str) -> Production:
+        """Begin to make a response. Raises ``OmnibusError``."""
+        before = await history.load_history(self._store, wanted)
+        items = history.resolve_references(wanted.items, before.items)
+        asked = to_chat(wanted, before.items, items, before.param)
+        id, seed = new_secret_id("resp_"), asked.request.seed
+
+        def opened() -> ClientRequest:
+            return self.chats.open_request(wanted.model, seed, pinned)
+
+        run = opened()
+        seed = run.seed
+        response = new_response(id, run.created, wanted)
+        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=wanted.wants_encrypted_reasoning)
+        if wanted.is_stored:
+            if len(body) > self._settings.response_bytes:
+                raise TooLarge(
+                    f"A request that is stored has {self._settings.response_bytes} bytes at most: send store false, "
+                    "or URLs in the place of data."
+                )
+            record = self._new_record(wanted, response, run, body, pinned, items)
+            spec = await self._stored_spec(spec, record)
+        return self._start(spec)
+
+    def _new_record(
+        self,
+        wanted: ResponseRequest,
+        response: ResponseObject,
+        run: ClientRequest,
+        body: bytes,
+        pinned: str,
+        items: list[wire_items.InputItem],
+    ) -> ResponseRecord:
+        background, tenant = bool(wanted.background), current_tenant()
+        return ResponseRecord(
+            id=response.id,
+            model=wanted.model,
+            created=run.created,
+            deadline=run.created + self._settings.response_deadline if background else run.deadline,
+            seed=run.seed,
+            request=body,
+            input=wire_items.encode_items(wire_items.with_ids(items, new_secret_id)),
+            path=pinned,
+            tenant=tenant.name,
+            weight=tenant.weight,
+            previous=wanted.previous_response_id or "",
+            conversation=wanted.conversation_id,
+            background=background,
+            logged=background or bool(wanted.stream),
+        )
+
+    async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
+        """``spec`` of a response that is kept; one in the background is written down at once."""
+        kept, most = self._settings.response_kept, self._settings.responses
+        if record.background:
+            if await self._store.count_open_responses() >= self._settings.responses_open:
+                raise Overloaded("as many responses are made in the background as there may be: try again later")
+            await self._store.put_response(record, self._gateway, b"", kept, most)
+
+        async def begun() -> None:
+            await self._store.put_response(record, self._gateway, b"", kept, most)
+
+        async def ended(response: ResponseObject) -> None:
+            if record.logged:
+                await self._store_end(record, response, self._gateway)
+            else:
+                await self._store.put_response(record, "", self._encode_final(response), kept, most)
+            await self._extend_conversation(record, response)
+
+        return spec._replace(
+            deadline=record.deadline if record.background else 0.0,
+            log=ResponseLog(self._bus, record.id) if record.logged else None,
+            begun=begun if record.logged and not record.background else None,
+            ended=ended,
+        )
+
+    async def retrieve(self, id: str) -> ResponseObject:
+        """A response as it is now. Raises ``NotFound``."""
+        stored = await self._find(id)
+        return await self._view(stored)
+
+    async def follow(self, id: str, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a response behind number ``after``, as they come; it is made here if nobody does.
+
+        Raises ``NotFound``, ``BadRequest`` for one that has none, and ``ProtocolError`` where they are kept no longer.
+        """
+        stored = await self._find(id)
+        if not stored.record.logged:
+            raise BadRequest("This response was not created with stream true: retrieve it whole.", param="stream")
+        reader, taken = LogReader(self._bus, id), _Taken()
+        try:
+            async for events in reader.follow():
+                if fresh := [event.frame for event in events if event.number > after]:
+                    yield b"".join(fresh)
+                if (not events and not reader.is_over) or (not taken.looked and not reader.is_over):
+                    taken.looked = True
+                    await self._take_up(id, taken)
+        finally:
+            taken.release()
+
+    async def cancel(self, id: str) -> ResponseObject:
+        """End a response that is made in the background. Raises ``NotFound``, and ``BadRequest`` for others."""
+        stored = await self._find(id)
+        if not stored.record.background:
+            raise BadRequest("Only responses in the background can be cancelled.", param="response_id")
+        if not stored.final:
+            await self._stop(stored, "cancelled")
+        return await self._view(await self._find(id))
+
+    async def delete(self, id: str) -> None:
+        """Forget a response. If it is being made, that stops. Raises ``NotFound``."""
+        stored = await self._find(id)
+        if not stored.final:
+            await self._stop(stored, "deleted")
+        await self._store.drop_response(stored.record)
+
+    async def list_input_items(self, id: str, query: ListItemsQuery) -> ItemList:
+        """The items of a response's own request. Raises ``NotFound``, also for an unknown ``after``."""
+        stored = await self._find(id)
+        items = {str(item.id): item for item in _read_items(stored.record)}
+        return page_items(items, query)
+
+    async def _find(self, id: str) -> StoredResponse:
+        stored = await self._store.response(id) if RESPONSE_ID.fullmatch(id) else None
+        if stored is None or not current_tenant().owns(stored.record.tenant):
+            raise NotFound(f"Response with id {id[:64]!r} not found.", param="response_id")
+        return stored
+
+    async def _view(self, stored: StoredResponse) -> ResponseObject:
+        record = stored.record
+        if stored.final:
+            return decode_response(stored.final)
+        response = _response_of(record)
+        if record.id in self._made or not record.logged:
+            return _with_progress(response, [])
+        content = await read_log(self._bus, record.id)
+        if content.is_over:  # whoever made it did not live to say so in the store
+            return await self._heal(record, content)
+        if record.deadline < time.time() and not await self._is_held(stored):
+            return await self._end_abandoned(stored, content)
+        return _with_progress(response, content.events)
+
+    # Making
+
+    def _start(self, spec: ProductionSpec) -> Production:
+        production = Production(spec, self._chat, self.chats)
+        self._made[spec.response.id] = production
+        production.start()
+        production.on_over(self._on_over)
+        return production
+
+    def _on_over(self, production: Production) -> None:
+        self._made.pop(production.response.id, None)
+        stored = production.spec.log is not None and not production.response.is_over
+        if stored and production.stopped_for != "deleted":
+            self._spawn(self._release(production.response.id))
+
+    async def _release(self, id: str) -> None:
+        """Hold it no more: whoever asks for the rest of it may make that."""
+        try:
+            await self._store.claim_response(id, "", self._gateway)
+        except StoreUnavailable as error:  # others will see that it is not made here
+            log.warning("%s: %s", id, error)
+
+    async def _take_up(self, id: str, taken: "_Taken") -> None:
+        """Make a response here, if nobody else does, for the client that follows it."""
+        if id in self._made:
+            taken.follow(self._made[id])
+            return
+        stored = await self._store.response(id)
+        if stored is None:
+            raise NotFound("the response was deleted", param="response_id")
+        if stored.final:
+            content = await read_log(self._bus, id)
+            if not content.is_over:
+                raise CannotContinue("the events of this response are kept no longer: retrieve it whole")
+        elif not await self._is_held(stored) and (production := await self._adopt(stored)) is not None:
+            taken.follow(production)
+
+    async def _adopt(self, stored: StoredResponse) -> Production | None:
+        """Go on with a response that nobody makes; None when another gateway was faster, or it has ended."""
+        record = stored.record
+        attempt = await self._store.claim_response(record.id, self._gateway, stored.holder)
+        if not attempt or record.id in self._made:
+            return self._made.get(record.id)
+        content = await read_log(self._bus, record.id)
+        if content.is_over:
+            await self._heal(record, content)
+            return None
+        if record.background and attempt > MAX_ATTEMPTS:
+            error = StageFailed(f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended")
+            await self._end_here(record, content, failed_response(_response_of(record), error))
+            return None
+        if record.deadline < time.time():
+            await self._end_here(record, content, msgspec.structs.replace(_response_of(record), status="cancelled"))
+            return None
+        with acting_as(Tenant(record.tenant, record.weight)):
+            try:
+                return self._start(await self._resumed_spec(record, content))
+            except OmnibusError as error:
+                log.warning("%s cannot be made on: %s", record.id, error)
+                await self._release(record.id)
+                raise
+
+    async def _resumed_spec(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
+        wanted = parse_response_request(record.request)
+        before = await history.load_record_history(self._store, record)
+        items = history.resolve_references(wanted.items, before.items)
+        asked = to_chat(wanted, before.items, items, before.param)
+
+        async def ended(response: ResponseObject) -> None:
+            await self._store_end(record, response, self._gateway)
+            await self._extend_conversation(record, response)
+
+        return ProductionSpec(
+            new_response(record.id, record.created, wanted),
+            asked,
+            lambda: self.chats.open_request(record.model, record.seed, record.path),
+            deadline=record.deadline,
+            encrypts=wanted.wants_encrypted_reasoning,
+            log=ResponseLog(self._bus, record.id, content),
+            known=content,
+            ended=ended,
+        )
+
+    async def _is_held(self, stored: StoredResponse) -> bool:
+        if stored.holder == self._gateway:
+            return stored.record.id in self._made
+        return await self._holders.ask(stored.holder, HolderQuestion(stored.record.id))
+
+    async def _adopt_abandoned(self) -> None:
+        """Take up responses in the background whose gateway is gone, for ever."""
+        while True:
+            await asyncio.sleep(_ADOPTION_INTERVAL_SECONDS)
+            try:
+                for id, stored in (await self._store.open_responses(self._settings.responses_open)).items():
+                    if id not in self._made and not await self._is_held(stored):
+                        await self._adopt(stored)
+            except OmnibusError as error:
+                log.warning("responses in the background: %s", error)
+            except Exception:  # one that cannot be read must not stop all others
+                log.exception("responses in the background were not looked after")
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Ends
+
+    async def _stop(self, stored: StoredResponse, reason: Any) -> None:
+        """Have a response end, wherever it is made."""
+        id = stored.record.id
+        if id in self._made:
+            await self._made[id].stop(reason)
+        elif await self._holders.ask(stored.holder, HolderQuestion(id, reason)):
+            await self._wait_for_end(id, reason)
+        elif reason == "cancelled" and await self._store.claim_response(id, self._gateway, stored.holder):
+            content = await read_log(self._bus, id)
+            await self._end_here(stored.record, content, _with_status(stored.record, "cancelled"))
+
+    async def _wait_for_end(self, id: str, reason: str) -> None:
+        give_up = time.monotonic() + _END_WAIT_SECONDS
+        while reason == "cancelled" and time.monotonic() < give_up:
+            stored = await self._store.response(id)
+            if stored is None or stored.final:
+                return
+            await asyncio.sleep(_END_POLL_SECONDS)
+
+    def _answer_question(self, question: HolderQuestion) -> bool:
+        production = self._made.get(question.id)
+        if production is not None and question.stop:
+            self._spawn(production.stop(question.stop))
+        return production is not None
+
+    async def _end_abandoned(self, stored: StoredResponse, content: LogContent) -> ResponseObject:
+        """End one whose deadline has passed, and that nobody makes."""
+        if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
+            return _with_progress(_response_of(stored.record), content.events)
+        return await self._end_here(stored.record, content, _with_status(stored.record, "cancelled"))
+
+    async def _end_here(self, record: ResponseRecord, content: LogContent, response: ResponseObject) -> ResponseObject:
+        """Give a response that this gateway holds its end, with the items that are whole."""
+        whole = [item for event in content.events for item in item_of(event)]
+        ended = msgspec.structs.replace(response, output=whole)
+        last = EventSequence.after(content.events).number([ending_event(ended)])
+        await ResponseLog(self._bus, record.id, content).append(last)
+        await self._store_end(record, ended, self._gateway)
+        return ended
+
+    async def _heal(self, record: ResponseRecord, content: LogContent) -> ResponseObject:
+        """Write down in the store the end that the log has."""
+        response = msgspec.json.decode(content.events[-1].body, type=_LastEvent).response
+        if await self._store_end(record, response, ""):
+            await self._extend_conversation(record, response)
+        return response
+
+    async def _store_end(self, record: ResponseRecord, response: ResponseObject, holder: str) -> bool:
+        kept = self._settings.response_kept
+        try:
+            return await self._store.end_response(record.id, holder, self._encode_final(response), kept)
+        except StoreUnavailable as error:  # the log has it, and whoever retrieves it writes it down
+            log.warning("%s has ended, which the store does not know yet: %s", record.id, error)
+            return False
+
+    def _encode_final(self, response: ResponseObject) -> bytes:
+        body = encode_response(response)
+        if len(body) > self._settings.response_bytes:
+            raise TooLarge(
+                f"The response has {len(body)} bytes, and one that is stored {self._settings.response_bytes} at most: "
+                "send store false."
+            )
+        return body
+
+    async def _extend_conversation(self, record: ResponseRecord, response: ResponseObject) -> None:
+        if record.conversation and response.status in ("completed", "incomplete"):
+            await self.conversations.append_items(record.conversation, [*_read_items(record), *response.output])
+
+
+class _Taken:
+    """The production that a reader of a log keeps going, once there is one."""
+
+    def __init__(self) -> None:
+        self.looked = False
+        self._followed: Any = None
+        self._production: Production | None = None
+
+    def follow(self, production: Production) -> None:
+        if self._production is not production:
+            self.release()
+            self._production, self._followed = production, production.followed()
+            self._followed.__enter__()
+
+    def release(self) -> None:
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.__exit__(None, None, None)
+
+
+class _LastEvent(msgspec.Struct):
+    response: ResponseObject
+
+
+def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
+    """``opened``, whose first request is ``run``."""
+    waiting = [run]
+    return lambda: waiting.pop() if waiting else opened()
+
+
+def _response_of(record: ResponseRecord) -> ResponseObject:
+    return new_response(record.id, record.created, parse_response_request(record.request))
+
+
+def _with_status(record: ResponseRecord, status: Any) -> ResponseObject:
+    return msgspec.structs.replace(_response_of(record), status=status)
+
+
+def _with_progress(response: ResponseObject, events: list[NumberedEvent]) -> ResponseObject:
+    """``response`` as it is under way, with the items that are whole."""
+    begun = any(event.type == "response.in_progress" for event in events)
+    whole = [item for event in events for item in item_of(event)]
+    status = "in_progress" if begun or not response.background else response.status
+    return msgspec.structs.replace(response, status=status, output=whole)
+
+
+def _read_items(record: ResponseRecord) -> list[wire_items.InputItem]:
+    try:
+        return wire_items.decode_items(record.input)
+    except UNREADABLE as error:
+        raise ProtocolError(f"{record.id} was written down by another build: {error}") from error
