@@ -115,7 +115,7 @@ class Conversations:
 
 def page_items(items: Mapping[str, Any], query: ListItemsQuery) -> ItemList:
     """The part of ``items``, oldest first, that ``query`` asks for. Raises ``NotFound`` for an unknown ``after``."""
-    ids = list(items) if query.order == "asc" else list(reversed(items))
+    ids = list(items) if query.order == "asc" else list(items)[::-1]
     if isinstance(query.after, str):
         if query.after not in items:
             raise NotFound(f"Item {query.after[:64]!r} not found.", param="after")

@@ -1,4 +1,4 @@
-"""What was said before a response: earlier responses, or the items of its conversation."""
+"""Items before those of a response: earlier responses, or the items of its conversation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

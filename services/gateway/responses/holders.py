@@ -54,7 +54,7 @@ class Holders:
         yield _encode(HolderAnswer(self._answer(question)))
 
     async def ask(self, holder: str, question: HolderQuestion) -> bool:
-        """Whether gateway ``holder`` makes the response; False for one that is gone, or does not answer in time.
+        """Ask whether gateway ``holder`` makes the response; False for one that is gone, or does not answer in time.
 
         Raises ``BusUnavailable``.
         """

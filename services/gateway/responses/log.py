@@ -2,8 +2,9 @@
 
 The log is the lines of events, one behind the other; lines that begin with ``#`` are for gateways alone and hold the
 ids of the answer's tokens. Messages of the bus are small, so that a message is any piece of those lines: its own
-number, ``+`` or ``=``, and the piece. One with ``=`` begins a line: what was left of one before it is dropped, for its writer
-did not live to end it. A writer appends behind the message that it knows as the last one; of two, one is refused.
+number, ``+`` or ``=``, and the piece. One with ``=`` begins a line: what was left of one before it is dropped, for its
+writer did not live to end it. A writer appends behind the message that it knows as the last one; of two, one is
+refused.
 """
 
 import asyncio

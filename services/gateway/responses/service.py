@@ -4,9 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from omnibus.bus import Bus
 from omnibus.errors import (
@@ -15,33 +14,35 @@ from omnibus.errors import (
     NotFound,
     OmnibusError,
     Overloaded,
-    ProtocolError,
     StageFailed,
     StoreUnavailable,
     TooLarge,
 )
-from omnibus.graph import UNREADABLE
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import ResponseRecord, Store, StoredResponse
 from services.gateway.apps.chat import AppChats
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.responses import items as wire_items
-from services.gateway.openai.responses.events import ending_event
 from services.gateway.openai.responses.query import ListItemsQuery
 from services.gateway.openai.responses.request import RESPONSE_ID, ResponseRequest, parse_response_request
 from services.gateway.openai.responses.response import (
     ItemList,
     ResponseObject,
     decode_response,
-    encode_response,
     failed_response,
     new_response,
 )
-from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
 from services.gateway.openai.responses.to_chat import to_chat
 from services.gateway.request.request import ClientRequest
 from services.gateway.responses import history
+from services.gateway.responses.archive import (
+    ResponseArchive,
+    read_items,
+    response_of,
+    with_progress,
+    with_status,
+)
 from services.gateway.responses.conversations import Conversations, page_items
 from services.gateway.responses.holders import HolderQuestion, Holders
 from services.gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
@@ -76,6 +77,7 @@ class Responses:
         #: Those of apps too, once there are any.
         self.chats: Chat | AppChats = chat
         self.conversations = Conversations(settings, store)
+        self._archive = ResponseArchive(settings, store, bus, self.conversations, gateway)
 
     async def startup(self) -> None:
         """Answer other gateways, and take up what they have left."""
@@ -150,27 +152,15 @@ class Responses:
 
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
         """``spec`` of a response that is kept; one in the background is written down at once."""
-        kept, most = self._settings.response_kept, self._settings.responses
         if record.background:
             if await self._store.count_open_responses() >= self._settings.responses_open:
                 raise Overloaded("as many responses are made in the background as there may be: try again later")
-            await self._store.put_response(record, self._gateway, b"", kept, most)
-
-        async def begun() -> None:
-            await self._store.put_response(record, self._gateway, b"", kept, most)
-
-        async def ended(response: ResponseObject) -> None:
-            if record.logged:
-                await self._store_end(record, response, self._gateway)
-            else:
-                await self._store.put_response(record, "", self._encode_final(response), kept, most)
-            await self._extend_conversation(record, response)
-
+            await self._archive.put_begun(record)
         return spec._replace(
             deadline=record.deadline if record.background else 0.0,
             log=ResponseLog(self._bus, record.id) if record.logged else None,
-            begun=begun if record.logged and not record.background else None,
-            ended=ended,
+            begun=partial(self._archive.put_begun, record) if record.logged and not record.background else None,
+            ended=partial(self._archive.put_end if record.logged else self._archive.put_whole, record),
         )
 
     async def retrieve(self, id: str) -> ResponseObject:
@@ -186,7 +176,7 @@ class Responses:
         stored = await self._find(id)
         if not stored.record.logged:
             raise BadRequest("This response was not created with stream true: retrieve it whole.", param="stream")
-        reader, taken = LogReader(self._bus, id), _Taken()
+        reader, taken = LogReader(self._bus, id), _FollowedProduction()
         try:
             async for events in reader.follow():
                 if fresh := [event.frame for event in events if event.number > after]:
@@ -216,7 +206,7 @@ class Responses:
     async def list_input_items(self, id: str, query: ListItemsQuery) -> ItemList:
         """The items of a response's own request. Raises ``NotFound``, also for an unknown ``after``."""
         stored = await self._find(id)
-        items = {str(item.id): item for item in _read_items(stored.record)}
+        items = {str(item.id): item for item in read_items(stored.record)}
         return page_items(items, query)
 
     async def _find(self, id: str) -> StoredResponse:
@@ -229,15 +219,15 @@ class Responses:
         record = stored.record
         if stored.final:
             return decode_response(stored.final)
-        response = _response_of(record)
+        response = response_of(record)
         if record.id in self._made or not record.logged:
-            return _with_progress(response, [])
+            return with_progress(response, [])
         content = await read_log(self._bus, record.id)
         if content.is_over:  # whoever made it did not live to say so in the store
-            return await self._heal(record, content)
+            return await self._archive.heal(record, content)
         if record.deadline < time.time() and not await self._is_held(stored):
             return await self._end_abandoned(stored, content)
-        return _with_progress(response, content.events)
+        return with_progress(response, content.events)
 
     # Making
 
@@ -261,7 +251,7 @@ class Responses:
         except StoreUnavailable as error:  # others will see that it is not made here
             log.warning("%s: %s", id, error)
 
-    async def _take_up(self, id: str, taken: "_Taken") -> None:
+    async def _take_up(self, id: str, taken: "_FollowedProduction") -> None:
         """Make a response here, if nobody else does, for the client that follows it."""
         if id in self._made:
             taken.follow(self._made[id])
@@ -284,14 +274,14 @@ class Responses:
             return self._made.get(record.id)
         content = await read_log(self._bus, record.id)
         if content.is_over:
-            await self._heal(record, content)
+            await self._archive.heal(record, content)
             return None
         if record.background and attempt > MAX_ATTEMPTS:
             error = StageFailed(f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended")
-            await self._end_here(record, content, failed_response(_response_of(record), error))
+            await self._archive.end_early(record, content, failed_response(response_of(record), error))
             return None
         if record.deadline < time.time():
-            await self._end_here(record, content, msgspec.structs.replace(_response_of(record), status="cancelled"))
+            await self._archive.end_early(record, content, with_status(record, "cancelled"))
             return None
         with acting_as(Tenant(record.tenant, record.weight)):
             try:
@@ -306,11 +296,6 @@ class Responses:
         before = await history.load_record_history(self._store, record)
         items = history.resolve_references(wanted.items, before.items)
         asked = to_chat(wanted, before.items, items, before.param)
-
-        async def ended(response: ResponseObject) -> None:
-            await self._store_end(record, response, self._gateway)
-            await self._extend_conversation(record, response)
-
         return ProductionSpec(
             new_response(record.id, record.created, wanted),
             asked,
@@ -319,7 +304,7 @@ class Responses:
             encrypts=wanted.wants_encrypted_reasoning,
             log=ResponseLog(self._bus, record.id, content),
             known=content,
-            ended=ended,
+            ended=partial(self._archive.put_end, record),
         )
 
     async def _is_held(self, stored: StoredResponse) -> bool:
@@ -356,7 +341,7 @@ class Responses:
             await self._wait_for_end(id, reason)
         elif reason == "cancelled" and await self._store.claim_response(id, self._gateway, stored.holder):
             content = await read_log(self._bus, id)
-            await self._end_here(stored.record, content, _with_status(stored.record, "cancelled"))
+            await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
 
     async def _wait_for_end(self, id: str, reason: str) -> None:
         give_up = time.monotonic() + _END_WAIT_SECONDS
@@ -375,48 +360,11 @@ class Responses:
     async def _end_abandoned(self, stored: StoredResponse, content: LogContent) -> ResponseObject:
         """End one whose deadline has passed, and that nobody makes."""
         if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
-            return _with_progress(_response_of(stored.record), content.events)
-        return await self._end_here(stored.record, content, _with_status(stored.record, "cancelled"))
-
-    async def _end_here(self, record: ResponseRecord, content: LogContent, response: ResponseObject) -> ResponseObject:
-        """Give a response that this gateway holds its end, with the items that are whole."""
-        whole = [item for event in content.events for item in item_of(event)]
-        ended = msgspec.structs.replace(response, output=whole)
-        last = EventSequence.after(content.events).number([ending_event(ended)])
-        await ResponseLog(self._bus, record.id, content).append(last)
-        await self._store_end(record, ended, self._gateway)
-        return ended
-
-    async def _heal(self, record: ResponseRecord, content: LogContent) -> ResponseObject:
-        """Write down in the store the end that the log has."""
-        response = msgspec.json.decode(content.events[-1].body, type=_LastEvent).response
-        if await self._store_end(record, response, ""):
-            await self._extend_conversation(record, response)
-        return response
-
-    async def _store_end(self, record: ResponseRecord, response: ResponseObject, holder: str) -> bool:
-        kept = self._settings.response_kept
-        try:
-            return await self._store.end_response(record.id, holder, self._encode_final(response), kept)
-        except StoreUnavailable as error:  # the log has it, and whoever retrieves it writes it down
-            log.warning("%s has ended, which the store does not know yet: %s", record.id, error)
-            return False
-
-    def _encode_final(self, response: ResponseObject) -> bytes:
-        body = encode_response(response)
-        if len(body) > self._settings.response_bytes:
-            raise TooLarge(
-                f"The response has {len(body)} bytes, and one that is stored {self._settings.response_bytes} at most: "
-                "send store false."
-            )
-        return body
-
-    async def _extend_conversation(self, record: ResponseRecord, response: ResponseObject) -> None:
-        if record.conversation and response.status in ("completed", "incomplete"):
-            await self.conversations.append_items(record.conversation, [*_read_items(record), *response.output])
+            return with_progress(response_of(stored.record), content.events)
+        return await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
 
 
-class _Taken:
+class _FollowedProduction:
     """The production that a reader of a log keeps going, once there is one."""
 
     def __init__(self) -> None:
@@ -436,34 +384,7 @@ class _Taken:
             followed.__exit__(None, None, None)
 
 
-class _LastEvent(msgspec.Struct):
-    response: ResponseObject
-
-
 def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
     """``opened``, whose first request is ``run``."""
     waiting = [run]
     return lambda: waiting.pop() if waiting else opened()
-
-
-def _response_of(record: ResponseRecord) -> ResponseObject:
-    return new_response(record.id, record.created, parse_response_request(record.request))
-
-
-def _with_status(record: ResponseRecord, status: Any) -> ResponseObject:
-    return msgspec.structs.replace(_response_of(record), status=status)
-
-
-def _with_progress(response: ResponseObject, events: list[NumberedEvent]) -> ResponseObject:
-    """``response`` as it is under way, with the items that are whole."""
-    begun = any(event.type == "response.in_progress" for event in events)
-    whole = [item for event in events for item in item_of(event)]
-    status = "in_progress" if begun or not response.background else response.status
-    return msgspec.structs.replace(response, status=status, output=whole)
-
-
-def _read_items(record: ResponseRecord) -> list[wire_items.InputItem]:
-    try:
-        return wire_items.decode_items(record.input)
-    except UNREADABLE as error:
-        raise ProtocolError(f"{record.id} was written down by another build: {error}") from error

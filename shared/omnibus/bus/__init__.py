@@ -116,7 +116,7 @@ class Bus(Protocol):
         """
 
     async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
-        """What ``stream`` has on ``subject`` behind number ``after``, oldest first."""
+        """All that ``stream`` has on ``subject`` behind number ``after``, oldest first."""
 
     async def list_streams(self) -> list[StreamState]:
         """All streams and how far their consumers are. Raises ``BusUnavailable``."""

@@ -28,6 +28,8 @@ _FILE: Schema = {"type": "string", "format": "binary"}
 #: Of each shape, the properties that a request has for sure, so that no answer takes long, and how they are.
 _BOUNDED: dict[str, dict[str, Schema]] = {
     "ChatRequest": {"model": {"enum": [OMNI]}, "max_completion_tokens": _TOKENS, "modalities": {"enum": [["text"], ["text", "audio"]]}, "audio": {"$ref": "#/components/schemas/AudioOutput"}},
+    "CompletionRequest": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "n": _FEW},
+    "ResponseRequest": {"model": {"enum": [OMNI]}, "max_output_tokens": _TOKENS},
     "AudioOutput": {"voice": {"enum": ["alloy", "Ethan", "nobody"]}, "max_tokens": _CODES},
     "ImageRequest": {"model": {"enum": [PAINTER]}, "size": _SMALL, "steps": _STEPS, "n": _FEW},
     "EditForm": {"model": {"enum": [EDITOR]}, "size": _SMALL, "steps": _STEPS, "n": _FEW, "image": {"type": "array", "items": _FILE, "minItems": 1, "maxItems": 1}},
@@ -41,6 +43,10 @@ _FREE: dict[str, tuple[str, ...]] = {
     "ChatRequest": (
         "messages", "stream", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", "ignore_eos",
         "user", "metadata",
+    ),
+    "CompletionRequest": ("prompt", "stream", "temperature", "top_p", "seed", "stop", "ignore_eos"),
+    "ResponseRequest": (
+        "input", "instructions", "stream", "store", "temperature", "top_p", "seed", "metadata", "user", "include",
     ),
     "AudioOutput": ("format",),
     "ImageRequest": (

@@ -1,9 +1,12 @@
 """A gateway ends in the middle of long answers: by a signal each gets a typed error, and streams go on elsewhere."""
 
 import asyncio
+import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.small.streams import MODEL, PATH, SPOKEN, Answer, model, question, read
@@ -12,6 +15,8 @@ from tests.e2e.system import System, running
 pytestmark = pytest.mark.e2e
 
 STREAMS = 12
+#: Times that a gateway is killed under stored responses; each time ``STREAMS`` of them go on.
+KILLS = int(os.environ.get("OMNIBUS_TEST_KILLS", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +124,109 @@ async def test_streams_that_are_told_to_stop_go_on_too(talkers: System):
         await asyncio.wait_for(read(other, answer), 60)
 
     assert answer.content == undisturbed.content
+
+
+# Stored responses
+
+
+class StoredStream:
+    """A client of a stored response: all that it has been sent, at whichever gateway."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.body = b""
+
+    @property
+    def frames(self) -> list[bytes]:
+        """What came whole."""
+        return [frame + b"\n\n" for frame in self.body.split(b"\n\n")[:-1]]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(frame.split(b"data: ")[1]) for frame in self.frames if b"[DONE]" not in frame]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.frames[-1:] == [b"data: [DONE]\n\n"]
+
+    @property
+    def text(self) -> str:
+        return "".join(event["delta"] for event in self.events if event["type"] == "response.output_text.delta")
+
+    async def begin(self, http: httpx.AsyncClient) -> None:
+        body = {"model": MODEL, "input": f"question {self.number}", "seed": self.number, "stream": True}
+        await self._read(http, http.build_request("POST", "/v1/responses", json=body))
+
+    async def go_on(self, http: httpx.AsyncClient) -> None:
+        self.body = b"".join(self.frames)  # half an event is none
+        last = self.events[-1]["sequence_number"]
+        query = {"stream": "true", "starting_after": str(last)}
+        await self._read(http, http.build_request("GET", f"/v1/responses/{self.id}", params=query))
+
+    @property
+    def id(self) -> str:
+        return str(self.events[0]["response"]["id"])
+
+    async def _read(self, http: httpx.AsyncClient, request: httpx.Request) -> None:
+        try:
+            response = await http.send(request, stream=True)
+            try:
+                assert response.status_code == 200, await response.aread()
+                async for data in response.aiter_raw():
+                    self.body += data
+            finally:
+                await response.aclose()
+        except httpx.TransportError:
+            pass  # its gateway is gone
+
+
+async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talkers: System):
+    await talkers.becomes_ready()
+    async with talkers.http(1) as other:
+        undisturbed = [StoredStream(number) for number in range(STREAMS)]
+        await asyncio.gather(*(each.begin(other) for each in undisturbed))
+        for _ in range(KILLS):
+            await talkers.becomes_ready()
+            streams = [StoredStream(number) for number in range(STREAMS)]
+            async with talkers.http(0) as http:
+                reading = [asyncio.create_task(each.begin(http)) for each in streams]
+                async with asyncio.timeout(60):
+                    while not all(len(each.frames) > 8 for each in streams):
+                        await asyncio.sleep(0.01)
+
+                talkers.gateway(0).kill()
+
+                await asyncio.wait_for(asyncio.gather(*reading), 60)
+            assert not any(each.is_whole for each in streams)
+            await asyncio.wait_for(asyncio.gather(*(each.go_on(other) for each in streams)), 60)
+
+            for stream, known in zip(streams, undisturbed, strict=True):
+                assert stream.is_whole, stream.events[-1]
+                assert [event["sequence_number"] for event in stream.events] == list(range(len(stream.events)))
+                assert stream.text == known.text
+                # What any gateway says of it afterwards is what its client has, byte by byte.
+                again = await other.get(f"/v1/responses/{stream.id}", params={"stream": "true"})
+                assert again.content == stream.body
+                final = (await other.get(f"/v1/responses/{stream.id}")).json()
+                assert final == stream.events[-1]["response"]
+
+
+async def test_a_response_in_the_background_outlives_its_gateway(talkers: System):
+    await talkers.becomes_ready()
+    async with talkers.http(0) as http, talkers.http(1) as other:
+        body = {"model": MODEL, "input": "question 3", "seed": 3, "background": True}
+        made = [(await http.post("/v1/responses", json=body)).json() for _ in range(3)]
+        await asyncio.sleep(0.3)
+
+        talkers.gateway(0).kill()
+
+        for each in made:
+            async with asyncio.timeout(60):
+                while (now := (await other.get(f"/v1/responses/{each['id']}")).json())["status"] != "completed":
+                    assert now["status"] in ("queued", "in_progress"), now
+                    await asyncio.sleep(0.1)
+            assert now["output"][0]["content"][0]["text"]
+            cut = StoredStream(3)
+            cut.body = (await other.get(f"/v1/responses/{each['id']}", params={"stream": "true"})).content
+            assert cut.is_whole
+            assert [event["sequence_number"] for event in cut.events] == list(range(len(cut.events)))

@@ -20,11 +20,11 @@
 {{- end -}}
 {{- end -}}
 {{- if .Values.nats.enabled -}}
-{{- $asked := merge dict (.Values.gateway.settings.bus | default dict) (.Values.settings.bus | default dict) (dict "record_bytes" 1073741824 "dead_bytes" 67108864) -}}
+{{- $asked := merge dict (.Values.gateway.settings.bus | default dict) (.Values.settings.bus | default dict) (dict "record_bytes" 1073741824 "dead_bytes" 67108864 "response_bytes" 268435456) -}}
 {{- $power := dict "KB" 1024 "MB" 1048576 "GB" 1073741824 "TB" 1099511627776 -}}
 {{- $room := mul (regexFind "^[0-9]+" .Values.nats.fileStore) (index $power (regexFind "..$" .Values.nats.fileStore)) -}}
-{{- if gt (add $asked.record_bytes $asked.dead_bytes) $room -}}
-{{- fail (printf "nats.fileStore=%s has no room for both streams, %d bytes of settings.bus.record_bytes and dead_bytes: raise it, or lower them" .Values.nats.fileStore (add $asked.record_bytes $asked.dead_bytes)) -}}
+{{- if gt (add $asked.record_bytes $asked.dead_bytes $asked.response_bytes) $room -}}
+{{- fail (printf "nats.fileStore=%s has no room for its streams, %d bytes of settings.bus.record_bytes, dead_bytes and response_bytes: raise it, or lower them" .Values.nats.fileStore (add $asked.record_bytes $asked.dead_bytes $asked.response_bytes)) -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.checkpoints -}}

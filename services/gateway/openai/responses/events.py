@@ -13,7 +13,7 @@ import msgspec
 from omnibus.errors import ProtocolError
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.responses.items import (
-    FunctionCall,
+    FunctionCallItem,
     OutputAudio,
     OutputMessage,
     OutputText,
@@ -199,7 +199,7 @@ class _OpenItem:
     def build(self, status: Any, *, encrypts: bool) -> Any:
         text = "".join(self.text)
         if self.kind == "function_call":
-            return FunctionCall(self._call_id, self._name, text, self.id, status)
+            return FunctionCallItem(self._call_id, self._name, text, self.id, status)
         if self.kind == "reasoning":
             kept = encode_reasoning(text) if encrypts else msgspec.UNSET
             return Reasoning(self.id, [], [ReasoningText(text)] if text else [], kept, status)

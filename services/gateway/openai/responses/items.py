@@ -35,7 +35,7 @@ class InputAudioData(Struct, frozen=True):
     format: InputFormat
 
 
-class InputAudio(Struct, frozen=True, tag_field="type", tag="input_audio"):
+class InputAudioContent(Struct, frozen=True, tag_field="type", tag="input_audio"):
     input_audio: InputAudioData
 
 
@@ -73,7 +73,7 @@ class OutputAudio(Struct, frozen=True, tag_field="type", tag="output_audio"):
     format: str = ""
 
 
-ContentPart = InputText | InputImage | InputAudio | InputVideo | InputFile | OutputText | Refusal | OutputAudio
+ContentPart = InputText | InputImage | InputAudioContent | InputVideo | InputFile | OutputText | Refusal | OutputAudio
 Parts = Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
 
 
@@ -84,7 +84,7 @@ class InputMessage(Struct, frozen=True, tag_field="type", tag="message"):
     status: ItemStatus | UnsetType | None = UNSET
 
 
-class FunctionCall(Struct, frozen=True, tag_field="type", tag="function_call"):
+class FunctionCallItem(Struct, frozen=True, tag_field="type", tag="function_call"):
     """``arguments`` is JSON text as the model wrote it."""
 
     call_id: Id
@@ -95,7 +95,7 @@ class FunctionCall(Struct, frozen=True, tag_field="type", tag="function_call"):
 
 
 class FunctionCallOutput(Struct, frozen=True, tag_field="type", tag="function_call_output"):
-    """What a call gave."""
+    """Result of a call."""
 
     call_id: Id
     output: str | Parts
@@ -139,7 +139,7 @@ class ImageGenerationCall(Struct, frozen=True, tag_field="type", tag="image_gene
     id: str | UnsetType = UNSET
 
 
-InputItem = InputMessage | FunctionCall | FunctionCallOutput | Reasoning | ItemReference | ImageGenerationCall
+InputItem = InputMessage | FunctionCallItem | FunctionCallOutput | Reasoning | ItemReference | ImageGenerationCall
 
 
 class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
@@ -149,7 +149,7 @@ class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
     role: Literal["assistant"] = "assistant"
 
 
-OutputItem = OutputMessage | Reasoning | FunctionCall
+OutputItem = OutputMessage | Reasoning | FunctionCallItem
 
 _ITEMS = msgspec.json.Decoder(list[InputItem])
 _encode = msgspec.json.Encoder().encode
@@ -174,7 +174,7 @@ def with_ids(items: list[InputItem], new_id: Any) -> list[InputItem]:
             changes["status"] = item.status or "completed"
             if isinstance(item.content, str):
                 changes["content"] = [_text_part(item)]
-        elif isinstance(item, FunctionCall | FunctionCallOutput):
+        elif isinstance(item, FunctionCallItem | FunctionCallOutput):
             changes["status"] = item.status or "completed"
         kept.append(msgspec.structs.replace(item, **changes))
     return kept
@@ -187,7 +187,7 @@ def _text_part(item: InputMessage) -> ContentPart:
 
 _ID_PREFIXES: dict[type, str] = {
     InputMessage: "msg_",
-    FunctionCall: "fc_",
+    FunctionCallItem: "fc_",
     FunctionCallOutput: "fco_",
     Reasoning: "rs_",
     ItemReference: "ref_",

@@ -47,7 +47,7 @@ def parse_query(fields: dict[str, str], kind: type[Query]) -> Query:
     try:
         made = msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), kind) from None
     if isinstance(made, RetrieveQuery) and made.starting_after is not UNSET and not made.wants_stream:
         raise BadRequest("starting_after is only allowed when stream is true.", param="starting_after")
     return made

@@ -162,7 +162,7 @@ def convert_response_request(found: Any) -> ResponseRequest:
     try:
         return msgspec.convert(found, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_request(str(error)) from None
+        raise invalid_request(str(error), ResponseRequest) from None
 
 
 def name_message(item: Any) -> Any:

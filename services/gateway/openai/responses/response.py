@@ -8,7 +8,7 @@ from msgspec import Struct
 from omnibus.errors import OmnibusError, Overloaded, Rejected
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.responses.items import OutputItem
-from services.gateway.openai.responses.request import ResponseRequest
+from services.gateway.openai.responses.request import ReasoningConfig, ResponseRequest
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -124,7 +124,7 @@ def encode_response(response: ResponseObject) -> bytes:
 
 def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseObject:
     """The response to ``wanted``, of which nothing is made yet."""
-    reasoning = wanted.reasoning
+    reasoning = wanted.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,
         created_at=int(created),
@@ -139,7 +139,7 @@ def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseOb
         text={"format": (wanted.text and wanted.text.format) or {"type": "text"}, "verbosity": "medium"},
         top_p=1.0 if wanted.top_p is None else wanted.top_p,
         temperature=1.0 if wanted.temperature is None else wanted.temperature,
-        reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
         user=wanted.user,
         max_output_tokens=wanted.max_output_tokens,
         max_tool_calls=wanted.max_tool_calls,

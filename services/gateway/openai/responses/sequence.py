@@ -37,7 +37,14 @@ class NumberedEvent(msgspec.Struct, frozen=True):
         return b"event: %b\ndata: %b\n\n" % (self.type.encode(), self.body)
 
 
-class _Head(msgspec.Struct):
+class ResponseEvent(msgspec.Struct, frozen=True):
+    """An event as documents describe it: its other fields depend on its ``type``, and are those of OpenAI."""
+
+    type: str
+    sequence_number: int
+
+
+class _EventHead(msgspec.Struct):
     type: str
     sequence_number: int
     delta: str | None = None
@@ -48,7 +55,7 @@ class _WholeItem(msgspec.Struct):
 
 
 _decode_item = msgspec.json.Decoder(_WholeItem).decode
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_head = msgspec.json.Decoder(_EventHead).decode
 
 
 def read_event(body: bytes) -> NumberedEvent:
@@ -80,7 +87,7 @@ class EventSequence:
         return made
 
     def number(self, events: Iterable[Event]) -> list[NumberedEvent]:
-        """What of ``events`` is new, numbered. Raises ``CannotContinue`` when they are not those that are known."""
+        """Number those of ``events`` that are new. Raises ``CannotContinue`` when they are not those that are known."""
         return [self._number_event(event) for each in events if (event := self._skip_known(each)) is not None]
 
     def _skip_known(self, event: Event) -> Event | None:
@@ -108,7 +115,7 @@ class _KnownEvents:
         return self._at >= len(self.events)
 
     def skip(self, event: Event) -> Event | None:
-        """What of ``event`` is new; None: nothing."""
+        """Return the new part of ``event``; None: nothing is new."""
         if self.is_passed:
             return event
         if isinstance(event.get("delta"), str):

@@ -10,10 +10,10 @@ from omnibus.errors import BadRequest
 from services.gateway.openai import chat_request as chat
 from services.gateway.openai.chat_request import ChatRequest, ImageUrl, Message, Url
 from services.gateway.openai.responses.items import (
-    FunctionCall,
+    FunctionCallItem,
     FunctionCallOutput,
     ImageGenerationCall,
-    InputAudio,
+    InputAudioContent,
     InputFile,
     InputImage,
     InputItem,
@@ -96,7 +96,7 @@ def _to_message(item: InputItem, param: str) -> Message:
             return chat.SystemMessage(_plain_text(item.content, param))
         case InputMessage():
             return chat.DeveloperMessage(_plain_text(item.content, param))
-        case FunctionCall() | FunctionCallOutput() | Reasoning() | ImageGenerationCall() | ItemReference():
+        case FunctionCallItem() | FunctionCallOutput() | Reasoning() | ImageGenerationCall() | ItemReference():
             raise BadRequest("Items of this type are not supported here: leave it out.", param=f"{param}.type")
     raise AssertionError(item)
 
@@ -139,7 +139,7 @@ def _user_part(part: Any, param: str) -> chat.UserPart:
             return chat.TextPart(text)
         case InputImage():
             return _image_part(part, param)
-        case InputAudio(sound):
+        case InputAudioContent(sound):
             return chat.InputAudioPart(chat.InputAudio(sound.data, sound.format))
         case InputVideo(url):
             return chat.VideoPart(Url(url))

@@ -28,6 +28,8 @@ KNOWN: dict[str, st.SearchStrategy[Any]] = {
 #: Component, and a request that is fine.
 JSON_ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": ("ChatRequest", {"model": OMNI, "messages": [{"role": "user", "content": "hi"}]}),
+    "/v1/responses": ("ResponseRequest", {"model": OMNI, "input": "hello there"}),
+    "/v1/conversations": ("ConversationRequest", {"items": [{"role": "user", "content": "hello there"}]}),
     "/v1/completions": ("CompletionRequest", {"model": OMNI, "prompt": ["hello", "there"], "max_tokens": 3}),
     "/v1/images/generations": ("ImageRequest", {"model": PAINTER, "prompt": "a boat", "size": "64x48", "steps": 3}),
     "/v1/audio/speech": ("SpeechRequest", {"model": OMNI, "input": "hello there", "voice": "alloy"}),
@@ -39,6 +41,7 @@ FORM_ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "/v1/audio/transcriptions": ("TranscriptionForm", "file", {"model": OMNI}),
     "/v1/videos": ("VideoRequest", "input_reference", {"model": FILMER, "prompt": "a boat"}),
 }
+KINDS = ("files", "videos", "responses", "conversations")
 EXAMPLES = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
@@ -120,7 +123,7 @@ def test_ids_lead_nowhere_else(running: Running, method: str):
         | st.from_regex(r"[a-z]{1,8}[-_][0-9a-f]{48}", fullmatch=True)
     )
     def any_id(id: str) -> None:
-        for path in (f"/v1/{kind}/{id}{end}" for kind in ("files", "videos") for end in ("", "/content")):
+        for path in (f"/v1/{kind}/{id}{end}" for kind in KINDS for end in ("", "/content")):
             response = running.do(running.home.http.request(method, path))
             assert 400 <= response.status_code < 500, response.text
 

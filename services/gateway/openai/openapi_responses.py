@@ -1,0 +1,147 @@
+"""The routes of completions, responses and conversations for the OpenAPI document."""
+
+from typing import Any
+
+from services.gateway.openai import completions
+from services.gateway.openai.openapi_operations import (
+    event_content,
+    failure_response,
+    id_parameter,
+    json_content,
+    operation,
+    post_operation,
+    query_parameters,
+)
+from services.gateway.openai.responses import conversations
+from services.gateway.openai.responses.query import ListItemsQuery, RetrieveQuery
+from services.gateway.openai.responses.request import CANCEL, INPUT_ITEMS, PATH, RESPONSE, ResponseRequest
+from services.gateway.openai.responses.response import ItemList, ResponseDeleted, ResponseObject
+from services.gateway.openai.responses.sequence import ResponseEvent
+
+RESPONSE_SHAPES = (
+    completions.CompletionRequest,
+    completions.Completion,
+    ResponseRequest,
+    ResponseObject,
+    ResponseEvent,
+    ResponseDeleted,
+    ItemList,
+    conversations.ConversationRequest,
+    conversations.ConversationUpdate,
+    conversations.NewItems,
+    conversations.ConversationObject,
+    conversations.ConversationDeleted,
+)
+
+_GONE = {"404": failure_response("It was not found, or has expired.")}
+_WRONG = {"400": failure_response("The request cannot be used; `param` names the place.")}
+_SLOW = {"409": failure_response("It is made on another connection."), "413": failure_response("It is too large.")}
+
+
+def with_optional_types(components: dict[str, Any]) -> dict[str, Any]:
+    """``components`` with messages that need not say their type."""
+    message = components["InputMessage"]
+    required = [name for name in message.get("required", ()) if name != "type"]
+    return {**components, "InputMessage": {**message, "required": required}}
+
+
+def response_paths() -> dict[str, Any]:
+    """The path items."""
+    return {
+        completions.PATH: {"post": _completion_operation()},
+        PATH: {"post": _create_operation()},
+        RESPONSE: {
+            "parameters": [id_parameter("response_id")],
+            "get": _retrieve_operation(),
+            "delete": _answer("remove_response", "Remove a response, made or not.", "ResponseDeleted", _GONE),
+        },
+        CANCEL: {
+            "parameters": [id_parameter("response_id")],
+            "post": _answer(
+                "cancel_response", "End a response that is made in the background.", "ResponseObject", _GONE | _WRONG
+            ),
+        },
+        INPUT_ITEMS: {
+            "parameters": [id_parameter("response_id"), *query_parameters(ListItemsQuery)],
+            "get": _answer("list_input_items", "The items that a response answers.", "ItemList", _GONE | _WRONG),
+        },
+        **_conversation_paths(),
+    }
+
+
+def _completion_operation() -> dict[str, Any]:
+    events = "The completions; with `stream`, server-sent events that each hold some text of one, then `[DONE]`."
+    return post_operation(
+        "create_completion",
+        "Go on with texts as they stand.",
+        "Completions",
+        json_content("CompletionRequest"),
+        {"description": events, "content": {**json_content("Completion"), **event_content("Completion")}},
+    )
+
+
+def _create_operation() -> dict[str, Any]:
+    events = "The response; with `stream`, its events, numbered without gaps, then `[DONE]`."
+    return post_operation(
+        "create_response",
+        "Answer items with text, sound or both.",
+        "Responses",
+        json_content("ResponseRequest"),
+        {"description": events, "content": {**json_content("ResponseObject"), **event_content("ResponseEvent")}},
+    )
+
+
+def _retrieve_operation() -> dict[str, Any]:
+    said = "The response as it is now; with `stream`, its events, those behind `starting_after`, as they come."
+    answer = {"description": said, "content": {**json_content("ResponseObject"), **event_content("ResponseEvent")}}
+    made = operation(
+        "retrieve_response", "A stored response.", "Responses", {"200": answer, **_GONE, **_WRONG, **_SLOW}
+    )
+    return {**made, "parameters": query_parameters(RetrieveQuery)}
+
+
+def _conversation_paths() -> dict[str, Any]:
+    id, item = id_parameter("conversation_id"), id_parameter("item_id")
+    post = {**_GONE, **_WRONG, "413": failure_response("It is too large.")}
+    return {
+        conversations.PATH: {
+            "post": _with_body("create_conversation", "Begin a conversation.", "ConversationRequest", post)
+        },
+        conversations.CONVERSATION: {
+            "parameters": [id],
+            "get": _answer("retrieve_conversation", "About a conversation.", "ConversationObject", _GONE),
+            "post": _with_body("update_conversation", "Replace its metadata.", "ConversationUpdate", post),
+            "delete": _answer("remove_conversation", "Remove a conversation.", "ConversationDeleted", _GONE),
+        },
+        conversations.ITEMS: {
+            "parameters": [id],
+            "get": {
+                **_answer("list_conversation_items", "Its items.", "ItemList", _GONE | _WRONG),
+                "parameters": query_parameters(ListItemsQuery),
+            },
+            "post": _with_body("add_conversation_items", "Append items.", "NewItems", post, "ItemList"),
+        },
+        conversations.ITEM: {
+            "parameters": [id, item],
+            "get": _item_operation(),
+            "delete": _answer("remove_conversation_item", "Remove an item.", "ConversationObject", _GONE),
+        },
+    }
+
+
+def _item_operation() -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "object"}}}
+    found = {"description": "The item.", "content": content}
+    return operation("retrieve_conversation_item", "One item.", "Conversations", {"200": found, **_GONE})
+
+
+def _answer(id: str, summary: str, answer: str, failures: dict[str, Any]) -> dict[str, Any]:
+    tag = "Conversations" if "conversation" in id else "Responses"
+    found = {"description": summary, "content": json_content(answer)}
+    return operation(id, summary, tag, {"200": found, **failures})
+
+
+def _with_body(
+    id: str, summary: str, body: str, failures: dict[str, Any], answer: str = "ConversationObject"
+) -> dict[str, Any]:
+    return {**_answer(id, summary, answer, failures), "requestBody": {"required": True, "content": json_content(body)}}

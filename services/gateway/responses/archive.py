@@ -1,0 +1,117 @@
+"""Responses as the store and their logs have them: their ends, and how they look on the way there."""
+
+import logging
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Bus
+from omnibus.errors import ProtocolError, StoreUnavailable, TooLarge
+from omnibus.graph import UNREADABLE
+from omnibus.settings import GatewaySettings
+from omnibus.store import ResponseRecord, Store
+from services.gateway.openai.responses import items as wire_items
+from services.gateway.openai.responses.events import ending_event
+from services.gateway.openai.responses.request import parse_response_request
+from services.gateway.openai.responses.response import ResponseObject, encode_response, new_response
+from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
+from services.gateway.responses.conversations import Conversations
+from services.gateway.responses.log import LogContent, ResponseLog
+
+log = logging.getLogger(__name__)
+
+
+class ResponseArchive:
+    """Writes responses down for gateway ``holder``."""
+
+    def __init__(
+        self, settings: GatewaySettings, store: Store, bus: Bus, conversations: Conversations, holder: str
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._bus = bus
+        self._conversations = conversations
+        self._holder = holder
+
+    async def put_begun(self, record: ResponseRecord) -> None:
+        """Write down a response that this gateway makes. Raises ``StoreUnavailable``."""
+        settings = self._settings
+        await self._store.put_response(record, self._holder, b"", settings.response_kept, settings.responses)
+
+    async def put_whole(self, record: ResponseRecord, response: ResponseObject) -> None:
+        """Write down a response that has no log. Raises ``StoreUnavailable`` and ``TooLarge``."""
+        settings, final = self._settings, self._encode_final(response)
+        await self._store.put_response(record, "", final, settings.response_kept, settings.responses)
+        await self._extend_conversation(record, response)
+
+    async def put_end(self, record: ResponseRecord, response: ResponseObject) -> None:
+        """Write down the end of a response that this gateway makes."""
+        if await self._store_end(record, response, self._holder):
+            await self._extend_conversation(record, response)
+
+    async def end_early(self, record: ResponseRecord, content: LogContent, response: ResponseObject) -> ResponseObject:
+        """Give a response that this gateway holds its end before its time, with the items that are whole."""
+        whole = [item for event in content.events for item in item_of(event)]
+        ended = msgspec.structs.replace(response, output=whole)
+        last = EventSequence.after(content.events).number([ending_event(ended)])
+        await ResponseLog(self._bus, record.id, content).append(last)
+        await self._store_end(record, ended, self._holder)
+        return ended
+
+    async def heal(self, record: ResponseRecord, content: LogContent) -> ResponseObject:
+        """Write down in the store the end that the log has."""
+        response = msgspec.json.decode(content.events[-1].body, type=_LastEvent).response
+        if await self._store_end(record, response, ""):
+            await self._extend_conversation(record, response)
+        return response
+
+    async def _store_end(self, record: ResponseRecord, response: ResponseObject, holder: str) -> bool:
+        kept = self._settings.response_kept
+        try:
+            return await self._store.end_response(record.id, holder, self._encode_final(response), kept)
+        except StoreUnavailable as error:  # the log has it, and whoever retrieves it writes it down
+            log.warning("%s has ended, which the store does not know yet: %s", record.id, error)
+            return False
+
+    def _encode_final(self, response: ResponseObject) -> bytes:
+        body = encode_response(response)
+        if len(body) > self._settings.response_bytes:
+            raise TooLarge(
+                f"The response has {len(body)} bytes, and one that is stored {self._settings.response_bytes} at most: "
+                "send store false."
+            )
+        return body
+
+    async def _extend_conversation(self, record: ResponseRecord, response: ResponseObject) -> None:
+        if record.conversation and response.status in ("completed", "incomplete"):
+            await self._conversations.append_items(record.conversation, [*read_items(record), *response.output])
+
+
+class _LastEvent(msgspec.Struct):
+    response: ResponseObject
+
+
+def response_of(record: ResponseRecord) -> ResponseObject:
+    """The response of which nothing is made yet."""
+    return new_response(record.id, record.created, parse_response_request(record.request))
+
+
+def with_status(record: ResponseRecord, status: Any) -> ResponseObject:
+    """The response without output, and with ``status``."""
+    return msgspec.structs.replace(response_of(record), status=status)
+
+
+def with_progress(response: ResponseObject, events: list[NumberedEvent]) -> ResponseObject:
+    """``response`` as it is under way, with the items that are whole."""
+    begun = any(event.type == "response.in_progress" for event in events)
+    whole = [item for event in events for item in item_of(event)]
+    status = "in_progress" if begun or not response.background else response.status
+    return msgspec.structs.replace(response, status=status, output=whole)
+
+
+def read_items(record: ResponseRecord) -> list[wire_items.InputItem]:
+    """The items of a response's own request. Raises ``ProtocolError``."""
+    try:
+        return wire_items.decode_items(record.input)
+    except UNREADABLE as error:
+        raise ProtocolError(f"{record.id} was written down by another build: {error}") from error

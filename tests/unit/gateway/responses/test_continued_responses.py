@@ -1,0 +1,123 @@
+"""Responses over two gateways with one store and one bus: continued, made in the background, cancelled."""
+
+import asyncio
+
+import pytest
+
+from omnibus.executor.runner import Job
+from tests.unit.gateway.house import TEXT, House
+from tests.unit.gateway.responses_house import (
+    PATH,
+    Pair,
+    Reading,
+    Slow,
+    create,
+    events_of,
+    text_of,
+    whole,
+)
+from tests.unit.sidecar.node import until
+
+
+async def test_a_stream_goes_on_at_another_gateway_byte_by_byte(pair: Pair):
+    slow = Slow("one ", "two ", "three ", "four")
+    await pair.serve(TEXT, thinker=slow)
+    reading = Reading(pair.first, "POST", PATH, json={"model": TEXT, "input": "hi", "stream": True})
+    await reading.until("one ")
+    had = reading.events
+    id = had[0]["response"]["id"]
+
+    reading.client.leave()
+    await asyncio.wait_for(reading.task, 10)
+    slow.go.set()
+    slow.after = 3  # its words come otherwise grouped this time
+    last = had[-1]["sequence_number"]
+    rest = await pair.second.http.get(f"{PATH}/{id}", params={"stream": "true", "starting_after": last})
+    every = await pair.first.http.get(f"{PATH}/{id}", params={"stream": "true"})
+
+    assert had + events_of(rest.text) == events_of(every.text)
+    assert text_of(events_of(every.text)[-1]["response"]) == "one two three four"
+    assert slow.known == [[], [0]]
+    await pair.second.emptied()
+
+
+async def test_a_response_in_the_background_is_made_while_nobody_waits(pair: Pair):
+    slow = Slow("one ", "two")
+    await pair.serve(TEXT, thinker=slow)
+
+    made = whole(await create(pair.first, background=True))
+    assert made["status"] == "queued"
+    id = made["id"]
+
+    async def begun() -> bool:
+        return bool(whole(await pair.second.http.get(f"{PATH}/{id}"))["status"] == "in_progress")
+
+    await until(begun)
+    slow.go.set()
+
+    async def over() -> bool:
+        return bool(whole(await pair.second.http.get(f"{PATH}/{id}"))["status"] == "completed")
+
+    await until(over)
+    assert text_of(whole(await pair.second.http.get(f"{PATH}/{id}"))) == "one two"
+    events = events_of((await pair.second.http.get(f"{PATH}/{id}", params={"stream": "true"})).text)
+    assert [event["type"] for event in events][:3] == ["response.created", "response.queued", "response.in_progress"]
+    await pair.first.emptied()
+
+
+@pytest.mark.parametrize("where", ["first", "second"])
+async def test_a_response_in_the_background_is_cancelled_anywhere(pair: Pair, where: str):
+    slow = Slow("one ", "two")
+    await pair.serve(TEXT, thinker=slow)
+    id = whole(await create(pair.first, background=True))["id"]
+    await until(lambda: bool(slow.known))
+
+    cancelled = whole(await getattr(pair, where).http.post(f"{PATH}/{id}/cancel"))
+
+    assert cancelled["status"] == "cancelled"
+    assert whole(await pair.second.http.get(f"{PATH}/{id}")) == cancelled
+    events = events_of((await pair.second.http.get(f"{PATH}/{id}", params={"stream": "true"})).text)
+    assert events[-1]["response"]["status"] == "cancelled"
+    slow.go.set()
+    await pair.first.emptied()
+
+
+async def test_one_that_is_not_in_the_background_is_not_cancelled(home: House):
+    id = whole(await create(home))["id"]
+
+    response = await home.http.post(f"{PATH}/{id}/cancel")
+
+    assert response.status_code == 400
+
+
+async def test_what_another_gateway_left_in_the_background_is_made_on(pair: Pair):
+    slow = Slow("one ", "two ", "three")
+    await pair.serve(TEXT, thinker=slow)
+    id = whole(await create(pair.first, background=True))["id"]
+    await until(lambda: bool(slow.known))
+    reading = Reading(pair.second, "GET", f"{PATH}/{id}", query=b"stream=true")
+    await reading.until("one ")
+
+    await pair.first.responses.leave_background()
+    slow.go.set()
+
+    await asyncio.wait_for(reading.task, 20)
+    assert reading.events[-1]["type"] == "response.completed"
+    assert text_of(reading.events[-1]["response"]) == "one two three"
+    assert slow.known == [[], [0]]
+
+
+async def test_a_failure_after_the_first_event_ends_the_response(pair: Pair):
+    async def breaks(job: Job) -> None:
+        await job.send("text", {"text": "one ", "ids": [0]})
+        await asyncio.sleep(0.05)
+        raise ValueError("broken")
+
+    await pair.serve(TEXT, thinker=breaks)
+    events = events_of((await create(pair.first, stream=True)).text)
+
+    last = events[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    stored = whole(await pair.second.http.get(f"{PATH}/{last['response']['id']}"))
+    assert stored["status"] == "failed"

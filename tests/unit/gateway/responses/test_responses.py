@@ -1,0 +1,201 @@
+"""``/v1/responses`` over two gateways with one store and one bus: made, streamed, retrieved, continued, ended."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.store import Store
+from services.gateway.tenancy.tenant import Tenant, acting_as
+from tests.unit.gateway.house import OMNI, PNG, TEXT, VL, House, error, house
+from tests.unit.gateway.responses_house import (
+    KEYS,
+    PATH,
+    create,
+    events_of,
+    text_of,
+    whole,
+)
+
+
+async def test_a_response_has_every_key_and_can_be_retrieved(home: House):
+    made = whole(await create(home, instructions="be kind", metadata={"a": "b"}))
+
+    assert set(KEYS) <= set(made)
+    assert made["status"] == "completed"
+    assert text_of(made) == "You said hello there [5] "
+    assert made["instructions"] == "be kind"
+    assert made["metadata"] == {"a": "b"}
+    assert made["usage"]["output_tokens"] == 5
+    assert whole(await home.http.get(f"{PATH}/{made['id']}")) == made
+    await home.emptied()
+
+
+async def test_a_stream_has_the_events_in_their_order(home: House):
+    events = events_of((await create(home, stream=True)).text)
+
+    kinds = [event["type"] for event in events]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [kind for kind in kinds if kind != "response.output_text.delta"] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert "".join(event["delta"] for event in deltas) == "You said hello there [5] "
+    assert events[0]["sequence_number"] == 0
+    made = events[-1]["response"]
+    assert whole(await home.http.get(f"{PATH}/{made['id']}")) == made
+
+
+async def test_a_stored_stream_comes_again_from_any_event(home: House):
+    body = (await create(home, stream=True)).text
+    events = events_of(body)
+    id = events[0]["response"]["id"]
+
+    for after in (-1, 0, 3, len(events) - 2):
+        query = {"stream": "true"} | ({"starting_after": after} if after >= 0 else {})
+        again = await home.http.get(f"{PATH}/{id}", params=query)
+        assert again.text == body[len("".join(block + "\n\n" for block in body.split("\n\n")[: after + 1])) :]
+
+
+async def test_one_that_is_not_stored_is_gone(home: House):
+    made = whole(await create(home, store=False))
+
+    assert made["store"] is False
+    assert (await home.http.get(f"{PATH}/{made['id']}")).status_code == 404
+
+
+async def test_a_deleted_response_is_gone(home: House):
+    id = whole(await create(home))["id"]
+
+    assert whole(await home.http.delete(f"{PATH}/{id}")) == {"id": id, "object": "response", "deleted": True}
+    assert (await home.http.get(f"{PATH}/{id}")).status_code == 404
+    assert (await home.http.delete(f"{PATH}/{id}")).status_code == 404
+
+
+async def test_the_input_comes_back_as_items(home: House):
+    given = [{"role": "user", "content": "one"}, {"type": "message", "role": "assistant", "content": "two"}]
+    id = whole(await create(home, [*given, {"role": "user", "content": "three"}]))["id"]
+
+    newest = whole(await home.http.get(f"{PATH}/{id}/input_items", params={"limit": 2}))
+    rest = whole(await home.http.get(f"{PATH}/{id}/input_items", params={"after": newest["last_id"]}))
+
+    assert [item["content"][0]["text"] for item in newest["data"]] == ["three", "two"]
+    assert newest["has_more"]
+    assert [item["content"] for item in rest["data"]] == [[{"type": "input_text", "text": "one"}]]
+    assert not rest["has_more"]
+
+
+async def test_a_response_goes_on_with_those_before_it(memory: House):
+    first = whole(await create(memory, "one", instructions="be brief"))
+    second = whole(await create(memory, "two", previous_response_id=first["id"]))
+    third = whole(await create(memory, "three", previous_response_id=second["id"], instructions="be long"))
+
+    assert text_of(first) == "system:be brief|user:one"
+    assert text_of(second) == f"user:one|assistant:{text_of(first)}|user:two"  # instructions are not inherited
+    assert text_of(third) == (
+        f"system:be long|user:one|assistant:{text_of(first)}|user:two|assistant:{text_of(second)}|user:three"
+    )
+    assert third["previous_response_id"] == second["id"]
+
+
+async def test_others_do_not_see_it(home: House):
+    with acting_as(Tenant("ann")):
+        id = whole(await create(home))["id"]
+        conversation = whole(await home.http.post("/v1/conversations", json={}))["id"]
+        assert (await home.http.get(f"{PATH}/{id}")).status_code == 200
+    with acting_as(Tenant("bob")):
+        for path in (f"{PATH}/{id}", f"{PATH}/{id}/input_items", f"/v1/conversations/{conversation}"):
+            assert (await home.http.get(path)).status_code == 404
+        assert (await home.http.delete(f"{PATH}/{id}")).status_code == 404
+        assert (await home.http.post(f"{PATH}/{id}/cancel")).status_code == 404
+        assert (await create(home, previous_response_id=id)).status_code == 400
+        assert (await create(home, conversation=conversation)).status_code == 400
+
+
+# What goes in and comes out
+
+
+async def test_pictures_are_seen(tmp_path: Path, store: Store):
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    parts = [{"type": "input_text", "text": "what"}, {"type": "input_image", "image_url": url, "detail": "low"}]
+    async with house(tmp_path, store) as home:
+        await home.all_of(VL)
+        made = whole(await create(home, [{"role": "user", "content": parts}], model=VL))
+        bad = await create(home, [{"role": "user", "content": [{**parts[1], "image_url": "data:,x"}]}], model=VL)
+
+        assert "saw" in text_of(made)
+        assert made["usage"]["input_tokens_details"]["image_tokens"] == 1
+        assert error(bad)["param"] == "input[0].content[0].image_url"
+
+
+@pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]])
+async def test_answers_are_spoken(tmp_path: Path, store: Store, modalities: list[str]):
+    async with house(tmp_path, store) as home:
+        await home.all_of(OMNI)
+        body = await create(
+            home, model=OMNI, modalities=modalities, audio={"voice": "Chelsie", "format": "wav"}, stream=True
+        )
+        events = events_of(body.text)
+
+    sound = "".join(event["delta"] for event in events if event["type"] == "response.audio.delta")
+    part = events[-1]["response"]["output"][0]["content"][-1]
+    assert part["type"] == "output_audio"
+    assert base64.b64decode(sound) == base64.b64decode(part["data"])
+    assert part["transcript"] == "You said hello there [5] "
+    kinds = {event["type"] for event in events}
+    assert "response.audio.done" in kinds
+    assert ("response.output_text.delta" in kinds) == ("text" in modalities)
+    assert ("response.audio.transcript.delta" in kinds) == ("text" not in modalities)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"modalities": ["audio"]}, "audio"),
+        ({"background": True, "store": False}, "store"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"previous_response_id": "a", "conversation": "b"}, "conversation"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]}, "input[0].content[0]"),
+        ({"inputs": "x"}, "inputs"),
+        ({"metadata": {"k": "v" * 600}}, "metadata[...]"),
+    ],
+)
+async def test_what_cannot_be_obeyed_is_refused_by_name(home: House, fields: dict[str, Any], param: str):
+    response = await home.http.post(PATH, json={"model": TEXT, "input": "a", **fields})
+
+    assert response.status_code == 400, response.text
+    assert error(response)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "query", [{"starting_after": "3"}, {"stream": "maybe"}, {"starting_after": "x", "stream": "true"}]
+)
+async def test_queries_are_checked(home: House, query: dict[str, str]):
+    id = whole(await create(home))["id"]
+
+    assert (await home.http.get(f"{PATH}/{id}", params=query)).status_code == 400
+
+
+async def test_one_that_was_not_streamed_has_no_events(home: House):
+    id = whole(await create(home))["id"]
+
+    response = await home.http.get(f"{PATH}/{id}", params={"stream": "true"})
+
+    assert response.status_code == 400
+    assert error(response)["param"] == "stream"

@@ -1,0 +1,159 @@
+"""Gateways with a store, for tests of responses, and what their clients read."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+from omnibus.executor.runner import Job
+from tests.unit.gateway.house import TEXT, House
+from tests.unit.gateway.http.test_exchange import Client
+from tests.unit.sidecar.node import until
+
+PATH = "/v1/responses"
+#: Keys that Open Responses wants in every response.
+KEYS = [
+    "id",
+    "object",
+    "created_at",
+    "completed_at",
+    "status",
+    "incomplete_details",
+    "model",
+    "previous_response_id",
+    "instructions",
+    "output",
+    "error",
+    "tools",
+    "tool_choice",
+    "truncation",
+    "parallel_tool_calls",
+    "text",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "temperature",
+    "reasoning",
+    "user",
+    "usage",
+    "max_output_tokens",
+    "max_tool_calls",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+]
+
+
+async def create(home: House, input: Any = "hello there", **more: Any) -> httpx.Response:
+    return await home.http.post(PATH, json={"model": TEXT, "input": input, "seed": 5, **more})
+
+
+def whole(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"]
+        for item in response["output"]
+        if item["type"] == "message"
+        for part in item["content"]
+        if part["type"] == "output_text"
+    )
+
+
+def events_of(body: str) -> list[dict[str, Any]]:
+    """The events of a stream, which are named as they say themselves, and numbered without gaps."""
+    blocks = [block for block in body.split("\n\n") if block]
+    assert blocks.pop() == "data: [DONE]"
+    found = []
+    for block in blocks:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    numbers = [event["sequence_number"] for event in found]
+    assert numbers == list(range(numbers[0], numbers[0] + len(found)))
+    return found
+
+
+async def remember(job: Job) -> None:
+    """Say all roles and texts of the chat."""
+    messages = await job.value("messages")
+    said = "|".join(f"{message['role']}:{_plain(message['content'])}" for message in messages)
+    await job.send("text", {"text": said, "ids": [1]})
+    usage = {"prompt_tokens": 5, "completion_tokens": 1}
+    job.close("text", {"finish_reason": "stop", "usage": usage})
+
+
+def _plain(content: Any) -> str:
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
+
+
+class Pair:
+    """Two gateways over one store and one bus. ``leave`` ends the first one as a kill does: nothing is said."""
+
+    def __init__(self, first: House, second: House) -> None:
+        self.first = first
+        self.second = second
+
+    async def serve(self, model: str, **works: Any) -> None:
+        for home in (self.first, self.second):
+            home.serve(model)
+        assert self.first.router.plan is not None
+        for option, spec in self.first.router.plan.models[model].options.items():
+            await self.first.executor(model, option, *spec.components, **works)
+        there = {status.id for status in self.first.members.statuses()}
+        await until(lambda: {status.id for status in self.second.members.statuses()} == there)
+
+
+class Slow:
+    """A thinker that says a word each time that it is let go on; how its words are grouped depends on that."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.go = asyncio.Event()
+        self.after = 1
+        self.known: list[list[int]] = []
+
+    async def __call__(self, job: Job) -> None:
+        self.known.append(list(job.resume_state("text").get("ids", ())))
+        first, rest = self.words[: self.after], self.words[self.after :]
+        await job.send("text", {"text": "".join(first), "ids": list(range(len(first)))})
+        await self.go.wait()
+        for number, word in enumerate(rest, len(first)):
+            await job.send("text", {"text": word, "ids": [number]})
+        job.close("text", {"finish_reason": "stop", "usage": {"completion_tokens": len(self.words)}})
+
+
+class Reading:
+    """A client that reads a stream."""
+
+    def __init__(self, home: House, method: str, path: str, **more: Any) -> None:
+        self.text = ""
+        self._home = home
+        self.task = asyncio.create_task(self._read(method, path, more))
+
+    async def _read(self, method: str, path: str, more: dict[str, Any]) -> None:
+        body = more.get("json")
+        self.client = client = Client(body if body is not None else {})
+        client.scope["path"], client.scope["method"] = path, method
+        client.scope["raw_path"] = path.encode()
+        client.scope["query_string"] = more.get("query", b"")
+        try:
+            await self._home.app(client.scope, client.receive, client.send)
+        finally:
+            self.text = client.text
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return events_of(self.client.text + ("" if self.client.text.endswith("[DONE]\n\n") else "data: [DONE]\n\n"))
+
+    async def until(self, said: str) -> None:
+        await until(lambda: hasattr(self, "client") and said in self.client.text)
