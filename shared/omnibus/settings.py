@@ -58,14 +58,12 @@ class BusSettings(Settings, frozen=True):
     replicas: int = 1
     #: Bytes that one message may have. Larger inputs travel by handle.
     max_payload: int = 64 * 1024
-    #: Seconds that recorded invocations are kept.
+    #: Seconds and bytes that recorded invocations are kept.
     record_seconds: float = 24 * 3600.0
-    #: Bytes that the record stream may take on disk.
     record_bytes: int = 1 << 30
-    #: Seconds and bytes that dead letters are kept: inputs that crashed or failed an engine.
+    #: Seconds and bytes that dead letters (inputs that crashed or failed an engine) and events of responses are kept.
     dead_seconds: float = 7 * 24 * 3600.0
     dead_bytes: int = 64 << 20
-    #: The same for the events of stored responses. Streams of responses can be continued for that long.
     response_seconds: float = 3600.0
     response_bytes: int = 256 << 20
 
@@ -231,14 +229,9 @@ class GatewaySettings(Settings, frozen=True):
     #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
     continue_streams: str = "requested"
     continue_bytes: int = 256 << 10
-    #: Seconds that stored responses and conversations are kept, and how many of each are, of one tenant or of all
-    #: without keys. Of more the oldest are forgotten.
+    #: Seconds that responses and conversations are kept, how many of one tenant, seconds of one in the background.
     response_kept: float = 30 * 24 * 3600.0
     responses: int = 4096
-    #: Largest request and largest answer of a response that is stored, in bytes.
-    response_bytes: int = 8 << 20
-    #: Responses that are made in the background at a time, at all gateways, and the seconds that one may take.
-    responses_open: int = 256
     response_deadline: float = 3600.0
     #: Begins the URLs of files, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""

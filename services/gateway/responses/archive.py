@@ -20,6 +20,9 @@ from services.gateway.responses.log import LogContent, ResponseLog
 
 log = logging.getLogger(__name__)
 
+#: Largest request and largest answer of a response that is stored.
+MAX_STORED_BYTES = 8 << 20
+
 
 class ResponseArchive:
     """Writes responses down for gateway ``holder``."""
@@ -75,9 +78,9 @@ class ResponseArchive:
 
     def _encode_final(self, response: ResponseObject) -> bytes:
         body = encode_response(response)
-        if len(body) > self._settings.response_bytes:
+        if len(body) > MAX_STORED_BYTES:
             raise TooLarge(
-                f"The response has {len(body)} bytes, and one that is stored {self._settings.response_bytes} at most: "
+                f"The response has {len(body)} bytes, and one that is stored {MAX_STORED_BYTES} at most: "
                 "send store false."
             )
         return body

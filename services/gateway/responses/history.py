@@ -18,29 +18,29 @@ from services.gateway.tenancy.tenant import current_tenant
 MAX_PREVIOUS, MAX_ITEMS = 256, 2048
 
 
-class History(NamedTuple):
+class EarlierItems(NamedTuple):
     """Items that come before those of a request, and the parameter that names them."""
 
     items: list[InputItem]
     param: str
 
 
-async def load_history(store: Store, wanted: ResponseRequest) -> History:
+async def load_history(store: Store, wanted: ResponseRequest) -> EarlierItems:
     """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""
     if wanted.previous_response_id is not None:
-        return History(await _previous_items(store, wanted.previous_response_id), "previous_response_id")
+        return EarlierItems(await _previous_items(store, wanted.previous_response_id), "previous_response_id")
     if wanted.conversation_id:
-        return History(await _conversation_items(store, wanted.conversation_id), "conversation")
-    return History([], "")
+        return EarlierItems(await _conversation_items(store, wanted.conversation_id), "conversation")
+    return EarlierItems([], "")
 
 
-async def load_record_history(store: Store, record: ResponseRecord) -> History:
+async def load_record_history(store: Store, record: ResponseRecord) -> EarlierItems:
     """The same for a response that was written down. Raises as ``load_history``."""
     if record.previous:
-        return History(await _previous_items(store, record.previous), "previous_response_id")
+        return EarlierItems(await _previous_items(store, record.previous), "previous_response_id")
     if record.conversation:
-        return History(await _conversation_items(store, record.conversation), "conversation")
-    return History([], "")
+        return EarlierItems(await _conversation_items(store, record.conversation), "conversation")
+    return EarlierItems([], "")
 
 
 def resolve_references(items: Sequence[InputItem], history: Sequence[InputItem]) -> list[InputItem]:

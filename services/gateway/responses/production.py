@@ -197,7 +197,7 @@ class Production:
         if run.model:  # an app's graphs are its own
             run.known = tuple(self._token_ids)
         try:
-            async with run_to_end(run, "the client left, or the response was cancelled"):
+            async with run_to_end(run):
                 output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
                 reader = AnswerReader(run, request, events, self._chat.spoken)
                 async for step in reader.read(output):

@@ -37,6 +37,7 @@ from services.gateway.openai.responses.to_chat import to_chat
 from services.gateway.request.request import ClientRequest
 from services.gateway.responses import history
 from services.gateway.responses.archive import (
+    MAX_STORED_BYTES,
     ResponseArchive,
     read_items,
     response_of,
@@ -52,6 +53,8 @@ from services.gateway.tenancy.tenant import Tenant, acting_as, current_tenant
 
 log = logging.getLogger(__name__)
 
+#: Responses that are made in the background at a time, at all gateways.
+MAX_OPEN = 256
 #: Times that a response in the background may be begun before it is held to be what ends gateways.
 MAX_ATTEMPTS = 5
 #: Seconds between two looks for responses whose gateway is gone.
@@ -114,9 +117,9 @@ class Responses:
         response = new_response(id, run.created, wanted)
         spec = ProductionSpec(response, asked, _first(run, opened), encrypts=wanted.wants_encrypted_reasoning)
         if wanted.is_stored:
-            if len(body) > self._settings.response_bytes:
+            if len(body) > MAX_STORED_BYTES:
                 raise TooLarge(
-                    f"A request that is stored has {self._settings.response_bytes} bytes at most: send store false, "
+                    f"A request that is stored has {MAX_STORED_BYTES} bytes at most: send store false, "
                     "or URLs in the place of data."
                 )
             record = self._new_record(wanted, response, run, body, pinned, items)
@@ -153,7 +156,7 @@ class Responses:
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
         """``spec`` of a response that is kept; one in the background is written down at once."""
         if record.background:
-            if await self._store.count_open_responses() >= self._settings.responses_open:
+            if await self._store.count_open_responses() >= MAX_OPEN:
                 raise Overloaded("as many responses are made in the background as there may be: try again later")
             await self._archive.put_begun(record)
         return spec._replace(
@@ -317,7 +320,7 @@ class Responses:
         while True:
             await asyncio.sleep(_ADOPTION_INTERVAL_SECONDS)
             try:
-                for id, stored in (await self._store.open_responses(self._settings.responses_open)).items():
+                for id, stored in (await self._store.open_responses(MAX_OPEN)).items():
                     if id not in self._made and not await self._is_held(stored):
                         await self._adopt(stored)
             except OmnibusError as error:

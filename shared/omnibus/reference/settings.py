@@ -39,6 +39,7 @@ UNITS = {
     **dict.fromkeys(("metrics_port", "port"), "port"),
     **dict.fromkeys(("near", "verify_every", "least", "admit", "admit_queue"), "requests"),
     **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
+    "responses": "responses",
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
     "body_rate": "bytes per second", "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",
     "head_lines": "lines", "batch": "rows", "links": "connections", "history": "plans", "replicas": "servers",
