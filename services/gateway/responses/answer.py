@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 from omnibus.encoding.audio import SoundFormat
+from omnibus.structured.calls import CallPart, CallReader
 from omnibus.task import ChatOutput
 from services.gateway.dispatch.streams import merge_streams
 from services.gateway.media.files import new_secret_id
 from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_response import call_id
 from services.gateway.openai.responses.events import AnswerEvents, Event
 from services.gateway.openai.responses.items import OutputAudio
 from services.gateway.request.accumulator import AnswerAccumulator
@@ -37,6 +39,7 @@ class AnswerReader:
         self._got = run.answer or AnswerAccumulator(run.model, run.created)
         format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
         self._format = format
+        self._calls = CallReader()
         self._sound = AudioOutputFile(format, spoken, new_secret_id("audio_"))
 
     async def read(self, output: ChatOutput) -> AsyncIterator[AnswerStep]:
@@ -70,10 +73,17 @@ class AnswerReader:
         return AnswerStep(events, ids)
 
     def _read_text(self, data: dict[str, Any]) -> list[Event]:
-        text = data.get("text")
-        if not text:
-            return []
-        return self._events.add_text(text) if self._request.wants_text else self._events.add_transcript(text)
+        reasoning, text, calls = data.get("reasoning"), data.get("text"), data.get("calls")
+        events = self._events.add_reasoning(reasoning) if reasoning else []
+        if text:
+            events += self._events.add_text(text) if self._request.wants_text else self._events.add_transcript(text)
+        for part in self._calls.read(calls) if calls else ():
+            events += self._read_call(part)
+        return events
+
+    def _read_call(self, part: CallPart) -> list[Event]:
+        begun = self._events.begin_call(part.name, call_id(self._events.response.id, part.number)) if part.name else []
+        return [*begun, *(self._events.add_arguments(part.arguments) if part.arguments else ())]
 
     async def _finish(self, output: ChatOutput) -> list[Event]:
         events: list[Event] = []

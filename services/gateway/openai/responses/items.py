@@ -24,7 +24,7 @@ class InputImage(Struct, frozen=True, tag_field="type", tag="input_image"):
     """An https or data URL, or the id of an uploaded file."""
 
     image_url: str | None = None
-    file_id: str | None = None
+    file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     detail: ImageDetail | None = None
 
 
@@ -46,10 +46,10 @@ class InputVideo(Struct, frozen=True, tag_field="type", tag="input_video"):
 
 
 class InputFile(Struct, frozen=True, tag_field="type", tag="input_file"):
-    """Read so that it can be refused by name, where it cannot be served."""
+    """A file of images, audio or video: uploaded before, or as a data URL. ``file_url`` is refused by name."""
 
-    file_id: str | None = None
-    file_data: str | None = None
+    file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    file_data: Annotated[str, Meta(min_length=1)] | None = None
     file_url: str | None = None
     filename: str | None = None
 

@@ -8,10 +8,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
-from services.gateway.openai.chat_request import AudioOutput, Count, Penalty, Share, StreamOptions, Temperature, TopK
+from services.gateway.openai.chat_request import (
+    AudioOutput,
+    Count,
+    Effort,
+    Penalty,
+    Presence,
+    Share,
+    StreamOptions,
+    Temperature,
+    TopK,
+)
 from services.gateway.openai.density import check_values
 from services.gateway.openai.parse import invalid_request
 from services.gateway.openai.responses.items import InputItem, InputMessage, InputText
+from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 
 PATH = "/v1/responses"
 RESPONSE = f"{PATH}/{{response_id}}"
@@ -31,15 +42,52 @@ class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
     id: ResponseId
 
 
-class TextConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """``format`` is ``text``; others are refused by name."""
+class FlatFunctionTool(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """A function that a model may call. ``parameters`` is a JSON schema; with ``strict`` a call holds to it."""
 
-    format: dict[str, Any] | None = None
+    name: Name
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatNamedChoice(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """The one function that has to be called."""
+
+    name: Name
+
+
+class FlatAllowedChoice(Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    """Some of the tools, the only ones that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatNamedChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class PlainFormat(Struct, frozen=True, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class ObjectFormat(Struct, frozen=True, tag_field="type", tag="json_object"):
+    """A JSON object, whichever."""
+
+
+class SchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema"):
+    """JSON that holds to a schema."""
+
+    name: Name
+    schema: dict[str, Any]
+    description: Description | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    format: PlainFormat | ObjectFormat | SchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -64,8 +112,8 @@ class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reasoning: ReasoningConfig | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
 
@@ -76,11 +124,13 @@ class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     top_k: TopK | None = None
     repetition_penalty: Penalty | None = None
     ignore_eos: bool | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    presence_penalty: Presence | None = None
+    frequency_penalty: Presence | None = None
 
     # Accepted only with values that change nothing.
     top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     prompt: Any = None
     moderation: Any = None
     access_programs: Any = None
@@ -125,11 +175,7 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 
 # What each field may hold without changing the answer. Everything else is refused by name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
-    "tools": _one_of([]),
-    "tool_choice": _one_of("auto", "none"),
     "top_logprobs": _one_of(0),
-    "presence_penalty": _one_of(0),
-    "frequency_penalty": _one_of(0),
     "truncation": _one_of("disabled"),
     "prompt": _one_of(),
     "moderation": _one_of(),
@@ -180,7 +226,6 @@ def check_response_request(wanted: ResponseRequest) -> None:
         if name not in _INCLUDABLE:
             raise BadRequest(f"include cannot be {name[:64]!r} here: leave it out.", param="include")
     _check_text(wanted)
-    _check_reasoning(wanted)
     _check_audio(wanted)
     _check_state(wanted)
 
@@ -191,14 +236,6 @@ def _check_text(wanted: ResponseRequest) -> None:
         return
     if text.verbosity not in (None, "medium"):
         raise _unsupported_value("text.verbosity")
-    if text.format is not None and text.format.get("type") != "text":
-        raise _unsupported_value("text.format")
-
-
-def _check_reasoning(wanted: ResponseRequest) -> None:
-    reasoning = wanted.reasoning
-    if reasoning is not None and reasoning.effort not in (None, "none"):
-        raise _unsupported_value("reasoning.effort")
 
 
 def _check_audio(wanted: ResponseRequest) -> None:

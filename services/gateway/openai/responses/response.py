@@ -8,7 +8,7 @@ from msgspec import Struct
 from omnibus.errors import OmnibusError, Overloaded, Rejected
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.responses.items import OutputItem
-from services.gateway.openai.responses.request import ReasoningConfig, ResponseRequest
+from services.gateway.openai.responses.request import FlatFunctionTool, ReasoningConfig, ResponseRequest
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -133,10 +133,12 @@ def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseOb
         previous_response_id=wanted.previous_response_id,
         conversation=ConversationId(wanted.conversation_id) if wanted.conversation_id else None,
         instructions=wanted.instructions,
-        tools=wanted.tools or [],
+        tools=[_whole_tool(tool) for tool in wanted.tools or ()],
         tool_choice=wanted.tool_choice or "auto",
         parallel_tool_calls=wanted.parallel_tool_calls is not False,
         text={"format": (wanted.text and wanted.text.format) or {"type": "text"}, "verbosity": "medium"},
+        presence_penalty=wanted.presence_penalty or 0.0,
+        frequency_penalty=wanted.frequency_penalty or 0.0,
         top_p=1.0 if wanted.top_p is None else wanted.top_p,
         temperature=1.0 if wanted.temperature is None else wanted.temperature,
         reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
@@ -149,6 +151,17 @@ def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseOb
         safety_identifier=wanted.safety_identifier,
         prompt_cache_key=wanted.prompt_cache_key,
     )
+
+
+def _whole_tool(tool: FlatFunctionTool) -> dict[str, Any]:
+    """``tool`` with all the keys that a response has of it."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
 
 
 def failed_response(response: ResponseObject, error: OmnibusError) -> ResponseObject:

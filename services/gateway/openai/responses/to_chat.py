@@ -1,5 +1,6 @@
 """From a response's items to the chat that a model answers: one answer machinery for both."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from services.gateway.openai.chat_request import ChatRequest, ImageUrl, Message,
 from services.gateway.openai.responses.items import (
     FunctionCallItem,
     FunctionCallOutput,
-    ImageGenerationCall,
     InputAudioContent,
     InputFile,
     InputImage,
@@ -20,13 +20,35 @@ from services.gateway.openai.responses.items import (
     InputMessage,
     InputText,
     InputVideo,
-    ItemReference,
     OutputAudio,
     OutputText,
     Reasoning,
     Refusal,
 )
-from services.gateway.openai.responses.request import ResponseRequest
+from services.gateway.openai.responses.request import (
+    FlatAllowedChoice,
+    FlatFunctionTool,
+    FlatNamedChoice,
+    ObjectFormat,
+    ResponseRequest,
+    SchemaFormat,
+)
+from services.gateway.openai.tools import (
+    AllowedToolChoice,
+    AllowedTools,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    FunctionTool,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    NamedToolChoice,
+    ResponseFormat,
+    ToolCall,
+    ToolChoice,
+    check_tools,
+)
 
 
 class ChatOfResponse(Struct, frozen=True):
@@ -43,9 +65,20 @@ class ChatOfResponse(Struct, frozen=True):
         source = self.sources[int(number)] if number.isdigit() and int(number) < len(self.sources) else "input"
         if not source.startswith("input"):
             return source
+        rest = (
+            _CALL_PLACE.sub("", rest).replace(".tool_call_id", ".call_id").replace(".input_audio.data", ".input_audio")
+        )
         return source + rest.replace(".image_url.url", ".image_url").replace(".video_url.url", ".video_url")
 
 
+_CALL_PLACE = re.compile(r"\.tool_calls\[\d+\]\.function|\.tool_calls\[\d+\]")
+_CLIENT_PLACES = {
+    ".image_url.url": ".image_url",
+    ".video_url.url": ".video_url",
+    ".tool_call_id": ".call_id",
+    ".file.file_": ".file_",
+    "].file": "]",
+}
 #: What clients call what a chat calls otherwise.
 _CLIENT_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
@@ -63,14 +96,26 @@ def to_chat(
         messages.append(chat.SystemMessage(wanted.instructions))
         sources.append("instructions")
     named = [(item, history_param) for item in history]
-    named += [
-        (item, f"input[{index}]" if isinstance(wanted.input, list) else "input") for index, item in enumerate(items)
-    ]
+    listed = isinstance(wanted.input, list)
+    named += [(item, f"input[{index}]" if listed else "input") for index, item in enumerate(items)]
     for item, param in named:
         message = _to_message(item, param)
+        if isinstance(message, chat.AssistantMessage) and messages and _joins(messages[-1], item):
+            messages[-1] = _join_messages(messages[-1], message)
+            continue
         messages.append(message)
         sources.append(param)
-    request = ChatRequest(
+    request = _to_request(wanted, messages)
+    try:
+        check_tools(request.tools, request.tool_choice)
+    except BadRequest as error:
+        error.param = error.param.replace(".function.name", ".name")
+        raise
+    return ChatOfResponse(request, tuple(sources))
+
+
+def _to_request(wanted: ResponseRequest, messages: list[Message]) -> ChatRequest:
+    return ChatRequest(
         model=wanted.model,
         messages=messages,
         modalities=list(wanted.modalities) if wanted.modalities is not None else None,
@@ -82,23 +127,84 @@ def to_chat(
         top_k=wanted.top_k,
         repetition_penalty=wanted.repetition_penalty,
         ignore_eos=wanted.ignore_eos,
+        min_p=wanted.min_p,
+        chat_template_kwargs=wanted.chat_template_kwargs,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        tools=[_to_tool(tool) for tool in wanted.tools] if wanted.tools else None,
+        tool_choice=_to_tool_choice(wanted),
+        parallel_tool_calls=wanted.parallel_tool_calls,
+        response_format=_to_response_format(wanted),
+        reasoning_effort=wanted.reasoning.effort if wanted.reasoning is not None else None,
     )
-    return ChatOfResponse(request, tuple(sources))
+
+
+def _to_tool(tool: FlatFunctionTool) -> FunctionTool:
+    return FunctionTool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
+
+
+def _to_tool_choice(wanted: ResponseRequest) -> ToolChoice | None:
+    match wanted.tool_choice:
+        case FlatNamedChoice(name):
+            return NamedToolChoice(FunctionName(name))
+        case FlatAllowedChoice(mode, allowed):
+            return AllowedToolChoice(AllowedTools(mode, [NamedToolChoice(FunctionName(each.name)) for each in allowed]))
+        case choice:
+            return choice
+
+
+def _to_response_format(wanted: ResponseRequest) -> ResponseFormat | None:
+    match wanted.text.format if wanted.text is not None else None:
+        case ObjectFormat():
+            return JsonObjectFormat()
+        case SchemaFormat(name, schema, description, strict):
+            return JsonSchemaFormat(JsonSchema(name, schema, description, strict))
+    return None
 
 
 def _to_message(item: InputItem, param: str) -> Message:
     match item:
-        case InputMessage(role="assistant"):
-            return chat.AssistantMessage(_assistant_text(item, param))
-        case InputMessage(role="user"):
-            return chat.UserMessage(_user_content(item.content, param))
-        case InputMessage(role="system"):
-            return chat.SystemMessage(_plain_text(item.content, param))
         case InputMessage():
-            return chat.DeveloperMessage(_plain_text(item.content, param))
-        case FunctionCallItem() | FunctionCallOutput() | Reasoning() | ImageGenerationCall() | ItemReference():
+            return _to_plain_message(item, param)
+        case FunctionCallItem(call_id, name, arguments):
+            return chat.AssistantMessage(tool_calls=[ToolCall(call_id, FunctionCall(name, arguments))])
+        case FunctionCallOutput(call_id, output):
+            return chat.ToolMessage(_plain_text(output, param), call_id)
+        case Reasoning():
+            return chat.AssistantMessage(reasoning_content=item.text or None)
+        case _:
             raise BadRequest("Items of this type are not supported here: leave it out.", param=f"{param}.type")
-    raise AssertionError(item)
+
+
+def _to_plain_message(item: InputMessage, param: str) -> Message:
+    match item.role:
+        case "assistant":
+            return chat.AssistantMessage(_assistant_text(item, param))
+        case "user":
+            return chat.UserMessage(_user_content(item.content, param))
+        case "system":
+            return chat.SystemMessage(_plain_text(item.content, param))
+        case _:
+            return chat.DeveloperMessage(_plain_text(item.content, param))
+
+
+def _joins(before: Message, item: InputItem) -> bool:
+    """Return whether ``item`` is of the message before it: a call belongs to its text, and both to its thoughts."""
+    if not isinstance(before, chat.AssistantMessage):
+        return False
+    thoughts_alone = before.content is None and not before.tool_calls
+    return isinstance(item, FunctionCallItem) or (isinstance(item, InputMessage) and thoughts_alone)
+
+
+def _join_messages(before: Message, more: chat.AssistantMessage) -> chat.AssistantMessage:
+    if not isinstance(before, chat.AssistantMessage):
+        return more
+    calls = [*(before.tool_calls or ()), *(more.tool_calls or ())]
+    return chat.AssistantMessage(
+        content=more.content if before.content is None else before.content,
+        tool_calls=calls or None,
+        reasoning_content=before.reasoning_content,
+    )
 
 
 def _assistant_text(item: InputMessage, param: str) -> str:
@@ -144,13 +250,21 @@ def _user_part(part: Any, param: str) -> chat.UserPart:
         case InputVideo(url):
             return chat.VideoPart(Url(url))
         case InputFile():
-            raise BadRequest("Files are not supported here: send images, audio or video.", param=param)
+            return _file_part(part, param)
     raise BadRequest("A user's message has text, images, audio and video.", param=param)
 
 
-def _image_part(part: InputImage, param: str) -> chat.ImagePart:
+def _file_part(part: InputFile, param: str) -> chat.FilePart:
+    if part.file_url is not None:
+        raise BadRequest(
+            "What is behind a URL is named by its kind: send input_image, or input_video.", param=f"{param}.file_url"
+        )
+    return chat.FilePart(chat.FileReference(part.file_id, part.file_data, part.filename))
+
+
+def _image_part(part: InputImage, param: str) -> chat.ImagePart | chat.FilePart:
     if part.file_id is not None:
-        raise BadRequest("Files are not supported here: send image_url.", param=f"{param}.file_id")
+        return chat.FilePart(chat.FileReference(part.file_id))
     if not part.image_url:
         raise BadRequest(f"Missing required parameter: '{param}.image_url'.", param=f"{param}.image_url")
     return chat.ImagePart(ImageUrl(part.image_url, part.detail))

@@ -1,0 +1,116 @@
+"""Function tools, reasoning and structured output of responses: what a model gets, and what comes of its answer."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.executor.runner import Job
+from omnibus.store import Store
+from omnibus.structured.calls import call_head
+from tests.unit.gateway.house import TEXT, House, house
+from tests.unit.gateway.responses_house import create, events_of, whole
+
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+
+
+class Caller:
+    """A thinker that thinks, says something and calls two functions; it remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.params: dict[str, Any] = {}
+
+    async def __call__(self, job: Job) -> None:
+        self.messages, self.params = await job.value("messages"), job.inputs["params"]
+        await job.send("text", {"reasoning": "let me ", "ids": [1]})
+        await job.send("text", {"reasoning": "see", "ids": [2]})
+        await job.send("text", {"text": "I look.", "ids": [3]})
+        await job.send("text", {"calls": call_head("weather") + '{"city":', "ids": [4]})
+        await job.send("text", {"calls": '"Rome"}' + call_head("weather") + '{"city":"Bonn"}', "ids": [5]})
+        usage = {"prompt_tokens": 5, "completion_tokens": 5, "reasoning_tokens": 2}
+        job.close("text", {"finish_reason": "stop", "usage": usage})
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller()
+
+
+@pytest.fixture
+async def calling(tmp_path: Path, store: Store, caller: Caller) -> AsyncIterator[House]:
+    async with house(tmp_path, store) as made:
+        made.serve(TEXT)
+        assert made.router.plan is not None
+        for option, spec in made.router.plan.models[TEXT].options.items():
+            await made.executor(TEXT, option, *spec.components, thinker=caller)
+        yield made
+
+
+async def test_an_answer_has_reasoning_text_and_calls_as_items(calling: House, caller: Caller):
+    made = whole(await create(calling, tools=[WEATHER], include=["reasoning.encrypted_content"]))
+
+    thoughts, message, rome, bonn = made["output"]
+    assert thoughts["content"] == [{"type": "reasoning_text", "text": "let me see"}]
+    assert thoughts["encrypted_content"]
+    assert message["content"][0]["text"] == "I look."
+    assert [rome["name"], rome["arguments"], rome["status"]] == ["weather", '{"city":"Rome"}', "completed"]
+    assert bonn["arguments"] == '{"city":"Bonn"}'
+    assert rome["call_id"] != bonn["call_id"]
+    assert made["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
+    assert made["tools"] == [{**WEATHER, "description": None}]
+    assert caller.params["tools"][0]["function"]["name"] == "weather"
+
+
+async def test_calls_are_streamed_in_order(calling: House):
+    events = events_of((await create(calling, tools=[WEATHER], stream=True)).text)
+
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta",
+        "reasoning_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item["type"] for item in added] == ["reasoning", "message", "function_call", "function_call"]
+    assert added[2]["arguments"] == ""
+
+
+async def test_what_calls_gave_goes_back_to_the_model(calling: House, caller: Caller):
+    first = whole(await create(calling, "how is it?", tools=[WEATHER]))
+    calls = [item for item in first["output"] if item["type"] == "function_call"]
+    results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"} for call in calls]
+
+    whole(await create(calling, results, previous_response_id=first["id"], tools=[WEATHER]))
+    by_state = caller.messages
+    whole(await create(calling, [{"role": "user", "content": "how is it?"}, *first["output"], *results], store=False))
+
+    user, assistant, *tools = by_state
+    assert user == {"role": "user", "content": [{"type": "text", "text": "how is it?"}]}
+    assert assistant["content"] == "I look."
+    assert assistant["reasoning_content"] == "let me see"
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [{"city": "Rome"}, {"city": "Bonn"}]
+    assert [tool["content"] for tool in tools] == ["sunny", "sunny"]
+    assert caller.messages[1:] == by_state[1:]  # without a store it is the same
+
+
+async def test_the_choice_of_tools_and_the_shape_of_texts_are_passed_on(calling: House, caller: Caller):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+
+    made = whole(await create(calling, text={"format": format}))
+    assert caller.params["structured_outputs"] == {"json": schema}
+    assert made["text"]["format"]["schema"] == schema
+    whole(await create(calling, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}))
+    assert caller.params["tool_choice"] == "required"
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
+    made = whole(await create(calling, tools=[WEATHER], tool_choice=allowed, parallel_tool_calls=False))
+    assert made["tool_choice"] == allowed
+    assert caller.params["parallel_tool_calls"] is False
