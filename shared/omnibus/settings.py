@@ -61,7 +61,7 @@ class BusSettings(Settings, frozen=True):
     #: Seconds and bytes that recorded invocations are kept.
     record_seconds: float = 24 * 3600.0
     record_bytes: int = 1 << 30
-    #: Seconds and bytes that dead letters (inputs that crashed or failed an engine) and events of responses are kept.
+    #: The same of dead letters (inputs that crashed or failed an engine), and of events of responses.
     dead_seconds: float = 7 * 24 * 3600.0
     dead_bytes: int = 64 << 20
     response_seconds: float = 3600.0
@@ -207,9 +207,12 @@ class GatewaySettings(Settings, frozen=True):
     videos: int = 2
     videos_open: int = 64
     videos_kept: int = 512
-    #: Seconds that a video may take from its request on, waiting included, and that it is kept afterwards.
+    #: Seconds that a video or background response may take, waiting included, and is kept; responses kept of a tenant.
     video_deadline: float = 3600.0
     video_kept: float = 3600.0
+    response_deadline: float = 3600.0
+    response_kept: float = 30 * 24 * 3600.0
+    responses: int = 4096
     #: Seconds after which another gateway takes a video up when this one is silent.
     video_lease: float = 15.0
     #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,
@@ -229,10 +232,6 @@ class GatewaySettings(Settings, frozen=True):
     #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
     continue_streams: str = "requested"
     continue_bytes: int = 256 << 10
-    #: Seconds that responses and conversations are kept, how many of one tenant, seconds of one in the background.
-    response_kept: float = 30 * 24 * 3600.0
-    responses: int = 4096
-    response_deadline: float = 3600.0
     #: Begins the URLs of files, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""
     #: Kept embeddings of media are shared by gateways with the same salt alone. Else the time that a request
@@ -353,14 +352,6 @@ class UpSettings(Settings, frozen=True):
     fork_server: bool = True
     #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
     silent: float = 8.0
-
-
-def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
-    """Return the endpoint that traces go to, by OpenTelemetry's own variables; empty: they are not exported."""
-    environ = os.environ if environ is None else environ
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
-        return ""
-    return environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 
 
 def read_settings(kind: type[S], environ: Mapping[str, str] | None = None) -> S:

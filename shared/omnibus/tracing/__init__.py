@@ -13,13 +13,13 @@ Attributes are ids, names, sizes and counts, never what users wrote or got. ``om
 """
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from omnibus.bus.messages import Hop
 from omnibus.graph import Invocation
-from omnibus.settings import otlp_endpoint
 from omnibus.tracing.types import Carrier as Carrier
 from omnibus.tracing.types import Value
 
@@ -68,6 +68,14 @@ tracer: Tracer | None = None
 
 #: Headers that a trace context comes in.
 HEADERS = ("traceparent", "tracestate")
+
+
+def otlp_endpoint(environ: Mapping[str, str] | None = None) -> str:
+    """Return the endpoint that traces go to, by OpenTelemetry's own variables; empty: they are not exported."""
+    environ = os.environ if environ is None else environ
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return ""
+    return environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 
 
 def start_tracing(service: str) -> None:

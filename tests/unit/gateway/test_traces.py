@@ -12,7 +12,7 @@ import pytest
 from omnibus import graph, tracing
 from omnibus.bus import subjects
 from omnibus.executor.runner import Job
-from omnibus.settings import otlp_endpoint
+from omnibus.tracing import otlp_endpoint
 from tests.collector import Collector, Seen, collector
 from tests.unit.gateway.house import OMNI, VL, House, house, image, question, text, think
 
