@@ -113,6 +113,7 @@ class GatewayService:
         continuations = Continuations(settings, self._store, bus)
         await continuations.startup()
         chat = Chat(runs, fetcher, SpokenAnswers(self._store, self._files, settings.file_seconds), continuations)
+        self._closing.push_async_callback(chat.schemas.close)
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
         await self._open_frontend(bus, runs, chat, tenancy)
         tune_garbage_collector()

@@ -205,6 +205,16 @@ def build_choice(
     return ChatCompletionChoice(message, finish_reason(reason, bool(calls)), logprobs=logprobs)
 
 
+def token_logprob(token: str, logprob: float, best: list[tuple[str, float]]) -> TokenLogprob:
+    """Probabilities of a token; one that is part of a character has no bytes of its own."""
+    top = [TopLogprob(text, value, _utf8(text)) for text, value in best]
+    return TokenLogprob(token, logprob, _utf8(token), top)
+
+
+def _utf8(text: str) -> list[int] | None:
+    return None if "\ufffd" in text else list(text.encode())
+
+
 def finish_reason(reason: FinishReason, calls: bool) -> FinishReason:
     """The reason that an answer has ended, with ``calls`` of tools in it or not."""
     return "tool_calls" if calls and reason == "stop" else reason

@@ -47,6 +47,8 @@ class AnswerAccumulator:
                 self._calls.append(data.get("calls", ""))
                 self._reasoning.append(data.get("reasoning", ""))
                 self.structured = self.structured or bool(self._calls[-1] or self._reasoning[-1])
+            if data.get("logprobs"):
+                self._add_logprobs(**data["logprobs"])
             if "usage" in data:  # the closing chunk
                 self.finish = data.get("finish_reason", self.finish)
                 self._usage = data["usage"]
@@ -54,6 +56,11 @@ class AnswerAccumulator:
             self.rate = data.get("rate", self.rate)
             self._samples += len(array)
             self._pace.record_audio(len(array) / self.rate)
+
+    def _add_logprobs(self, at: int, tokens: list[Any]) -> None:
+        """Take those of ``tokens``, from number ``at`` on; an attempt after the first one gives some again."""
+        self.structured = True
+        self.logprobs += [chat_response.token_logprob(*each) for each in tokens[max(0, len(self.logprobs) - at) :]]
 
     def record_latency(self) -> None:
         """The client has all of it."""

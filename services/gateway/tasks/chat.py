@@ -34,6 +34,7 @@ from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.params import sampling_params
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
+from services.gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"
 #: Bytes of messages above which they travel by handle.
@@ -104,6 +105,7 @@ class Chat:
         self._runs = runs
         self.files = files if files is not None else ClientFiles(runs.settings)
         self.spoken = spoken
+        self.schemas = SchemaCheck()
         self.continuations = continuations
         self._router = runs.router
         self._fetcher = fetcher
@@ -147,6 +149,8 @@ class Chat:
     ) -> PreparedChat:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         voice = _requested_voice(request, model)
+        if request.is_shaped:
+            await self.schemas.check_request(request)
         messages, refs = convert_messages(await self._resolve_spoken(request))
         if refs:
             refs = await self.resolve_files(messages, refs)

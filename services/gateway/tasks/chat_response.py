@@ -104,7 +104,7 @@ async def stream_events(
     shown = stream.text if output.audio is None else stream.spoken_text
     say = shown if request.wants_text else stream.transcript
     tail: list[bytes] = []
-    begun = False
+    begun, logged = False, 0
     async for batch in merge_streams(parts):
         if not begun:
             accepted.end()
@@ -112,6 +112,9 @@ async def stream_events(
         frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
         if got.structured:
             frames = [_structured_frames(stream, say, item.data) for name, item in batch if name == "text"]
+            if request.logprobs and (fresh := got.logprobs[logged:]):
+                logged += len(fresh)
+                frames.append(stream.logprobs(fresh))
         if continued is not None:
             continued.add_token_ids([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
         samples = [item.array for _, item in batch if item.array is not None]

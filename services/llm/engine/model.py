@@ -23,6 +23,7 @@ from omnibus_models.device_copy import copy_to_device
 from services.component import ComponentSource
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
+from services.llm.engine.grammar import Grammars, GrammarState
 from services.llm.engine.params import TextGenerationParams, max_answer_tokens
 from services.llm.engine.thinker_feed import ThinkFeed, Thinking
 
@@ -78,7 +79,16 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         if self._users <= 0:
             await super().close()
 
+    async def _set_up(self) -> None:
+        await super()._set_up()
+        self._grammars = Grammars(self.thinker.tokenizer, self.thinker.vocabulary, sorted(self.thinker.eos))
+
+    async def open_grammar(self, grammar: str | None) -> GrammarState | None:
+        """The state of a Lark ``grammar`` before an answer's first token. Raises ``BadRequest``."""
+        return None if grammar is None else await self._grammars.open(grammar)
+
     async def _tear_down(self) -> None:
+        self._grammars.close()
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:

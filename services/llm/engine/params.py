@@ -1,6 +1,7 @@
 """The ``params`` input of both runners, checked."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -50,6 +51,14 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     template: dict[str, Any] = {}
 
     @property
+    def changes_logits(self) -> bool:
+        """True if logits are changed, or reported, beyond what nearly all requests ask for."""
+        return (
+            bool(self.min_p or self.presence_penalty or self.frequency_penalty or self.logit_bias)
+            or self.logprobs is not None
+        )
+
+    @property
     def prompt_options(self) -> PromptOptions:
         """Options of the chat template."""
         return PromptOptions(self.tools, self.template) if self.tools or self.template else PLAIN_PROMPT
@@ -95,11 +104,21 @@ def max_answer_tokens(context: int, length: int, wanted: int | None) -> int:
 
 def build_sampling(params: TextGenerationParams | CodecGenerationParams, limit: int, seed: int) -> TokenSamplingParams:
     """The settings of one request; ``seed`` is the invocation's, for requests without their own."""
-    return TokenSamplingParams(
+    made = TokenSamplingParams(
         max_tokens=limit,
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         repetition_penalty=params.repetition_penalty,
         seed=seed if params.seed is None else params.seed,
+    )
+    if isinstance(params, CodecGenerationParams) or not params.changes_logits:
+        return made
+    return replace(
+        made,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias={int(token): bias for token, bias in params.logit_bias.items()},
+        logprobs=params.logprobs,
     )

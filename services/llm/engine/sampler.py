@@ -1,34 +1,59 @@
 """Choice of the next token of each row. No row ever sees another row's settings or random numbers."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from omnibus_models.contract import TokenSamplingParams
+from services.llm.engine.grammar import GrammarState
+from services.llm.engine.logit_changes import LogitChanges
 
 #: Below this, sampling chooses what is best, and dividing by it what is no number.
 MIN_TEMPERATURE = 1e-5
 
 
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities: of a chosen token, and of the likeliest ones, best first."""
+
+    chosen: float
+    ids: list[int]
+    values: list[float]
+
+
 class Picker:
     """The choices of one request: its settings, its own random numbers and, for a penalty, what it has seen.
 
-    With a ``script`` there is nothing to choose: those are its tokens, in order.
+    With a ``script`` there is nothing to choose: those are its tokens, in order. A ``grammar`` says which may come.
     """
 
     def __init__(
-        self, settings: TokenSamplingParams, vocabulary: int, history: Iterable[int] = (), script: Sequence[int] = ()
+        self,
+        settings: TokenSamplingParams,
+        vocabulary: int,
+        history: Iterable[int] = (),
+        script: Sequence[int] = (),
+        grammar: GrammarState | None = None,
     ) -> None:
         self.settings = settings
+        self.grammar = None if script else grammar
+        self.logprobs: TokenLogprobs | None = None  # of the last choice, where they are reported
         self._script = deque(script)
+        self._changes = LogitChanges(settings, vocabulary) if _changes_logits(settings) else None
         # The generator lives on the CPU, so that a seed means the same draws on every device.
         self._generator = torch.Generator().manual_seed(settings.seed % 2**63)
         self._seen: Tensor | None = None
         if settings.repetition_penalty != 1.0:
             self._seen = torch.zeros(vocabulary, dtype=torch.bool)
             self._seen[[token for token in history if token < vocabulary]] = True
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if the row of this request is to be changed, or reported, before a token is chosen of it."""
+        return self._seen is not None or self._changes is not None or self.settings.logprobs is not None
 
     @property
     def is_greedy(self) -> bool:
@@ -49,9 +74,29 @@ class Picker:
         self.record_token(self.apply_script(token))
 
     def record_token(self, token: int) -> None:
-        """Remember a chosen token for the repetition penalty."""
+        """Remember a chosen token, for penalties and for the grammar."""
         if self._seen is not None:
             self._seen[token] = True
+        if self._changes is not None:
+            self._changes.count_token(token)
+        if self.grammar is not None:
+            self.grammar.accept_token(token)
+
+    def change_logits(self, logits: Tensor) -> Tensor:
+        """Bias, then penalties: [V] to [V]."""
+        if self._changes is None:
+            return self.apply_penalty(logits)
+        return self._changes.apply_penalties(self.apply_penalty(self._changes.apply_bias(logits)))
+
+    def report_logprobs(self, logits: Tensor, token: int) -> None:
+        """Note the probabilities in ``logits`` [V] for ``token``, if they are asked for."""
+        count = self.settings.logprobs
+        if count is None:
+            return
+        values = logits.log_softmax(-1)
+        best, ids = values.topk(min(count, len(values)))
+        kept = [(id, value) for id, value in zip(ids.tolist(), best.tolist(), strict=True) if value > -math.inf]
+        self.logprobs = TokenLogprobs(float(values[token]), [id for id, _ in kept], [value for _, value in kept])
 
     def apply_penalty(self, logits: Tensor) -> Tensor:
         """Weaken tokens that were seen: [V] to [V] (Keskar et al. 2019, CTRL, section 4.1)."""
@@ -64,17 +109,40 @@ class Picker:
 
 def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
     """One token for each row of ``logits`` (float32 [B, V])."""
-    if any(picker.settings.repetition_penalty != 1.0 for picker in pickers):
-        logits = torch.stack([picker.apply_penalty(row) for picker, row in zip(pickers, logits, strict=True)])
+    shaped = [(row, picker.grammar) for row, picker in enumerate(pickers) if picker.grammar is not None]
+    if shaped:
+        logits = _mask_rows(logits, shaped)
+    raw = logits
+    if changed := [picker.changes_logits for picker in pickers].count(True):
+        logits = torch.stack([picker.change_logits(row) for picker, row in zip(pickers, logits, strict=True)])
     tokens: list[int] = logits.argmax(-1).tolist()
     for top_k, rows in _rows_by_top_k(pickers).items():
         drawn = _sample_rows(logits[rows], top_k, [pickers[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
     tokens = [picker.apply_script(token) for picker, token in zip(pickers, tokens, strict=True)]
-    for picker, token in zip(pickers, tokens, strict=True):
+    for row, (picker, token) in enumerate(zip(pickers, tokens, strict=True)):
+        if changed:
+            picker.report_logprobs(raw[row], token)
         picker.record_token(token)
+    if shaped:
+        shaped[0][1].prepare_all([state for _, state in shaped])
     return tokens
+
+
+def _mask_rows(logits: Tensor, shaped: Sequence[tuple[int, GrammarState]]) -> Tensor:
+    """``logits`` [B, V] with tokens that a row's grammar does not allow at -inf."""
+    rows = [row for row, _ in shaped]
+    masks = torch.stack([state.next_mask() for _, state in shaped]).to(logits.device)
+    if len(rows) == len(logits):
+        return logits.masked_fill(~masks, -math.inf)
+    masked = logits.clone()
+    masked[rows] = logits[rows].masked_fill(~masks, -math.inf)
+    return masked
+
+
+def _changes_logits(settings: TokenSamplingParams) -> bool:
+    return bool(settings.logit_bias or settings.presence_penalty or settings.frequency_penalty)
 
 
 def _rows_by_top_k(pickers: Sequence[Picker]) -> dict[int, list[int]]:
@@ -91,6 +159,9 @@ def _sample_rows(logits: Tensor, top_k: int, pickers: Sequence[Picker]) -> list[
     temperatures = _as_column([picker.settings.temperature for picker in pickers], logits)
     width = min(top_k, logits.shape[-1]) if top_k else logits.shape[-1]
     best, ids = torch.topk(logits / temperatures, width, dim=-1)
+    if any(picker.settings.min_p for picker in pickers):
+        least = _as_column([picker.settings.min_p for picker in pickers], logits).log()
+        best = best.masked_fill(best < best[:, :1] + least, -math.inf)
     chances = best.softmax(-1)
     before = chances.cumsum(-1) - chances
     beyond = before >= _as_column([picker.settings.top_p for picker in pickers], logits)

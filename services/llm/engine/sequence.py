@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 from omnibus.executor.start_time import current_moment
 from omnibus_models.attention import Attention
 from omnibus_models.contract import PrefillInputs
-from services.llm.engine.sampler import Picker
+from services.llm.engine.sampler import Picker, TokenLogprobs
 
 _EMPTY_TENSOR = torch.empty(0)
 
@@ -23,11 +23,15 @@ Packed = tuple[dict[str, Any], np.ndarray | None]
 
 
 class TokenStep(NamedTuple):
-    """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` goes to a talker."""
+    """One generated token. ``finish`` is ``stop`` or ``length`` on the last; ``side`` goes to a talker.
+
+    ``logprobs`` are there where the request asks for them.
+    """
 
     token: int
     finish: str | None
     side: np.ndarray | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class Inbox:

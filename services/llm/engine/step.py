@@ -165,7 +165,7 @@ class Steps(Generic[S]):
         if finish is None:
             self._store_cache(sequence)
         sequence.release_prefill()
-        return TokenStep(token, finish, side)
+        return TokenStep(token, finish, side, sequence.picker.logprobs)
 
     def _store_cache(self, sequence: S) -> None:
         filled = self._cache.filled_layers(sequence.cache, sequence.attention)
@@ -204,7 +204,7 @@ class Steps(Generic[S]):
         self._cache.advance_slots(slots)
         self.batches[len(slots)] += 1
         return [
-            StepOutcome(sequence, TokenStep(token, sequence.accept_token(token), side))
+            StepOutcome(sequence, TokenStep(token, sequence.accept_token(token), side, sequence.picker.logprobs))
             for sequence, token, side in zip(batch, tokens, sides, strict=True)
         ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from services.llm.engine.sampler import TokenLogprobs
 from services.llm.runners.answer_parser import AnswerParser
 
 #: What a decoder writes for bytes that are not (yet) a character.
@@ -94,8 +95,11 @@ class Reply:
         parser: AnswerParser | None = None,
         special: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        self._decode = decode
         self._detokeniser = Detokeniser(decode)
         self._guard = StopGuard(stops)
+        self._logprobs: list[list[object]] = []  # of each token: its text, its own, and those of the likeliest
+        self._logprobs_at = 0  # number of the first of them
         self._parser = parser
         self._special = special
         self._text = ""
@@ -135,15 +139,32 @@ class Reply:
             self._calls += found.calls
         self.thought += parser.thinking
 
+    def add_logprobs(self, token: int, finish: str | None, found: TokenLogprobs) -> None:
+        """Take the probabilities of the token that was added last; that of one that ends the answer is not reported."""
+        if finish == "stop" or self._guard.hit:
+            return
+        if not self._logprobs:
+            self._logprobs_at = self.tokens - 1
+        best = [[self._spell(id), value] for id, value in zip(found.ids, found.values, strict=True)]
+        self._logprobs.append([self._spell(token), found.chosen, best])
+
+    def _spell(self, token: int) -> str:
+        return self._special.get(token) or self._decode([token])
+
     def next_chunk(self) -> dict[str, object] | None:
         """Return the next chunk to send, or None while there is no new text. The last chunk holds every id left."""
-        if not (self._text or self._reasoning or self._calls) and (self.finish is None or not self._ids):
+        if not (self._text or self._reasoning or self._calls or self._logprobs) and (
+            self.finish is None or not self._ids
+        ):
             return None
         chunk: dict[str, object] = {"text": self._text, "ids": self._ids}
         if self._reasoning:
             chunk["reasoning"] = self._reasoning
         if self._calls:
             chunk["calls"] = self._calls
+        if self._logprobs:
+            chunk["logprobs"] = {"at": self._logprobs_at, "tokens": self._logprobs}
+            self._logprobs = []
         self._text = self._reasoning = self._calls = ""
         self._ids = []
         return chunk

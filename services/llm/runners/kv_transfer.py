@@ -9,6 +9,7 @@ import numpy as np
 
 from omnibus.errors import ArenaFull, ProtocolError
 from omnibus.executor.runner import Item, Job
+from services.llm.engine.sampler import TokenLogprobs
 
 #: Seconds that a cache waits for memory of the arena: decode takes caches as fast as answers end.
 ARENA_WAIT_SECONDS = 30.0
@@ -22,7 +23,7 @@ class DecodeStart(msgspec.Struct, frozen=True):
     ``seed`` is that of the first token's choice, ``finish`` why there is nothing to decode. ``here`` is the number
     of a sequence that waits in its slot; then there is no cache to be read. ``resumed`` counts tokens of an earlier
     attempt that come before ``first_token`` and are in the cache. ``thinking``: the answer goes on with reasoning that
-    its prompt has begun. ``layout`` says how the cache is
+    its prompt has begun. ``logprobs`` are those of the first token. ``layout`` says how the cache is
     arranged: only an engine that arranges its own in the same way reads it. With a repetition penalty the
     prompt's ids come along as an array, and for a talker the ``rows`` of resumed tokens, of this ``width``.
     """
@@ -39,6 +40,7 @@ class DecodeStart(msgspec.Struct, frozen=True):
     here: int | None = None
     resumed: int = 0
     thinking: bool | None = False
+    logprobs: TokenLogprobs | None = None
     layout: str = TRANSFORMERS
     rows: int = 0
     width: int = 0

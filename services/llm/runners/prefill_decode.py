@@ -14,11 +14,13 @@ import torch
 
 from omnibus.executor.runner import Job
 from omnibus_models.contract import PrefillInputs
+from services.llm.engine.grammar import GrammarState
 from services.llm.engine.model import ThinkerCore
 from services.llm.engine.params import TextGenerationParams, build_sampling
 from services.llm.engine.sampler import Picker
 from services.llm.engine.sequence import TokenStep
 from services.llm.engine.thinker_feed import Thinking
+from services.llm.runners.answer_shape import answer_grammar
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start, started_tokens
 from services.llm.runners.request import (
@@ -95,14 +97,16 @@ class DecodeRunner(_HalfRunner):
         return self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        params = await read_text_params(job)
+        core, params = self._core, await read_text_params(job)
         start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
         script = await self._core.tokenize_script(params, start.length - start.resumed)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
-        sequence, finish = self._restore_sequence(start, tokens, seen, params, script, job.has_consumer("rows"))
+        grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))
+        picker = self._open_picker(start, seen, params, script, grammar)
+        sequence, finish = self._restore_sequence(start, tokens, picker, params, job.has_consumer("rows"))
         reply = open_reply(self._core.thinker, params, start.thinking)
         speech = SpeechWriter(job, sequence.limit - 1, rows=rows) if job.has_consumer("rows") else None
-        await send_tokens(job, reply, tokens, start.finish or finish, speech)
+        await send_tokens(job, reply, tokens, start.finish or finish, speech, start.logprobs)
         await self._decode_answer(job, start, sequence, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
@@ -123,20 +127,30 @@ class DecodeRunner(_HalfRunner):
                 job.release_input("cache")
                 await send_answer(job, sequence.inbox.take_steps, reply, speech)
 
+    def _open_picker(
+        self,
+        start: DecodeStart,
+        seen: np.ndarray | None,
+        params: TextGenerationParams,
+        script: Rows[int],
+        grammar: GrammarState | None,
+    ) -> Picker:
+        """The choices of an answer before its first token."""
+        core = self._core
+        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
+        ids = [] if seen is None else seen.tolist()
+        return Picker(build_sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script, grammar)
+
     def _restore_sequence(
         self,
         start: DecodeStart,
         tokens: Rows[int],
-        seen: np.ndarray | None,
+        picker: Picker,
         params: TextGenerationParams,
-        script: Rows[int],
         speaks: bool,
     ) -> tuple[Thinking, str | None]:
         """The sequence as it is after its first ``tokens``, and why it ends there, if it does."""
         core = self._core
-        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
-        ids = [] if seen is None else seen.tolist()
-        picker = Picker(build_sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script)
         nothing = torch.empty(start.length, 0)
         prefill = PrefillInputs(nothing, nothing, start.rope_delta, nothing)
         sequence = Thinking(prefill, picker, end_tokens(core, params), "" if speaks else None)
@@ -160,6 +174,7 @@ async def _send_start(job: Job, asked: ThinkRequest, steps: Rows[TokenStep], her
         here=here,
         resumed=len(steps) - 1,
         thinking=asked.thinking,
+        logprobs=first.logprobs,
         layout=TRANSFORMERS,
         **asked.counts,
     )

@@ -16,18 +16,9 @@ from services.llm.engine.params import TextGenerationParams, build_sampling, rea
 from services.llm.engine.sampler import Picker
 from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.answer_parser import open_parser, special_tokens
+from services.llm.runners.answer_shape import answer_grammar
 from services.llm.runners.detokenize import Reply
 
-_ABSENT = (
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "tool_choice",
-    "structured_outputs",
-)
-_USUAL_PARAMS = TextGenerationParams()
 _NO_TOKENS: dict[int, str] = {}
 
 
@@ -56,7 +47,8 @@ async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
     length = prefill.inputs.shape[0]
     script = await core.tokenize_script(params, length)
     limit = len(script) or core.answer_limit(length, params.max_tokens)
-    picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script)
+    grammar = await core.open_grammar(answer_grammar(core.thinker, params))
+    picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script, grammar)
     sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
     await core.resume_after(sequence, resumed_tokens(job, "text"))
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
@@ -66,9 +58,8 @@ async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
 def open_reply(reader: Reader, params: TextGenerationParams, thinking: bool | None) -> Reply:
     """The text of an answer to ``params``, none of which is there yet. ``thinking``: see ``TokenizedPrompt``."""
     parser = open_parser(reader, params, thinking)
-    return Reply(
-        reader.decode_ids, params.stop, parser, special_tokens(reader, params) if parser is not None else _NO_TOKENS
-    )
+    special = special_tokens(reader, params) if parser is not None else _NO_TOKENS
+    return Reply(reader.decode_ids, params.stop, parser, special)
 
 
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:
@@ -94,11 +85,7 @@ async def read_text_params(job: Job) -> TextGenerationParams:
     value = job.inputs.get("params")
     if isinstance(value, dict) and HANDLE in value:
         value = _decode_document(await job.value("params"), "params")
-    params = read_params(value, TextGenerationParams)
-    for name in _ABSENT:
-        if getattr(params, name) != getattr(_USUAL_PARAMS, name):
-            raise BadRequest(f"{name} is not supported yet: leave it out", param=name)
-    return params
+    return read_params(value, TextGenerationParams)
 
 
 def _decode_document(value: Any, name: str) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 from omnibus.executor.runner import Job
 from services.llm.engine.model import ThinkerCore
+from services.llm.engine.sampler import TokenLogprobs
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.request import open_reply, read_request
@@ -56,6 +57,8 @@ async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter |
         for number, step in enumerate(await take(), 1):
             if reply.finish is None:  # after a stop string the engine was one step ahead
                 reply.add(step.token, step.finish)
+                if step.logprobs is not None:
+                    reply.add_logprobs(step.token, step.finish, step.logprobs)
                 if speech is not None:
                     speech.add(step.side)
             if not number % MAX_CHUNK_TOKENS:
@@ -66,11 +69,21 @@ async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter |
 
 
 async def send_tokens(
-    job: Job, reply: Reply, tokens: Sequence[int], finish: str | None, speech: SpeechWriter | None
+    job: Job,
+    reply: Reply,
+    tokens: Sequence[int],
+    finish: str | None,
+    speech: SpeechWriter | None,
+    logprobs: TokenLogprobs | None = None,
 ) -> None:
-    """Send the text of ``tokens``, the last of which may ``finish`` the answer, and the rows that ``speech`` has."""
+    """Send the text of ``tokens``, the last of which may ``finish`` the answer, and the rows that ``speech`` has.
+
+    ``logprobs`` are those of the last one.
+    """
     for number, token in enumerate(tokens, 1):
         reply.add(token, finish if number == len(tokens) else None)
+        if logprobs is not None and number == len(tokens):
+            reply.add_logprobs(token, finish, logprobs)
         if not number % MAX_CHUNK_TOKENS or number == len(tokens):
             await send_pending(job, reply, speech)
 

@@ -17,6 +17,7 @@ from omnibus_models.families import load_family as find
 from services.component import Compute
 from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens
 from services.llm.engine.sequence import TokenStep
+from services.llm.runners.answer_shape import answer_grammar, check_grammar
 from services.llm.runners.request import count_tokens, read_items, read_messages, read_text_params, resumed_tokens
 from services.llm.runners.thinker import Take
 from services.llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
@@ -52,6 +53,7 @@ class BusyTimer:
 class PreparedVllmRequest(NamedTuple):
     """One request, ready for the engine. ``order`` is to be closed. ``known`` are the first tokens of its answer, which
     an earlier attempt has generated; ``limit`` counts them as well. ``thinking``: see ``TokenizedPrompt``.
+    ``grammar`` is a Lark grammar of what it may be, "" for anything.
     """
 
     params: TextGenerationParams
@@ -60,6 +62,7 @@ class PreparedVllmRequest(NamedTuple):
     counts: dict[str, int]
     known: tuple[int, ...] = ()
     thinking: bool | None = False
+    grammar: str = ""
 
 
 class PausedDecode(NamedTuple):
@@ -153,10 +156,14 @@ class VllmCore:
         except BaseException:
             order.close()
             raise
-        known = resumed_tokens(job, "text")[: limit - 1]
+        grammar = answer_grammar(self.reader, params) or ""
+        if grammar:
+            await asyncio.get_running_loop().run_in_executor(self._words, check_grammar, grammar)
+        # What goes by the tokens of an answer is computed from its first one on, and not behind some of them.
+        known = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
         if known:
             order.begin_after(known)
-        return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known, prompt.thinking)
+        return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known, prompt.thinking, grammar)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
@@ -183,7 +190,7 @@ class VllmCore:
             "positions": order.positions,
             "parcel": None if order.parcel is None else order.parcel.place,
             "rows": None if order.voice is None else order.voice.rows.place,
-            "sampling": self.build_sampling(params, asked.limit - len(asked.known), seed),
+            "sampling": self.build_sampling(params, asked.limit - len(asked.known), seed, asked.grammar),
             "draws": len(asked.known),
         }
         return self.new_generation(params, **{**usual, **more})
@@ -198,8 +205,10 @@ class VllmCore:
         patience = self._launch.goals.first_step_seconds
         return int(1000 * due_time(time.monotonic(), patience, tokens, self._launch.context))
 
-    def build_sampling(self, params: TextGenerationParams, limit: int, seed: int) -> TokenSamplingParams:
-        return replace(build_sampling(params, limit, seed), ignore_eos=params.ignore_eos)
+    def build_sampling(
+        self, params: TextGenerationParams, limit: int, seed: int, grammar: str = ""
+    ) -> TokenSamplingParams:
+        return replace(build_sampling(params, limit, seed), ignore_eos=params.ignore_eos, grammar=grammar)
 
     def end_tokens(self, params: TextGenerationParams) -> frozenset[int]:
         """The tokens that end an answer."""
@@ -218,6 +227,8 @@ class VllmCore:
             before.clear()
             sides = [None] * len(ids) if voice is None else await self.hands(voice.next_sides, ids)
             steps = [TokenStep(token, None, side) for token, side in zip(ids, sides, strict=True)]
+            if tokens.logprobs:
+                steps = [step._replace(logprobs=each) for step, each in zip(steps, tokens.logprobs, strict=True)]
             return [*steps[:-1], steps[-1]._replace(finish=tokens.finish)]
 
         return next_steps

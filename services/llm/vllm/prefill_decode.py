@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from omnibus.errors import ProtocolError, StageFailed
+from omnibus.errors import BadRequest, ProtocolError, StageFailed
 from omnibus.executor.runner import Item, Job
 from services.llm.engine.params import TextGenerationParams
 from services.llm.engine.sequence import TokenStep
@@ -59,6 +59,7 @@ class VllmPrefillRunner(VllmPart):
             await going.taken.wait()
 
     async def _prefill_for_transfer(self, job: Job, asked: PreparedVllmRequest, held: AsyncExitStack) -> None:
+        _require_plain(asked)
         core = self._core
         memory = held.enter_context(closing(SharedBuffer()))
         sampling = core.build_sampling(asked.params, 1, job.seed)
@@ -94,11 +95,22 @@ class VllmPrefillRunner(VllmPart):
             here=here,
             resumed=len(asked.known),
             thinking=asked.thinking,
+            logprobs=steps[-1].logprobs,
             layout=core.engine.layout.name,
             **asked.counts,
         )
         rows = () if order.voice is None else [step.side for step in steps[1:]]
         await put_start(job, start, order.ids, asked.params.repetition_penalty, rows)
+
+
+def _require_plain(asked: PreparedVllmRequest) -> None:
+    """Raises ``BadRequest`` for what goes by all tokens of an answer: decode here knows those of its own alone."""
+    if asked.grammar or asked.params.changes_logits:
+        raise BadRequest(
+            "vLLM in two halves on two executors takes no grammar, bias, penalty or logprobs: serve this model whole, "
+            "or both halves in one executor",
+            param="response_format" if asked.grammar else "logprobs",
+        )
 
 
 class DecodeState(NamedTuple):
@@ -130,7 +142,7 @@ class VllmDecodeRunner(VllmPart):
         speech = SpeechWriter(job, limit - 1, rows=rows) if job.has_consumer("rows") else None
         said = DecodeState(params, seen, reply, speech)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
-        await send_tokens(job, reply, tokens, start.finish, speech)
+        await send_tokens(job, reply, tokens, start.finish, speech, start.logprobs)
         if start.here is not None:
             await self._decode_in_place(job, start.here, said)
         elif reply.finish is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.contract import TokenSamplingParams
+from services.llm.engine.sampler import TokenLogprobs
 from services.llm.vllm.shared_memory import Place
 
 
@@ -117,10 +118,11 @@ class Generation:
 
 
 class Tokens(NamedTuple):
-    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones."""
+    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones; ``logprobs`` of each, if asked for."""
 
     ids: Sequence[int]
     finish: str | None
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 class VllmEngine(Protocol):

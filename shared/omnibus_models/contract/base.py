@@ -57,7 +57,11 @@ class MediaEncoder(ModelComponent, Protocol):
 
 @dataclass(frozen=True)
 class TokenSamplingParams:
-    """Sampling parameters for tokens. ``temperature`` 0 is greedy."""
+    """Sampling parameters for tokens. ``temperature`` 0 is greedy.
+
+    ``logit_bias`` is added to logits. ``logprobs`` is how many alternatives of a token are reported, None: nothing.
+    ``grammar`` is a Lark grammar of ``llguidance`` for what may be said, "" for anything.
+    """
 
     max_tokens: int
     temperature: float = 0.0
@@ -67,6 +71,12 @@ class TokenSamplingParams:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    grammar: str = ""
 
 
 @dataclass

@@ -126,6 +126,7 @@ class Reader(Protocol):
     dtype: torch.dtype
     thinks: bool  # whether answers may begin with reasoning
     tool_format: ToolFormat
+    tokenizer: Any  # a fast one of ``transformers``
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings: [...] int64 to [..., H]."""

@@ -102,6 +102,11 @@ class LanguageThinker(LanguageDecoder, ABC):
         self.thinks: bool = _chat_options.THINK_END in self._template
         self._special = {str(token): id for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
 
+    @property
+    def tokenizer(self) -> Any:
+        """See ``contract.Reader``."""
+        return self._tokenizer
+
     def special_id(self, text: str) -> int | None:
         """See ``contract.Reader``."""
         return self._special.get(text)

@@ -45,7 +45,8 @@ class ToolFormat(Protocol):
         """A parser for one answer."""
 
     def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
-        """The Lark grammar (``llguidance``) of answers that are calls of ``tools``: one, or with ``parallel`` more."""
+        """The rules of a Lark grammar (``llguidance``), ``calls`` the first: calls of ``tools``, one or, with
+        ``parallel``, more."""
 
     def describe_tools(self, tools: Sequence[Tool]) -> str:
         """A system message that says which tools there are, for chat templates that do not."""
@@ -176,11 +177,6 @@ def tool_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
     function = tool["function"]
     schema = dict(function.get("parameters") or {})
     return str(function["name"]), {"type": "object", **schema} if schema else {"type": "object", "properties": {}}
-
-
-def inline_schema(schema: Mapping[str, Any]) -> str:
-    """``schema`` as a part of a Lark grammar."""
-    return f"%json {json.dumps(schema)}"
 
 
 def marker_rule(text: str, special: SpecialId) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omnibus.structured.grammar import schema_rule
 from omnibus_models.tool_calls.base import (
     CallObject,
     Parsed,
@@ -11,7 +12,6 @@ from omnibus_models.tool_calls.base import (
     Tool,
     call_schema,
     hold_marker,
-    inline_schema,
     list_tools,
     marker_rule,
 )
@@ -26,6 +26,7 @@ class HermesParser:
         self._held = ""
         self._call: CallObject | None = None
         self._called = False
+        self._given = False  # a call was given out
         self.calling = False
 
     def push(self, text: str) -> Parsed:
@@ -59,6 +60,7 @@ class HermesParser:
                 self._call, self._held = None, rest.lstrip()
             return "", "", bool(end)
         more, rest = call.push(self._held)
+        self._given |= bool(more)
         self._held = rest
         if call.wrong:
             self._call, self._held = None, ""
@@ -68,7 +70,7 @@ class HermesParser:
         return more, "", call.done
 
     def close(self) -> Parsed:
-        lost = "" if self._call is None or self._call.known else f"{BEGIN}{self._call.raw}"
+        lost = "" if self._call is None or self._call.known or self._given else f"{BEGIN}{self._call.raw}"
         said = lost if self._call is not None else self._held
         self._held, self._call = "", None
         return Parsed(said)
@@ -83,9 +85,9 @@ class HermesFormat:
     def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
         more = '("\\n" call)*' if parallel else ""
         return (
-            f"start: call {more}\n"
+            f"calls: call {more}\n"
             f'call: {marker_rule(BEGIN, special)} "\\n" body "\\n" {marker_rule(END, special)}\n'
-            f"body: {inline_schema(call_schema(tools))}\n"
+            f"body: {schema_rule(call_schema(tools))}\n"
         )
 
     def describe_tools(self, tools: Sequence[Tool]) -> str:

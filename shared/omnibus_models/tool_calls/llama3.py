@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omnibus.structured.grammar import schema_rule
 from omnibus_models.tool_calls.base import (
     CallObject,
     Parsed,
     SpecialId,
     Tool,
     call_schema,
-    inline_schema,
     list_tools,
 )
 
@@ -94,7 +94,7 @@ class Llama3Format:
 
     def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
         more = '("; " call)*' if parallel else ""
-        return f"start: call {more}\ncall: {inline_schema(call_schema(tools, 'parameters'))}\n"
+        return f"calls: call {more}\ncall: {schema_rule(call_schema(tools, 'parameters'))}\n"
 
     def describe_tools(self, tools: Sequence[Tool]) -> str:
         return (

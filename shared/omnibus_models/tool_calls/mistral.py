@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omnibus.structured.calls import call_head, clean_text
+from omnibus.structured.grammar import schema_rule
 from omnibus_models.tool_calls.base import (
     CallObject,
     Parsed,
@@ -12,7 +13,6 @@ from omnibus_models.tool_calls.base import (
     Tool,
     call_schema,
     hold_marker,
-    inline_schema,
     list_tools,
     marker_rule,
 )
@@ -113,7 +113,7 @@ class MistralFormat:
 
     def grammar(self, tools: Sequence[Tool], parallel: bool, special: SpecialId) -> str:
         more = '(", " call)*' if parallel else ""
-        return f'start: {marker_rule(MARK, special)} "[" call {more} "]"\ncall: {inline_schema(call_schema(tools))}\n'
+        return f'calls: {marker_rule(MARK, special)} "[" call {more} "]"\ncall: {schema_rule(call_schema(tools))}\n'
 
     def describe_tools(self, tools: Sequence[Tool]) -> str:
         return (

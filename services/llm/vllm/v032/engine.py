@@ -4,6 +4,7 @@ import asyncio
 import functools
 import gc
 import json
+import math
 import os
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from omnibus_models import torchvision_cpu
 torchvision_cpu.install_operators()
 
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
+from services.llm.engine.sampler import TokenLogprobs  # noqa: E402
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
 from services.llm.vllm.v032 import process as v032_process  # noqa: E402
 
@@ -154,6 +156,8 @@ def _set_environment(launch: Launch) -> None:
     }
     if launch.device == "cpu":
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine core's process
+        # Models run as they are, and what counts ranks of log probabilities would be compiled with the first request.
+        wanted["TORCHDYNAMO_DISABLE"] = "1"
         if launch.threads:
             wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
     for name, value in wanted.items():
@@ -197,6 +201,8 @@ def _engine_arguments(launch: Launch) -> Any:
         )
         if launch.halves
         else None,
+        # The library of the transformers engine, so that both read one grammar in the same way.
+        structured_outputs_config={"backend": "guidance"},
         worker_extension_cls="services.llm.vllm.v032.worker.Worker",
         additional_config={GOALS: list(launch.goals)} if launch.goals else {},
         scheduling_policy="priority" if launch.goals.ttft else "fcfs",
@@ -230,7 +236,7 @@ def _read_architectures(checkpoint: Path) -> list[str]:
 
 def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     from services.llm.vllm.v032.hidden_states import ROWS_ARGUMENT
     from services.llm.vllm.v032.inputs import engine_input
@@ -258,6 +264,12 @@ def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
         seed=chosen.seed % 2**63,
         ignore_eos=chosen.ignore_eos,
         stop_token_ids=sorted(asked.ends),
+        min_p=chosen.min_p,
+        presence_penalty=chosen.presence_penalty,
+        frequency_penalty=chosen.frequency_penalty,
+        logit_bias=dict(chosen.logit_bias) or None,
+        logprobs=chosen.logprobs,
+        structured_outputs=StructuredOutputsParams(grammar=chosen.grammar) if chosen.grammar else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         # A row that is taken from the cache would not be computed, and so not be seen. Those of a prompt whose
@@ -272,8 +284,21 @@ def _read_tokens(output: Any) -> Tokens | None:
     [answer] = output.outputs
     ids, finish = list(answer.token_ids), answer.finish_reason
     if finish in (None, "stop", "length"):
-        return Tokens(ids, finish) if ids else None
+        logprobs = (
+            ()
+            if answer.logprobs is None
+            else [_read_logprobs(*each) for each in zip(ids, answer.logprobs, strict=True)]
+        )
+        return Tokens(ids, finish, logprobs) if ids else None
     raise StageFailed(f"the engine ended this request ({finish}); send it again")
+
+
+def _read_logprobs(token: int, found: dict[int, Any]) -> TokenLogprobs:
+    """The likeliest tokens of a step, best first; the chosen one is among ``found`` though it may not be of them."""
+    count = len(found) - (found[token].rank >= len(found))
+    best = sorted((each.rank, id, each.logprob) for id, each in found.items())[:count]
+    kept = [(id, value) for _, id, value in best if value > -math.inf]
+    return TokenLogprobs(found[token].logprob, [id for id, _ in kept], [value for _, value in kept])
 
 
 def _to_omnibus_error(error: Exception) -> OmnibusError:

@@ -1,0 +1,139 @@
+"""Masks of the tokens that a grammar allows next, by ``llguidance``.
+
+The mask for a sequence's next token follows from its tokens alone, so it is computed in a thread of its own while the
+model computes its logits. Grammars are compiled once, in the same thread, and copied for each request.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus.errors import BadRequest, StageFailed
+from omnibus.structured.grammar import first_line, limits
+
+#: Compiled grammars that are kept.
+MAX_GRAMMARS = 64
+#: Seconds that a request waits for its grammar.
+COMPILE_TIMEOUT_SECONDS = 10.0
+_WORD_BITS = 32
+
+
+class GrammarState:
+    """State of a grammar after the tokens of one answer."""
+
+    def __init__(self, matcher: Any, masks: "MaskThread") -> None:
+        self._matcher = matcher
+        self._masks = masks
+        self._rows: Future[np.ndarray] | None = None  # of all states that were prepared together
+        self._row = 0
+
+    def accept_token(self, token: int) -> None:
+        """Go on behind ``token``. Raises ``StageFailed`` for one that is not allowed."""
+        self._rows = None
+        if not self._matcher.consume_token(token):
+            raise StageFailed(f"the grammar cannot go on: {first_line(self._matcher.get_error())}")
+
+    def expect_row(self, rows: "Future[np.ndarray]", row: int) -> Any:
+        """Let the next mask be ``row`` of ``rows``; returns what computes it."""
+        self._rows, self._row = rows, row
+        return self._matcher
+
+    def prepare_all(self, states: "Sequence[GrammarState]") -> None:
+        """Begin with the next masks of ``states``, which are of the same model."""
+        self._masks.prepare(states)
+
+    def next_mask(self) -> Tensor:
+        """Bool [V]: tokens that may come next. Raises ``StageFailed`` for a grammar that has grown too complex."""
+        if self._rows is None:
+            self._masks.prepare([self])
+        assert self._rows is not None  # noqa: S101 - for the type checker
+        mask = torch.from_numpy(self._rows.result()[self._row])
+        if self._matcher.is_error():
+            raise StageFailed(f"the grammar cannot go on: {first_line(self._matcher.get_error())}")
+        return mask
+
+
+class MaskThread:
+    """Computes masks of ``vocabulary`` tokens, those of a step together."""
+
+    def __init__(self, vocabulary: int) -> None:
+        from llguidance import LLExecutor
+
+        self._vocabulary = vocabulary
+        self._width = -(-vocabulary // _WORD_BITS)
+        self._executor = LLExecutor()
+        self._pool = ThreadPoolExecutor(1, "masks")
+
+    def prepare(self, states: Sequence[GrammarState]) -> None:
+        """Begin with the next masks of ``states``."""
+        rows: Future[np.ndarray] = Future()
+        matchers = [(state.expect_row(rows, row), row) for row, state in enumerate(states)]
+        self._pool.submit(self._fill_rows, matchers, rows)
+
+    def _fill_rows(self, matchers: list[tuple[Any, int]], rows: "Future[np.ndarray]") -> None:
+        from llguidance.numpy import fill_next_token_bitmask_par
+
+        try:
+            words = np.zeros((len(matchers), self._width), np.int32)
+            fill_next_token_bitmask_par(self._executor, matchers, words)
+            bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+            rows.set_result(bits[:, : self._vocabulary].astype(bool))
+        except BaseException as error:  # noqa: BLE001 - raised again where the mask is asked for
+            rows.set_exception(error)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Grammars:
+    """Grammars for the tokens of one model. ``tokenizer`` is a fast one of ``transformers``, ``ends`` end an answer."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, ends: Sequence[int]) -> None:
+        self._source = tokenizer
+        self._vocabulary = vocabulary
+        self._ends = list(ends)
+        self._tokenizer: Any = None
+        self._masks: MaskThread | None = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._pool = ThreadPoolExecutor(1, "grammars")
+
+    async def open(self, grammar: str) -> GrammarState:
+        """The state before the first token of an answer. Raises ``BadRequest`` for a grammar that cannot be used."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(COMPILE_TIMEOUT_SECONDS):
+                return await loop.run_in_executor(self._pool, self._open, grammar)
+        except TimeoutError:
+            raise BadRequest(
+                "the schema takes too long to compile: send a simpler one", param="response_format"
+            ) from None
+
+    def _open(self, grammar: str) -> GrammarState:
+        from llguidance import LLMatcher
+        from llguidance.hf import from_tokenizer
+
+        if self._masks is None:
+            self._tokenizer = from_tokenizer(self._source, self._vocabulary, self._ends)
+            self._masks = MaskThread(self._vocabulary)
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
+            if found.is_error():
+                raise BadRequest(f"the schema cannot be used: {first_line(found.get_error())}", param="response_format")
+            self._compiled[grammar] = found
+            if len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return GrammarState(found.deep_copy(), self._masks)
+
+    def close(self) -> None:
+        """End its threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._masks is not None:
+            self._masks.close()

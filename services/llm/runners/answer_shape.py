@@ -1,0 +1,36 @@
+"""The grammar of an answer, from what its request says that it has to be."""
+
+from functools import lru_cache
+
+from omnibus.errors import BadRequest
+from omnibus.structured.grammar import find_error, first_line, schema_rule, shape_schema
+from omnibus_models.contract import Reader
+from services.llm.engine.params import TextGenerationParams
+
+
+def answer_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
+    """The Lark grammar of answers to ``params``; None where any text will do."""
+    rules = []
+    if params.structured_outputs is not None:
+        rules.append(("json", f"json: {schema_rule(shape_schema(params.structured_outputs))}\n"))
+    if params.tools and (params.tool_choice == "required" or rules):
+        if params.tool_choice == "required":
+            rules.clear()
+        tools = [each for each in params.tools if not params.allowed_tools or _name(each) in params.allowed_tools]
+        rules.append(("calls", reader.tool_format.grammar(tools, params.parallel_tool_calls, reader.special_id)))
+    if not rules:
+        return None
+    return f"start: {' | '.join(name for name, _ in rules)}\n{''.join(rule for _, rule in rules)}"
+
+
+@lru_cache(maxsize=256)
+def check_grammar(grammar: str) -> None:
+    """Raises ``BadRequest`` for a ``grammar`` that cannot be used. It takes time: never call it on an event loop."""
+    error = find_error(grammar)
+    if error:
+        raise BadRequest(f"the schema cannot be used: {first_line(error)}", param="response_format")
+
+
+def _name(tool: dict[str, object]) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None

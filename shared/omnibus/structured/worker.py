@@ -1,0 +1,26 @@
+"""A process that checks grammars, one after another: a JSON text a line in, the reason that it cannot be used out.
+
+A library cannot be stopped in the middle of a grammar, and a process can: whoever started this one ends it.
+"""
+
+import json
+import sys
+
+from omnibus.structured.grammar import find_error
+
+
+def main() -> None:
+    """Answer until the input ends. The first line out, "", says that it is ready."""
+    find_error('start: "a"')
+    _answer("")
+    for line in sys.stdin:
+        _answer(find_error(json.loads(line)))
+
+
+def _answer(error: str) -> None:
+    sys.stdout.write(f"{json.dumps(error)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Answers of a given shape: what a grammar, a bias or a penalty makes of an answer, and what is reported of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.structured.calls import split_calls
+from omnibus_models import tiny
+from services.llm.engine.model import ThinkerCore, ThinkSettings
+from services.llm.engine.params import TextGenerationParams
+from services.llm.runners.answer_shape import answer_grammar
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
+from tests.oracles import shaped
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.halves import Halves
+
+CHAT = [{"role": "user", "content": "the small white cat"}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": shaped.CITY}},
+    {
+        "type": "function",
+        "function": {
+            "name": "clock",
+            "parameters": {
+                "type": "object",
+                "properties": {"zone": {"enum": ["utc", "cet"]}},
+                "required": ["zone"],
+                "additionalProperties": False,
+            },
+        },
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("qwen3", tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture
+async def runner(checkpoint: Path) -> AsyncIterator[ThinkRunner]:
+    made = ThinkRunner(core(checkpoint))
+    await made.load()
+    yield made
+    await made.close()
+
+
+def core(checkpoint: Path) -> ThinkerCore:
+    return ThinkerCore("qwen3", checkpoint, "cpu", "float32", ThinkSettings(slots=6, context=1024, share=128))
+
+
+def job(**params: Any) -> MemoryJob:
+    return MemoryJob({"messages": CHAT, "params": {"max_tokens": 48, **params}})
+
+
+def grammar_of(runner: ThinkRunner, params: dict[str, Any]) -> str:
+    return answer_grammar(runner._core.thinker, TextGenerationParams(**params)) or ""
+
+
+def calls(asked: MemoryJob) -> list[tuple[str, Any]]:
+    text = "".join(item.data.get("calls", "") for item in asked.outputs["text"].items)
+    return [(name, json.loads(arguments)) for name, arguments in split_calls(text)]
+
+
+async def test_answers_are_those_of_generate(runner: ThinkRunner, checkpoint: Path) -> None:
+    asked = {name: job(**params) for name, params in shaped.CASES.items()}
+
+    await asyncio.gather(*(run(runner, each) for each in asked.values()))  # more than there are slots
+
+    for name, params in shaped.CASES.items():
+        wanted = shaped.answer(checkpoint, CHAT, 48, params, grammar_of(runner, params))
+        assert (asked[name].ids, asked[name].text) == wanted, name
+    assert jsonschema.validate(json.loads(asked["schema"].text), shaped.CITY) is None
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["apart", "together"])
+async def test_halves_answer_as_a_whole_one(runner: ThinkRunner, checkpoint: Path, near: bool) -> None:
+    first = core(checkpoint)
+    halves = Halves(PrefillRunner(first), DecodeRunner(first if near else core(checkpoint)), near)
+    await halves.prefill.load()
+    await halves.decode.load()
+    for params in (*shaped.CASES.values(), {"logprobs": 2, "structured_outputs": {"json": shaped.CITY}}):
+        whole = job(**params)
+        await run(runner, whole)
+
+        answer = await halves.answer(job(**params))
+
+        assert answer.ids == whole.ids, params
+        assert _reported(answer) == _reported(whole)
+    await halves.prefill.close()
+    await halves.decode.close()
+
+
+def _reported(asked: MemoryJob) -> list[tuple[int, str, float]]:
+    """Numbers, texts and rounded logarithms of all tokens."""
+    told = [item.data["logprobs"] for item in asked.outputs["text"].items if "logprobs" in item.data]
+    return [
+        (each["at"] + number, token[0], round(token[1], 3))
+        for each in told
+        for number, token in enumerate(each["tokens"])
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20])
+async def test_an_answer_goes_on_behind_tokens_that_are_known(runner: ThinkRunner, cut: int) -> None:
+    for params in ({"structured_outputs": {"json": shaped.CITY}}, {"frequency_penalty": 1.5}, TOOL_CALL):
+        whole = job(temperature=1.0, **params)
+        await run(runner, whole)
+        again = MemoryJob(whole._inputs, resumes={"text": {"ids": whole.ids[:cut]}})
+
+        await run(runner, again)
+
+        assert again.ids == whole.ids
+        assert again.text == whole.text
+        assert calls(again) == calls(whole)
+
+
+TOOL_CALL = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 160}
+
+
+async def test_forced_calls_hold_to_their_schemas_whoever_is_beside_them(runner: ThinkRunner) -> None:
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    asked = [job(temperature=1.0, seed=seed, **TOOL_CALL) for seed in range(24)]
+    plain = [job(temperature=1.0, seed=seed) for seed in range(8)]
+    named = [job(temperature=1.0, seed=seed, **TOOL_CALL, allowed_tools=["clock"]) for seed in range(8)]
+
+    await asyncio.gather(*(run(runner, each) for each in (*asked, *plain, *named)))
+
+    for each in (*asked, *named):
+        [(name, arguments)] = calls(each)
+        jsonschema.validate(arguments, schemas[name])
+        assert each.text == ""
+    assert {name for each in asked for name, _ in calls(each)} == {"weather", "clock"}
+    assert {name for each in named for name, _ in calls(each)} == {"clock"}
+    alone = [job(temperature=1.0, seed=seed) for seed in range(8)]
+    for each in alone:
+        await run(runner, each)
+    assert [each.ids for each in plain] == [each.ids for each in alone]
+
+
+async def test_a_call_that_a_model_writes_by_itself_is_found(runner: ThinkRunner) -> None:
+    said = 'let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "utc"}}\n</tool_call>'
+    asked, plain = job(say=said, tools=TOOLS), job(say=said)
+
+    await asyncio.gather(run(runner, asked), run(runner, plain))
+
+    assert (asked.text, calls(asked)) == ("let me see.", [("clock", {"zone": "utc"})])
+    assert (plain.text, calls(plain)) == (said, [])
+
+
+async def test_probabilities_are_those_of_the_model(runner: ThinkRunner, checkpoint: Path) -> None:
+    asked = job(logprobs=3, max_tokens=10)
+
+    await run(runner, asked)
+
+    told = [each for item in asked.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])]
+    wanted = shaped.logprobs(checkpoint, CHAT, asked.ids)
+    assert "".join(text for text, _, _ in told) == asked.text
+    for row, id, (_, own, best) in zip(wanted, asked.ids, told, strict=True):
+        assert own == pytest.approx(float(row[id]), abs=1e-4)
+        assert [value for _, value in best] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"structured_outputs": {"json": {"type": "string", "pattern": "(?=a)"}}}, "look-around|cannot be used"),
+        ({"structured_outputs": {"json": {"not": {"type": "string"}}}}, "cannot be used"),
+        ({"logit_bias": {"4096": 1.0}}, "logit_bias names token 4096"),
+        ({"min_p": 2.0}, "min_p"),
+    ],
+)
+async def test_what_cannot_be_obeyed_is_refused(runner: ThinkRunner, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        await run(runner, job(**params))
+
+    answer = job(max_tokens=4)
+    await run(runner, answer)
+    assert len(answer.ids) == 4
+
+
+async def test_min_p_leaves_what_is_likely_enough(runner: ThinkRunner, checkpoint: Path) -> None:
+    asked = [job(temperature=2.0, min_p=0.05, seed=seed, max_tokens=1) for seed in range(40)]
+
+    await asyncio.gather(*(run(runner, each) for each in asked))
+
+    chances = (shaped.logprobs(checkpoint, CHAT, [0])[0] / 2.0).softmax(-1)
+    allowed = {id for id, chance in enumerate(chances.tolist()) if chance >= 0.05 * float(chances.max())}
+    found = {each.ids[0] for each in asked}
+    assert len(allowed) > 1
+    assert found <= allowed
+    assert len(found) > 1

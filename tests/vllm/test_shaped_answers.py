@@ -1,0 +1,100 @@
+"""Answers of a given shape in vLLM are those of transformers, token by token."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import pytest_asyncio
+
+from omnibus.errors import BadRequest
+from services.llm.engine.params import TextGenerationParams
+from services.llm.runners.answer_shape import answer_grammar
+from services.llm.vllm.runner import VllmRunner
+from tests.oracles import shaped
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.runners.test_shaped_answers import CHAT, TOOL_CALL, TOOLS, calls, job
+from tests.vllm.conftest import IN_PROCESS, vllm
+from tests.vllm.halves import three
+
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(build: Callable[[str], Path]) -> Path:
+    return build("qwen3")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner(checkpoint: Path) -> AsyncIterator[VllmRunner]:
+    async with vllm("qwen3", checkpoint, batch=8) as made:
+        yield made
+
+
+async def test_answers_are_those_of_generate(runner: VllmRunner, checkpoint: Path) -> None:
+    asked = {name: job(**params) for name, params in shaped.CASES.items()}
+
+    await asyncio.gather(*(run(runner, each) for each in asked.values()))
+
+    for name, params in shaped.CASES.items():
+        grammar = answer_grammar(runner._core.reader, TextGenerationParams(**params)) or ""
+        wanted = shaped.answer(checkpoint, CHAT, 48, params, grammar)
+        assert (asked[name].ids, asked[name].text) == wanted, name
+
+
+async def test_forced_calls_hold_to_their_schemas_whoever_is_beside_them(runner: VllmRunner) -> None:
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    asked = [job(temperature=1.0, seed=seed, **TOOL_CALL) for seed in range(24)]
+    named = [job(temperature=1.0, seed=seed, **TOOL_CALL, allowed_tools=["clock"]) for seed in range(8)]
+
+    await asyncio.gather(*(run(runner, each) for each in (*asked, *named)))
+
+    for each in (*asked, *named):
+        [(name, arguments)] = calls(each)
+        jsonschema.validate(arguments, schemas[name])
+    assert {name for each in named for name, _ in calls(each)} == {"clock"}
+
+
+async def test_probabilities_are_those_of_the_model(runner: VllmRunner, checkpoint: Path) -> None:
+    asked = job(logprobs=3, max_tokens=10)
+
+    await run(runner, asked)
+
+    told = [each for item in asked.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])]
+    wanted = shaped.logprobs(checkpoint, CHAT, asked.ids)
+    assert "".join(text for text, _, _ in told) == asked.text
+    for row, id, (_, own, best) in zip(wanted, asked.ids, told, strict=True):
+        assert own == pytest.approx(float(row[id]), abs=1e-3)
+        assert [value for _, value in best] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+
+
+async def test_an_answer_begins_again_where_it_goes_by_its_tokens(runner: VllmRunner) -> None:
+    params: dict[str, Any] = {"structured_outputs": {"json": shaped.CITY}}
+    whole = job(**params)
+    await run(runner, whole)
+    again = MemoryJob(whole._inputs, resumes={"text": {"ids": whole.ids[:7]}})
+
+    await run(runner, again)
+
+    assert (again.ids, json.loads(again.text)) == (whole.ids, json.loads(whole.text))
+
+
+async def test_a_schema_that_cannot_be_used_is_refused_and_nobody_else_notices(runner: VllmRunner) -> None:
+    with pytest.raises(BadRequest, match="cannot be used"):
+        await run(runner, job(structured_outputs={"json": {"type": "string", "pattern": "(?=a)"}}))
+
+    answer = job(max_tokens=4)
+    await run(runner, answer)
+    assert len(answer.ids) == 4
+
+
+async def test_halves_apart_refuse_what_goes_by_all_tokens_and_together_they_obey(checkpoint: Path) -> None:
+    async with three("qwen3", checkpoint) as engines:
+        asked = job(structured_outputs={"json": shaped.CITY})
+        with pytest.raises(BadRequest, match="vLLM in two halves"):
+            await engines.halves(near=False).answer(job(structured_outputs={"json": shaped.CITY}))
+        answer = await engines.halves(near=True).answer(asked)
+    jsonschema.validate(json.loads(answer.text), shaped.CITY)
