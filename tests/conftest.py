@@ -14,6 +14,10 @@ from omnibus.up import infra
 from omnibus.up.infra import InfraServer
 from tests.e2e import docker_engine as docker
 
+# A shell starts what runs in its background with SIGINT ignored, and what that starts inherits it: Ctrl-C would end nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 TESTS = Path(__file__).parent
 _STOP_WITHIN = 10.0  # seconds
 _NAMED_BYTES = 40

@@ -84,7 +84,7 @@ def _check_restrictions(held: list[str]) -> None:
     network = "no-network" in held or "calls" in held
     if not (files and network):
         raise NoSandbox(
-            f"this machine cannot keep uploaded code from its {'network' if files else 'files'} (it has: "
+            f"this machine cannot restrict uploaded code's access to its {'network' if files else 'files'} (it has: "
             f"{', '.join(held)}): use a kernel with Landlock and seccomp, or install the app instead of uploading it"
         )
 

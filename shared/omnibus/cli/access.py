@@ -13,8 +13,10 @@ def add_access_commands(commands: Any, parser: argparse.ArgumentParser) -> None:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='as in eval "$(omnibus completion bash)"')
     completion.set_defaults(parser=parser)
     config = commands.add_parser("nats-config", help="print users and permissions for a NATS server")
-    config.add_argument("--port", type=int, default=0, help="listen on this port (default: as the server is told)")
-    config.add_argument("--store-dir", default="", metavar="DIR", help="keep streams there (default: as it is told)")
+    config.add_argument("--port", type=int, default=0, help="listen on this port (default: the server's own setting)")
+    config.add_argument(
+        "--store-dir", default="", metavar="DIR", help="directory of the streams (default: the server's own setting)"
+    )
     config.add_argument("--tls", default="", metavar="DIR", help="a directory with tls.crt and tls.key")
     config.add_argument(
         "--models",

@@ -56,7 +56,7 @@ def _print_new_key(key: str, record: KeyRecord, options: argparse.Namespace) -> 
         print(json.dumps({"key": key, "record": msgspec.to_builtins(record)}))
         return
     print(key)
-    print(f"a key of {record.tenant}, called {record.id}: it is shown this once and kept nowhere")
+    print(f"a key of {record.tenant}, called {record.id}: it is shown only now and is not stored")
 
 
 def _print_keys(found: list[KeyRecord], options: argparse.Namespace) -> None:

@@ -97,13 +97,13 @@ def _add_up(commands: Any) -> None:
 
 
 def _add_demo(commands: Any) -> None:
-    demo = commands.add_parser("demo", help="start everything, send one request with picture and sound, show its way")
-    demo.add_argument("--image", metavar="FILE", help="a picture of your own")
-    demo.add_argument("--audio", metavar="FILE", help="a sound of your own")
+    demo = commands.add_parser("demo", help="start everything, send one request with an image and audio, show its path")
+    demo.add_argument("--image", metavar="FILE", help="an image of your own")
+    demo.add_argument("--audio", metavar="FILE", help="an audio file of your own")
     demo.add_argument("--video", metavar="FILE", help="a video of your own")
     demo.add_argument("--prompt", default="What do you see and hear?", help="the question")
     demo.add_argument("--model", default="qwen2.5-omni-world", help="the model to ask (default qwen2.5-omni-world)")
-    demo.add_argument("--seed", type=int, help="which scene and sound of the small world (default any)")
+    demo.add_argument("--seed", type=int, help="which scene and audio of the small world (default: any)")
     demo.add_argument(
         "--out", metavar="FILE", default="answer.wav",
         help="where the spoken answer goes, and beside it, as .png, what is drawn (default answer.wav)",
@@ -137,7 +137,7 @@ def _add_dead_letters(commands: Any) -> None:
     remove = own.add_parser("remove", help="forget one")
     for command in (show, retry, remove):
         command.add_argument("id", help="an invocation of `omnibus deadletters`")
-    retry.add_argument("--keep", action="store_true", help="keep the letter also when the input succeeds")
+    retry.add_argument("--keep", action="store_true", help="do not delete the letter when the input succeeds")
     dead.set_defaults(limit=20, json=False, nats=None)  # words before and after the command mean the same
     for command in (dead, listed, show, retry, remove):
         add = partial(command.add_argument, default=argparse.SUPPRESS)
@@ -149,8 +149,8 @@ def _add_dead_letters(commands: Any) -> None:
 
 
 def _add_top(commands: Any) -> None:
-    top = commands.add_parser("top", help="watch what comes, what runs and how busy it is")
-    top.add_argument("--once", action="store_true", help="look for two seconds, print, and end")
+    top = commands.add_parser("top", help="watch arrivals, executors and their load")
+    top.add_argument("--once", action="store_true", help="observe for two seconds, print, and end")
     top.add_argument("--json", action="store_true", help="print JSON, one line each time")
     top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="how often (default 1)")
     top.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
@@ -162,10 +162,10 @@ def _add_app(commands: Any) -> None:
     own = app.add_subparsers(dest="app_command", required=True, metavar="COMMAND")
     register = own.add_parser("register", help="serve an app at all gateways")
     update = own.add_parser("update", help="serve a new version, or load the code anew; the old one serves meanwhile")
-    check = own.add_parser("check", help="load an app here and say what it is; nothing needs to run")
+    check = own.add_parser("check", help="load an app here and describe it; nothing needs to run")
     listed = own.add_parser("list", help="the registered apps")
     show = own.add_parser("show", help="all about one app")
-    invoke = own.add_parser("invoke", help="call an app and print its answer, parts as they come")
+    invoke = own.add_parser("invoke", help="call an app and print its answer, parts as they arrive")
     unregister = own.add_parser("unregister", help="end an app; its requests finish")
     run = own.add_parser("run", help="start everything, register an app, and call it")
     for command in (show, invoke, update, unregister):
@@ -197,7 +197,7 @@ def _add_plan(commands: Any) -> None:
     own = plan.add_subparsers(dest="plan_command", required=True, metavar="COMMAND")
     show = own.add_parser("show", help="options, executors, paths, and why they are as they are")
     diff = own.add_parser("diff", help="what changes from one plan to another")
-    history = own.add_parser("history", help="the plans that are kept")
+    history = own.add_parser("history", help="the plans that are stored")
     rollback = own.add_parser("rollback", help="serve an earlier plan, and change nothing by itself")
     resume = own.add_parser("resume", help="let the planner plan again")
     show.add_argument("epoch", nargs="?", type=int, default=0, metavar="EPOCH", help="default: the current one")
@@ -251,7 +251,7 @@ def _add_profile(commands: Any) -> None:
     add("--model", default="", metavar="NAME", help="which model, when the app uses several")
     add("--option", action="append", default=[], metavar="NAME", help="measure only this option (repeatable)")
     add("--all-options", action="store_true", help="measure every set of components")
-    add("--seconds", type=float, default=5.0, help="how long each load is kept up (default 5)")
+    add("--seconds", type=float, default=5.0, help="how long each load lasts (default 5)")
     add("--requests", type=int, default=16, metavar="N", help="and until so many have ended (default 16)")
     add("--most", type=int, default=64, metavar="N", help="requests at a time at most (default 64)")
     add("--others", type=int, default=1, metavar="N", help="replicas of what else a path needs (default 1)")

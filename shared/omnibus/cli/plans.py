@@ -136,7 +136,7 @@ async def _rollback_plan(store: Store, options: argparse.Namespace) -> None:
 async def _resume_planning(store: Store, options: argparse.Namespace) -> None:
     pinned = (await store.plan_state()).pin
     await store.unpin_plan()
-    text = f"epoch {pinned} is pinned no more: the planner plans again" if pinned else "no epoch was pinned"
+    text = f"epoch {pinned} is no longer pinned: the planner plans again" if pinned else "no epoch was pinned"
     _print_result(options, {"pin": 0, "was": pinned}, text)
 
 
@@ -148,7 +148,7 @@ async def _require_plan(store: Store, epoch: int) -> Plan:
     """The plan of ``epoch``, 0 for the current one. Raises ``NotFound``."""
     found = await store.plan(epoch)
     if found is None:
-        named = f"no plan of epoch {epoch}: `omnibus plan history` lists those that are kept"
+        named = f"no plan of epoch {epoch}: `omnibus plan history` lists those that are stored"
         raise NotFound(f"there is {named if epoch else 'no plan yet'}")
     return found
 

@@ -24,7 +24,7 @@ def encode_image(
     from PIL import Image  # 10 MiB that a gateway without pictures does not need
 
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
-        raise BadRequest(f"a picture is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
+        raise BadRequest(f"an image is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
     image = Image.fromarray(np.ascontiguousarray(pixels))
     if size is not None and size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)

@@ -67,7 +67,7 @@ class VideoWriter:
     def add_audio(self, samples: NDArray[np.float32], rate: int) -> None:
         """Add sound, float32 [n] or [n, channels] in [-1, 1], of one channel or two."""
         if samples.ndim not in (1, 2) or samples.shape[1:] not in ((), (1,), (2,)):
-            raise BadRequest(f"a film's sound is float32 [n] or [n, 1 or 2], not {_describe_array(samples)}")
+            raise BadRequest(f"a video's audio is float32 [n] or [n, 1 or 2], not {_describe_array(samples)}")
         if not len(samples):
             return
         layout = "stereo" if samples.shape[1:] == (2,) else "mono"
@@ -86,7 +86,7 @@ class VideoWriter:
         """Write what is left."""
         if not self.count:
             self.abort()
-            raise BadRequest("a film without frames is none")
+            raise BadRequest("a video needs at least one frame")
         with self._map_write_errors():
             self._write_pending()  # no sound came
             for stream in (self._frames, self._samples):

@@ -133,7 +133,7 @@ def _check_family(point: EntryPoint, family: PluginFamily) -> None:
     if not family.components:
         raise BadRequest(f"{_describe_entry_point(point)} has no component")
     if strange:
-        raise BadRequest(f"{_describe_entry_point(point)} speaks of {sorted(strange)}, which are no components of it")
+        raise BadRequest(f"{_describe_entry_point(point)} names {sorted(strange)}, which are no components of it")
     if missing := {*family.components} - {*family.tasks}:
         raise BadRequest(
             f"{_describe_entry_point(point)} names no unit task for {sorted(missing)}: add them to 'tasks'"

@@ -94,7 +94,7 @@ class _Encoder:
     #: computed; ``evicted`` left for newer ones. Many of the latter beside misses: raise OMNIBUS_EXECUTOR_CACHE_MIB.
     results = Counter("omnibus_encoder_results_total", "Media items.", ["component", "how"], registry=REGISTRY)
     #: Bytes of embeddings that are kept, at most OMNIBUS_EXECUTOR_CACHE_MIB.
-    held = Gauge("omnibus_encoder_cache_bytes", "Bytes of kept embeddings.", ["component"], registry=REGISTRY)
+    held = Gauge("omnibus_encoder_cache_bytes", "Bytes of cached embeddings.", ["component"], registry=REGISTRY)
 
     @cache  # noqa: B019
     def result_counter(self, component: str, how: str) -> Any:

@@ -26,7 +26,7 @@ class _Gateway:
     #: What part of its type's requests the plan gives each path, of those that were used since it came.
     planned = CallbackMetric("omnibus_path_planned_share", "Planned share of a path.", ["model", "type", "path"])
     #: Invocations that came, refused ones too, told once a second. Far above what is planned: plan again, or add GPUs.
-    arrivals = Counter("omnibus_arrivals_total", "What came, by type.", ["model", "type"], registry=REGISTRY)
+    arrivals = Counter("omnibus_arrivals_total", "Requests received, by type.", ["model", "type"], registry=REGISTRY)
     #: Invocations by outcome: done, failed or refused. Refused ones found no room: more executors are needed.
     ended = Counter("omnibus_ended_total", "What ended, by type.", ["model", "type", "outcome"], registry=REGISTRY)
     #: Tokens and seconds of speech of what was done. More per request than the plan was made for: plan again.
@@ -58,16 +58,16 @@ class _Gateway:
     #: is made: more talkers or vocoders are needed.
     factor = Histogram(
         "omnibus_audio_realtime_factor",
-        "Seconds per second of sound.",
+        "Seconds per second of audio.",
         ["model"],
         registry=REGISTRY,
         buckets=_REALTIME_FACTORS,
     )
     #: Times that a client who plays sound as it comes had none left, and the seconds of silence that this made.
-    underruns = Counter("omnibus_audio_underruns_total", "Pauses in sound.", ["model"], registry=REGISTRY)
+    underruns = Counter("omnibus_audio_underruns_total", "Pauses in audio.", ["model"], registry=REGISTRY)
     silence = Counter("omnibus_audio_underrun_seconds_total", "Silence.", ["model"], registry=REGISTRY)
     #: Seconds of sound that clients got.
-    sound = Counter("omnibus_audio_seconds_total", "Seconds of sound.", ["model"], registry=REGISTRY)
+    sound = Counter("omnibus_audio_seconds_total", "Seconds of audio.", ["model"], registry=REGISTRY)
     #: Requests in flight at this gateway. At its limit clients get 429.
     inflight = CallbackMetric("omnibus_gateway_inflight", "Requests in flight.")
     #: The limit, OMNIBUS_GATEWAY_MAX_INFLIGHT.

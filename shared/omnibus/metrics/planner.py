@@ -21,7 +21,7 @@ class _Planner:
     #: 1 while an operator has pinned an epoch: what is wanted waits for `omnibus plan resume`.
     pinned = CallbackMetric("omnibus_planner_pinned", "Whether an epoch is pinned.")
     #: Executors that the current plan asks for, and those of them that say that they are ready.
-    wanted = CallbackMetric("omnibus_planner_executors_wanted", "Executors asked for.", ["model", "option"])
+    wanted = CallbackMetric("omnibus_planner_executors_wanted", "Executors in the plan.", ["model", "option"])
     ready = CallbackMetric("omnibus_planner_executors_ready", "Executors ready.", ["model", "option"])
     #: Time to plan.
     solve = Histogram(
@@ -32,14 +32,14 @@ class _Planner:
 class _Streams:
     """JetStream, as the planner sees it every few seconds."""
 
-    messages = CallbackMetric("omnibus_stream_messages", "Messages kept.", ["stream"])
+    messages = CallbackMetric("omnibus_stream_messages", "Messages stored.", ["stream"])
     #: Bytes kept, and the most that are. At the limit the oldest leave before their time: OMNIBUS_BUS_RECORD_BYTES.
-    bytes = CallbackMetric("omnibus_stream_bytes", "Bytes kept.", ["stream"])
-    limit = CallbackMetric("omnibus_stream_limit_bytes", "Bytes that may be kept.", ["stream"])
+    bytes = CallbackMetric("omnibus_stream_bytes", "Bytes stored.", ["stream"])
+    limit = CallbackMetric("omnibus_stream_limit_bytes", "Bytes that may be stored.", ["stream"])
     #: Messages that came in all.
-    last = CallbackMetric("omnibus_stream_published_total", "Messages that came.", ["stream"])
+    last = CallbackMetric("omnibus_stream_published_total", "Messages received.", ["stream"])
     #: Messages that a durable consumer has still to get, and those that it got and has not acknowledged.
-    pending = CallbackMetric("omnibus_stream_consumer_pending", "Messages to come.", ["stream", "consumer"])
+    pending = CallbackMetric("omnibus_stream_consumer_pending", "Messages pending.", ["stream", "consumer"])
     unacknowledged = CallbackMetric(
         "omnibus_stream_consumer_unacknowledged", "Not acknowledged.", ["stream", "consumer"]
     )

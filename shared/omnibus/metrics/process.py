@@ -10,7 +10,7 @@ class _Process:
 
     #: Whether the connection to NATS is up, and how often it came back. What was under way then ran again.
     bus = CallbackMetric("omnibus_bus_connected", "Whether NATS is there.")
-    reconnects = CallbackMetric("omnibus_bus_reconnects_total", "Times that the connection came back.")
+    reconnects = CallbackMetric("omnibus_bus_reconnects_total", "Times that the connection was restored.")
     #: Messages and bytes to and from NATS.
     messages = CallbackMetric("omnibus_bus_messages_total", "Messages.", ["direction"])
     bytes = CallbackMetric("omnibus_bus_bytes_total", "Bytes.", ["direction"])

@@ -201,7 +201,7 @@ def _path_names(model: ModelPlan) -> set[str]:
 def _last_message(words: list[str]) -> str:
     """Return the last log message of a process before it ended, without its traceback."""
     messages = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
-    return messages[-1].rpartition(" ERROR ")[2] if messages else "it said nothing"
+    return messages[-1].rpartition(" ERROR ")[2] if messages else "it printed nothing"
 
 
 def _replace_json(path: Path, document: Any) -> None:

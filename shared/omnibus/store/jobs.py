@@ -224,9 +224,9 @@ class JobStore(StoreConnection):
 _FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace", "tenant")
 _FULL_MESSAGES = {
     "open": "as many jobs wait or are worked on as there may be: try again later",
-    "kept": "as many jobs are kept as there may be: delete some, or wait until they expire",
+    "kept": "the limit of stored jobs is reached: delete some, or wait until they expire",
     "tenant_open": "as many of your jobs wait or are worked on as one tenant may have: try again later",
-    "tenant_kept": "as many of your jobs are kept as one tenant may have: delete some, or wait until they expire",
+    "tenant_kept": "your limit of stored jobs is reached: delete some, or wait until they expire",
 }
 
 

@@ -162,7 +162,7 @@ class PlanStore(StoreConnection):
     async def pin_plan(self, epoch: int) -> None:
         """Let the planner serve the plan of ``epoch`` and no other. Raises ``NotFound`` when it is not kept."""
         if not await self._run_function("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), str(max(epoch, -1) or -1)):
-            raise NotFound(f"there is no plan of epoch {epoch}: `omnibus plan history` lists those that are kept")
+            raise NotFound(f"there is no plan of epoch {epoch}: `omnibus plan history` lists those that are stored")
 
     async def unpin_plan(self) -> None:
         """Let the planner plan again."""

@@ -49,5 +49,5 @@ class SpokenAnswerStore(StoreConnection):
                 if body is not None:
                     found[id] = _decode(body)
             except UNREADABLE as error:
-                log.error("what was said as %s cannot be read: %s", id, error)
+                log.error("spoken answer %s cannot be read: %s", id, error)
         return found

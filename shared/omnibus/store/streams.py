@@ -53,7 +53,7 @@ class StreamStore(StoreConnection):
         try:
             return _decode(body) if body is not None else None
         except msgspec.MsgspecError as error:
-            raise ProtocolError(f"a stream was kept in a form that this version cannot read: {error}") from error
+            raise ProtocolError(f"a stored stream has a format that this version cannot read: {error}") from error
 
     async def put_stream_tokens(self, tokens: Mapping[str, tuple[Sequence[int], float]]) -> None:
         """Keep the ids of all tokens that answers have so far, by the answers' tokens: ids, and for how many seconds.

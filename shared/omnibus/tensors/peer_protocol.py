@@ -163,7 +163,7 @@ def decode_peer_frame(raw: bytes | bytearray | memoryview) -> PeerFrame:
         raise ProtocolError(f"magic {magic:#06x} is not that of a frame between sidecars")
     if version != VERSION:
         raise ProtocolError(
-            f"the other sidecar speaks version {version} of the pull protocol and this one speaks {VERSION}; "
+            f"the other sidecar has version {version} of the pull protocol and this one has {VERSION}; "
             "install the same release of omnibus on all nodes"
         )
     if verb not in _VERBS or status not in _STATUSES:

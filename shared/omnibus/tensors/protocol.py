@@ -128,7 +128,7 @@ class VersionMismatch(ProtocolError):
 
     def __init__(self, version: int) -> None:
         super().__init__(
-            f"the peer speaks version {version} of the sidecar protocol and this process speaks {VERSION}; "
+            f"the peer has version {version} of the sidecar protocol and this process has {VERSION}; "
             "install the same release of omnibus on the whole node"
         )
         self.version = version

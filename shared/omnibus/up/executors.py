@@ -120,7 +120,7 @@ class Executors:
     async def _drain_executor(self, name: str, successors: list[str]) -> None:
         await self._wait_until_replaced(name, successors)
         self._ending.add(name)
-        self._log.write_line(name, "leaves: the plan does not ask for it any more")
+        self._log.write_line(name, "ends: it is no longer in the plan")
         try:
             await self._supervisor.remove(name)
         finally:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         except OSError as error:
             return _report_failure(f"the fork server at {arguments[0]} does not answer: {error}")
         if child < 0:
-            return _report_failure("the fork server did not start this process; its own log lines say why")
+            return _report_failure("the fork server did not start this process; see its log lines for the reason")
         answer = _read_status(fork_server)
     if len(answer) < STATUS_BYTES:
         return _wait_without_fork_server(child, pid)
@@ -136,7 +136,7 @@ def _wait_without_fork_server(child: int, pid: int) -> int:
     select.select([child], [], [])
     with suppress(OSError):  # what is left of its group, as the fork server would
         os.killpg(pid, signal.SIGKILL)
-    return _report_failure("ended; with its fork server gone nobody knows its exit code")
+    return _report_failure("ended; its fork server is gone, so its exit code is unknown")
 
 
 def _exit_with_status(status: int) -> int:

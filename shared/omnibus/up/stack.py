@@ -156,7 +156,7 @@ class Stack:
 
     def _on_watchdog_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._log.write_line("omnibus", f"nobody looks after what hangs any more: {task.exception()!r}")
+            self._log.write_line("omnibus", f"the watchdog for hanging processes failed: {task.exception()!r}")
 
     def _choose_ports(self) -> None:
         """All at once, so that they differ."""

@@ -197,7 +197,7 @@ def _in_order(specs: Sequence[ProcessSpec], known: Iterable[str] = ()) -> list[P
         raise ValueError(f"process names must differ: {sorted(spec.name for spec in specs)}")
     for spec in specs:
         if missing := set(spec.after) - {*by_name, *known}:
-            raise ValueError(f"{spec.name} is to start after {sorted(missing)}, which nobody starts")
+            raise ValueError(f"{spec.name} is to start after {sorted(missing)}, which is not started")
     order = TopologicalSorter({spec.name: spec.after for spec in specs}).static_order()
     return [by_name[name] for name in order if name in by_name]
 

@@ -120,7 +120,7 @@ async def test_an_operator_goes_back_and_on_by_hand(pair: System, operator: Oper
     assert rolled.reason == f"rollback to {before}"
     assert (shown["plan"]["epoch"], shown["pin"]) == (rolled.epoch, before)
     assert {each["option"]: each["count"] for each in shown["up"]} == {"E": 1, "L": 2, "EL": 1}
-    assert f"epoch {before} is pinned no more" in on
+    assert f"epoch {before} is no longer pinned" in on
     assert len(answers) == 1
 
 

@@ -82,7 +82,7 @@ async def test_a_full_stream_loses_records_and_says_it_once_until_it_has_room(
     await room_for(server.server.url, -1)
     bus.publish_record(SUBJECT, b"late", "id-late")
 
-    await until(lambda: "JetStream keeps records again; 4 were lost so far" in caplog.text)
+    await until(lambda: "JetStream stores records again; 4 were lost so far" in caplog.text)
     assert await bodies(bus) == [b"0", b"late"]
 
 

@@ -274,7 +274,7 @@ def test_an_epoch_is_pinned_and_pinned_no_more(keep: Callable[..., None], say: S
 
     assert rolled.startswith("epoch 1 is pinned: the planner serves its models")
     assert pinned == 1
-    assert resumed == "epoch 1 is pinned no more: the planner plans again\n"
+    assert resumed == "epoch 1 is no longer pinned: the planner plans again\n"
     assert again == {"pin": 0, "was": 0}
     assert "no plan of epoch 9" in say("rollback", "9", code=1)
 

@@ -111,9 +111,9 @@ FAULTS = {
     "field missing": ("FAMILY = {'components': ['a']}", "is no family: .*tasks"),
     "empty": ("FAMILY = {'components': [], 'tasks': {}}", "has no component"),
     "task missing": ("FAMILY = {'components': ['a', 'b'], 'tasks': {'a': 'do'}}", r"no unit task for \['b'\]"),
-    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"speaks of \['c'\]"),
+    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"names \['c'\]"),
     "encoder of nothing": (
-        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"speaks of \['eye'\]",
+        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"names \['eye'\]",
     ),
     "engine": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'engine': 'odd'}", "has engine 'odd'"),
     "composite": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'composite': ':x'}", "has composite ':x'"),

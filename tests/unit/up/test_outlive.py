@@ -28,7 +28,7 @@ def test_processes_outlive_the_fork_server_and_still_obey_their_sprout(tmp_path,
         process.terminate()
 
         assert process.wait(WITHIN) == 1
-        assert "nobody knows its exit code" in process.stderr.read()
+        assert "its exit code is unknown" in process.stderr.read()
 
 
 @pytest.mark.parametrize("module", ["family", "hangs"])

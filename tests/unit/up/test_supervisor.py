@@ -297,7 +297,7 @@ async def test_shared_memory_of_a_killed_process_is_removed_and_no_other(lines):
 @pytest.mark.parametrize(
     ("specs", "complaint"),
     [
-        ([ProcessSpec("a", ("true",), after=("b",))], "nobody starts"),
+        ([ProcessSpec("a", ("true",), after=("b",))], "is not started"),
         ([ProcessSpec("a", ("true",)), ProcessSpec("a", ("true",))], "must differ"),
         ([ProcessSpec("a", ("true",), after=("b",)), ProcessSpec("b", ("true",), after=("a",))], "cycle"),
     ],

@@ -97,7 +97,7 @@ function remarks(notes, now, { staged, problems }) {
     ...now.away.map((each) => ["bad", `Away: ${each}`]),
     ...nodeRemarks(now),
     ...Object.entries(problems ?? {}).map(([who, each]) => ["warn", `${who}: ${each.message}`]),
-    ...(staged ? [["info", `Epoch ${staged.epoch} is staged (${staged.reason || "no reason told"}): its executors start.`]] : []),
+    ...(staged ? [["info", `Epoch ${staged.epoch} is staged (${staged.reason || "no reason given"}): its executors start.`]] : []),
     ...(now.pin ? [["info", `Epoch ${now.pin} is pinned, until omnibus plan resume.`]] : []),
     ...(behind ? [["warn", `${several(behind, "gateway")} at another epoch.`]] : []),
   ];

@@ -22,7 +22,7 @@ export function plan(room) {
 function head({ plan, staged, pin, problems }) {
   return h("header", { class: "head" },
     h("h1", `Plan of epoch ${plan.epoch}`, " ", pin ? badge(`epoch ${pin} pinned`, "warn") : null, staged ? badge(`epoch ${staged.epoch} staged`, "info") : null),
-    h("p", { class: "lead" }, plan.reason || "no reason told", h("small", ` · made ${ago(plan.created)}`)),
+    h("p", { class: "lead" }, plan.reason || "no reason given", h("small", ` · made ${ago(plan.created)}`)),
     Object.entries(problems).map(([who, each]) =>
       h("p", { class: "note", "data-state": "warn" }, `${who}, ${ago(each.at)}: ${each.message}`)));
 }

@@ -94,7 +94,7 @@ class RecordAcks:
             self._settled.set()
         if self._losing:
             self._losing = False
-            log.warning("JetStream keeps records again; %d were lost so far", self.lost)
+            log.warning("JetStream stores records again; %d were lost so far", self.lost)
 
     # Once in a while
 
@@ -149,7 +149,7 @@ class RecordAcks:
         self.lost += 1
         if not self._losing:
             self._losing = True
-            log.error("records are lost (%s): look at NATS, its disk and its log; serving goes on without them", why)
+            log.error("records are lost (%s): check NATS, its disk and its log; serving goes on without them", why)
 
 
 def _error_description(answer: bytes) -> str:

@@ -229,7 +229,7 @@ class NatsBus:
         try:
             return [await self._stream_state(info) for info in await self._js.streams_info()]
         except (nats.errors.Error, TimeoutError) as error:
-            raise BusUnavailable(f"cannot look at the streams: {error or 'timed out'}") from error
+            raise BusUnavailable(f"cannot read the state of the streams: {error or 'timed out'}") from error
 
     async def _stream_state(self, info: nats.js.api.StreamInfo) -> StreamState:
         name, state = str(info.config.name), info.state

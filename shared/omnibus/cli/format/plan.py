@@ -39,7 +39,7 @@ def state_lines(
     plan: Plan, staged: Plan | None, missing: str, pin: int, problems: Mapping[str, PlanProblem]
 ) -> Iterator[str]:
     """Yield lines on the state of plans. ``missing`` names the staged plan's executors that are not ready."""
-    waits = f"epoch {staged.epoch} ({staged.reason or 'no reason told'})" if staged is not None else ""
+    waits = f"epoch {staged.epoch} ({staged.reason or 'no reason given'})" if staged is not None else ""
     named = {
         "plan": f"epoch {plan.epoch}, made {age_text(plan.created)}",
         "reason": plan.reason,
