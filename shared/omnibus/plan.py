@@ -49,12 +49,24 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float
 
 
+class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Defaults of a model that makes images, for requests that do not say them: pixels, steps, and guidance.
+
+    0 and None leave it to the model's family.
+    """
+
+    width: int = 0
+    height: int = 0
+    steps: int = 0
+    guidance: float | None = None
+
+
 class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model as it is deployed. ``encoders`` maps a modality to the component that encodes it;
     ``types`` maps a request type to its paths; ``tasks`` maps each component to its unit task's name,
     the same in two models that share the component. ``apps`` brought the model; empty: the operator did.
     ``ttft`` and ``tbt`` are the seconds to the first token, and between two, that steps of its executors keep;
-    0: what the executors' own settings say.
+    0: what the executors' own settings say. ``image_defaults`` complete requests for images.
     """
 
     family: str
@@ -69,6 +81,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apps: tuple[str, ...] = ()
     ttft: float = 0.0
     tbt: float = 0.0
+    image_defaults: ImageDefaults = ImageDefaults()
 
     def option_origin(self, option: str) -> str:
         """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""

@@ -1,39 +1,16 @@
-"""Typed settings per area, and the only place that reads the environment.
+"""Typed settings per area; each field is read from ``OMNIBUS_<AREA>_<FIELD>``, for example ``OMNIBUS_BUS_URL``.
 
-Each field is read from ``OMNIBUS_<AREA>_<FIELD>``, for example ``OMNIBUS_BUS_URL``. Units are in the
-field's name or its comment. ``read_settings(BusSettings)`` reads one area.
+Units are in the field's name or its comment. ``read_settings(BusSettings)`` reads one area.
 """
 
-import difflib
-import os
-import re
 import socket
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import ClassVar, Literal
 
-import msgspec
-
-from omnibus.errors import BadRequest
+from omnibus.environment import Settings as Settings
+from omnibus.environment import read_settings as read_settings
 
 #: See ``ServiceSettings.drain``.
 DRAIN_SECONDS, GATEWAY_DRAIN_SECONDS = 10.0, 30.0
-_PREFIX = "OMNIBUS_"
-#: Variables with the prefix of settings that files of ``deploy`` give to other programs, or put into a setting.
-FOREIGN_VARIABLES = frozenset({"OMNIBUS_SERVICE", "OMNIBUS_STORE_PASSWORD", "OMNIBUS_PORT", "OMNIBUS_GPU"})
-#: Variables that Kubernetes makes of the names of services, in pods that do not turn service links off.
-_SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)$")
-#: Likeness, of 1, from which a name is taken for a misspelt one: all names begin alike.
-_SIMILAR = 0.8
-_KIND_NAMES = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "text"}
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Base of all areas; ``area`` is the middle part of the variable names."""
-
-    area: ClassVar[str] = ""
-
-
-S = TypeVar("S", bound=Settings)
 
 
 class BusSettings(Settings, frozen=True):
@@ -352,49 +329,3 @@ class UpSettings(Settings, frozen=True):
     fork_server: bool = True
     #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
     silent: float = 8.0
-
-
-def read_settings(kind: type[S], environ: Mapping[str, str] | None = None) -> S:
-    """Read one area from the environment.
-
-    Raises ``BadRequest`` that names the variable and its value when the value is wrong, and when the area has no such
-    setting: a misspelt name would otherwise leave a default in force that somebody meant to change.
-    """
-    environ = os.environ if environ is None else environ
-    fields = {variable_name(kind, field.name): field for field in msgspec.structs.fields(kind)}
-    prefix = f"{_PREFIX}{kind.area}_"
-    for name in environ:
-        if name.startswith(prefix) and name not in fields and not is_foreign(name):
-            raise BadRequest(describe_unknown(name, fields))
-    return kind(**{f.name: _parse_value(name, environ[name], f.type) for name, f in fields.items() if name in environ})
-
-
-def variable_name(kind: type[Settings], field: str) -> str:
-    """Return the environment variable that ``field`` of an area is read from."""
-    return f"{_PREFIX}{kind.area}_{field.upper()}"
-
-
-def is_foreign(name: str) -> bool:
-    """Return whether ``name`` has the prefix of ours and was set by something else: Kubernetes, compose files."""
-    return name in FOREIGN_VARIABLES or _SERVICE_LINK.search(name) is not None
-
-
-def describe_unknown(name: str, known: Iterable[str]) -> str:
-    """Return what is wrong with the variable ``name``, which no setting has, and the closest of the ``known`` names."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_SIMILAR)
-    hint = f"did you mean {close[0]}?" if close else "`omnibus settings` lists all of them"
-    return f"{name} is not a setting: {hint}"
-
-
-def _parse_value(name: str, text: str, kind: Any) -> Any:
-    try:
-        return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError:
-        raise BadRequest(f"{name}={text!r}: {_expected_value(kind)} is expected") from None
-
-
-def _expected_value(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(f"`{each}`" for each in get_args(kind))
-    kinds = get_args(kind) or (kind,)
-    return " or ".join(_KIND_NAMES[each] for each in kinds if each in _KIND_NAMES) or f"a value of {kind}"

@@ -30,7 +30,7 @@ from omnibus.process.parent_death import die_with_parent
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
-from omnibus.up import run_dir
+from omnibus.up import runs
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import STORE_SECRET
@@ -117,7 +117,7 @@ class System:
         while not self._begin():  # another program may take a port between its choice and its use
             assert "Address already in use" in self.log, "ended at once"
             self._lines.clear()
-        self.state = run_dir.read_state(environ=self.env)
+        self.state = runs.read_state(environ=self.env)
         self.urls = [
             f"http://127.0.0.1:{port}" for name, port in self.state.ports.items() if name.startswith("gateway")
         ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from omnibus.families import catalog
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT, Stack
 from omnibus.up.tiny_models import tiny_models
@@ -178,7 +179,7 @@ def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path
 async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> None:
     """`omnibus up`, then each curl, the Python example and each look at a request."""
     (port,) = free_ports(1)
-    async with Stack(await tiny_models(), port=port) as stack:
+    async with Stack(await tiny_models([*catalog.WORLD]), port=port) as stack:
         asked = [line.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for line in commands() if line.startswith("curl")]
         answers = [json.loads(run(f"{line} -s", ROOT).splitlines()[-1]) for line in asked]
         (example,) = blocks("python")
@@ -193,8 +194,9 @@ async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> Non
         ]
         seen = [run(f"{look} --nats {stack.nats.url}", ROOT) for look in looks]
 
-    assert answers[0]["choices"][0]["message"]["content"]
+    assert answers[0]["choices"][0]["message"]["content"] == "two red circles on blue"
     assert answers[1]["ready"] is True
+    assert said.startswith("a green square on white ")
     assert int(said.split()[-1]) > 100
     assert "status  done" in seen[0]
     assert "identical to the recorded answer" in seen[1]

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from omnibus.environment import Settings, variable_name
 from omnibus.reference.comments import to_markdown
 from omnibus.reference.settings import AREAS, OTHER_VARIABLES, described, unit_of
-from omnibus.settings import Settings, variable_name
 
 TITLES = {"VLLM": "vLLM", "UP": "omnibus up", "BUS": "Bus (NATS)", "STORE": "Store (Redis or Valkey)"}
 HEAD = """# Settings

@@ -63,7 +63,7 @@ class ImageGenerationRoute(PostRoute):
         check_image_count(wanted.model, task, len(pictures))
         if wanted.url:
             self._files.require_enabled("response_format")
-        wish = wanted.task_fields() | {"count": True}
+        wish = self._painters.add_defaults(wanted.model, wanted.task_fields()) | {"count": True}
         run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned)
         sending.run = run
         with rename_params(CLIENT_PARAM_NAMES, "image"):

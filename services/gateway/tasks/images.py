@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,12 +58,24 @@ class ImageTasks:
         does not support, and whatever ``Run.submit`` raises, with ``param`` in a client's words.
         """
         task = self.get_task(run.model)
+        wish = self.add_defaults(run.model, wish)
         check_image_count(run.model, task, len(images))
         placed = [await self._place_image(run, image) for image in images]
         with use(run):
             request = build_request(run.model, task, {**wish, **_image_inputs(task, placed)})
             output: ImageOutput = await run_task(task.invoke, request)
         return output
+
+    def add_defaults(self, model: str, wish: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of ``wish``, and those that ``model`` declares for requests that do not say them.
+
+        A size is that of the image to go by, where the model takes one.
+        """
+        declared = self._runs.router.get_model(model).image_defaults
+        said = {name: value for name, value in msgspec.structs.asdict(declared).items() if value}
+        if "width" in wish or max_reference_images(self.get_task(model)):
+            said = {name: value for name, value in said.items() if name not in ("width", "height")}
+        return {**said, **wish}
 
     async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, Any]:
         runs, info = self._runs, image.info

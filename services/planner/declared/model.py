@@ -9,7 +9,7 @@ import msgspec
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import DeploymentOption, ModelPlan, Path
+from omnibus.plan import DeploymentOption, ImageDefaults, ModelPlan, Path
 from services.planner.declared import planned_spec
 
 #: What runs executors.
@@ -45,6 +45,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: int = 0
     shares: dict[str, str] = {}
     planned: planned_spec.PlannedModel | None = None
+    image_defaults: ImageDefaults = ImageDefaults()
 
 
 class Model:
@@ -104,6 +105,7 @@ class Model:
             tasks={component: self.unit_task_name(component) for component in self.components},
             ttft=goals.first_token,
             tbt=goals.token,
+            image_defaults=self.declared.image_defaults,
         )
 
     def unit_task_name(self, component: str) -> str:
@@ -158,6 +160,8 @@ def _check_components(model: Model) -> None:
             model.name,
             f"component {component} has no kind of unit task of letters, digits, - and _: add it to 'tasks'",
         )
+    for name, value in msgspec.structs.asdict(model.declared.image_defaults).items():
+        require_valid_model(value is None or value >= 0, model.name, f"image_defaults has {name} {value}")
     for modality, component in model.encoders.items():
         require_valid_model(
             component in known, model.name, f"encoder of {modality} is {component!r}, which is no component"

@@ -61,7 +61,7 @@ def _describe_module(module: ModuleType, source: AppSource, restricted: tuple[st
     description = Description(
         name=app.name or module.__name__.rpartition(".")[2].lower(),
         doc=inspect.cleandoc(module.__doc__ or "")[:_MAX_DOC_CHARS],
-        tasks=tuple(_task_record(task, source) for task in _module_tasks(module)),
+        tasks=tuple(_task_record(task, source) for task in module_tasks(module)),
         route=CHAT if app.model else "",
         model=app.model,
         request={} if chat else _json_schema(request, "validation"),  # what clients send is the gateway's to say
@@ -93,7 +93,7 @@ def _app_declaration(module: ModuleType) -> App:
     return app
 
 
-def _module_tasks(module: ModuleType) -> list[UnitTask]:
+def module_tasks(module: ModuleType) -> list[UnitTask]:
     """Unit tasks of all tasks that the module names, also in lists and dicts."""
     found: list[Any] = []
     for value in vars(module).values():

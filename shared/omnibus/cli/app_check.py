@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from omnibus.app_record import AppSource
 from omnibus.cli import app_target
 from omnibus.cli.format.tables import field_lines
 from omnibus.errors import BadRequest, DeadlineExceeded, from_problem
+from omnibus.process import run_module
 
 #: Seconds that an app may take to load, and its worker to end.
 LOAD_TIMEOUT_SECONDS, EXIT_TIMEOUT_SECONDS = 60.0, 5.0
@@ -28,11 +30,31 @@ _NO_STDIO: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subproc
 
 
 async def check_app(options: argparse.Namespace) -> int:
-    """Print what the app is. Raises what is wrong with it."""
+    """Print what the app is, and the graph that it draws for a request. Raises what is wrong with it."""
     description = await describe_app(options.target, options.upload)
     about = msgspec.to_builtins(description)
+    if not options.upload:  # whose code runs restricted
+        about |= await _draw_graph(options.target, options.request)
     print(json.dumps(about) if options.json else "\n".join(description_lines(about)))
     return 0
+
+
+async def _draw_graph(target: str | None, request: str | None) -> dict[str, Any]:
+    """The answer of ``omnibus.app.draw``, or a note for an app that does not take the request that was made for it."""
+    source, _ = _app_source(target, None)
+    arguments = [
+        msgspec.json.encode(source).decode(),
+        *([json.dumps(app_target.parse_request(request))] if request else []),
+    ]
+    try:
+        found: dict[str, Any] = await run_module.call_module(
+            "omnibus.app.draw", *arguments, within=LOAD_TIMEOUT_SECONDS, env=_worker_environment()
+        )
+    except BadRequest as error:
+        if request is None and error.message.startswith("`serve` does not take"):
+            return {"note": error.message}
+        raise
+    return found
 
 
 async def describe_app(target: str | None, upload: str | None = None) -> protocol.Description:
@@ -49,10 +71,17 @@ def description_lines(about: dict[str, Any]) -> list[str]:
         "tasks": "\n".join(tasks) or "none",
         "request": "a chat request" if about["chat"] else _schema_text(about["request"]),
         "response": _schema_text(about["response"]) + (", part by part" if about["streams"] else ""),
+        "graph": "\n".join(_graph_lines(about.get("graph", ()))) or about.get("note", ""),
         "doc": about["doc"],
         "walls": ", ".join(about.get("restricted", ())),
     }
     return list(field_lines(named))
+
+
+def _graph_lines(graph: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for index, node in enumerate(graph):
+        uses = f" of {', '.join(node['uses'])}" if node["uses"] else ""
+        yield f"{index} {node['task']}{uses}" + (f" ({node['pinned']})" if node["pinned"] else "")
 
 
 def _schema_text(schema: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from omnibus.app.protocol import Description
 from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app
-from omnibus.cli.apps import parse_request, print_response, register_app
+from omnibus.cli.apps import print_response, register_app
 from omnibus.cli.gateway import Gateway
 from omnibus.cli.up import NO_MODELS, load_declarations
 from omnibus.errors import BadRequest, OmnibusError, Rejected
@@ -22,7 +22,7 @@ from omnibus.up.tiny_models import tiny_models
 async def run_app(options: argparse.Namespace) -> int:
     """Start a stack, register the app, call it once if a request is given."""
     once = options.body is not None
-    request = parse_request(options.body)
+    request = app_target.parse_request(options.body)
     description = await describe_app(options.target)  # what is wrong with it is said before everything starts
     models = await load_declarations(options) if _chooses_models(options) else await _declare_tiny_models(description)
     root = app_target.locate_module(options.target)[1] if app_target.is_file(options.target) else Path.cwd()

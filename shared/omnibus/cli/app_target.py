@@ -1,5 +1,7 @@
 """App that a command names: a module, a file, or a text to upload."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,12 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path}: {error}") from error
+
+
+def parse_request(text: str | None) -> Any:
+    """The request that was given as JSON, ``-`` for what comes on stdin, or ``{}``. Raises ``BadRequest``."""
+    given = sys.stdin.read() if text == "-" else text
+    try:
+        return {} if given is None else json.loads(given)
+    except ValueError as error:
+        raise BadRequest(f"the request is no JSON: {error}") from error

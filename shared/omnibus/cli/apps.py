@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from omnibus.cli import app_target, gateway
 from omnibus.cli.app_check import check_app, description_lines
 from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cli.gateway import Gateway
-from omnibus.errors import BadRequest
 
 APPS = "/v1/apps"
 
@@ -38,15 +36,6 @@ def register_app(there: Gateway, target: str | None, upload: str | None) -> dict
     """Register an app; returns it as the gateway shows it."""
     found: dict[str, Any] = there.call("POST", APPS, {"source": app_target.source_body(target, upload, there.apps_dir)})
     return found
-
-
-def parse_request(text: str | None) -> Any:
-    """The request that was given as JSON, ``-`` for what comes on stdin, or ``{}``. Raises ``BadRequest``."""
-    given = sys.stdin.read() if text == "-" else text
-    try:
-        return {} if given is None else json.loads(given)
-    except ValueError as error:
-        raise BadRequest(f"the request is no JSON: {error}") from error
 
 
 def print_response(there: Gateway, name: str, request: Any, plain: bool) -> None:
@@ -119,7 +108,7 @@ def _show_app(there: Gateway, options: argparse.Namespace) -> int:
 
 
 def _invoke_app(there: Gateway, options: argparse.Namespace) -> int:
-    print_response(there, options.name, parse_request(options.body), options.json)
+    print_response(there, options.name, app_target.parse_request(options.body), options.json)
     return 0
 
 

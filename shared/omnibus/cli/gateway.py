@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from omnibus.errors import Fatal, OmnibusError, ProblemDetails, StageUnavailable, from_problem
-from omnibus.up import run_dir
+from omnibus.up import runs
 from omnibus.up.tls import trusted_context
 
 TOKEN, APPS_DIR = "OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"
@@ -66,7 +66,7 @@ def find_gateway(options: argparse.Namespace) -> Gateway:
     token, apps_dir = os.environ.get(TOKEN, ""), os.environ.get(APPS_DIR, "")
     if options.url:
         return Gateway(options.url, token, apps_dir)
-    state = run_dir.read_state()
+    state = runs.read_state()
     return Gateway(state.gateway_url, token or state.admin_token, state.apps_dir, state.certificate)
 
 

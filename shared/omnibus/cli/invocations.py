@@ -18,7 +18,7 @@ from omnibus.recording import records
 from omnibus.recording import waterfall as waterfalls
 from omnibus.recording.records import EndRecord
 from omnibus.settings import BusSettings, read_settings
-from omnibus.up import run_dir
+from omnibus.up import runs
 
 #: Seconds that a replay may keep silent.
 REPLAY_IDLE_SECONDS = 120.0
@@ -30,7 +30,7 @@ async def connect_bus(options: argparse.Namespace) -> NatsBus:
     if options.nats:
         settings = BusSettings(url=options.nats)
     elif "OMNIBUS_BUS_URL" not in os.environ:
-        settings = BusSettings(url=run_dir.read_state().nats_url)
+        settings = BusSettings(url=runs.read_state().nats_url)
     return await NatsBus.connect(settings, "cli")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from omnibus import __version__
 from omnibus.cli import access, runs, whatif
-from omnibus.errors import OmnibusError
+from omnibus.errors import OmnibusError, Rejected
+from omnibus.process.spec import EXIT_MISCONFIGURED
 
 #: Module and function of each command, of words below it where these have a function of their own.
 _HANDLERS = {
@@ -19,16 +20,20 @@ _HANDLERS = {
     "completion": "completion:print_completion",
     "deadletters": "dead_letters:run_dead_letters",
     "demo": "demo:run_demo",
+    "down": "processes:stop_runs",
     "env": "environment:print_environment",
     "keys": "keys:run_keys",
+    "logs": "processes:print_logs",
     "models": "models:run_models",
     "nats-config": "nats_config:nats_config",
     "plan": "plans:run_plan",
     "plan solve": "plan:solve_plan",
+    "ps": "processes:list_runs",
     "profile": "profile:profile_model",
     "replay": "invocations:replay_invocation",
     "settings": "settings:list_settings",
     "show": "invocations:show_invocation",
+    "status": "processes:show_status",
     "tail": "invocations:tail_records",
     "tasks": "tasks:list_tasks",
     "top": "top:run_top",
@@ -40,11 +45,13 @@ _HANDLERS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are one line on stderr."""
     options = _build_parser().parse_args(arguments)
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+    runs.choose_run(options)
     try:
         return asyncio.run(_dispatch_command(options))
     except OmnibusError as error:
         print(f"omnibus: {error}", file=sys.stderr)
-        return 1
+        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(error, Rejected) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -72,11 +79,20 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     runs.add_run_commands(commands)
     access.add_access_commands(commands, parser)
+    runs.add_run_options(parser)
     return parser
 
 
 def _add_up(commands: Any) -> None:
     up = commands.add_parser("up", help="run the whole system on this machine, without containers")
+    up.add_argument("--name", default="", help="of this run, for `omnibus ps` and --run (default: its port)")
+    up.add_argument(
+        "-d",
+        "--detach",
+        action="store_true",
+        help="return once everything serves, and leave it running in the background",
+    )
+    up.add_argument("--detached", action="store_true", help=argparse.SUPPRESS)  # the process in the background
     up.add_argument(
         "--port", type=int, default=8000, help="HTTP port of the gateway; 0 takes a free one (default 8000)"
     )
@@ -85,11 +101,12 @@ def _add_up(commands: Any) -> None:
         "--nodes", type=int, default=1, metavar="N", help="nodes, each with shared memory of its own (default 1)"
     )
     models = up.add_mutually_exclusive_group()
-    models.add_argument("--models", metavar="FILE", help="declarations of models; without it the tiny ones are served")
+    models.add_argument("--models", metavar="FILE", help="declarations of models; without it the small trained ones")
     models.add_argument("--no-models", action="store_true", help="serve what apps bring along and nothing else")
     up.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="serve only this tiny model (repeatable)"
-    )
+        "--only", action="append", default=[], metavar="NAME",
+        help="serve this local model in their place (repeatable; a wrong name lists all)",
+    )  # fmt: skip
     up.add_argument(
         "--app", action="append", default=[], metavar="TARGET", help="register this module or file (repeatable)"
     )
@@ -162,7 +179,7 @@ def _add_app(commands: Any) -> None:
     own = app.add_subparsers(dest="app_command", required=True, metavar="COMMAND")
     register = own.add_parser("register", help="serve an app at all gateways")
     update = own.add_parser("update", help="serve a new version, or load the code anew; the old one serves meanwhile")
-    check = own.add_parser("check", help="load an app here and describe it; nothing needs to run")
+    check = own.add_parser("check", help="load an app here, draw its graph, and say what it is; nothing needs to run")
     listed = own.add_parser("list", help="the registered apps")
     show = own.add_parser("show", help="all about one app")
     invoke = own.add_parser("invoke", help="call an app and print its answer, parts as they arrive")
@@ -173,6 +190,7 @@ def _add_app(commands: Any) -> None:
     for command in (register, update, check):
         command.add_argument("target", nargs="?", help="a module, or a Python file below the directory of apps")
         command.add_argument("--upload", metavar="FILE", help="a file whose text is sent; its code runs restricted")
+    check.add_argument("--request", metavar="JSON", help="the request to draw the graph for (default: one is made up)")
     run.add_argument("target", help="a Python file, or a module")
     for command in (invoke, run):
         command.add_argument("body", nargs="?", metavar="JSON", help="the request, or - for stdin")

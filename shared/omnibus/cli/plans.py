@@ -18,7 +18,7 @@ from omnibus.errors import BadRequest, BusUnavailable, NotFound, StageUnavailabl
 from omnibus.plan import Plan
 from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
-from omnibus.up import run_dir
+from omnibus.up import runs
 
 #: Seconds that executors have to say that they are up; those that do not count as down.
 CENSUS_WAIT_SECONDS = 1.0
@@ -46,7 +46,7 @@ def store_settings(options: argparse.Namespace) -> StoreSettings:
     settings = read_settings(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:
         return settings
-    return msgspec.structs.replace(settings, url=options.store or run_dir.read_state().store_url)
+    return msgspec.structs.replace(settings, url=options.store or runs.read_state().store_url)
 
 
 async def _show_plan(store: Store, options: argparse.Namespace) -> None:
@@ -177,6 +177,6 @@ def _bus_url(options: argparse.Namespace) -> str:
     if options.nats or "OMNIBUS_BUS_URL" in os.environ:
         return str(options.nats or read_settings(BusSettings).url)
     try:
-        return "" if options.store else run_dir.read_state().nats_url
+        return "" if options.store else runs.read_state().nats_url
     except StageUnavailable:
         return ""

@@ -31,7 +31,7 @@ from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import StoreSettings, read_settings
 from omnibus.store import Store
-from omnibus.up import run_dir as running
+from omnibus.up import runs
 from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
@@ -208,7 +208,7 @@ def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
     settings = read_settings(StoreSettings)
     if not options.store and "OMNIBUS_STORE_URL" in os.environ:
         return settings
-    return msgspec.structs.replace(settings, url=options.store or running.read_state().store_url)
+    return msgspec.structs.replace(settings, url=options.store or runs.read_state().store_url)
 
 
 async def _store_profile(settings: StoreSettings, measured: ModelProfile) -> None:

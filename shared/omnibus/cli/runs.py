@@ -1,11 +1,56 @@
 """Arguments of the commands for runs of ``omnibus up`` on this machine, and for settings."""
 
+import argparse
+import os
+from collections.abc import Iterator
 from typing import Any
+
+from omnibus.up.runs import RUN
+
+_FOLLOWS_RUN = frozenset({"--nats", "--store", "--url"})
 
 
 def add_run_commands(commands: Any) -> None:
     """Add the arguments to ``commands`` of ``omnibus``."""
-    listed = commands.add_parser("settings", help="all settings, and the values that they have in this shell")
-    listed.add_argument("words", nargs="*", metavar="WORD", help="only settings with these words in their names")
-    listed.add_argument("--set", action="store_true", help="only those that are set in this shell")
-    listed.add_argument("--json", action="store_true", help="print JSON")
+    listed = commands.add_parser("ps", help="the runs of `omnibus up` on this machine")
+    status = commands.add_parser("status", help="one run: its addresses, processes and models, and what is missing")
+    down = commands.add_parser("down", help="end a run; its requests finish")
+    logs = commands.add_parser("logs", help="what the processes of a run have logged")
+    down.add_argument("--all", action="store_true", help="end all runs")
+    logs.add_argument("process", nargs="*", metavar="PROCESS", help="only these, such as gateway (default: all)")
+    logs.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="the last N lines (default 100)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what is logged from now on")
+    settings = commands.add_parser("settings", help="all settings, and the values that they have in this shell")
+    settings.add_argument("words", nargs="*", metavar="WORD", help="only settings with these words in their names")
+    settings.add_argument("--set", action="store_true", help="only those that are set in this shell")
+    for command in (listed, status, settings):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    for command in (status, down, logs):
+        _add_run_option(command)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--run`` to the commands of ``parser`` that talk to a running ``omnibus up`` where no address is named."""
+    for command in _walk_commands(parser):
+        if _FOLLOWS_RUN & command._option_string_actions.keys() or command.prog.endswith(" env"):
+            _add_run_option(command)
+
+
+def choose_run(options: argparse.Namespace) -> None:
+    """Let everything in this process talk to the run that ``--run`` names."""
+    if name := getattr(options, "run", None):
+        os.environ[RUN] = name
+
+
+def _add_run_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--run", default=argparse.SUPPRESS, metavar="NAME", help=f"a run of `omnibus ps`, where several are up ({RUN})"
+    )
+
+
+def _walk_commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _walk_commands(command)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from omnibus.environment import Settings, variable_name
 from omnibus.errors import BadRequest
 from omnibus.reference.settings import AREAS, OTHER_VARIABLES, check_environment, described, unit_of
-from omnibus.settings import Settings, variable_name
 
 _LINE_WIDTH = 100
 _SECRET_WORDS = ("password", "secret", "token", "salt", "url")

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnibus.cli.apps import APPS, register_app
+from omnibus.cli.detached import silence_output, start_detached
+from omnibus.cli.format.runs import address_text
 from omnibus.cli.gateway import Gateway
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
+from omnibus.families import catalog
+from omnibus.up.preflight import check_start
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
-from omnibus.urls import redact_url
 
 #: Declarations of no models at all.
 NO_MODELS = '{"models": {}}'
@@ -19,8 +22,13 @@ SERVE_TIMEOUT_SECONDS = 120.0  # seconds from an app's registration until every 
 
 
 async def run_up(options: argparse.Namespace) -> int:
+    """Run everything until a signal, or with ``--detach`` leave it to a process in the background."""
+    if options.detach:
+        return await start_detached(options)
+    await check_start(Path(options.models) if options.models else None, options.nodes)
     stack = Stack(
         await load_declarations(options),
+        name=options.name,
         port=options.port,
         gateways=options.gateways,
         nodes=options.nodes,
@@ -30,6 +38,8 @@ async def run_up(options: argparse.Namespace) -> int:
     async with stack:
         apps = [await stack.supervisor.unless_over(_register_everywhere(stack, target)) for target in options.app]
         _print_addresses(stack, apps)
+        if options.detached:
+            silence_output()
         await stack.supervisor.run_until_signal()
     return 0
 
@@ -59,24 +69,18 @@ def _serves_app(gateway: Gateway, name: str) -> bool:
 
 
 def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
-    others = f"   also: {' '.join(f'{url}/v1' for url in stack.urls[1:])}" if stack.urls[1:] else ""
     token = stack.admin_token if stack.own_token else "that of OMNIBUS_GATEWAY_ADMIN_TOKEN"
-    print(
-        f"\nOmnibus is up: {stack.url}/v1{others}   routes: {stack.url}/openapi.json   stop: Ctrl-C\n"
-        f"Console: {stack.url}/console/   its admin token: {token}\n"
-        f'Bus: {redact_url(stack.nats.url)}   for `nats` and other tools: eval "$(omnibus env)"\n',
-        flush=True,
-    )
+    print(f"\n{address_text(stack.state, token)}   stop: Ctrl-C\n", flush=True)
     for name in apps:
         print(f"{name} is up: POST {stack.url}/v1/apps/{name}/invoke\n", flush=True)
 
 
 async def load_declarations(options: argparse.Namespace) -> str:
-    """The declarations file that was named, no models at all, or the tiny ones."""
+    """The declarations file that was named, no models at all, or local ones: by default those that were trained."""
     if options.no_models:
         return NO_MODELS
     if not options.models:
-        return await tiny_models(options.only)
+        return await tiny_models(options.only or list(catalog.WORLD))
     return _read_declarations(Path(options.models))
 
 

@@ -14,7 +14,7 @@ import msgspec
 from omnibus.cli.plan import planner_environment
 from omnibus.errors import StageUnavailable
 from omnibus.process.spec import ROOT, python_command
-from omnibus.up import run_dir
+from omnibus.up import runs
 
 _MODULE = "services.planner.whatif"
 #: Options that name files, which may be relative to where the command runs.
@@ -67,7 +67,7 @@ def _addresses(options: argparse.Namespace) -> dict[str, str]:
     """Store and bus that were named, else those of the environment, else those of the running ``omnibus up``."""
     found = {"OMNIBUS_STORE_URL": options.store, "OMNIBUS_BUS_URL": options.nats}
     try:
-        state = run_dir.read_state()
+        state = runs.read_state()
         running = {"OMNIBUS_STORE_URL": state.store_url, "OMNIBUS_BUS_URL": state.nats_url}
     except StageUnavailable:
         running = {}

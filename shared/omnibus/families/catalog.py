@@ -63,6 +63,9 @@ ON_DEMAND_MODELS = {known.tiny: name for name, known in KNOWN.items() if known.t
 #: somebody asks for them.
 WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
 
+#: What suits the trained model that draws; see ``omnibus.plan.ImageDefaults``.
+WORLD_IMAGE_DEFAULTS = {"qwen-image-world": {"width": 64, "height": 64, "steps": 8, "guidance": 2.0}}
+
 #: Tiny models that run when somebody asks for them as well, and the tiny model whose encoder each of them shares.
 TWINS = {"qwen2.5-vl-tiny-b": "qwen2.5-vl-tiny", "gemma3-tiny-b": "gemma3-tiny"}
 

@@ -4,10 +4,13 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foreground colours, no red: red is for errors
+MAX_COPY_BYTES = 8 << 20
 _TAIL_LINE_COUNT = 15  # lines kept per process, for error messages
 #: What a line of one of our services begins with: date, time, severity and logger, which do not tell two lines apart.
 _PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ")
@@ -27,6 +30,20 @@ class Log:
         self._tails: dict[str, deque[str]] = {}
         self._repeats: dict[str, int] = {}
         self._width = 0
+        self._copy: TextIO | None = None
+
+    @contextmanager
+    def copied_to(self, path: Path) -> Iterator[None]:
+        """Write all lines to the file ``path`` as well, without colour, for the time of the context.
+
+        A file of more than ``MAX_COPY_BYTES`` is begun anew; the one before it lies beside it, as ``.1``.
+        """
+        self._copy = path.open("a")
+        try:
+            yield
+        finally:
+            self._copy.close()
+            self._copy = None
 
     def register(self, name: str) -> None:
         """Reserve a colour and the room that ``name`` needs in the first column."""
@@ -47,10 +64,24 @@ class Log:
 
     def _write_text(self, name: str, text: str) -> None:
         prefix = f"{name:<{self._width}} |"
+        if self._copy is not None:
+            self._write_copy(self._copy, f"{prefix} {text}\n")
         if self._colour:
             prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
         self._stream.write(f"{prefix} {text}\n")
         self._stream.flush()
+
+    def _write_copy(self, copy: TextIO, line: str) -> None:
+        try:
+            copy.write(line)
+            copy.flush()
+            if copy.tell() > MAX_COPY_BYTES:
+                path = Path(copy.name)
+                path.replace(f"{path}.1")
+                copy.close()
+                self._copy = path.open("a")
+        except OSError:  # a full disk: the stream still has the line
+            return
 
     def last_message(self, name: str) -> str:
         """The last line of ``name`` without what a logger puts before it; empty when it wrote none."""

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from omnibus import settings
+from omnibus.environment import Settings, describe_unknown, is_foreign, read_settings, variable_name
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings, VllmSettings
 from omnibus.reference.comments import field_comments
-from omnibus.settings import Settings, UpSettings, describe_unknown, is_foreign, variable_name
+from omnibus.settings import UpSettings
 
 AREAS: list[type[Settings]] = [
     settings.ServiceSettings,
@@ -94,7 +95,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
         if name.startswith("OMNIBUS_") and name not in known and not _is_free(name):
             raise BadRequest(describe_unknown(name, known))
     for area in AREAS:
-        settings.read_settings(area, environ)
+        read_settings(area, environ)
 
 
 def _is_free(name: str) -> bool:

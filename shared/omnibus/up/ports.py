@@ -4,6 +4,8 @@ import random
 import socket
 from pathlib import Path
 
+from omnibus.errors import BadRequest, Conflict
+
 LOOPBACK = "127.0.0.1"
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PORT_COUNT = 12_000
@@ -30,6 +32,20 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+def require_free_port(port: int) -> None:
+    """Raise ``BadRequest`` when nobody may listen on 127.0.0.1:``port``, or somebody does."""
+    try:
+        _bind(port)
+    except OverflowError:
+        raise BadRequest(f"port {port} is none: ports are numbers from 1 to 65535, and 0 takes a free one") from None
+    except PermissionError:
+        raise BadRequest(f"port {port} is for root alone: choose one from 1024 on with --port") from None
+    except OSError as error:
+        raise Conflict(
+            f"port {port} of {LOOPBACK} is taken ({error.strerror}): choose another one with --port, 0 for a free one"
+        ) from None
+
+
 def _first_ephemeral() -> int:
     try:
         return int(_EPHEMERAL.read_text().split()[0])
@@ -38,11 +54,16 @@ def _first_ephemeral() -> int:
 
 
 def _can_bind(port: int) -> bool:
+    try:
+        _bind(port)
+    except OSError:
+        return False
+    return True
+
+
+def _bind(port: int) -> None:
+    """Bind the port and leave it again. Raises ``OSError`` and ``OverflowError``."""
     with socket.socket() as probe:
         # Servers set SO_REUSEADDR too: a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True
+        probe.bind((LOOPBACK, port))

@@ -29,15 +29,17 @@ from omnibus.up.executors import Executors
 from omnibus.up.fork_server import can_fork
 from omnibus.up.health import Endpoints, fork_server_answers
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
-from omnibus.up.ports import free_ports
+from omnibus.up.ports import free_ports, require_free_port
 from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
-from omnibus.up.run_dir import RunDirectory, RunState
+from omnibus.up.run_dir import RunDirectory
+from omnibus.up.runs import RunState
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.tls import trusted_context
 from omnibus.up.watchdog import Watchdog
 
 PLAN_TIMEOUT_SECONDS = 30.0  # seconds
 READY_TIMEOUT_SECONDS = 180.0  # seconds for all executors to load
+LOG_FILE = "up.log"  # of the run's directory: what all its processes wrote
 MEDIA_DIR = "OMNIBUS_GATEWAY_MEDIA_DIR"
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
@@ -66,8 +68,8 @@ class Stack:
     directories may be registered from below ``apps_dir``, by default the current one. Gateways and executors take turns
     on ``nodes``, each of which has a sidecar and an arena of its own.
     Executors are forked from a fork server on Linux, for the default engine on CPUs, unless ``fork_server`` or
-    ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they are processes of their own. ``passing``: see
-    ``RunDirectory``.
+    ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they are processes of their own. ``name`` is that of the
+    run, by default its port; ``passing``: see ``RunState``.
     """
 
     def __init__(  # noqa: PLR0913 each is an option of the command
@@ -82,6 +84,7 @@ class Stack:
         env: Mapping[str, str] | None = None,
         fork_server: bool = True,
         passing: bool = False,
+        name: str = "",
     ) -> None:
         if gateways < 1:
             raise BadRequest(f"{gateways} gateways: one at least must run")
@@ -99,6 +102,7 @@ class Stack:
         self._log = log or Log()
         self._extra = dict(env or {})
         self._passing = passing
+        self._name = name
         self._requested_port = port
         self._gateways = gateways
         self._nodes = Nodes(nodes)
@@ -119,8 +123,9 @@ class Stack:
         await self._stack.aclose()
 
     async def _start_system(self) -> None:
-        run = self._stack.enter_context(RunDirectory(passing=self._passing))
+        run = self._stack.enter_context(RunDirectory(name=self._name))
         self.directory = run.path
+        self._stack.enter_context(self._log.copied_to(run.path / LOG_FILE))
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
         self._fork_server_socket = str(run.path / "fork-server.sock")
         (run.path / "models.json").write_text(self._models)
@@ -142,7 +147,7 @@ class Stack:
         await self.supervisor.unless_over(self._start_executors())
         await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
         self.supervisor.confirm_all()
-        self._publish_state(run)
+        self._publish_state(run, ready=True)
 
     def _start_watchdogs(self) -> None:
         """Restart what hangs, and a NATS server whose disk was full, from now on until the end."""
@@ -160,6 +165,8 @@ class Stack:
 
     def _choose_ports(self) -> None:
         """All at once, so that they differ."""
+        if self._requested_port:
+            require_free_port(self._requested_port)
         free = [port for port in free_ports(self._gateways + 4) if port != self._requested_port]
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
@@ -199,24 +206,26 @@ class Stack:
             raise BusUnavailable("the stack is not up")
         return self._bus
 
-    def _publish_state(self, run: RunDirectory) -> None:
-        run.write_state(
-            RunState(
-                directory=str(run.path),
-                pid=os.getpid(),
-                started=time.time(),
-                nats_url=self.nats.url,
-                store_url=self.valkey.url,
-                monitor_url=self.nats.monitor,
-                gateway_url=self.url,
-                ports={_gateway_name(index): port for index, port in enumerate(self.ports)},
-                pids=self.supervisor.pids,
-                shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
-                admin_token=self.admin_token,
-                apps_dir=str(self.apps_dir),
-                certificate=self.certificate,
-            )
+    def _publish_state(self, run: RunDirectory, *, ready: bool = False) -> None:
+        self.state = RunState(
+            directory=str(run.path),
+            pid=os.getpid(),
+            started=time.time(),
+            nats_url=self.nats.url,
+            store_url=self.valkey.url,
+            monitor_url=self.nats.monitor,
+            gateway_url=self.url,
+            ports={_gateway_name(index): port for index, port in enumerate(self.ports)},
+            pids=self.supervisor.pids,
+            shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
+            admin_token=self.admin_token,
+            apps_dir=str(self.apps_dir),
+            certificate=self.certificate,
+            name=self._name or str(self.port),
+            passing=self._passing,
+            ready=ready,
         )
+        run.write_state(self.state)
 
     def _service_environment(self) -> dict[str, str]:
         return {

@@ -7,6 +7,7 @@ import shutil
 from asyncio.subprocess import STDOUT
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.families import catalog
@@ -38,10 +39,16 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     )
     models = {name: catalog.model_declaration(family, str(cache / family)) for name, family in chosen.items()}
     trained = {name: family for name, family in catalog.WORLD.items() if name in only}
-    models |= {name: catalog.model_declaration(family, str(TRAINED / family)) for name, family in trained.items()}
+    models |= {name: _trained_declaration(name, family) for name, family in trained.items()}
     return json.dumps(
         {"models": {**models, **{name: catalog.shared_encoder_declaration(name, str(cache / name)) for name in twins}}}
     )
+
+
+def _trained_declaration(name: str, family: str) -> dict[str, Any]:
+    defaults = catalog.WORLD_IMAGE_DEFAULTS.get(name)
+    declared = catalog.model_declaration(family, str(TRAINED / family))
+    return {**declared, "image_defaults": defaults} if defaults else declared
 
 
 def _twin_arguments(twin: str) -> list[str]:

@@ -79,6 +79,11 @@ async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "")
     wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
     answer = await http.post("/v1/images/generations", json=wish, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
+    return decode_image(answer)
+
+
+def decode_image(answer: httpx.Response) -> np.ndarray:
+    """The one picture of ``answer``, uint8 [height, width, 3]."""
     [made] = answer.json()["data"]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from omnibus.families import catalog
 from omnibus_models import world
 from tests.e2e.meaning.asking import OMNI, PAINTER
 from tests.e2e.system import System, declaration, running
@@ -13,7 +14,10 @@ from tests.e2e.system import System, declaration, running
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     models = {
         OMNI: declaration("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")),
-        PAINTER: declaration("qwen_image", world.checkpoint_directory("qwen_image")),
+        PAINTER: {
+            **declaration("qwen_image", world.checkpoint_directory("qwen_image")),
+            "image_defaults": catalog.WORLD_IMAGE_DEFAULTS[PAINTER],
+        },
     }
     # Many are sent at once, and may wait as long as a busy machine takes for them.
     patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}

@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 
 from omnibus_models.world import audio_oracle, dialogues, image_oracle, scenes
-from tests.e2e.meaning.asking import ENOUGH, Answer, ask, look, open_door, paint, share, some_at_once, thinned
+from tests.e2e.meaning.asking import (
+    ENOUGH,
+    PAINTER,
+    Answer,
+    ask,
+    decode_image,
+    look,
+    open_door,
+    paint,
+    share,
+    some_at_once,
+    thinned,
+)
 from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
@@ -27,6 +39,19 @@ async def test_scenes_are_drawn_as_they_are_told(house: System, path: str, every
         >= ENOUGH
     )
     await house.ledger_is_empty()
+
+
+async def test_a_request_that_says_no_more_gets_what_the_model_is_declared_with(house: System):
+    scene, wish = UNSEEN[0], {"model": PAINTER, "prompt": UNSEEN[0].caption, "seed": 1}
+
+    async with open_door(house) as http:
+        plain = await http.post("/v1/images/generations", json=wish)
+        said = await http.post("/v1/images/generations", json=wish | {"size": "64x64", "steps": 8, "guidance": 2})
+        other = await http.post("/v1/images/generations", json=wish | {"size": "80x64"})
+
+    assert plain.json()["data"] == said.json()["data"]
+    assert image_oracle.recognize_scene(decode_image(plain)) == scene
+    assert decode_image(other).shape == (64, 80, 3)
 
 
 async def test_another_seed_draws_another_picture_of_the_same_scene(house: System):

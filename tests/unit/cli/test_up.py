@@ -98,5 +98,5 @@ def test_wrong_flags_are_explained_with_exit_code_2(flags: list[str], capsys: py
 
 
 def test_fewer_than_one_gateway_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
-    assert main(["up", "--no-models", "--gateways", "0"]) == 1
+    assert main(["up", "--no-models", "--gateways", "0"]) == 78
     assert "one at least must run" in capsys.readouterr().err

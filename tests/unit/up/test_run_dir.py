@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from omnibus.errors import Fatal, StageUnavailable
-from omnibus.up import run_dir
-from omnibus.up.run_dir import RunDirectory, RunState
+from omnibus.errors import BadRequest, Conflict, Fatal, StageUnavailable
+from omnibus.up import run_dir, runs
+from omnibus.up.run_dir import RunDirectory
+from omnibus.up.runs import RunState
 from omnibus.up.shm import SHARED_MEMORY
 
 HOLDER = """
 import sys, time
-from omnibus.up.run_dir import RunDirectory, RunState
+from omnibus.up.run_dir import RunDirectory
+from omnibus.up.runs import RunState
 with RunDirectory() as directory:
     directory.write_state(RunState(str(directory.path), 1, time.time(), "nats://n", "redis://r", shm_prefix=sys.argv[1]))
     print(directory.path, flush=True)
@@ -53,15 +56,14 @@ def test_the_latest_run_is_found_and_forgotten_at_its_end():
         state = state_of(directory, ports={"nats": 4222}, pids={"nats": 7})
         directory.write_state(state)
 
-        assert run_dir.read_state() == state
-        assert run_dir.read_state(directory.path) == state
+        assert runs.read_state() == runs.read_state(directory.path) == replace(state, name=directory.path.name)
 
     with pytest.raises(StageUnavailable, match="omnibus up"):
-        run_dir.read_state()
+        runs.read_state()
 
 
 def test_without_a_runtime_directory_the_home_is_used(tmp_path):
-    assert run_dir.pointer_path({"HOME": str(tmp_path)}) == tmp_path / ".omnibus" / "run" / "current.json"
+    assert runs.registry_path({"HOME": str(tmp_path)}) == tmp_path / ".omnibus" / "runs"
 
 
 def test_a_given_directory_is_kept_without_its_state(tmp_path):
@@ -81,24 +83,46 @@ def test_one_directory_serves_one_run(tmp_path):
         pass
 
 
-def test_an_earlier_run_does_not_take_the_pointer_of_a_later_one_with_it():
-    with RunDirectory() as later:
-        with RunDirectory() as earlier:
-            earlier.write_state(state_of(earlier))
-            later.write_state(state_of(later))
+def test_runs_leave_each_other_alone(monkeypatch: pytest.MonkeyPatch):
+    with RunDirectory() as one:
+        one.write_state(state_of(one, name="one"))
+        with RunDirectory() as other:
+            other.write_state(state_of(other, name="other", gateway_url="http://o"))
 
-        assert run_dir.read_state().directory == str(later.path)
+            assert [state.name for state in runs.list_runs()] == ["one", "other"]
+            with pytest.raises(BadRequest, match=r"one \(\), other \(http://o\); name one with --run NAME"):
+                runs.read_state()
+            monkeypatch.setenv("OMNIBUS_RUN", "other")
+            assert runs.read_state().directory == str(other.path)
+
+        with pytest.raises(StageUnavailable, match="no run named other: there is one"):
+            runs.read_state()
+        monkeypatch.delenv("OMNIBUS_RUN")
+        assert runs.read_state().directory == str(one.path)
 
 
-def test_a_passing_run_is_found_only_while_there_is_no_other():
-    with RunDirectory(passing=True) as passing:
+def test_two_runs_do_not_have_one_name():
+    with RunDirectory() as one:
+        one.write_state(state_of(one, name="mine", gateway_url="http://one"))
+
+        with pytest.raises(Conflict, match="mine is up at http://one"), RunDirectory(name="mine"):
+            pass
+        with RunDirectory() as other, pytest.raises(Conflict, match="mine is up"):
+            other.write_state(state_of(other, name="mine"))
+        assert runs.read_state().directory == str(one.path)
+
+
+def test_a_passing_run_is_meant_only_while_there_is_no_other(monkeypatch: pytest.MonkeyPatch):
+    with RunDirectory() as passing:
+        passing.write_state(state_of(passing, passing=True, name="passing"))
         with RunDirectory() as stays:
             stays.write_state(state_of(stays))
-            passing.write_state(state_of(passing))
-            assert run_dir.read_state().directory == str(stays.path)
+            assert runs.read_state().directory == str(stays.path)
+            monkeypatch.setenv("OMNIBUS_RUN", "passing")
+            assert runs.read_state().directory == str(passing.path)
+            monkeypatch.delenv("OMNIBUS_RUN")
 
-        passing.write_state(state_of(passing))
-        assert run_dir.read_state().directory == str(passing.path)
+        assert runs.read_state().directory == str(passing.path)
 
 
 def test_state_files_are_whole_and_private():
@@ -126,7 +150,9 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one():
         dead.wait(10)
 
         with pytest.raises(StageUnavailable):
-            run_dir.read_state()
+            runs.read_state()
+        assert list(runs.registry_path().iterdir()) != []
         with RunDirectory():
+            assert list(runs.registry_path().iterdir()) == []
             assert not left.exists()
             assert not segment.exists()

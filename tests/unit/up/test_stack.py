@@ -1,6 +1,7 @@
 """The whole system without a model: several gateways, their token, and a plan that nobody can serve."""
 
 import asyncio
+import socket
 import stat
 from argparse import Namespace
 from pathlib import Path
@@ -10,8 +11,8 @@ import psutil
 import pytest
 
 from omnibus.cli.gateway import Gateway, find_gateway
-from omnibus.errors import BadRequest, StageUnavailable
-from omnibus.up import run_dir
+from omnibus.errors import BadRequest, Conflict, StageUnavailable
+from omnibus.up import run_dir, runs
 from omnibus.up.stack import Stack
 from tests import certificates
 from tests.unit.up.programs import Lines, all_gone, log_to
@@ -33,7 +34,7 @@ def variables(process: int) -> dict[str, str]:
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
     lines = Lines()
     async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, fork_server=False, log=log_to(lines)) as stack:
-        state, pids = run_dir.read_state(), stack.supervisor.pids
+        state, pids = runs.read_state(), stack.supervisor.pids
         arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
             answers = [await http.get(f"{url}/readyz") for url in stack.urls]
@@ -97,13 +98,27 @@ def test_apps_lie_in_the_current_directory_unless_another_is_named(tmp_path: Pat
 
 def test_the_file_with_the_token_is_for_its_owner_alone():
     with run_dir.RunDirectory() as directory:
-        directory.write_state(
-            run_dir.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret")
-        )
-        files = [run_dir.pointer_path(), *directory.path.iterdir()]
+        directory.write_state(runs.RunState(str(directory.path), 1, 0.0, "nats://n", "redis://r", admin_token="secret"))
+        files = [*runs.registry_path().iterdir(), *directory.path.iterdir()]
 
-        assert run_dir.read_state().admin_token == "secret"
+        assert runs.read_state().admin_token == "secret"
         assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+@pytest.mark.parametrize("port", [99999, -1])
+async def test_a_port_that_is_none_is_refused_before_anything_starts(port: int):
+    with pytest.raises(BadRequest, match=f"port {port} is none"):
+        await Stack(NOTHING, port=port, log=log_to(Lines())).__aenter__()
+
+
+async def test_a_port_that_is_taken_is_refused_before_anything_starts():
+    lines = Lines()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is taken"):
+            await Stack(NOTHING, port=port, log=log_to(lines)).__aenter__()
+
+    assert lines.getvalue() == ""
 
 
 @pytest.mark.parametrize("count", [0, -1])

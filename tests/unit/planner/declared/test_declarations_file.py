@@ -151,6 +151,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "option E has -1 replicas",
     ),
     "no path": ({"paths": []}, "declares no path"),
+    "image defaults": ({"image_defaults": {"steps": -1}}, "image_defaults has steps -1"),
     "share negative": (
         {"paths": [{"options": ["EL"], "share": -1}, {"options": ["EL"], "share": 2}]}, "negative share",
     ),

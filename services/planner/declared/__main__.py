@@ -1,0 +1,82 @@
+"""``python -m services.planner.declared FILE``: what a declarations file says, or what is wrong with it and where.
+
+For ``omnibus up``, which checks declarations before anything starts; see ``omnibus.process.run_module``.
+"""
+
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.plan import DeploymentOption, ImageDefaults
+from omnibus.process import run_module
+from services.planner.declared import declarations_file
+from services.planner.declared.model import DeclaredModel, DeclaredPath
+from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_NAMED_MODEL = re.compile(r"^model ([^:\s]+): ")
+_AREAS: tuple[type[msgspec.Struct], ...] = (
+    declarations_file.Declarations, DeclaredModel, DeclaredPath, DeploymentOption, ImageDefaults, PlannedModel,
+    TailLatencyGoals, GpuType, DeclaredNode,
+)  # fmt: skip
+
+
+def check_declarations(path: Path) -> list[dict[str, Any]]:
+    """The models of the file at ``path``: name, family, checkpoint, and engine where one is named.
+
+    Raises ``BadRequest`` with the line and, for a field that does not exist, the name that was meant.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise BadRequest(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRequest(f"is no text in UTF-8: {error}") from error
+    _check_syntax(text)
+    try:
+        declared = declarations_file.read_declarations(str(path))
+        declarations_file.build_static_plans(declared.models)
+        declarations_file.planned_models(declared.models)
+    except BadRequest as error:
+        raise BadRequest(_explain(text, error.message.removeprefix(f"{path}: "))) from error
+    return [_describe_model(name, model) for name, model in declared.models.items()]
+
+
+def _check_syntax(text: str) -> None:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"line {error.lineno}: {error.msg} (column {error.colno})") from error
+    if not isinstance(found, dict) or "models" not in found:
+        raise BadRequest('it must say the models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}')
+
+
+def _explain(text: str, message: str) -> str:
+    """``message`` with the line that it is about, where that can be seen, and the field that was meant."""
+    unknown, model = _UNKNOWN_FIELD.search(message), _NAMED_MODEL.search(message)
+    key = unknown[1] if unknown else model[1] if model else ""
+    line = next((number for number, each in enumerate(text.splitlines(), 1) if f'"{key}"' in each), 0) if key else 0
+    close = difflib.get_close_matches(key, list(_field_names()), n=1) if unknown else []
+    meant = f": did you mean `{close[0]}`?" if close else ""
+    return (f"line {line}: " if line else "") + message + meant
+
+
+def _field_names() -> Iterator[str]:
+    for area in _AREAS:
+        yield from (field.encode_name for field in msgspec.structs.fields(area))
+
+
+def _describe_model(name: str, model: DeclaredModel) -> dict[str, Any]:
+    engines = sorted({option.engine for option in (model.options or {}).values() if option.engine})
+    return {"name": name, "family": model.family, "checkpoint": model.checkpoint, "engines": engines}
+
+
+if __name__ == "__main__":
+    sys.exit(run_module.report_answer(lambda: check_declarations(Path(sys.argv[1]))))

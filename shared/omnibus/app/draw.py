@@ -1,0 +1,133 @@
+"""``python -m omnibus.app.draw SOURCE [REQUEST]``: the graph that an app draws for a request, without running it.
+
+For ``omnibus app check``; see ``omnibus.process.run_module``. What fails while a graph is drawn fails for every
+request, and is said here with its line.
+"""
+
+import asyncio
+import sys
+import traceback
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+from pydantic import ValidationError
+
+from omnibus.app.introspect import LoadedApp, load_app
+from omnibus.app_record import AppSource
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.process import run_module
+from omnibus.task import ChatInput, Segment, use
+from omnibus.task.result import Source
+
+DRAW_TIMEOUT_SECONDS = 10.0
+_SAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
+
+
+class _GraphDrawn(BaseException):
+    """The first graph is drawn: nothing behind it can go on. No ``Exception``, which an app may catch."""
+
+
+class _DrawingRuntime:
+    """Takes the first graph and ends what drew it."""
+
+    segment: Segment | None = None
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Source]:
+        self.segment = segment
+        raise _GraphDrawn
+
+    def choice_point(self, site: int) -> float:
+        return 0.0
+
+
+async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
+    """The calls of the first graph that ``app`` draws for ``body``; none for an app that answers without one.
+
+    Raises what the app raises, with the line of its code, and ``BadRequest`` for a body that it does not take.
+    """
+    request = _parse_request(app, body)
+    runtime = _DrawingRuntime()
+    try:
+        async with asyncio.timeout(DRAW_TIMEOUT_SECONDS):
+            with use(runtime):
+                given = app.serve(request)
+                if isinstance(given, AsyncIterator):
+                    await anext(given, None)
+                else:
+                    await given
+    except _GraphDrawn:
+        pass
+    except TimeoutError:
+        raise BadRequest(f"`serve` has drawn no graph within {DRAW_TIMEOUT_SECONDS:g} s") from None
+    except Exception as error:  # noqa: BLE001 - whatever an app raises is what is asked for
+        _raise_with_line(app, error)
+    nodes = runtime.segment.nodes if runtime.segment is not None else ()
+    calls = [
+        {"task": node.task, "uses": [f"{origin}.{output}" for origin, output in node.uses], "pinned": pinned}
+        for node, pinned in zip(nodes, _pins(runtime.segment), strict=True)
+    ]
+    return {"sample": body, "graph": calls}
+
+
+def _pins(segment: Segment | None) -> tuple[str, ...]:
+    return () if segment is None else segment.pins or ("",) * len(segment.nodes)
+
+
+def sample_request(app: LoadedApp) -> Any:
+    """A request that ``app`` may take, made of its schema: the shortest values of what is required."""
+    return {} if app.description.chat else _sample_value(app.description.request, app.description.request)
+
+
+def _sample_value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    if "$ref" in schema:
+        schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    for given in ("default", "const"):
+        if given in schema:
+            return schema[given]
+    for several in ("examples", "enum"):
+        if schema.get(several):
+            return schema[several][0]
+    if schema.get("anyOf"):
+        return _sample_value(schema["anyOf"][0], root)
+    if "properties" in schema:
+        needed = schema.get("required", ())
+        return {name: _sample_value(each, root) for name, each in schema["properties"].items() if name in needed}
+    return _SAMPLES.get(str(schema.get("type")))
+
+
+def _parse_request(app: LoadedApp, body: Any) -> Any:
+    if app.description.chat:
+        return ChatInput.of("text") if body == {} else ChatInput(messages=body["messages"])
+    try:
+        return app.request.validate_python(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "request"
+        raise BadRequest(
+            f"`serve` does not take {body!r:.200}: {where}: {first['msg']}; say one with --request"
+        ) from error
+
+
+def _raise_with_line(app: LoadedApp, error: Exception) -> NoReturn:
+    """Raise ``error`` with the innermost line of the app's own file."""
+    file = app.serve.__code__.co_filename
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    frames = [frame for each in chain for frame in traceback.extract_tb(each.__traceback__)]
+    lines = [frame for frame in frames if frame.filename == file]
+    where = f" ({file}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
+    if isinstance(error, OmnibusError):
+        raise BadRequest(f"{error.message}{where}") from error
+    raise BadRequest(f"{type(error).__name__}: {error}{where}") from error
+
+
+def main() -> dict[str, Any]:
+    app = load_app(msgspec.json.decode(sys.argv[1], type=AppSource))
+    body = msgspec.json.decode(sys.argv[2]) if len(sys.argv) > 2 else sample_request(app)
+    return asyncio.run(draw_graph(app, body))
+
+
+if __name__ == "__main__":
+    sys.exit(run_module.report_answer(main))

@@ -1,0 +1,61 @@
+"""Faults of a checkpoint that its files show without a library: a look of milliseconds."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from omnibus.checkpoints import safetensors
+from omnibus.errors import BadRequest
+
+_CONFIG_FILES = ("model_index.json", "config.json")
+_MAX_NAMED = 3
+
+
+def require_usable(directory: Path, family: str, known: Collection[str]) -> None:
+    """Raise ``BadRequest`` when ``directory`` holds no checkpoint of ``family``, or weights are missing or cut off.
+
+    ``family`` is compared where the checkpoint names one of the families in ``known``. ``omnibus models check`` looks
+    into each component besides.
+    """
+    name, config = _read_config(directory)
+    named = str(config.get("model_type") or config.get("_class_name") or "")
+    if named != family and named in known:
+        raise BadRequest(f"{directory} is a checkpoint of the family {named}, not of {family}")
+    parts = _pipeline_parts(config) if name == _CONFIG_FILES[0] else [""]
+    lost = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]
+    if lost:
+        more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
+        raise BadRequest(
+            f"{directory} lacks weights: {', '.join(lost[:_MAX_NAMED])}{more} not there; download it whole"
+        )
+    for part in parts:
+        _check_headers(directory / part)
+
+
+def _read_config(directory: Path) -> tuple[str, dict[str, Any]]:
+    for name in _CONFIG_FILES:
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            return name, dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise BadRequest(f"{path} cannot be read: {error}") from error
+    raise BadRequest(f"{directory} is no checkpoint: it has neither {' nor '.join(_CONFIG_FILES)}")
+
+
+def _pipeline_parts(config: dict[str, Any]) -> list[str]:
+    return [name for name, kind in config.items() if isinstance(kind, list) and kind and kind[0] is not None]
+
+
+def _lost_files(directory: Path) -> list[str]:
+    return safetensors.find_weight_files(directory)[1]
+
+
+def _check_headers(directory: Path) -> None:
+    for path in safetensors.find_weight_files(directory)[0]:
+        try:
+            safetensors.read_header(path)
+        except BadRequest as error:
+            raise BadRequest(f"{directory}: {error.message}") from error

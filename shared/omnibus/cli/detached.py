@@ -1,0 +1,77 @@
+"""``omnibus up --detach``: the same command as a process in the background."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+
+from omnibus.cli.format.runs import address_text
+from omnibus.errors import DeadlineExceeded
+from omnibus.process.spec import ROOT, SHARED
+from omnibus.up import runs
+from omnibus.up.runs import RunState
+
+#: Seconds that everything may take to start: plans, executors, apps.
+START_TIMEOUT_SECONDS = 600.0
+_POLL_SECONDS = 0.1
+_SHOWN_LINES = 3
+_DETACHING = frozenset({"-d", "--detach"})
+
+
+async def start_detached(options: argparse.Namespace) -> int:
+    """Start ``omnibus up`` with the arguments of this process, and return once it serves: 0, or its exit code.
+
+    Raises ``DeadlineExceeded`` when it does not serve in time; then it is ended.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "omnibus.cli", *_arguments(options),
+            stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            env=_environment(),
+        )  # fmt: skip
+        state = await _wait_until_ready(child)
+        if state is None:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
+            print("\n".join(lines[-_SHOWN_LINES:]), file=sys.stderr)
+            return child.returncode or 1
+    name = state.name
+    print(
+        f"{address_text(state, state.admin_token)}\nIn the background as {name}: `omnibus logs --run {name}`, ", end=""
+    )
+    print(f"`omnibus down --run {name}`")
+    return 0
+
+
+def silence_output() -> None:
+    """Leave the file that the parent reads until everything serves: the run's directory has what is logged then."""
+    with open(os.devnull, "w") as nothing:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(nothing.fileno(), stream.fileno())
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    return [*(word for word in options.arguments if word not in _DETACHING), "--detached"]
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(SHARED), str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+async def _wait_until_ready(child: asyncio.subprocess.Process) -> RunState | None:
+    """The state of the run of ``child`` once it serves; None when it has ended."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_SECONDS):
+            while child.returncode is None:
+                found = [state for state in runs.list_runs() if state.pid == child.pid and state.ready]
+                if found:
+                    return found[0]
+                await asyncio.sleep(_POLL_SECONDS)
+            return None
+    except TimeoutError:
+        os.killpg(child.pid, signal.SIGTERM)
+        raise DeadlineExceeded(f"not up within {START_TIMEOUT_SECONDS:g} s; it is being ended") from None

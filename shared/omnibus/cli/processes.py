@@ -1,0 +1,129 @@
+"""``omnibus ps``, ``status``, ``down`` and ``logs``: the runs of ``omnibus up`` on this machine."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omnibus.cli.format.plan import age_text
+from omnibus.cli.format.tables import table_lines
+from omnibus.cli.gateway import Gateway
+from omnibus.errors import DeadlineExceeded, NotFound, OmnibusError
+from omnibus.up import runs
+from omnibus.up.probes import not_ready
+from omnibus.up.runs import RunState
+from omnibus.up.stack import LOG_FILE
+from omnibus.up.tls import trusted_context
+
+#: Seconds that a run may take to end: gateways drain for 30.
+DOWN_TIMEOUT_SECONDS = 90.0
+_POLL_SECONDS = 0.1
+
+
+async def list_runs(options: argparse.Namespace) -> int:
+    """Print the runs of this user, the oldest first."""
+    running = runs.list_runs()
+    if options.json:
+        print(json.dumps([_run_summary(state) for state in running]))
+        return 0
+    rows = [
+        [state.name, state.gateway_url, str(state.pid), age_text(state.started), _stage(state)] for state in running
+    ]
+    print("\n".join(table_lines(["RUN", "URL", "PID", "STARTED", "STATE"], rows)))
+    return 0
+
+
+async def show_status(options: argparse.Namespace) -> int:
+    """Print what one run consists of; the exit code is 1 while something is missing."""
+    state = runs.read_state()
+    missing = await asyncio.to_thread(not_ready, state.gateway_url, trusted_context(state.certificate))
+    models = [] if missing else await asyncio.to_thread(_served_models, state)
+    if options.json:
+        print(json.dumps({**_run_summary(state), "missing": missing, "models": models, "pids": state.pids}))
+    else:
+        print("\n".join(_status_lines(state, missing, models)))
+    return 1 if missing else 0
+
+
+async def stop_runs(options: argparse.Namespace) -> int:
+    """End one run, or all of them, and wait until they have ended. Raises ``DeadlineExceeded``."""
+    ended = runs.list_runs() if options.all else [runs.read_state()]
+    for state in ended:
+        os.kill(state.pid, signal.SIGTERM)
+    for state in ended:
+        await _wait_for_end(state)
+        print(f"{state.name} is down")
+    return 0
+
+
+async def print_logs(options: argparse.Namespace) -> int:
+    """Print the last lines of a run, and with ``--follow`` those to come until it ends."""
+    state = runs.read_state()
+    file = Path(state.directory) / LOG_FILE
+    if unknown := set(options.process) - {line.split(" ", 1)[0] for line in file.read_text().splitlines()}:
+        raise NotFound(f"no process {', '.join(sorted(unknown))} of {state.name} has logged anything")
+    chosen = [line for line in file.read_text().splitlines() if _is_chosen(line, options.process)]
+    print("\n".join(chosen[-options.lines :] if options.lines > 0 else []), flush=True)
+    if options.follow:
+        await _follow_file(file, state, options.process)
+    return 0
+
+
+async def _follow_file(file: Path, state: RunState, processes: list[str]) -> None:
+    with file.open() as lines:
+        lines.seek(0, os.SEEK_END)
+        while runs.is_locked(Path(state.directory)):
+            if line := lines.readline():
+                if _is_chosen(line, processes):
+                    print(line, end="", flush=True)
+            else:
+                await asyncio.sleep(_POLL_SECONDS)
+
+
+def _is_chosen(line: str, processes: list[str]) -> bool:
+    return not processes or line.split(" ", 1)[0] in processes
+
+
+async def _wait_for_end(state: RunState) -> None:
+    try:
+        async with asyncio.timeout(DOWN_TIMEOUT_SECONDS):
+            while runs.is_locked(Path(state.directory)):  # noqa: ASYNC110 a lock of another process
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{state.name} (process {state.pid}) has not ended within {DOWN_TIMEOUT_SECONDS:g} s: "
+            f"`kill {state.pid}` once more kills what it waits for"
+        ) from None
+
+
+def _run_summary(state: RunState) -> dict[str, Any]:
+    return {
+        "name": state.name, "url": state.gateway_url, "pid": state.pid, "started": state.started,
+        "ready": state.ready, "directory": state.directory, "nats_url": state.nats_url, "passing": state.passing,
+    }  # fmt: skip
+
+
+def _served_models(state: RunState) -> list[str]:
+    try:
+        gateway = Gateway(state.gateway_url, state.admin_token, state.apps_dir, state.certificate)
+        return [str(model["id"]) for model in gateway.call("GET", "/v1/models")["data"]]
+    except OmnibusError:  # API keys are needed, or it has just gone
+        return []
+
+
+def _status_lines(state: RunState, missing: str, models: list[str]) -> Iterator[str]:
+    yield f"{state.name}: {'ready' if not missing else f'missing: {missing}'}, started {age_text(state.started)}"
+    yield f"  API        {state.gateway_url}/v1"
+    yield f"  console    {state.gateway_url}/console/"
+    yield f"  models     {', '.join(models) or '-'}"
+    yield f"  processes  {', '.join(f'{name} ({pid})' for name, pid in state.pids.items())}"
+    yield f"  directory  {state.directory}"
+
+
+def _stage(state: RunState) -> str:
+    passing = ", for one command" if state.passing else ""
+    return ("ready" if state.ready else "starting") + passing

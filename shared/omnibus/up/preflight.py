@@ -1,0 +1,86 @@
+"""Checks of ``omnibus up`` before anything starts: settings, declarations, checkpoints, device, shared memory.
+
+What is wrong is one error here, where it would be an executor that ends again and again.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omnibus import checkpoints
+from omnibus.checkpoints.precheck import require_usable
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.executor.settings import ExecutorSettings
+from omnibus.families.specs import KNOWN
+from omnibus.process import run_module
+from omnibus.process.spec import ROOT, SHARED
+from omnibus.reference.settings import check_environment
+from omnibus.settings import SidecarSettings, read_settings
+from omnibus.up.shm import SHARED_MEMORY
+
+CHECK_TIMEOUT_SECONDS = 60.0
+_DTYPES = ("float32", "bfloat16", "float16")
+_MIB = 1 << 20
+
+
+async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str] | None = None) -> None:
+    """Raise ``BadRequest`` that says what keeps the system from starting and what to change; ``models`` is a file."""
+    environ = os.environ if environ is None else environ
+    check_environment(environ)
+    _check_shared_memory(read_settings(SidecarSettings, environ).arena_mib, nodes)
+    await _check_device(read_settings(ExecutorSettings, environ))
+    if models is not None:
+        await check_declarations(models, read_settings(ExecutorSettings, environ))
+
+
+async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
+    """Check a declarations file and the checkpoints that it names. Raises ``BadRequest`` that begins with ``path``."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")]))
+    try:
+        declared = await run_module.call_module(
+            "services.planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": paths}
+        )
+        for model in declared:
+            _check_checkpoint(path.parent, model, settings)
+    except OmnibusError as error:
+        raise BadRequest(f"{path}: {error.message}") from error
+
+
+def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
+    """Check what our own engines load; others have checkpoints of their own kinds."""
+    named, usual = str(model["checkpoint"]), ExecutorSettings().engine
+    if model["family"] not in KNOWN or {settings.engine, *model["engines"]} != {usual}:
+        return
+    if settings.download and checkpoints.is_id(named):
+        return
+    try:
+        found = directory / named if named.startswith(("./", "../")) else checkpoints.resolve_checkpoint(named)
+        if found.is_file():  # the times of a simulated model
+            return
+        if not found.is_dir():
+            raise BadRequest(f"{named} is neither a directory nor an id of the hub such as Qwen/Qwen2.5-VL-7B-Instruct")
+        require_usable(found, model["family"], KNOWN)
+    except OmnibusError as error:
+        raise BadRequest(f"model {model['name']}: {error.message}") from error
+
+
+def _check_shared_memory(arena_mib: int, nodes: int) -> None:
+    if not SHARED_MEMORY.is_dir():
+        return
+    there = os.statvfs(SHARED_MEMORY)
+    free, needed = there.f_bavail * there.f_frsize // _MIB, arena_mib * nodes
+    if free < needed:
+        each = f" for each of {nodes} nodes" if nodes > 1 else ""
+        raise BadRequest(
+            f"{SHARED_MEMORY} has {free} MiB free and {arena_mib} MiB are needed{each}: "
+            f"free some, or set OMNIBUS_SIDECAR_ARENA_MIB to less"
+        )
+
+
+async def _check_device(settings: ExecutorSettings) -> None:
+    if settings.dtype not in _DTYPES:
+        expected = " or ".join(f"`{each}`" for each in _DTYPES)
+        raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE={settings.dtype!r}: {expected} is expected")
+    if settings.device != ExecutorSettings().device and settings.engine == ExecutorSettings().engine:
+        await run_module.call_module("omnibus_models.device", settings.device, within=CHECK_TIMEOUT_SECONDS)

@@ -1,0 +1,137 @@
+"""The runs of ``omnibus up`` of this user: where they register, and which one a command talks to."""
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from omnibus.errors import BadRequest, StageUnavailable
+
+#: The file of a run directory that has the addresses of everything.
+STATE = "up.json"
+#: Variable with the name of the run that commands talk to.
+RUN = "OMNIBUS_RUN"
+_LOCK = "up.lock"
+
+
+class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """Addresses of a running Omnibus: URLs, ports and process ids. ``started`` is in ``time.time()`` seconds.
+
+    ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` opens their
+    control routes; ``apps_dir`` is where apps that are directories may lie. ``certificate`` is the file of
+    gateways that speak TLS. ``passing`` runs answer one command and end: others talk to them only when they are named,
+    or alone. ``ready``: everything serves.
+    """
+
+    directory: str
+    pid: int  # of the supervisor
+    started: float
+    nats_url: str
+    store_url: str
+    monitor_url: str = ""
+    gateway_url: str = ""
+    ports: dict[str, int] = {}
+    pids: dict[str, int] = {}
+    shm_prefix: str = ""
+    admin_token: str = ""
+    apps_dir: str = ""
+    certificate: str = ""
+    name: str = ""
+    passing: bool = False
+    ready: bool = False
+
+
+def registry_path(environ: Mapping[str, str] | None = None) -> Path:
+    """The directory in which the runs of this user register, a file for each."""
+    environ = os.environ if environ is None else environ
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "omnibus" / "runs"
+    return Path(environ.get("HOME") or Path.home()) / ".omnibus" / "runs"
+
+
+def list_runs(environ: Mapping[str, str] | None = None) -> list[RunState]:
+    """The runs of this user that are up or starting, the oldest first."""
+    states = [load_state(path) for path in registry_path(environ).glob("*.json")]
+    running = [state for state in states if state is not None and is_locked(Path(state.directory))]
+    return sorted(running, key=lambda state: (state.started, state.name))
+
+
+def read_state(directory: Path | None = None, environ: Mapping[str, str] | None = None) -> RunState:
+    """The state of the run in ``directory``, of the one that ``OMNIBUS_RUN`` names, or of the only one of this user.
+
+    Raises ``StageUnavailable`` when no Omnibus runs there, and ``BadRequest`` when several run and none is named.
+    """
+    environ = os.environ if environ is None else environ
+    if directory is not None:
+        state = load_state(directory / STATE)
+        if state is None or not is_locked(Path(state.directory)):
+            raise StageUnavailable(f"no running Omnibus found in {directory}; start one with `omnibus up`")
+        return state
+    running, name = list_runs(environ), environ.get(RUN, "")
+    if name:
+        return _named_run(running, name)
+    lasting = [state for state in running if not state.passing] or running
+    if not lasting:
+        raise StageUnavailable("no running Omnibus found; start one with `omnibus up`")
+    if len(lasting) > 1:
+        raise BadRequest(f"several runs are up: {_describe(lasting)}; name one with --run NAME or {RUN}")
+    return lasting[0]
+
+
+def load_state(path: Path) -> RunState | None:
+    """The state in the file ``path``; None where there is none that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunState)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def remove_stale_entries(registry: Path) -> None:
+    """Remove from ``registry`` what runs left there that were killed."""
+    for path in registry.glob("*.json"):
+        state = load_state(path)
+        if state is None or not is_locked(Path(state.directory)):
+            path.unlink(missing_ok=True)
+
+
+def take_lock(path: Path) -> int | None:
+    """Take the lock of ``path``, which the kernel drops when the holder dies; None when it is held."""
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if _try_flock(descriptor, fcntl.LOCK_EX):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether the supervisor of the run directory ``path`` lives."""
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _try_flock(descriptor, fcntl.LOCK_SH)  # shared: two readers do not disturb each other
+    finally:
+        os.close(descriptor)
+
+
+def _try_flock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _named_run(running: list[RunState], name: str) -> RunState:
+    for state in running:
+        if state.name == name:
+            return state
+    there = f"there is {_describe(running)}" if running else "none is up"
+    raise StageUnavailable(f"no run named {name}: {there}")
+
+
+def _describe(states: list[RunState]) -> str:
+    return ", ".join(f"{state.name} ({state.gateway_url})" for state in states)

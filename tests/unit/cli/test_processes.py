@@ -1,0 +1,72 @@
+"""Runs in the background: started, listed, looked at and ended by commands."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+class Shell:
+    """Commands of one user, whose runs nobody else sees."""
+
+    def __init__(self, directory: Path) -> None:
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
+        self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), "OMNIBUS_UP_FORK_SERVER": "0"}
+
+    def run(self, *arguments: str, code: int = 0, **env: str) -> str:
+        """The output of ``omnibus arguments``, which ends with ``code``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "omnibus.cli", *arguments], env={**self.env, **env}, cwd=ROOT,
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def shell(tmp_path: Path):
+    made = Shell(tmp_path)
+    yield made
+    made.run("down", "--all")
+
+
+@pytest.mark.slow
+def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
+    up = ("up", "--detach", "--port", "0", "--no-models", "--name")
+    started = shell.run(*up, "one")
+    assert "In the background as one" in started
+    shell.run(*up, "two")
+
+    found = json.loads(shell.run("ps", "--json"))
+    assert [(run["name"], run["ready"]) for run in found] == [("one", True), ("two", True)]
+    assert found[0]["url"] in started
+    assert "several runs are up: one (http" in shell.run("status", code=1)
+    status = json.loads(shell.run("status", "--run", "two", "--json"))
+    assert (status["url"], status["missing"]) == (found[1]["url"], "")
+    assert set(status["pids"]) == {"nats", "valkey", "planner", "sidecar", "gateway"}
+    logged = shell.run("logs", "gateway", OMNIBUS_RUN="one").splitlines()
+    assert all(line.startswith("gateway |") for line in logged)
+    assert any(found[0]["url"] in line for line in logged)
+    assert "no process fish of one" in shell.run("logs", "fish", "--run", "one", code=1)
+    assert "a run named two is up" in shell.run(*up, "two", code=78)
+    shell.run("down", "--run", "two")
+
+    assert [run["name"] for run in json.loads(shell.run("ps", "--json"))] == ["one"]
+    assert shell.run("status").startswith("one: ready")
+
+
+def test_what_keeps_a_run_from_starting_is_said_by_the_command_that_started_it(shell: Shell):
+    said = shell.run("up", "--detach", "--no-models", "--port", "99999", code=78)
+
+    assert said.splitlines()[-1].startswith("omnibus: port 99999 is none")
+
+
+def test_a_variable_that_is_no_setting_is_said_before_anything_starts(shell: Shell):
+    said = shell.run("up", "--no-models", "--port", "0", code=78, OMNIBUS_GATEWAY_KEYZ="1")
+
+    assert said == "omnibus: OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?\n"

@@ -1,0 +1,98 @@
+"""What keeps a system from starting is said before anything starts: where, why, and what to do."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from omnibus.errors import BadRequest
+from omnibus.executor.settings import ExecutorSettings
+from omnibus.up import preflight
+from omnibus.up.tiny_models import TRAINED
+
+WHOLE = TRAINED / "qwen_image"
+#: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
+MISTAKES = {
+    "a comma too many": ('{"models": {\n "a": {"family": "qwen2",,}}}', "line 2: "),
+    "no models": ('{"qwen": {}}', 'it must say the models: {"models": '),
+    "a list": ("[]", "it must say the models"),
+    "a misspelt field": ('{"models": {\n "a": {"famly": "qwen2"}}}', "line 2: .* did you mean `family`?"),
+    "an unknown family": ('{"models": {\n\n "a": {"family": "qwen9", "checkpoint": "x"}}}', "line 3: model a: there is no model family"),
+    "a misspelt goal": (
+        '{"models": {"a": {"family": "qwen2", "checkpoint": "x",\n "planned": {"goel": 1}}}}', "line 2: .* did you mean `goal`?",
+    ),
+    "no directory": ('{"models": {"a": {"family": "qwen2", "checkpoint": "/no/such"}}}', "model a: /no/such is neither"),
+    "no directory beside it": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./none"}}}', "./none is neither a directory"),
+    "not in the cache": (
+        '{"models": {"a": {"family": "qwen2", "checkpoint": "Nobody/none"}}}', "`omnibus models get Nobody/none` downloads it",
+    ),
+    "of another family": (
+        json.dumps({"models": {"a": {"family": "qwen2_vl", "checkpoint": str(TRAINED / "qwen2_5_omni")}}}),
+        "is a checkpoint of the family qwen2_5_omni, not of qwen2_vl",
+    ),
+    "nothing in it": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./empty"}}}', "has neither model_index.json nor"),
+    "weights missing": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./lost"}}}', "lacks weights: vae/x.safetensors"),
+    "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is cut off: .* bytes are there"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Checkpoints that lack something."""
+    (tmp_path / "empty").mkdir()
+    for name in ("lost", "cut"):
+        shutil.copytree(WHOLE, tmp_path / name)
+    weights = tmp_path / "lost/vae/diffusion_pytorch_model.safetensors"
+    weights.with_name(f"{weights.name}.index.json").write_text('{"weight_map": {"a": "x.safetensors"}}')
+    weights.unlink()
+    cut = tmp_path / "cut/vae/diffusion_pytorch_model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    return tmp_path
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_a_mistake_in_declarations_is_said_with_its_file_and_line(directory: Path, mistake: str):
+    text, message = MISTAKES[mistake]
+    path = directory / "models.json"
+    path.write_text(text)
+
+    with pytest.raises(BadRequest, match=f"^{path}: .*{message}"):
+        await preflight.check_start(path, 1, {})
+
+
+async def test_what_is_good_passes(tmp_path: Path):
+    path = tmp_path / "models.json"
+    shutil.copytree(WHOLE, tmp_path / "mine")
+    (tmp_path / "times.json").write_text("{}")
+    models = {
+        "whole": {"family": "qwen_image", "checkpoint": str(WHOLE)},
+        "beside": {"family": "qwen_image", "checkpoint": "./mine"},
+        "simulated": {"family": "qwen2", "checkpoint": "./times.json"},
+    }
+    path.write_text(json.dumps({"models": models}))
+
+    await preflight.check_start(path, 1, {})
+
+
+async def test_what_executors_download_or_other_engines_load_is_left_to_them(tmp_path: Path):
+    path = tmp_path / "models.json"
+    path.write_text('{"models": {"a": {"family": "qwen2", "checkpoint": "Nobody/none"}}}')
+
+    await preflight.check_declarations(path, ExecutorSettings(download=True))
+    await preflight.check_declarations(path, ExecutorSettings(engine="mine:engine"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"OMNIBUS_GATEWAY_KEYZ": "1"}, "did you mean OMNIBUS_GATEWAY_KEYS"),
+        ({"OMNIBUS_PLANNER_WINDOW": "abc"}, "OMNIBUS_PLANNER_WINDOW='abc': a number is expected"),
+        ({"OMNIBUS_SIDECAR_ARENA_MIB": "99999999999"}, "/dev/shm has .* set OMNIBUS_SIDECAR_ARENA_MIB to less"),
+        ({"OMNIBUS_EXECUTOR_DTYPE": "float99"}, "OMNIBUS_EXECUTOR_DTYPE='float99': `float32` or `bfloat16`"),
+        ({"OMNIBUS_EXECUTOR_DEVICE": "nowhere"}, "OMNIBUS_EXECUTOR_DEVICE='nowhere': .*`cpu` always works"),
+    ],
+)
+async def test_a_wrong_setting_is_said_before_anything_starts(environ: dict[str, str], message: str):
+    with pytest.raises(BadRequest, match=message):
+        await preflight.check_start(None, 2, environ)
