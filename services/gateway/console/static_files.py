@@ -76,7 +76,8 @@ class ConsolePages:
         self._files = read_files()
 
     def add_routes(self, app: FastAPI) -> None:
-        app.add_route("/console", _redirect_to_page, methods=["GET"], include_in_schema=False)
+        for path in ("/", "/console"):
+            app.add_route(path, _redirect_to_page, methods=["GET"], include_in_schema=False)
         add_routes(app, {path: {"GET": self._serve_file} for path in (PAGE, FILES)})
 
     async def _serve_file(self, request: Request) -> Response:

@@ -69,7 +69,7 @@ def _serves_app(gateway: Gateway, name: str) -> bool:
 
 
 def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
-    token = stack.admin_token if stack.own_token else "that of OMNIBUS_GATEWAY_ADMIN_TOKEN"
+    token = stack.admin_token if stack.own_token else "$OMNIBUS_GATEWAY_ADMIN_TOKEN"
     print(f"\n{address_text(stack.state, token)}   stop: Ctrl-C\n", flush=True)
     for name in apps:
         print(f"{name} is up: POST {stack.url}/v1/apps/{name}/invoke\n", flush=True)

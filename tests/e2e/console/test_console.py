@@ -43,6 +43,16 @@ def test_a_wrong_key_is_asked_for_again(stranger: Page):
     dialog.get_by_role("button", name="Use them").click()
 
     expect(stranger.locator("#link")).to_have_text("closed: give a key")
+    expect(dialog).to_contain_text("This gateway knows no such token or key.")
+
+
+def test_a_link_with_the_token_opens_the_page_and_leaves_the_address(stranger: Page, system: System):
+    stranger.goto("about:blank")
+    stranger.goto(f"{system.url}/#token={TOKEN}")
+
+    expect(stranger.locator("#link")).to_have_text(LIVE)
+    assert stranger.url == f"{system.url}/console/#/live"
+    expect(stranger.get_by_role("dialog", name="Keys")).to_be_hidden()
 
 
 # What is so

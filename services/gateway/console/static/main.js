@@ -49,7 +49,17 @@ const dialog = document.getElementById("asked");
 const fields = { admin: document.getElementById("admin"), key: document.getElementById("key") };
 let asked = false;
 
-function askKeys() {
+/** The token of a link such as `omnibus up` prints. It leaves the address, and with it the history, at once. */
+function takeToken() {
+  const token = location.hash.match(/^#token=(.+)$/)?.[1];
+  if (!token) return false;
+  keys.set("admin", decodeURIComponent(token));
+  history.replaceState(null, "", "#/live");
+  return true;
+}
+
+function askKeys(wrong) {
+  say(document.getElementById("asked-wrong"), wrong === true ? "This gateway knows no such token or key." : "");
   for (const [name, field] of Object.entries(fields)) field.value = keys.get(name);
   if (!dialog.open) dialog.showModal();
 }
@@ -59,6 +69,7 @@ document.getElementById("asked-close").addEventListener("click", () => dialog.cl
 dialog.querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
   for (const [name, field] of Object.entries(fields)) keys.set(name, field.value.trim());
+  asked = false;
   dialog.close();
   connect();
 });
@@ -70,11 +81,15 @@ follow(({ link: word, problem }) => {
   link.title = problem ? problem.message : "";
   if (word === "closed" && !asked) {
     asked = true;
-    askKeys();
+    askKeys(Boolean(keys.get("admin") || keys.get("key")));
   }
   if (word === "live") asked = false;
 });
 
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  if (takeToken()) connect();
+  show();
+});
+takeToken();
 show();
 connect();

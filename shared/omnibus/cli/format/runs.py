@@ -11,6 +11,6 @@ def address_text(state: RunState, token: str) -> str:
     others = f"   also: {' '.join(f'{url}/v1' for url in urls[1:])}" if urls[1:] else ""
     return (
         f"Omnibus is up: {urls[0]}/v1{others}   routes: {urls[0]}/openapi.json\n"
-        f"Console: {urls[0]}/console/   its admin token: {token}\n"
+        f"Console: {urls[0]}/console/#token={token}\n"
         f'Bus: {redact_url(state.nats_url)}   for `nats` and other tools: eval "$(omnibus env)"'
     )
