@@ -74,6 +74,20 @@ async def test_current_epoch_document_and_history_change_together(store: Store, 
     assert await store.epoch() == 0
 
 
+async def test_connections_that_the_server_closed_meanwhile_are_replaced_before_anything_is_sent(
+    store: Store, raw: redis.Redis
+):
+    await asyncio.gather(*(store.epoch() for _ in range(4)))  # connections that lie in the pool
+    closed = await raw.client_kill_filter(_type="normal", skipme=True)
+    await asyncio.sleep(0.05)  # until this process has read that they are closed
+
+    await store.swap_plan(plan(1))  # a write that nobody may repeat
+    read = await asyncio.gather(*(store.epoch() for _ in range(4)))
+
+    assert closed >= 4
+    assert read == [1] * 4
+
+
 async def test_keys_are_those_of_the_contract(store: Store, raw: redis.Redis):
     await store.swap_plan(plan(2))
 

@@ -4,9 +4,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import redis.asyncio as redis
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
-from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.retry import Retry
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
 
 from omnibus.errors import BadRequest
 from omnibus.settings import StoreSettings
@@ -27,13 +28,16 @@ class RedisServers:
             "socket_timeout": settings.timeout,
             "socket_connect_timeout": settings.timeout,
             "health_check_interval": 10,
+            # A command whose answer is lost may have been carried out, so nobody sends it again on its own.
+            "retry": Retry(NoBackoff(), 0),
+            # With them, which no server of ours sends, redis-py takes connections that the server has closed for open.
+            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
             **_tls_arguments(settings, scheme),
         }
-        retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 2)
         if scheme in _SENTINEL_SCHEMES:
-            self.client = self._follow_sentinels(settings, {**options, "retry": retry})
+            self.client = self._follow_sentinels(settings, options)
         else:
-            self.client = redis.Redis.from_url(settings.url, **options, retry=retry)
+            self.client = redis.Redis.from_url(settings.url, **options)
 
     def _follow_sentinels(self, settings: StoreSettings, options: dict[str, Any]) -> redis.Redis:
         """A client of the primary. Each new connection asks the sentinels for it, and one that finds its server
@@ -52,7 +56,7 @@ class RedisServers:
         if url.scheme in _TLS_SCHEMES:
             options["ssl"] = True
         # A sentinel that is gone is not worth waiting for: the next one is asked.
-        asking = {**options, "retry": Retry(NoBackoff(), 0), "socket_connect_timeout": settings.timeout / 2}
+        asking = {**options, "socket_connect_timeout": settings.timeout / 2}
         self._sentinel = Sentinel(addresses, sentinel_kwargs=asking)
         return self._sentinel.master_for(
             service, db=database, username=user or None, password=password or None, **options
