@@ -41,11 +41,13 @@ async def test_a_heartbeat_tells_what_the_engines_computed(here: Place):
 
 
 async def test_the_micro_service_tells_it_too(here: Place):
-    made = await here.executor("a", {"number": number})
+    made = await here.executor("a", {"number": number, "other": number})
+    made._runners["number"].busy = 1.25  # type: ignore[attr-defined]
     here.office.send(invocation([call("number", x=1)], ["a"], []))
-    await until(lambda: here.status("a").done == (1,))
+    await until(lambda: here.status("a").done == (1, 0))
 
-    assert made._vitals.component_stats("number") == {"sums": 1, "busy": 0.0, "done": 1}
+    assert made._vitals.component_stats("number") == {"sums": 1, "busy": 1.25, "done": 1}
+    assert made._vitals.component_stats("other") == {"sums": 1, "busy": None, "done": 0}
 
 
 async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():
