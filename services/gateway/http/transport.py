@@ -27,6 +27,11 @@ class TurnTransport:
         if self._nbytes > MAX_HELD_BYTES:
             self._flush()
 
+    def write_eof(self) -> None:
+        """Say that nothing follows what was written."""
+        self._flush()
+        self._transport.write_eof()
+
     def close(self) -> None:
         """Close the connection once everything has left."""
         self._flush()

@@ -18,6 +18,9 @@ class Writes(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.made.append(bytes(data))
 
+    def write_eof(self) -> None:
+        self.made.append(b"EOF")
+
     def is_closing(self) -> bool:
         return self.closed
 
@@ -66,6 +69,16 @@ async def test_much_leaves_at_once_so_that_a_slow_reader_is_noticed(writes: Writ
 
     assert before == b"head" + b"x" * MAX_HELD_BYTES
     assert b"".join(writes.made) == before + b"tail"
+
+
+async def test_the_end_of_a_direction_comes_behind_what_was_written(writes: Writes):
+    transport = joined(writes)
+
+    transport.write(b"last")
+    transport.write_eof()
+    await asyncio.sleep(0)
+
+    assert writes.made == [b"last", b"EOF"]
 
 
 async def test_a_connection_is_closed_behind_what_was_written(writes: Writes):
