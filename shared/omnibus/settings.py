@@ -329,3 +329,6 @@ class UpSettings(Settings, frozen=True):
     fork_server: bool = True
     #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
     silent: float = 8.0
+    #: The same where none of its threads runs or wants to meanwhile, so that it is frozen and not merely starved; 0: as
+    #: ``silent``. Two seconds at least.
+    frozen: float = 3.0

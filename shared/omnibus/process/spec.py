@@ -27,6 +27,7 @@ class ProcessSpec:
     ready_within: float = 60.0
     # Asks the process with this id, see ``omnibus.up.watchdog.Probe``. None: it is never taken for one that hangs.
     alive: Callable[[int], Awaitable[bool]] | None = field(default=None, compare=False)
+    blocks: bool = False  # code of others may wait in its event loop, so that it stands still and is well
     after: tuple[str, ...] = ()  # names of processes that must be ready before this one starts
     restart: bool = True
     vital: bool = True  # when it is given up at the start, everything ends; else the others run on without it

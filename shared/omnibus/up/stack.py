@@ -1,6 +1,7 @@
 """The whole system as processes of one machine: NATS, Valkey, the six services, executors by the plan."""
 
 import asyncio
+import math
 import os
 import secrets
 import time
@@ -151,9 +152,10 @@ class Stack:
 
     def _start_watchdogs(self) -> None:
         """Restart what hangs, and a NATS server whose disk was full, from now on until the end."""
-        silent = read_settings(UpSettings, {**os.environ, **self._env}).silent
+        up = read_settings(UpSettings, {**os.environ, **self._env})
         disk = StreamDisk(self.supervisor, self._log, "nats", self.directory, self.nats.ports[1])
-        works = [disk.run(), *([Watchdog(self.supervisor, self._log, silent).run()] if silent > 0 else [])]
+        watchdog = Watchdog(self.supervisor, self._log, up.silent, up.frozen or math.inf)
+        works = [disk.run(), *([watchdog.run()] if up.silent > 0 else [])]
         for work in works:
             watching = asyncio.create_task(work)
             watching.add_done_callback(self._on_watchdog_end)

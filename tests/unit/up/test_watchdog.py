@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +23,8 @@ from omnibus.process.spec import ROOT, ProcessSpec, python_command
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings
 from omnibus.up import infra
-from omnibus.up.health import Endpoints
+from omnibus.up.health import Endpoints, fetch_status
+from omnibus.up.motion import find_forked_pid, read_thread_states
 from omnibus.up.stack import Stack
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.tiny_models import tiny_models
@@ -39,9 +42,11 @@ def lines() -> Lines:
 
 
 @asynccontextmanager
-async def watched(lines: Lines, *specs: ProcessSpec) -> AsyncIterator[Supervisor]:
+async def watched(
+    lines: Lines, *specs: ProcessSpec, silent: float = SILENT, **limits: float
+) -> AsyncIterator[Supervisor]:
     async with Supervisor(specs, log=log_to(lines), shm_prefix=f"omnibus-{NODE}") as supervisor:
-        watching = asyncio.create_task(Watchdog(supervisor, log_to(lines), SILENT).run())
+        watching = asyncio.create_task(Watchdog(supervisor, log_to(lines), silent, **limits).run())
         yield supervisor
         await until_cancelled(watching)
 
@@ -119,6 +124,89 @@ async def test_nothing_is_expected_of_a_process_that_has_not_answered_yet(tmp_pa
         assert supervisor.pids == before
 
 
+#: Answers one question and then does as it is told, without an answer to any other.
+ANSWERS_ONCE = """
+import os, socket, sys, threading, time
+with socket.create_server(("127.0.0.1", 0)) as server:
+    open(os.environ["PORT"], "w").write(str(server.getsockname()[1]))
+    os.rename(os.environ["PORT"], os.environ["PORT"] + ".there")
+    one, _ = server.accept()
+    one.recv(999)
+    one.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
+    one.close()
+    end = time.monotonic() + 4
+    while "busy" in sys.argv and time.monotonic() < end:
+        pass
+    threading.Event().wait()
+"""
+
+
+def answers_once(directory: Path, does: str) -> ProcessSpec:
+    async def ask(_: int) -> bool:
+        port = directory / f"{does}.there"
+        return port.exists() and await fetch_status("127.0.0.1", int(port.read_text()), "/") == "200"
+
+    argv = (sys.executable, "-c", ANSWERS_ONCE, does)
+    return ProcessSpec(does, argv, env={"PORT": str(directory / does)}, alive=ask)
+
+
+async def test_a_process_that_stands_still_is_frozen_and_one_that_computes_is_not(tmp_path, lines):
+    specs = [answers_once(tmp_path, does) for does in ("still", "busy", "blocks")]
+    specs[2] = replace(specs[2], blocks=True)
+    began = time.monotonic()
+    async with watched(lines, *specs, silent=1000, frozen=2) as supervisor:
+        before = supervisor.pids
+
+        await replaced(supervisor, "still", before["still"])
+
+        if time.monotonic() - began < 4:  # the other one computes as long as that
+            assert supervisor.pids["busy"] == before["busy"]
+        await replaced(supervisor, "busy", before["busy"])  # now it stands still as well
+        assert supervisor.pids["blocks"] == before["blocks"]
+    assert "stands still" in lines.getvalue()
+
+
+#: Is not ready for long, as one that loads: it waits most of the time, but not for one thing alone.
+COMES_AND_GOES = """
+import time
+while True:
+    time.sleep(0.05)
+"""
+
+
+async def test_a_process_that_froze_before_its_first_answer_is_started_again(tmp_path, lines):
+    async def never(_: int) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    starting = ProcessSpec("starting", (sys.executable, "-c", COMES_AND_GOES), alive=never)
+    frozen = replace(starting, name="frozen")
+    async with watched(lines, starting, frozen, silent=1000, frozen=2, starting=1.5) as supervisor:
+        before = supervisor.pids
+
+        os.kill(before["frozen"], signal.SIGSTOP)
+
+        await replaced(supervisor, "frozen", before["frozen"])
+        assert supervisor.pids["starting"] == before["starting"]
+    assert "has not begun to answer" in lines.getvalue()
+
+
+async def test_a_forked_process_is_looked_at_instead_of_its_proxy(tmp_path):
+    child = await asyncio.create_subprocess_exec("sleep", "1000")
+    held = os.pidfd_open(child.pid)
+    try:
+        assert find_forked_pid(os.getpid()) == child.pid
+        assert find_forked_pid(child.pid) == child.pid
+        states = read_thread_states(child.pid)
+        assert states is not None
+        assert not states.wants_to_run
+    finally:
+        os.close(held)
+        child.kill()
+        await child.wait()
+    assert read_thread_states(child.pid) is None
+
+
 async def test_an_executor_is_asked_in_the_process_that_it_says_it_is(tmp_path):
     bus, endpoints, scrape = MemoryBus(BusSettings()), Endpoints(str(tmp_path)), ScrapeServer("llm")
     alive = partial(endpoints.executor_answers, "m-L-0", 1)
@@ -143,7 +231,7 @@ async def test_an_executor_is_asked_in_the_process_that_it_says_it_is(tmp_path):
 async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_replaced(tmp_path, lines):
     tiny.build("qwen2_5_vl", tmp_path / "qwen2_5_vl")  # where the declarations look for it
     models = await tiny_models(["qwen2.5-vl-tiny"], tmp_path)
-    async with Stack(models, log=log_to(lines), env={"OMNIBUS_UP_SILENT": "4"}) as stack:
+    async with Stack(models, log=log_to(lines), env={"OMNIBUS_UP_SILENT": "40"}) as stack:
         first = stack.supervisor.pids
         executor = next(name for name in first if "/" in name)
         endpoints = Endpoints(str(stack.metrics_dir))
@@ -158,7 +246,7 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
         os.kill(first["gateway"], signal.SIGSTOP)
 
         for name in (executor, "gateway"):
-            await lines.until(rf"{name} +\| does not answer for 4 s")
+            await lines.until(rf"{name} +\| does not answer for [\d.]+ s and stands still")
             await replaced(stack.supervisor, name, first[name])
         await stack.wait_until_ready(90)
         assert {name for name, pid in stack.supervisor.pids.items() if first[name] != pid} == {executor, "gateway"}
