@@ -5,6 +5,7 @@ Executors that leave say so, and for dead ones the bus says so. What is left is 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -21,10 +22,15 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25  # seconds between two looks for silent executors
 RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that executors have to show up again
+#: Seconds within which a refusal comes, unless the bus or this process stood still: executors leave a bus that does.
+MAX_REFUSAL_SECONDS = 1.0
 ACCEPT_TIMEOUT_SECONDS = 3.0  # seconds within which every executor of a route must have answered
 MAX_POLL_DELAY_SECONDS = (
     1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
 )
+
+#: In the place of an invocation in the subject of a probe's refusal; in the place of the attempt are milliseconds.
+PROBE = "-"
 
 #: Moves an invocation to another route: away from the executor named, if any, and why.
 Move = Callable[[InflightInvocation, str, OmnibusError, str], None]
@@ -52,12 +58,28 @@ class FailureDetector:
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
         self._returned: set[str] = set()  # executors whose connection came back, and monotonic seconds of the last
         self._returned_at = 0.0
+        self._stalled_at = -math.inf  # monotonic seconds of the last refusal that took too long
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_returning(self) -> bool:
         """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
-        return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)
+        stalled = time.monotonic() - self._stalled_at < RECONNECT_GRACE_SECONDS
+        return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS) or stalled
+
+    def note_refusal(self, running: InflightInvocation | None, attempt: int) -> None:
+        """The server refused ``attempt`` of ``running``, or a probe where that is None.
+
+        One that comes late says that the bus was frozen: our connection outlived that, others may not have.
+        """
+        if running is None:
+            sent = attempt / 1000
+        elif running.invocation.attempt == attempt:
+            sent = running.sent
+        else:
+            return
+        if time.monotonic() - sent > MAX_REFUSAL_SECONDS:
+            self._stalled_at = time.monotonic()
 
     def handle_refusal(self, executor: str) -> bool:
         """Take the server's word that nobody listens for ``executor``; returns whether it is gone."""
@@ -104,9 +126,8 @@ class FailureDetector:
                 self._retry_all()
             self._retry_returned()
             for executor in {*self._members.silent_executors(), *self._refusals.overdue_peers()}:
-                self._publish_query(
-                    subjects.edge_subject(executor), b"", subjects.refused_subject(self._gateway, "-", 0, executor)
-                )
+                refused = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
+                self._publish_query(subjects.edge_subject(executor), b"", refused)
             self._replace_silent()
             self.replace_overdue()
 

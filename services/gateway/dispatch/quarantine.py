@@ -4,8 +4,9 @@ An executor that dies holds many invocations, and may have been killed from outs
 unfinished node that it held is a suspect, known by a digest of all that it is computed from. A node that finishes
 anywhere is none any more. Suspects move like anything else, but, where there is a choice, not to an executor that runs
 more components than the one that died. At a further death the suspects with most deaths are compared: are they of one
-request, that input is refused; are they of several, these go on one at a time, so that the next death tells. No clock
-and no I/O here; times are seconds of one clock.
+request, that input is refused; are they of several, these go on one at a time, so that the next death tells. An
+executor that comes back as the same process has only lost its connection: that was no death. No clock and no I/O here;
+times are seconds of one clock.
 """
 
 from collections import OrderedDict, deque
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from math import ceil
 
+from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadInput, StageUnavailable
 from omnibus.graph import GraphNode, Invocation
 from services.gateway.dispatch.inflight import InflightInvocation
@@ -24,6 +26,8 @@ MAX_DEATHS = 2
 #: Suspects, and refused inputs, that are remembered; those of longest ago are forgotten first.
 MAX_SUSPECTS = 4096
 MAX_REFUSED_INPUTS = 256
+#: Dead executors that are remembered, in case that they come back.
+MAX_DEAD_EXECUTORS = 64
 
 #: Digests of nodes that together end executors.
 Culprit = frozenset[str]
@@ -48,6 +52,7 @@ class Quarantine:
         self._seconds = seconds
         self._suspects: OrderedDict[str, int] = OrderedDict()  # deaths by key
         self._refused: OrderedDict[Culprit, float] = OrderedDict()  # until when
+        self._dead: OrderedDict[str, tuple[ExecutorStatus, Culprit]] = OrderedDict()  # last status, and what it held
         self._single: InflightInvocation | None = None
         self._waiting: deque[tuple[InflightInvocation, int, Callable[[], None]]] = deque()
 
@@ -82,12 +87,31 @@ class Quarantine:
         member = self._members.get(executor)
         for running in held:
             running.died_with.append(frozenset(member.status.components if member is not None else ()))
-        for key in set().union(*held.values()):
+        suspects: Culprit = frozenset().union(*held.values())
+        if member is not None:
+            self._dead[executor] = member.status, suspects
+            while len(self._dead) > MAX_DEAD_EXECUTORS:
+                self._dead.popitem(last=False)
+        for key in suspects:
             self._suspects[key] = self._suspects.get(key, 0) + 1
             self._suspects.move_to_end(key)
         while len(self._suspects) > MAX_SUSPECTS:
             self._suspects.popitem(last=False)
         self._judge_suspects(held, now)
+
+    def note_status(self, status: ExecutorStatus) -> None:
+        """Take back the death of an executor that goes on: the same process, whose connection came back."""
+        if not self._dead or status.id not in self._dead:
+            return
+        last, suspects = self._dead.pop(status.id)
+        if status.pid != last.pid or status.reconnects <= last.reconnects:
+            return  # another one in its place
+        for key in suspects & self._suspects.keys():
+            self._suspects[key] -= 1
+            if not self._suspects[key]:
+                del self._suspects[key]
+        for culprit in [each for each in self._refused if each & suspects]:
+            del self._refused[culprit]
 
     def clear_suspect(self, running: InflightInvocation, node: int) -> None:
         """``node`` is done: its input is no suspect."""

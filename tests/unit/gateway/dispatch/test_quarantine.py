@@ -15,6 +15,7 @@ from omnibus.errors import BadInput, ProblemDetails
 from omnibus.graph import WIRE_VERSION
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
+from services.gateway.dispatch.failure_detector import PROBE
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.quarantine import MAX_REFUSED_INPUTS, Quarantine, node_keys
 from services.gateway.routing.executors import ExecutorTable
@@ -269,3 +270,62 @@ def test_keys_are_of_all_that_a_node_is_computed_from() -> None:
     assert keys(1, 1) == keys(1, 1)
     assert keys(1, 1)[0] == keys(1, 2)[0] != keys(2, 1)[0]
     assert len({keys(item, words)[1] for item in (1, 2) for words in (1, 2)}) == 4
+
+
+async def lose(there: World, puppet: Puppet) -> None:
+    """The connection of an executor is lost: the bus says that nobody listens, and its process goes on."""
+    await puppet.die()
+    there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic()))
+    await there.turn()
+
+
+def probe(there: World, puppet: Puppet, sent: float) -> str:
+    return subjects.refused_subject("g", PROBE, int(sent * 1000), puppet.id)
+
+
+async def test_an_executor_that_comes_back_has_not_died_of_its_input(there: World):
+    await there.puppets_of(e="E", e2="E", e3="E", l="L")
+    running = ask(there, item=7)
+    held = []
+    for _ in range(2):
+        await there.turn()
+        held.append(there.puppets[running.invocation.route[0]])
+        await lose(there, held[-1])
+    assert refused(there, 7)
+
+    for puppet in held:
+        puppet.reconnects += 1
+        puppet.say()
+        await there.turn()
+
+    assert not refused(there, 7)
+
+
+async def test_another_process_in_its_place_proves_nothing(there: World):
+    await there.puppets_of(e="E", e2="E", e3="E", l="L")
+    running = ask(there, item=7)
+    for _ in range(2):
+        await there.turn()
+        dead = there.puppets[running.invocation.route[0]]
+        await lose(there, dead)
+        dead.say(pid=12345)
+        await there.turn()
+
+    assert refused(there, 7)
+
+
+async def test_who_is_not_found_behind_a_frozen_bus_is_not_taken_for_dead(there: World):
+    vision, other, third, _ = await there.puppets_of(e="E", e2="E", e3="E", l="L")
+    running = ask(there, item=7)
+    await there.turn()
+    for puppet in (vision, other, third):
+        await puppet.die()  # they reconnect
+        there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic() - 4))
+        await there.turn()
+        # One that was sent after the bus came back is answered at once, and says as little.
+        there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic()))
+        await there.turn()
+
+    assert running.failure is None
+    assert running.invocation.attempt == 0
+    assert not refused(there, 7)
