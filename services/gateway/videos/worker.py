@@ -11,14 +11,14 @@ from typing import Literal
 import msgspec
 
 from omnibus.errors import (
+    ArenaFull,
     DeadlineExceeded,
     Fatal,
     OmnibusError,
-    Overloaded,
     ProtocolError,
     Retryable,
     StageFailed,
-    StorageFull,
+    StageUnavailable,
     StoreUnavailable,
 )
 from omnibus.metrics import GATEWAY
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: Times that a job may be begun and broken off, before it is held to be what breaks gateways and executors.
 MAX_ATTEMPTS = 3
+#: Errors that may be the job's own doing: it asks for too much, or ends executors. Others are of what it works with.
+_BLAMED_ERRORS = (StageUnavailable, ArenaFull, ProtocolError)
 #: Seconds until a job is tried again that could not be done just now, and until the store is asked again.
 _RETRY_PAUSE_SECONDS, _POLL_SECONDS = 5.0, 0.5
 
@@ -167,7 +169,7 @@ class VideoWorker:
         later = isinstance(error, Retryable | ProtocolError) and job.until > time.time()
         if error is not None and later:  # those of another build may read what this one cannot
             log.info("%s is tried again: %s", job.id, error)
-            counts = lease.has_trace and not isinstance(error, Overloaded | StorageFull)
+            counts = lease.has_trace and isinstance(error, _BLAMED_ERRORS)
             await self._release_job(job, lease.owner, getattr(error, "retry_after", _RETRY_PAUSE_SECONDS), counts)
             return
         _count_outcome(job, error)

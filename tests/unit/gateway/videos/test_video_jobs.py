@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.bus import subjects
-from omnibus.errors import Overloaded
+from omnibus.errors import BusUnavailable, Overloaded, Retryable
 from omnibus.executor.runner import Job
 from omnibus.store import JobRecord, JobRules
 from services.gateway.media.files import new_secret_id
@@ -260,6 +260,27 @@ async def test_an_executor_at_its_limit_is_asked_again(place: Studio):
             raise Overloaded("too much", retry_after=0.01)
 
     place.toys.refuse = busy
+    id = (await asked(place.first))["id"]
+
+    await becomes(place.first, id, status="completed")
+
+    assert times == worker.MAX_ATTEMPTS + 2
+
+
+@pytest.mark.parametrize("error", [Retryable("the sidecar is away"), BusUnavailable("the bus is away")], ids=str)
+async def test_what_a_video_cannot_help_is_not_counted_against_it(
+    place: Studio, monkeypatch: pytest.MonkeyPatch, error: Retryable
+):
+    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.01)
+    times = 0
+
+    async def away(job: Job) -> None:
+        nonlocal times
+        times += 1
+        if times <= worker.MAX_ATTEMPTS + 1:
+            raise error
+
+    place.toys.refuse = away
     id = (await asked(place.first))["id"]
 
     await becomes(place.first, id, status="completed")
