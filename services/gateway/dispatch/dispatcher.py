@@ -37,7 +37,7 @@ from omnibus.recording import dead_letters
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from services.gateway.dispatch.capture import OutputCapture, consumed_outputs
-from services.gateway.dispatch.failure_detector import PROBE, FailureDetector
+from services.gateway.dispatch.failure_detector import FailureDetector
 from services.gateway.dispatch.inflight import Again, InflightInvocation
 from services.gateway.dispatch.playback import OutputPlayer, Tapes
 from services.gateway.dispatch.quarantine import Quarantine
@@ -331,13 +331,8 @@ class Dispatcher:
         if not delivery.refused:
             return
         invocation, attempt, executor = subjects.parse_refused_subject(delivery.subject)
-        running = self._running.get(invocation)
-        if running is not None or invocation == PROBE:
-            self._watcher.note_refusal(running, attempt)
-        if self._watcher.is_returning:
-            return  # what was sent while executors reconnect is sent again
-        gone = self._watcher.handle_refusal(executor)
-        if running is None or not (gone or running.has_alternative(executor)):
+        gone, running = self._watcher.handle_refusal(invocation, attempt, executor), self._running.get(invocation)
+        if running is None or gone is None or not (gone or running.has_alternative(executor)):
             return  # it may only be changing servers, and nobody else can take the work
         if running.invocation.attempt == attempt and executor not in running.lost:
             self._reroute(running, executor, running.gone_error(executor), "gone")

@@ -5,9 +5,9 @@ Executors that leave say so, and for dead ones the bus says so. What is left is 
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_LOST_SECONDS
@@ -58,7 +58,7 @@ class FailureDetector:
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
         self._returned: set[str] = set()  # executors whose connection came back, and monotonic seconds of the last
         self._returned_at = 0.0
-        self._stalled_at = -math.inf  # monotonic seconds of the last refusal that took too long
+        self._stalled_at = -inf  # monotonic seconds of the last refusal that took too long
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -67,22 +67,20 @@ class FailureDetector:
         stalled = time.monotonic() - self._stalled_at < RECONNECT_GRACE_SECONDS
         return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS) or stalled
 
-    def note_refusal(self, running: InflightInvocation | None, attempt: int) -> None:
-        """The server refused ``attempt`` of ``running``, or a probe where that is None.
+    def handle_refusal(self, invocation: str, attempt: int, executor: str) -> bool | None:
+        """Take the server's word that nobody listens for ``executor``, to which an attempt or a probe was sent.
 
-        One that comes late says that the bus was frozen: our connection outlived that, others may not have.
+        Returns whether it is gone; None while executors reconnect: what was sent to them is sent again. A word that
+        comes late says that the bus was frozen: our connection outlived that, those of others may not have.
         """
-        if running is None:
-            sent = attempt / 1000
-        elif running.invocation.attempt == attempt:
+        running = self._inflight.get(invocation)
+        sent = attempt / 1000 if invocation == PROBE else inf
+        if running is not None and running.invocation.attempt == attempt:
             sent = running.sent
-        else:
-            return
         if time.monotonic() - sent > MAX_REFUSAL_SECONDS:
             self._stalled_at = time.monotonic()
-
-    def handle_refusal(self, executor: str) -> bool:
-        """Take the server's word that nobody listens for ``executor``; returns whether it is gone."""
+        if self.is_returning:
+            return None
         gone = self._refusals.confirms_loss(executor)
         if gone:
             self._on_gone(executor)

@@ -115,7 +115,7 @@ class Watchdog:
             self._supervisor.kill(name)
 
     def _silence_reason(self, life: ProbedProcess, blocks: bool) -> str:
-        """Why the process is to be killed; empty when it is not. One that ``blocks`` may stand still and be well."""
+        """Return why the process is to be killed, empty when it is not. One that ``blocks`` may stand still and be well."""
         if life.answered is None:
             still = life.stillness.look(self._now) if math.isfinite(self._frozen) and not blocks else 0.0
             return f"has not begun to answer and stands still for {still:g} s" if still > self._starting else ""
