@@ -53,15 +53,15 @@ def find_forked_pid(pid: int) -> int:
 
 
 class Stillness:
-    """Since when the process ``pid`` stands still, of the looks at it."""
+    """Since when the process ``pid`` stands still, as far as updates tell."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._since = 0.0
         self._before: ThreadStates | None = None
 
-    def look(self, now: float) -> float:
-        """Seconds for which no thread has run or wanted to, as far as looks tell; ``now`` is of a clock in seconds."""
+    def update(self, now: float) -> float:
+        """Seconds for which no thread has run or wanted to, so far; ``now`` is of a clock in seconds."""
         states = read_thread_states(find_forked_pid(self._pid))
         if states is None or states.wants_to_run or states != self._before:
             self._since = now
@@ -69,5 +69,5 @@ class Stillness:
         return now - self._since
 
     def forget(self) -> None:
-        """Begin anew with the next look."""
+        """Begin anew with the next update."""
         self._before = None

@@ -115,15 +115,15 @@ class Watchdog:
             self._supervisor.kill(name)
 
     def _silence_reason(self, life: ProbedProcess, blocks: bool) -> str:
-        """Return why the process is to be killed, empty when it is not. One that ``blocks`` may stand still and be well."""
+        """Return why the process is to be killed, empty when it is not. One that ``blocks`` may well stand still."""
         if life.answered is None:
-            still = life.stillness.look(self._now) if math.isfinite(self._frozen) and not blocks else 0.0
+            still = life.stillness.update(self._now) if math.isfinite(self._frozen) and not blocks else 0.0
             return f"has not begun to answer and stands still for {still:g} s" if still > self._starting else ""
         silent = self._now - life.answered
         if silent > self._silent:
             return f"does not answer for {self._silent:g} s"
         if silent <= _LOOK_SECONDS or blocks:
             life.stillness.forget()
-        elif life.stillness.look(self._now) > self._frozen - _LOOK_SECONDS:
+        elif life.stillness.update(self._now) > self._frozen - _LOOK_SECONDS:
             return f"does not answer for {silent:.1f} s and stands still"
         return ""
