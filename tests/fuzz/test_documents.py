@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omnibus import api_key, app_record, graph, plan, profile
 from omnibus.app import array_codec, protocol
-from omnibus.bus import messages
+from omnibus.bus import media_messages, messages
 from omnibus.errors import BadRequest, ProblemDetails, ProtocolError
 from omnibus.families import catalog
 from omnibus.plan import Plan
@@ -22,6 +22,7 @@ from omnibus.store import JobRecord
 from omnibus.up import fork_client
 from services.gateway.apps import output_buffer
 from services.gateway.dispatch import capture
+from services.gateway.request import event_ids
 from services.gateway.videos import job_payload
 from services.planner.declared import declarations_file
 from tests.fuzz import corpus
@@ -62,6 +63,10 @@ GATEWAY = messages.encode(messages.GatewayStatus("gw", 1, 1.0))
 LETTER = messages.encode(
     dead_letters.DeadLetter(1, "a-0-1", "failed", 1.0, 1.0, "chat", "m", "t", "p", ProblemDetails("stage_failed", "x"))
 )
+NODE = messages.encode(
+    messages.NodeStatus("n", "127.0.0.1", 7400, 1, unreachable=("m",), pulled={"m": 1}, seconds={"m": 0.5}, now=1.0)
+)
+MEDIA_PART = messages.encode(media_messages.MediaPart(problem=ProblemDetails("not_found", "x")))
 BUS: dict[str, tuple[Decode, list[bytes]]] = {
     "invocations": (graph.decode_invocation, list(golden.invocations().values())),
     "replies": (messages.decode_replies, named("reply_")),
@@ -73,6 +78,11 @@ BUS: dict[str, tuple[Decode, list[bytes]]] = {
     "plan_events": (messages.decode_plan_event, named("plan_event")),
     "ended": (records.decode_end, ENDS),
     "dead_letters": (dead_letters.decode_dead_letter, [LETTER]),
+    "nodes": (messages.decode_node, [NODE]),
+    "media_queries": (media_messages.decode_query, [messages.encode(media_messages.MediaQuery("g", "video", "v"))]),
+    "media_answers": (media_messages.decode_answer, [messages.encode(media_messages.MediaAnswer("g", 9, "1"))]),
+    "media_reads": (media_messages.decode_read, [messages.encode(media_messages.MediaRead("video", "v", "1", 0, 9))]),
+    "media_parts": (media_messages.decode_part, [MEDIA_PART]),
 }
 
 
@@ -252,3 +262,21 @@ def test_a_recorded_output_of_any_shape_is_read_or_refused(entries: list[Any], r
 def test_a_request_to_the_fork_server_is_read_or_refused(data: bytes):
     with corpus.recorded("births", data):
         typed(fork_client.unpack_request, data, (ValueError,))
+
+
+# What a client gives back
+
+EVENT_IDS = [b"abc_-9.12.0123abcd.0.00000000.0", b"abc.12.0123abcd.99.0123abcd.2.5.0123abcd.7.0123abcd"]
+
+
+@examples(300)
+@given(data=mutated(EVENT_IDS) | st.binary(max_size=64))
+def test_the_id_of_an_event_is_read_or_refused(data: bytes):
+    text = data.decode("latin-1")  # as headers are
+
+    found = typed(lambda _: event_ids.parse_event_id(text), data, (BadRequest,))
+
+    if found is not None:
+        token, position = found
+        assert text.startswith(f"{token}.{position.text}") or not position.text
+        assert all(0 <= number < 10**15 for number in position if isinstance(number, int))
