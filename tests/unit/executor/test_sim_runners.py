@@ -10,6 +10,7 @@ import pytest
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, OmnibusError
 from omnibus.executor.runner import Item
 from omnibus.executor.sim.language import WORDS, SimulatedDecode, SimulatedPrefill
+from omnibus.executor.start_time import Moment, set_current_moment
 from tests.unit.executor.simulated import (
     THINKER,
     bench,
@@ -43,6 +44,30 @@ async def test_an_encoder_serves_batches_of_whoever_waits():
     assert done == [5.0] * 4 + [8.0] * 2
     assert stats["batches"] == {"2": 1, "4": 1}
     assert (stats["tokens"], stats["waiting"], stats["seconds"]) == (60, 0, 8.0)
+
+
+async def test_a_job_begins_with_the_first_batch_that_it_is_in():
+    """The time of service, by which gateways predict how long a request would wait, is what follows."""
+    begun: list[float] = []
+
+    class Watched(Moment):
+        def set_now(self) -> None:
+            begun.append(here.time.passed)
+
+    async def work(job: MemoryJob) -> None:
+        set_current_moment(Watched())
+        await here["vision"].run(job)
+
+    async with bench(profile()) as here:
+        await here["vision"].load()
+        await asyncio.gather(*(work(media()) for _ in range(6)))
+        assert begun == [0.0] * 4 + [5.0] * 2
+
+        begun.clear()
+        await here["thinker"].load()
+        set_current_moment(Watched())
+        await here["thinker"].run(chat())
+        assert begun == [8.0], "a sequence begins once, whatever steps it takes"
 
 
 async def test_an_embedding_may_follow_from_the_size_of_its_medium():

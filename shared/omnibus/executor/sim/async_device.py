@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from omnibus.errors import StageUnavailable
 from omnibus.executor.sim.device import CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
+from omnibus.executor.start_time import current_moment
 
 
 class Timer(Protocol):
@@ -108,6 +109,7 @@ class SimulatedMachine:
             raise self._failed
         ticket = WorkTicket()
         work.told = ticket.notify
+        work.moment = current_moment()
         lane.queue_work(work, self._clock.now())
         self._tickets.add(ticket)
         self._wake.set()
@@ -136,6 +138,7 @@ class SimulatedMachine:
                 if turn is None:
                     await self._wake.wait()
                     continue
+                _set_moments(turn)
                 steps = await self._wait_for_turn(turn, at)
                 at += turn.ends[steps - 1]
                 device.finish_turn(turn, at, steps)
@@ -169,3 +172,12 @@ class SimulatedMachine:
         self._failed = self._failed or error
         for ticket in self._tickets:
             ticket.fail(self._failed)
+
+
+def _set_moments(turn: DeviceTurn | CombinedTurn) -> None:
+    """Let the jobs of works whose first turn this is begin now."""
+    for each in turn.turns:
+        for work, _ in each.works:
+            if work.moment is not None:
+                work.moment.set_now()
+                work.moment = None

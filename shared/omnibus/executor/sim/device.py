@@ -21,6 +21,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from omnibus.executor.sim.distributions import Curve
+from omnibus.executor.start_time import Moment
 
 #: Hears the time of what happened to a work.
 Told = Callable[[float], None]
@@ -30,14 +31,18 @@ MAX_TURN_STEPS = 256
 
 
 class SimWork:
-    """One item of a batch: ``tokens`` of it. ``factor`` multiplies its share of the time."""
+    """One item of a batch: ``tokens`` of it. ``factor`` multiplies its share of the time.
 
-    __slots__ = ("factor", "gone", "left", "ready", "tokens", "told")
+    ``moment`` is that of its job, until its first turn begins.
+    """
+
+    __slots__ = ("factor", "gone", "left", "moment", "ready", "tokens", "told")
 
     def __init__(self, tokens: int, factor: float = 1.0, told: Told | None = None) -> None:
         self.tokens = tokens
         self.factor = factor
         self.told = told
+        self.moment: Moment | None = None
         self.left = tokens
         self.ready = 0.0
         self.gone = False
