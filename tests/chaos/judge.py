@@ -148,7 +148,7 @@ def _job_fault(job: Job) -> str:
     if not states or states[-1] not in ("completed", "failed"):
         return f"it never ended: {' > '.join(states) or 'never seen'}"
     if states[-1] == "failed":
-        return "it failed"
+        return f"it failed: {job.error}"
     first = states.index("completed")
     if any(status != "completed" for status in states[first:]):
         return f"it went back: {' > '.join(states)}"

@@ -126,7 +126,7 @@ class Load:
         begin = self._stack.now
         with contextlib.suppress(httpx.HTTPError):
             async with httpx.AsyncClient(base_url=self._urls[gateway], timeout=10) as http:
-                answer = await http.post("/v1/videos", json=requests.VIDEO)
+                answer = await http.post("/v1/videos", json=requests.video(len(self._record.jobs)))
             if answer.status_code == 200:
                 self._record.jobs.append(Job(answer.json()["id"], begin))
             else:
@@ -145,6 +145,8 @@ def _see(job: Job, answer: httpx.Response, now: float) -> None:
     if answer.status_code == 200:
         shown: dict[str, Any] = answer.json()
         job.see(now, shown["status"], int(shown.get("completed_at") or 0))
+        if error := shown.get("error"):
+            job.error = f"{error.get('code')}: {error.get('message')}"
     elif answer.status_code == 404:
         job.see(now, "not_found", 0)
 

@@ -43,11 +43,13 @@ class Outcome:
 
 @dataclass
 class Job:
-    """One accepted job: each state in which a gateway showed it, with the end that it named (0: none)."""
+    """One accepted job: each state in which a gateway showed it, with the end that it named (0: none), and why it
+    failed, if it did."""
 
     id: str
     accepted: float
     states: list[tuple[float, str, int]] = field(default_factory=list)
+    error: str = ""
 
     def see(self, at: float, status: str, ended: int) -> None:
         """Note a state, unless it is the last one again."""

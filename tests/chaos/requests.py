@@ -106,6 +106,11 @@ VIDEO = {
 }
 
 
+def video(number: int) -> dict[str, object]:
+    """A video like no other: of equal ones all are refused when two executors ended while they alone were there."""
+    return {**VIDEO, "prompt": f"{VIDEO['prompt']}, take {number}"}
+
+
 def cases_of(executor: str) -> tuple[str, ...]:
     """The cases that need the executor of this id; all when it is not known."""
     for model, cases in OF_MODEL.items():
