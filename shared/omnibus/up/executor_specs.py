@@ -90,7 +90,7 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
         env=environment,
         cwd=ROOT,
         after=("nats", "sidecar", "fork-server") if forked else ("nats", "sidecar"),
-        blocks=told["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,
+        blocks=environment["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,
         vital=not each.apps,  # an app that cannot run must not end what others use
         grace=grace_seconds(environment, each.service),
     )
