@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, runs, whatif
+from omnibus.cli import access, help_texts, runs, whatif
 from omnibus.errors import OmnibusError, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
@@ -80,6 +80,7 @@ def _build_parser() -> argparse.ArgumentParser:
     runs.add_run_commands(commands)
     access.add_access_commands(commands, parser)
     runs.add_run_options(parser)
+    help_texts.add_help_texts(parser)
     return parser
 
 

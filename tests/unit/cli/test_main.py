@@ -1,6 +1,8 @@
 """The ``omnibus`` command: arguments, errors, exit codes."""
 
 import importlib
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from omnibus import __version__
 from omnibus.cli import main
+from omnibus.cli.help_texts import EXAMPLES
 from omnibus.cli.main import _HANDLERS, _build_parser
 
 
@@ -102,3 +105,20 @@ def test_every_command_has_a_function():
     for named in _HANDLERS.values():
         module, _, function = named.partition(":")
         assert callable(getattr(importlib.import_module(f"omnibus.cli.{module}"), function))
+
+
+def test_examples_are_of_commands_that_there_are_and_can_be_parsed(capsys: pytest.CaptureFixture[str]):
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            inner = re.search(r"\$\((.*)\)", example)
+            words = shlex.split(inner[1] if inner else example, comments=True)
+            words = words[words.index("omnibus") + 1 :]
+            if words[:1] == ["COMMAND"]:
+                continue
+            assert " ".join(words).startswith(name.split(" ")[0] if "resume" not in words else "plan")
+            assert _build_parser().parse_args(words).command == words[0]
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    told = capsys.readouterr().out
+    assert "Run a recorded invocation again and compare the answers." in told
+    assert "omnibus replay 4bb189-0-1 --from vocoder" in told

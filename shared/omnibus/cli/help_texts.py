@@ -1,0 +1,53 @@
+"""Help of commands: what each does, and examples of it."""
+
+import argparse
+
+#: Lines that show how a command is used.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("omnibus up", "omnibus tail", "omnibus COMMAND --help"),
+    "up": (
+        "omnibus up                                      # the small trained models, at port 8000",
+        "omnibus up --models models.json --detach        # models of your own, in the background",
+        "omnibus up --only qwen3-tiny --port 0 --name a  # a tiny model, at a free port, beside other runs",
+        "OMNIBUS_EXECUTOR_DEVICE=cuda omnibus up --models models.json    # settings are variables: omnibus settings",
+    ),
+    "demo": ("omnibus demo", 'omnibus demo --image photo.png --prompt "What do you see?"'),
+    "tail": ("omnibus tail", "omnibus tail --nats nats://10.0.0.5:4222"),
+    "show": ("omnibus show 4bb189-0-1    # what x-request-id of a response says",),
+    "replay": (
+        "omnibus replay 4bb189-0-1",
+        "omnibus replay 4bb189-0-1 --from vocoder        # only this stage and those after it",
+        "omnibus replay 4bb189-0-1 --path 'E>L'          # on another path of the plan",
+    ),
+    "deadletters": ("omnibus deadletters", "omnibus deadletters retry 4bb189-0-1"),
+    "top": ("omnibus top", "omnibus top --once --json"),
+    "app check": ("omnibus app check my_app.py", 'omnibus app check my_app.py --request \'{"text": "hi"}\''),
+    "app run": ('omnibus app run my_app.py \'{"text": "hi"}\'',),
+    "app register": ("omnibus app register my_app.py", "omnibus app register package.module"),
+    "app invoke": ('omnibus app invoke my_app \'{"text": "hi"}\'',),
+    "plan show": ("omnibus plan show", "omnibus plan show 12"),
+    "plan diff": ("omnibus plan diff          # what is staged, or changed last", "omnibus plan diff 11 12"),
+    "plan rollback": ("omnibus plan rollback 11", "omnibus plan resume        # plan again by itself"),
+    "models check": ("omnibus models check ./weights", "omnibus models check Qwen/Qwen2.5-VL-7B-Instruct"),
+    "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
+    "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
+    "keys create": ("omnibus keys create alice --rate 5 --weight 2",),
+    "logs": ("omnibus logs gateway -f", "omnibus logs --run 8000 -n 20"),
+    "down": ("omnibus down", "omnibus down --all"),
+    "settings": ("omnibus settings gateway keys", "omnibus settings --set    # what this shell sets"),
+    "completion": ('eval "$(omnibus completion bash)"',),
+}
+
+
+def add_help_texts(parser: argparse.ArgumentParser, name: str = "") -> None:
+    """Give ``parser`` and the commands below it descriptions, from their short helps, and examples."""
+    if examples := EXAMPLES.get(name):
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {each.dest: each.help for each in action._choices_actions}
+            for below, command in action.choices.items():
+                text = helps.get(below) or ""
+                command.description = command.description or f"{text[:1].upper()}{text[1:]}."
+                add_help_texts(command, f"{name} {below}".strip())
