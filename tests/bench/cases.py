@@ -34,6 +34,8 @@ MEMORY = ("memory.gateway_mib", "memory.planner_mib")
 #: How often the 99th percentile of an app's latency is itself while another app comes and goes (at most), and how
 #: many times as fast 16 answers of the transformers engine are as those of ``generate`` one by one (at least).
 REGISTER, SPEEDUP = "apps.register_p99_ratio", "scheduler.c16.speedup"
+#: The part of the tokens per second of plain answers that those held to a schema come with (at least).
+MASKED = "structured.tokens_ratio"
 #: How many times as fast a batch of pictures is as its items (at least), and the part of the time of an encoder that
 #: a picture takes which it keeps (at most).
 ENCODER = {"encoder.batch.speedup": 2.0, "cache.hit_over_miss": 0.05}
@@ -71,6 +73,7 @@ RATIOS = {
     **FAIR,
     REGISTER: 1.5,
     SPEEDUP: 3.0,
+    MASKED: 0.9,
     **ENCODER,
     **GENERATOR,
     **GOODPUT,
@@ -173,7 +176,20 @@ PROFILE = "profile"
 #: Namespaces of nodes, see ``tests/nodes``.
 _NODES = tuple(NODES) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
 _BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
-_ALONE = (REGISTER, SPEEDUP, *ENCODER, *PROFILES, *GENERATOR, *PLANNER, *GOODPUT, *FAIR, *OVERLOAD, *_NODES, *_BESIDE)
+_ALONE = (
+    REGISTER,
+    SPEEDUP,
+    MASKED,
+    *ENCODER,
+    *PROFILES,
+    *GENERATOR,
+    *PLANNER,
+    *GOODPUT,
+    *FAIR,
+    *OVERLOAD,
+    *_NODES,
+    *_BESIDE,
+)
 NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 

@@ -42,6 +42,7 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 # What each field may hold without changing the answer. Everything else is refused by name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "n": _one_of(1),
+    "store": _one_of(False),
     "functions": _one_of([]),
     "function_call": _one_of("none", "auto"),
     "verbosity": _one_of("medium"),

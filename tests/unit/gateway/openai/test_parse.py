@@ -96,7 +96,7 @@ SCHEMA_PARAM = "response_format.json_schema.schema"
         ("verbosity", "medium"),
         ("user", "u"),
         ("metadata", {"a": "b"}),
-        ("store", True),
+        ("store", False),
         ("service_tier", "auto"),
         ("parallel_tool_calls", True),
         ("prediction", {"type": "content", "content": "x"}),
@@ -128,6 +128,7 @@ def test_options_that_can_be_obeyed_or_change_nothing_are_accepted(field: str, v
     ("field", "value"),
     [
         ("n", 2),
+        ("store", True),
         ("n", 0),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),

@@ -1,0 +1,1 @@
+"""Tools, structured output and the sampler's other fields through real services."""

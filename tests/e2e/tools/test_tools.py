@@ -1,0 +1,239 @@
+"""Tools and schemas as the official client sends and reads them, with its strict checks.
+
+A tiny model cannot decide to call a tool: calls here are forced, by the masks of a grammar. What a model writes by
+itself is read in ``tests/unit/llm/runners/test_shaped_answers.py``.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pydantic
+import pytest
+
+from omnibus.families import catalog
+from omnibus_models import tiny
+from tests.e2e.questions import ask, audio, image
+from tests.e2e.system import OMNI, System, declaration, running
+
+pytestmark = pytest.mark.e2e
+
+TEXT, HALVES = "qwen3-tiny", "qwen3-halves"
+MODELS = (TEXT, HALVES)
+
+
+@pytest.fixture(scope="package")
+def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[System]:
+    checkpoint = str(tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3"))
+    models = {
+        TEXT: catalog.model_declaration("qwen3", checkpoint),
+        HALVES: catalog.split_declaration("qwen3", checkpoint, "P>D"),
+        OMNI: declaration("qwen2_5_omni", omni_checkpoint),
+    }
+    with running(
+        tmp_path_factory.mktemp("tools"), models, "--gateways", "2", OMNIBUS_GATEWAY_CONTINUE_STREAMS="requested"
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
+    await system.becomes_ready()
+    async with openai.AsyncOpenAI(
+        base_url=f"{system.urls[0]}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=120,
+        _strict_response_validation=True,
+    ) as made:
+        yield made
+
+
+def order(number: int) -> dict[str, Any]:
+    """A tool that can be called in one way."""
+    schema = {
+        "type": "object",
+        "properties": {"id": {"const": f"order {number}"}, "fast": {"type": "boolean"}},
+        "required": ["id", "fast"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": f"order_{number}", "parameters": schema}}
+
+
+def asked(model: str, number: int = 1, **more: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [order(number)],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 120,
+        "seed": number,
+        **more,
+    }
+
+
+async def collect(stream: Any) -> tuple[dict[int, list[str]], str, str | None]:
+    """Calls by their index, each its id, name and arguments; the text; why the answer has ended."""
+    calls: dict[int, list[str]] = {}
+    text, finish = "", None
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or []:
+                if call.id:
+                    calls[call.index] = [call.id, call.function.name, ""]
+                calls[call.index][2] += call.function.arguments or ""
+    return calls, text, finish
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_thirty_two_at_once_get_each_its_own_call(client: openai.AsyncOpenAI, model: str) -> None:
+    async def call(number: int) -> tuple[str, str, str | None]:
+        if number % 2:
+            stream = await client.chat.completions.create(**asked(model, number), stream=True)
+            calls, text, finish = await collect(stream)
+            [(_, name, arguments)] = calls.values()
+            assert text == ""
+            return name, arguments, finish
+        answer = await client.chat.completions.create(**asked(model, number))
+        [found] = answer.choices[0].message.tool_calls or []
+        assert answer.choices[0].message.content is None
+        return found.function.name, found.function.arguments, answer.choices[0].finish_reason
+
+    found = await asyncio.gather(*map(call, range(32)))
+
+    for number, (name, arguments, finish) in enumerate(found):
+        assert (name, finish) == (f"order_{number}", "tool_calls")
+        assert json.loads(arguments)["id"] == f"order {number}"
+
+
+async def test_a_call_and_its_result_go_back_as_the_client_got_them(client: openai.AsyncOpenAI) -> None:
+    first = asked(TEXT, tools=[order(1), order(2)], tool_choice={"type": "function", "function": {"name": "order_2"}})
+    answer = await client.chat.completions.create(**first)
+    message = answer.choices[0].message
+    [call] = message.tool_calls or []
+    assert call.function.name == "order_2"
+
+    again = await client.chat.completions.create(
+        model=TEXT,
+        messages=[
+            *first["messages"],
+            message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "done"},
+        ],
+        tools=first["tools"],
+        max_tokens=8,
+    )
+
+    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="no call has this id") as caught:
+        await client.chat.completions.create(
+            model=TEXT, messages=[{"role": "tool", "tool_call_id": "call_x", "content": "done"}], max_tokens=8
+        )
+    assert caught.value.param == "messages[0].tool_call_id"
+
+
+class City(pydantic.BaseModel):
+    """A shape that a client has as a class."""
+
+    model_config = {"extra": "forbid"}
+
+    name: str = pydantic.Field(max_length=10)
+    people: int = pydantic.Field(ge=0, le=999)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_parse_gives_objects(client: openai.AsyncOpenAI, model: str) -> None:
+    answer = await client.chat.completions.parse(
+        model=model, messages=[{"role": "user", "content": "a city"}], response_format=City, max_tokens=100, seed=3
+    )
+
+    assert isinstance(answer.choices[0].message.parsed, City)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_probabilities_come_with_the_tokens(client: openai.AsyncOpenAI) -> None:
+    plain: dict[str, Any] = {
+        "model": TEXT,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 6,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+
+    answer = await client.chat.completions.create(**plain)
+    stream = await client.chat.completions.create(**plain, stream=True)
+    streamed = [
+        each
+        async for chunk in stream
+        for choice in chunk.choices
+        for each in ((choice.logprobs and choice.logprobs.content) or [])
+    ]
+
+    tokens = answer.choices[0].logprobs.content
+    assert "".join(each.token for each in tokens) == answer.choices[0].message.content
+    assert all(len(each.top_logprobs) == 2 and each.logprob == each.top_logprobs[0].logprob for each in tokens)
+    assert [(each.token, round(each.logprob, 3)) for each in streamed] == [
+        (each.token, round(each.logprob, 3)) for each in tokens
+    ]
+
+
+async def test_an_image_and_sound_come_in_and_a_call_goes_out_without_speech(client: openai.AsyncOpenAI) -> None:
+    question = ask("what is this", image(1), audio(0.5))
+    more: dict[str, Any] = {"messages": question.messages, "max_tokens": 200}
+
+    answer = await client.chat.completions.create(**asked(OMNI, **more))
+    spoken = await client.chat.completions.create(
+        **asked(OMNI, **more), modalities=["text", "audio"], audio={"voice": "Chelsie", "format": "wav"}
+    )
+
+    for each in (answer, spoken):
+        [call] = each.choices[0].message.tool_calls or []
+        assert json.loads(call.function.arguments)["id"] == "order 1"
+    assert spoken.choices[0].message.audio is not None
+    assert spoken.choices[0].message.audio.transcript == ""
+
+
+async def test_hostile_schemas_are_the_clients_fault(client: openai.AsyncOpenAI) -> None:
+    slow = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(4000)}}
+    for schema in (slow, {"type": "string", "pattern": "(?=a)"}, {"$ref": "http://127.0.0.1/x"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(
+                model=TEXT,
+                messages=[{"role": "user", "content": "hello"}],
+                response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            )
+        assert caught.value.param == "response_format.json_schema.schema"
+
+
+async def test_a_streamed_call_goes_on_at_another_gateway(system: System, client: openai.AsyncOpenAI) -> None:
+    whole, _, _ = await collect(await client.chat.completions.create(**asked(HALVES, temperature=1.0), stream=True))
+    [(_, name, arguments)] = whole.values()
+
+    body = {**asked(HALVES, temperature=1.0), "stream": True}
+    async with httpx.AsyncClient(timeout=60) as http:
+        lines: list[str] = []
+        url = f"{system.urls[0]}/v1/chat/completions"
+        async with http.stream("POST", url, json=body, headers={"x-omnibus-continue": "true"}) as response:
+            token = response.headers["x-omnibus-continue"]
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if line == "" and sum("tool_calls" in each for each in lines) == 3:
+                    break
+        last = [line for line in lines if line.startswith("id: ")][-1].removeprefix("id: ")
+        url = f"{system.urls[1]}/v1/chat/completions/{token}/events"
+        rest = await http.get(url, headers={"last-event-id": last})
+
+    assert rest.status_code == 200, rest.text
+    chunks = [json.loads(each[6:]) for each in (*lines, *rest.text.splitlines()) if each.startswith("data: {")]
+    deltas = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", [])]
+    assert [each["function"]["name"] for each in deltas if "name" in each["function"]] == [name]
+    assert "".join(each["function"]["arguments"] for each in deltas) == arguments
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
