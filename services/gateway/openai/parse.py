@@ -128,9 +128,10 @@ def check_chat(request: ChatRequest) -> None:
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
-    check_tools(request.tools, request.tool_choice)
-    check_response_format(request.response_format)
-    _check_shapes(request)
+    if request.tools or request.tool_choice or request.response_format or request.top_logprobs or request.wants_images:
+        check_tools(request.tools, request.tool_choice)
+        check_response_format(request.response_format)
+        _check_shapes(request)
     for index, message in enumerate(request.messages):
         _check_message(message, f"messages[{index}]", request.wants_images)
 

@@ -149,7 +149,7 @@ class Chat:
     ) -> PreparedChat:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         voice = _requested_voice(request, model)
-        if request.is_shaped:
+        if request.response_format is not None or request.tool_choice is not None:
             await self.schemas.check_request(request)
         messages, refs = convert_messages(await self._resolve_spoken(request))
         if refs:
