@@ -27,6 +27,7 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.families import catalog
 from omnibus.process.parent_death import die_with_parent
+from omnibus.recording.records import split_records
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
@@ -294,10 +295,12 @@ class System:
     async def record(self, id: str, within: float = 10.0) -> tuple[bytes, dict[str, Any]]:
         """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""
         async with asyncio.timeout(within), self.bus() as bus:
-            while len(found := await bus.read_records(f"omnibus.inv.*.{id}")) < 2:
+            while True:
+                parts = [split_records(each.data) for each in await bus.read_records(f"omnibus.inv.*.{id}")]
+                begins, ends = [begin for begin, _ in parts if begin], [end for _, end in parts if end]
+                if begins and ends:
+                    return begins[0], json.loads(ends[-1])
                 await asyncio.sleep(0.05)
-        begin, end = (delivery.data for delivery in found)
-        return begin, json.loads(end)
 
     async def ledger_is_empty(self, within: float = 1.0, node: int | None = None) -> None:
         """Fails unless every lease of a node's arena, or of all, is given back ``within`` seconds."""

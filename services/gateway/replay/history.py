@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus import graph
 from omnibus.bus import Bus, Stored
 from omnibus.bus.subjects import INVOCATIONS
 from omnibus.errors import OmnibusError
@@ -68,12 +67,12 @@ class History:
         Ends come first, because the stream is read backwards; they are put into ``ends``.
         """
         try:
-            if records.is_end(stored.data):
-                ended = records.decode_end(stored.data)
-                ends.setdefault(ended.inv, ended)
-                return None
-            invocation = graph.decode_invocation(stored.data)
+            invocation, ended = records.decode_message(stored.data)
         except OmnibusError:  # of another version
+            return None
+        if ended is not None:
+            ends.setdefault(ended.inv, ended)
+        if invocation is None:
             return None
         over = ends.pop(invocation.id, None)
         if not _matches_scope(invocation, query):

@@ -18,7 +18,7 @@ from omnibus.bus import Delivery
 from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
-from omnibus.recording.records import EndRecord, RecordedAnswer
+from omnibus.recording.records import EndRecord, RecordedAnswer, split_records
 from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.capture import unpack_chunks
 from services.gateway.dispatch.digest import Fingerprint
@@ -53,7 +53,7 @@ class Replayer:
 
     async def respond(self, delivery: Delivery) -> AsyncIterator[bytes]:
         try:
-            recorded = graph.decode_invocation(delivery.data)
+            recorded = graph.decode_invocation(split_records(delivery.data)[0])
             graph.verify_uses(recorded.nodes)
             wished = options.parse_replay_options(delivery.headers, recorded)
             async for part in self._run_replay(recorded, wished, tracing.extract_context(delivery.headers)):

@@ -1,10 +1,11 @@
 """The record stream: every invocation as it was sent, and its end with times and the answer's digest."""
 
+import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,24 +26,78 @@ log = logging.getLogger(__name__)
 MODES = ("full", "stages", "digest")
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
 MAX_RECORDED_CHARS = 16_000
+#: Seconds that the beginning of an invocation is held back: with what ends by then it is one message. What is in flight
+#: for longer is known, even if its gateway dies.
+HOLD_SECONDS = 0.1
+#: Bytes of both records up to which they are one message.
+MAX_WHOLE_BYTES = 64 << 10
+
+
+class _HeldBegin(NamedTuple):
+    """The beginning of an invocation that is not published yet; ``until`` is the event loop's time."""
+
+    invocation: Invocation
+    body: bytes
+    id: str
+    until: float
 
 
 class Records:
-    """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests."""
+    """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests.
 
-    def __init__(self, bus: Bus, full: bool, keep: MediaStore, dead: DeadLetters | None = None) -> None:
+    The beginning of an invocation is held back for ``hold_seconds``.
+    """
+
+    def __init__(
+        self, bus: Bus, full: bool, keep: MediaStore, dead: DeadLetters | None = None, hold_seconds: float = 0.0
+    ) -> None:
         self.bus = bus
         self._dead = dead
         self._keep = keep
         self.full = full
+        self._hold_seconds = hold_seconds
+        self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
+        self._timer: asyncio.TimerHandle | None = None
 
     def write_begin(self, running: InflightInvocation) -> None:
+        """Record what was sent: at once, or held back for a moment in which it may end."""
         invocation = running.invocation
         whole = (
             graph.encode_invocation(invocation) if running.tapes else running.body
         )  # what is kept was asked for besides
         body = whole if self.full else graph.encode_invocation(_digest_inputs(invocation))
-        self._publish_record(invocation, body, f"{invocation.id}.{invocation.attempt}")
+        id = f"{invocation.id}.{invocation.attempt}"
+        if not self._hold_seconds:
+            self._publish_record(invocation, body, id)
+            return
+        loop = asyncio.get_running_loop()
+        self._held[invocation.id] = _HeldBegin(invocation, body, id, loop.time() + self._hold_seconds)
+        if self._timer is None:
+            self._timer = loop.call_later(self._hold_seconds, self._publish_due)
+
+    def _publish_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        now = loop.time()
+        for name, held in list(self._held.items()):
+            if held.until > now:
+                self._timer = loop.call_at(held.until, self._publish_due)
+                return
+            self.publish_begin(name)
+
+    def publish_begin(self, name: str) -> None:
+        """Publish the beginning of invocation ``name``, if it is held back."""
+        held = self._held.pop(name, None)
+        if held is not None:
+            self._publish_record(held.invocation, held.body, held.id)
+
+    def close(self) -> None:
+        """Publish everything that is held back."""
+        for name in list(self._held):
+            self.publish_begin(name)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def write_end(
         self,
@@ -76,9 +131,19 @@ class Records:
             kept=tuple(self._store_captures(running)),
             pulls=running.pull_log.costs() if running.pull_log is not None else (),
         )
-        self._publish_record(invocation, messages.encode(ended), f"{invocation.id}.end")
+        self._publish_end(invocation, messages.encode(ended))
         if status == "failed" and self._dead is not None:
             self._write_dead_letter(self._dead, running)
+
+    def _publish_end(self, invocation: Invocation, body: bytes) -> None:
+        """Publish an end, with the beginning if that is held back and both fit into one message."""
+        held = self._held.get(invocation.id)
+        if held is not None and len(held.body) + len(body) <= MAX_WHOLE_BYTES:
+            del self._held[invocation.id]
+            body = records.join_records(held.body, body)
+        else:
+            self.publish_begin(invocation.id)
+        self._publish_record(invocation, body, f"{invocation.id}.end")
 
     def _store_captures(self, running: InflightInvocation) -> Iterator[KeptOutput]:
         for tape in running.tapes.values():

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Collection
 
-from omnibus import graph
 from omnibus.bus import Bus, subjects
 from omnibus.errors import ProtocolError
 from omnibus.graph import Invocation
 from omnibus.profile import QUANTITIES
-from omnibus.recording.records import EndRecord, decode_end, is_end
+from omnibus.recording.records import EndRecord, decode_message
 from services.planner.simulate.arrivals import Arrival
 
 
@@ -22,22 +21,22 @@ async def recorded_arrivals(bus: Bus, models: Collection[str], seconds: float) -
     ends: dict[str, EndRecord] = {}
     for delivery in await bus.read_records(f"{subjects.ROOT}.inv.>"):
         try:
-            if is_end(delivery.data):
-                ended = decode_end(delivery.data)
-                ends[ended.inv] = ended
-            else:
-                invocation = graph.decode_invocation(delivery.data)
-                if invocation.created >= since and _is_request(invocation) and invocation.model in models:
-                    begun.setdefault(invocation.id, invocation)
+            invocation, ended = decode_message(delivery.data)
         except ProtocolError:  # another build's
             continue
+        if ended is not None:
+            ends[ended.inv] = ended
+        if invocation is not None and _is_request(invocation, models, since):
+            begun.setdefault(invocation.id, invocation)
     found = sorted(begun.values(), key=lambda each: each.created)
     first = found[0].created if found else 0.0
     return [Arrival(each.created - first, each.model, each.type, _sizes(ends.get(each.id))) for each in found]
 
 
-def _is_request(invocation: Invocation) -> bool:
-    return not (invocation.step or invocation.replay_of or invocation.attempt or "=" in invocation.type)
+def _is_request(invocation: Invocation, models: Collection[str], since: float) -> bool:
+    """Return whether it is a request of its own to one of ``models``, not older than ``since``."""
+    part = invocation.step or invocation.replay_of or invocation.attempt or "=" in invocation.type
+    return not part and invocation.created >= since and invocation.model in models
 
 
 def _sizes(ended: EndRecord | None) -> dict[str, float]:

@@ -36,7 +36,7 @@ async def connect_bus(options: argparse.Namespace) -> NatsBus:
 
 async def tail_records(options: argparse.Namespace) -> int:
     bus = await connect_bus(options)
-    await bus.subscribe(subjects.RECORDS, lambda delivery: print(_record_line(delivery), flush=True))
+    await bus.subscribe(subjects.RECORDS, lambda delivery: print("\n".join(_record_lines(delivery)), flush=True))
     print("watching omnibus.inv.> (Ctrl-C ends)", file=sys.stderr)
     try:
         await asyncio.Event().wait()
@@ -45,8 +45,12 @@ async def tail_records(options: argparse.Namespace) -> int:
     return 0
 
 
-def _record_line(delivery: Delivery) -> str:
-    record = json.loads(delivery.data)
+def _record_lines(delivery: Delivery) -> list[str]:
+    return [_record_line(part) for part in records.split_records(delivery.data) if part]
+
+
+def _record_line(data: bytes) -> str:
+    record = json.loads(data)
     clock = time.strftime("%H:%M:%S")
     if record.get("kind") != "end":
         again = f" (replay of {record['replay_of']})" if record.get("replay_of") else ""

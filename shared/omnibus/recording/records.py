@@ -91,7 +91,23 @@ class Record(NamedTuple):
     ended: EndRecord | None
 
 
+class _WholeRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="whole"):
+    """Both records of an invocation that ended soon, in one message."""
+
+    began: msgspec.Raw
+    ended: msgspec.Raw
+
+
+class RecordMessage(NamedTuple):
+    """Content of one message of the stream: the beginning of an invocation, its end, or both."""
+
+    invocation: Invocation | None
+    ended: EndRecord | None
+
+
 _ended = msgspec.json.Decoder(EndRecord).decode
+_whole = msgspec.json.Decoder(_WholeRecord).decode
+_WHOLE_START = b'{"kind":"whole",'
 
 
 def is_end(body: bytes) -> bool:
@@ -114,10 +130,32 @@ def decode_end(body: bytes) -> EndRecord:
         raise ProtocolError(f"not the end of an invocation: {graph.explain_unreadable(body, error)}") from error
 
 
+def join_records(began: bytes, ended: bytes) -> bytes:
+    """One message of the encoded beginning and end of an invocation."""
+    return b'%b"began":%b,"ended":%b}' % (_WHOLE_START, began, ended)
+
+
+def split_records(body: bytes) -> tuple[bytes, bytes]:
+    """The beginning and the end that a message of the stream holds, else empty. Raises ``ProtocolError``."""
+    if not body.startswith(_WHOLE_START):
+        return (b"", body) if is_end(body) else (body, b"")
+    try:
+        whole = _whole(body)
+    except UNREADABLE as error:
+        raise ProtocolError(f"not the record of an invocation: {graph.explain_unreadable(body, error)}") from error
+    return bytes(whole.began), bytes(whole.ended)
+
+
+def decode_message(body: bytes) -> RecordMessage:
+    """Return the content of one message of the stream. Raises ``ProtocolError``."""
+    began, ended = split_records(body)
+    return RecordMessage(graph.decode_invocation(began) if began else None, decode_end(ended) if ended else None)
+
+
 def parse_record(found: list[Delivery], id: str) -> Record:
     """The record of ``id`` from what the stream has of it, oldest first. Raises ``NotFound`` and ``ProtocolError``."""
-    ends = [delivery.data for delivery in found if is_end(delivery.data)]
-    begins = [delivery.data for delivery in found if not is_end(delivery.data)]
+    parts = [split_records(delivery.data) for delivery in found]
+    begins, ends = [began for began, _ in parts if began], [ended for _, ended in parts if ended]
     if not begins:
         raise NotFound(f"no record of invocation {id[:80]}: watch for ids with `omnibus tail`; it may be too old")
     return Record(graph.decode_invocation(begins[0]), decode_end(ends[-1]) if ends else None)

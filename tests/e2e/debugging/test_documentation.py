@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from omnibus.bus.subjects import DEADLETTERS
+from omnibus.recording import records
 from tests.e2e.debugging import stand_in
 from tests.e2e.debugging.test_deadletters import asked, letter, served
 from tests.e2e.questions import ask, image
@@ -235,10 +236,10 @@ async def test_reading_a_record(seen: System, shell: Shell, tools: str, id: str)
     output = await shell.run(files, ID=id)
     if not os.path.islink(f"{tools}/nats"):  # the CLI pages, so it wants a terminal
         viewed = await shell.run(view, ID=id)
-        assert viewed.count(f"omnibus.inv.chat.{id}") == 2
+        assert f"omnibus.inv.chat.{id}" in viewed
 
-    assert json.loads((shell.directory / "recorded.json").read_text())["id"] == id
-    assert (shell.directory / "recorded.json").read_bytes().rstrip() == (await seen.record(id))[0]
+    begin, _ = records.split_records((shell.directory / "recorded.json").read_bytes().rstrip())
+    assert begin == (await seen.record(id))[0]
     assert '"kind":"end"' in output
 
 

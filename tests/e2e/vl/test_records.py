@@ -10,6 +10,7 @@ import pytest
 from nats.aio.client import Client
 
 from omnibus.bus import subjects
+from omnibus.recording.records import split_records
 from tests.e2e.questions import VL_QUESTIONS, Question, ask, image
 from tests.e2e.system import VL, System
 from tests.e2e.watch import Watch
@@ -78,7 +79,7 @@ async def test_a_record_published_with_headers_and_no_reply_runs_again_by_itself
         await nc.publish("omnibus.replay", body, headers={"Nats-Msg-Id": f"{id}.0", "X-By": "hand"})
         await nc.flush()
         await nc.close()
-        again = json.loads((await watch.first("omnibus.inv.")).data)
+        again = json.loads(split_records((await watch.first("omnibus.inv.")).data)[0])
         await watch.end(again["id"])
     _, end = await vl.record(again["id"])
 

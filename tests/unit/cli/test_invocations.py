@@ -13,6 +13,7 @@ from omnibus import graph
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import invocations, main
+from omnibus.recording import records
 from omnibus.settings import BusSettings
 from tests.unit.cli.documents import ENDED, INVOCATION, ended, invocation
 from tests.unit.sidecar.node import until
@@ -22,7 +23,7 @@ PATIENCE = 20.0  # seconds
 
 def line(document: dict[str, Any]) -> str:
     """The line of ``omnibus tail`` without its clock."""
-    clock, _, rest = invocations._record_line(Delivery("s", json.dumps(document).encode())).partition(" ")
+    clock, _, rest = invocations._record_line(json.dumps(document).encode()).partition(" ")
     assert len(clock) == len("12:00:00")
     return rest
 
@@ -39,6 +40,14 @@ def test_tail_shows_an_end_and_why():
     assert line({**ENDED, "status": "failed", "problem": problem}) == (
         "end   g-0-1  failed after 1000 ms  stage_failed: vision failed"
     )
+
+
+def test_tail_shows_both_of_one_message():
+    whole = records.join_records(json.dumps(INVOCATION).encode(), json.dumps(ENDED).encode())
+
+    begin, end = invocations._record_lines(Delivery("s", whole))
+
+    assert ("begin g-0-1" in begin, "end   g-0-1" in end) == (True, True)
 
 
 def test_an_invocation_is_described_from_beginning_to_end():

@@ -1,5 +1,6 @@
 """Records: everything that a replay needs in full mode, nothing of the users' content in digest mode."""
 
+import asyncio
 import base64
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from omnibus import graph
 from omnibus.bus import subjects
 from omnibus.errors import NotFound
+from omnibus.executor.runner import Job
+from omnibus.recording import records
+from services.gateway.request import record
 from tests.unit.gateway.house import OMNI, PNG, VL, House, answered, house, image, text
 from tests.unit.sidecar.node import until
 
@@ -167,3 +171,68 @@ async def test_words_of_a_user_never_look_like_an_end(home: House):
     invocation, ended = await home.records.find(response.headers["x-request-id"])
     assert invocation.nodes[0].inputs["messages"][0]["content"] == '"kind":"end" {"kind":"end"}'
     assert ended is not None
+
+
+async def test_what_ends_soon_is_one_message_that_says_both(tmp_path: Path):
+    async with house(tmp_path, hold_seconds=60.0) as home:
+        await home.all_of(VL)
+        response = await home.ask(**ASKED)
+
+        (whole,) = await bodies(home, response.headers["x-request-id"])
+        found = await home.records.find(response.headers["x-request-id"])
+
+    began, ended = records.split_records(whole)
+    assert found == (graph.decode_invocation(began), records.decode_end(ended))
+    assert records.decode_message(whole) == found
+    assert (found.ended.status, found.invocation.seed) == ("done", 5)  # type: ignore[union-attr]
+
+
+async def test_what_lasts_longer_is_recorded_before_its_end(tmp_path: Path):
+    go = asyncio.Event()
+
+    async def wait(job: Job) -> None:
+        await go.wait()
+        job.close("text", {"finish_reason": "stop", "usage": {}})
+
+    async with house(tmp_path, hold_seconds=0.05) as home:
+        home.serve(VL)
+        await home.executor(VL, "EL", "vision", "thinker", thinker=wait)
+        asking = asyncio.ensure_future(home.ask())
+
+        async def begun() -> bool:
+            return bool(await home.bus.read_records(f"{subjects.ROOT}.inv.>"))
+
+        await until(begun)
+        (begin,) = await home.bus.read_records(f"{subjects.ROOT}.inv.>")
+        go.set()
+        id = (await asking).headers["x-request-id"]
+
+        assert graph.decode_invocation(begin.data).id == id
+        assert [records.is_end(each) for each in await bodies(home, id)] == [False, True]
+
+
+async def test_what_is_held_back_is_recorded_when_the_gateway_closes(tmp_path: Path):
+    async with house(tmp_path, hold_seconds=60.0) as home:
+        home.serve(VL)
+        await home.executor(VL, "EL", "vision", "thinker", thinker=forever)
+        asking = asyncio.ensure_future(home.ask())
+        await until(lambda: home.dispatcher.inflight_count == 1)
+
+        home.records.close()
+
+        assert len(await home.bus.read_records(f"{subjects.ROOT}.inv.>")) == 1
+        asking.cancel()
+
+
+async def forever(job: Job) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_what_does_not_fit_into_one_message_is_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record, "MAX_WHOLE_BYTES", 100)
+    async with house(tmp_path, hold_seconds=60.0) as home:
+        await home.all_of(VL)
+
+        response = await home.ask()
+
+        assert [records.is_end(each) for each in await bodies(home, response.headers["x-request-id"])] == [False, True]
