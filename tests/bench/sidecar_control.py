@@ -25,10 +25,10 @@ NBYTES = 4096
 _SIDECAR = """
 import asyncio, sys, uvloop
 from services.sidecar.server import Sidecar
-from services.sidecar.settings import SidecarSettings
+from services.sidecar.settings import SidecarConfig
 
 async def main(directory):
-    sidecar = Sidecar(SidecarSettings(node="bench", socket=directory + "/s", arena="arena", directory=directory))
+    sidecar = Sidecar(SidecarConfig(node="bench", socket=directory + "/s", arena="arena", directory=directory))
     await sidecar.start()
     print("ready", flush=True)
     await sidecar.serve()
