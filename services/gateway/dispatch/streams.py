@@ -56,6 +56,8 @@ class _RepeatableOutput:
 
     def skip_repeated(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return the part of ``data`` that is new. Raises ``StageFailed`` when it differs from what came before."""
+        if not self.again and KEY not in data and self._add_pieces(data):
+            return data
         if type(data.get(KEY)) is list and len(data) == 1:
             return self._skip_repeated_chunk(data)  # a list that is a part by itself
         grows = [key for key, value in data.items() if type(value) in _GROWING_TYPES]
@@ -69,6 +71,15 @@ class _RepeatableOutput:
             if fresh[key]:
                 self._pieces.setdefault((key, type(data[key])), []).append(fresh[key])
         return fresh
+
+    def _add_pieces(self, data: dict[str, Any]) -> bool:
+        """Remember the text and lists of ``data``, all of which is new; returns whether there are any."""
+        told = False
+        for key, value in data.items():
+            if value and type(value) in _GROWING_TYPES:
+                told = True
+                self._pieces.setdefault((key, type(value)), []).append(value)
+        return told
 
     def _skip_repeated_chunk(self, data: dict[str, Any]) -> dict[str, Any]:
         """A chunk without text or lists comes again as it was."""

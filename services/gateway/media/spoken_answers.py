@@ -79,7 +79,8 @@ class SpokenAnswers:
 
     async def _write_answers(self, answers: Sequence[_Unwritten]) -> None:
         """Write files and transcripts at the same time; one that fails does not stop the other."""
-        files = self._files.put_named([each.file for each in answers]) if self._files.is_enabled else None
+        sounds = [each.file for each in answers if each.file.data]  # an answer may have nothing to say
+        files = self._files.put_named(sounds) if sounds and self._files.is_enabled else None
         try:
             await self._store.put_spoken_answers({each.file.id: each.said for each in answers}, self.seconds)
         except OmnibusError as error:

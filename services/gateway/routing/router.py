@@ -276,6 +276,8 @@ class Router:
             paths = pinning.find_named_paths(paths, part, pinned, several)
         if any(pins):
             paths = pinning.filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
+        if len(paths) == 1 and paths[0].rate > 0:
+            return paths
         if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
             return paths  # who asks for a path gets it, planned for others or not
         planned = plans.choose_path(paths, self._choice_point(part, ticket))

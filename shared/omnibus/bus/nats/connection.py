@@ -30,6 +30,8 @@ MAX_PENDING_BYTES = 64 << 20
 MIN_SERVER_VERSION = (2, 12)
 #: Seconds between two pings, and how many may be unanswered: a machine that lost its power closes no connection.
 PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
+#: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
+_MAX_UNWRITTEN_BYTES = 64 << 10
 _NO_RESPONDERS = b" 503"
 
 
@@ -41,6 +43,7 @@ class NatsConnection(Client):
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
         self.last_problem: Exception | None = None
+        self._flushes = False  # by the end of this turn of the event loop
 
     @property
     def is_clustered(self) -> bool:
@@ -73,13 +76,30 @@ class NatsConnection(Client):
             log.exception("handler of %s failed", subject.decode())
 
     def send_command(self, command: bytes) -> None:
-        """Queue protocol bytes and wake the flusher, as ``Client.publish`` does but without its coroutines."""
+        """Queue protocol bytes, which leave by the end of this turn of the event loop with all others of it."""
         self._pending.append(command)
         self._pending_data_size += len(command)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += len(command)
-        if self._flush_queue is not None and self._flush_queue.empty() and self.is_connected:
+        if not self._flushes:
+            self._flushes = True
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        """Write what is pending, or wake the flusher of nats-py: it waits for a slow socket, and sees to a lost one."""
+        self._flushes = False
+        if not self._pending or not self.is_connected:
+            return
+        writer = getattr(self._transport, "_io_writer", None)  # a web socket has none
+        if writer is not None and _takes_more(writer.transport):
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            writer.writelines(pending)
+        elif self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+
+def _takes_more(transport: asyncio.WriteTransport) -> bool:
+    return not transport.is_closing() and transport.get_write_buffer_size() <= _MAX_UNWRITTEN_BYTES
 
 
 def encode_publish(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
