@@ -45,7 +45,7 @@ from services.gateway.request import metrics
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.dead_letters import DeadLetters
 from services.gateway.request.load_report import LoadReporter
-from services.gateway.request.record import MODES, Records
+from services.gateway.request.record import HOLD_SECONDS, MODES, Records
 from services.gateway.request.request import RequestFactory
 from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
@@ -151,7 +151,8 @@ class GatewayService:
         await dispatcher.startup()
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
-        records = Records(bus, settings.record != "digest", self._keep, dead)
+        records = Records(bus, settings.record != "digest", self._keep, dead, HOLD_SECONDS)
+        self._closing.callback(records.close)
         metrics.register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)
         await bus.add_responder(subjects.REPLAY, replayer.respond, queue="gateways")
@@ -231,9 +232,9 @@ class GatewayService:
             raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         limits = ConnectionLimits.from_settings(settings)
         self._requests = frontend.requests
-        self._server = create_server(
-            tracing.trace_http(frontend.build_application()), settings.tls_cert, settings.tls_key, limits
-        )
+        application = tracing.trace_http(frontend.build_application())
+        direct = frontend.create_direct_route()
+        self._server = create_server(application, settings.tls_cert, settings.tls_key, limits, direct)
         self._serving = self._start_task(self._server.serve(sockets=[listener]))
 
     async def drain(self, seconds: float) -> None:

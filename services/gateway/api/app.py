@@ -14,6 +14,7 @@ from omnibus import __version__
 from omnibus.errors import NotFound, OmnibusError, Rejected
 from omnibus.metrics import render_exposition
 from omnibus.settings import GatewaySettings
+from services.gateway.api.direct_chat import DirectChatRoute
 from services.gateway.api.models import ModelRoutes
 from services.gateway.api.routes import RouteTable
 from services.gateway.apps import openapi_document
@@ -21,9 +22,11 @@ from services.gateway.apps.invoke_route import called_app
 from services.gateway.apps.routes import INVOKE, Routes
 from services.gateway.apps.service import AppService
 from services.gateway.auth.cors import allow_origins
+from services.gateway.auth.origin import SameOriginMiddleware
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import BODY_COMPLETE
+from services.gateway.http.direct import DirectRoute
 from services.gateway.http.open_requests import OpenRequests
 from services.gateway.http.response import send_error
 from services.gateway.openai import openapi
@@ -60,6 +63,7 @@ class Frontend:
         if apps is not None:
             table.add_apps(apps.chats)
         self._console = console
+        self._guarded: ASGIApp | None = None
         #: What is being answered at the moment.
         self.requests = OpenRequests()
 
@@ -81,7 +85,16 @@ class Frontend:
 
         counted = self._with_body_budget(dispatch_request)
         guarded = self._guard(counted) if self._guard is not None else counted
+        self._guarded = guarded
         return allow_origins(self.requests.track_requests(guarded), self._settings)
+
+    def create_direct_route(self) -> DirectRoute | None:
+        """The route of plain chats past ``build_application``; None where each request is to show a key."""
+        allows = self._guarded.allows if isinstance(self._guarded, SameOriginMiddleware) else None
+        if self._guard is not None and allows is None:
+            return None
+        chats = self._apps.chats if self._apps is not None else None
+        return DirectChatRoute(self._table.runs, self._table.chat, self.requests, allows, chats)
 
     def _with_body_budget(self, application: ASGIApp) -> ASGIApp:
         """``application`` with the bytes of bodies counted until they are answered."""

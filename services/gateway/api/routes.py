@@ -33,6 +33,7 @@ class RouteTable:
     def __init__(
         self, runs: RequestFactory, chat: Chat, files: FileStore, videos: Videos, responses: Responses
     ) -> None:
+        self.runs, self.chat = runs, chat
         settings, painters = runs.settings, ImageTasks(runs)
         drawn = ImageChatRoute(settings, chat, painters, files)
         translate = DialectTranslator(runs.router, chat, painters)

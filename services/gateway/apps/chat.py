@@ -40,6 +40,10 @@ class AppChats:
         self._registry.worker(app)  # what nobody answers is not fetched
         return self._runs.open_request(app, seed=seed, pinned=pinned)
 
+    def is_served_by_app(self, model: str) -> bool:
+        """Return whether ``model`` is an app's."""
+        return bool(self._registry.serving_app(ROUTE, model))
+
     def _find_app(self, model: str) -> str:
         """The app that serves ``model``; empty when none does."""
         app = self._registry.serving_app(ROUTE, model)

@@ -15,11 +15,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from omnibus.errors import BadRequest, HeadTooLarge, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
+from services.gateway.http.direct import ON_LEFT as ON_LEFT
+from services.gateway.http.direct import DirectResponse, DirectRoute
 from services.gateway.http.transport import TurnTransport
 from services.gateway.openai.errors import error_body
 
-#: Key of the scope under which a handler puts what is to be called when its client leaves.
-ON_LEFT = "omnibus.on_left"
 #: Key of the scope that is there once all of the request's body is: nobody has to wait for it.
 BODY_COMPLETE = "omnibus.whole"
 
@@ -29,6 +29,8 @@ _SINGLE_HEADERS = frozenset({b"host", b"authorization"})
 _MAX_PIPELINED = 32
 #: Seconds that a refused client has to read why before its connection is closed, and bytes that it may send meanwhile.
 _LINGER_SECONDS, _LINGER_BYTES = 1.0, 2 << 20
+#: Seconds that a direct route waits for a body that did not come with its head, as many clients send it.
+_DIRECT_BODY_SECONDS = 0.02
 
 
 class ConnectionLimits(NamedTuple):
@@ -61,11 +63,15 @@ class _ResponseTransport:
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
-    a task that waits for it."""
+    a task that waits for it. Requests that the route ``direct`` takes need no task at all."""
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **more: Any) -> None:
+    def __init__(self, *args: Any, limits: ConnectionLimits, direct: DirectRoute | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self._limits = limits
+        self._direct = direct
+        self._pieces: list[bytes] | None = None  # of a body that the direct route may take
+        self._handover: TimerHandle | None = None  # of that body to the general way
+        self.answering: DirectResponse | None = None
         self._in_head = True  # no head is complete: a request may begin, or has
         self._overhead = 0  # bytes since the last one of a body: of a head, or of what follows a chunked body
         self._timer: TimerHandle | None = None
@@ -81,15 +87,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._take_pieces() is not None:
+            GATEWAY.request_counter("", "cancelled").inc()
         cycle = self.cycle
         super().connection_lost(exc)
+        if self.answering is not None:
+            self.answering.leave()
         if cycle is not None and cycle.disconnected:
             left: Callable[[], None] | None = cycle.scope.get(ON_LEFT)
             if left is not None:
                 left()
 
+    def eof_received(self) -> None:
+        """Send what is held: the event loop closes the connection by itself when this returns."""
+        self.transport.flush()
+
     def shutdown(self) -> None:
         """Close the connection after what is being answered, and after the body that still comes."""
+        self._hand_over()
         if self.cycle is not None and self.cycle.response_complete:
             self._close_after_body()
         else:
@@ -119,6 +134,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._feed_in_pieces(memoryview(data))
         if self._in_head and self._timer is None and self._is_idle() and not self._refused:
             self._start_timer(self._limits.head_seconds)
+        if self._pieces is not None and self._handover is None:
+            self._handover = self.loop.call_later(_DIRECT_BODY_SECONDS, self._hand_over)
 
     def _feed_in_pieces(self, data: memoryview) -> None:
         while data and not self._refused and not self.transport.is_closing():
@@ -144,8 +161,42 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._overhead = 0
         if self._timer is not None:
             self._stop_timer()
+        if self._direct is not None and self._may_be_direct(self._direct):
+            self._pieces = []
+        else:
+            self._start_cycle()
+
+    def _may_be_direct(self, route: DirectRoute) -> bool:
+        """Return whether ``route`` may answer the request whose head is complete, and nothing is before it."""
+        return (
+            self._is_idle()
+            and not self.pipeline
+            and not self._closing
+            and self.parser.should_keep_alive()
+            and self.parser.get_http_version() == "1.1"
+            and route.accepts_head(self.parser.get_method(), self.url, self.headers)
+        )
+
+    def _start_cycle(self) -> None:
+        """Answer the request whose head is complete in a task of its own."""
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self._close_after_body)
+
+    def _take_pieces(self) -> list[bytes] | None:
+        """Return what has come of a body that the direct route may take, and have it no more."""
+        pieces, self._pieces = self._pieces, None
+        if self._handover is not None:
+            self._handover.cancel()
+            self._handover = None
+        return pieces
+
+    def _hand_over(self) -> None:
+        """Answer the general way what the direct route has waited for."""
+        pieces = self._take_pieces()
+        if pieces is not None:
+            self._start_cycle()
+            for piece in pieces:
+                super().on_body(piece)
 
     def _head_error(self) -> OmnibusError | None:
         if len(self.headers) > self._limits.head_lines:
@@ -159,17 +210,37 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
-        super().on_body(body)
+        if self._pieces is not None:
+            self._pieces.append(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._overhead = 0
         self._in_head = True
         if self._timer is not None:
             self._stop_timer()
+        if self._pieces is not None and self._begin_directly():
+            return
         self.cycle.scope[BODY_COMPLETE] = True
         super().on_message_complete()
         if self._closing:
             self.transport.close()
+
+    def _begin_directly(self) -> bool:
+        """Return whether the direct route took the request; else it goes the general way, with all of its body."""
+        pieces = self._take_pieces() or []
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._direct is not None and self._direct.begin(self, body):
+            return True
+        self._start_cycle()
+        super().on_body(body)
+        return False
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.answering is not None:
+            self.answering.on_writable()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -189,7 +260,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         GATEWAY.request_counter("", error.code).inc()
-        if not self._is_idle():
+        if self._closing or not self._is_idle():  # nothing can be written any more, or another answer would be cut
             self.transport.close()
             return
         body = error_body(error)

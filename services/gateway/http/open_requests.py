@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,12 +30,19 @@ def stopping_error() -> GatewayStopping:
     return GatewayStopping("this gateway is stopping: send the request again, another gateway will answer it")
 
 
+class OpenResponse(Protocol):
+    """A response that is under way."""
+
+    def cancel(self) -> None:
+        """End it: it outlived the drain."""
+
+
 class OpenRequests:
     """Counts requests from their first byte to the end of their answer, and ends those that outlive the drain."""
 
     def __init__(self) -> None:
         self.stopping = False
-        self._open: set[_TrackedResponse] = set()
+        self._open: set[OpenResponse] = set()
         self._cancelled = False
         self._emptied = asyncio.Event()
 
@@ -54,7 +61,7 @@ class OpenRequests:
 
     async def _track_request(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         response = _TrackedResponse(send)
-        self._open.add(response)
+        self.add(response)
         try:
             await application(scope, receive, response.send)
         except asyncio.CancelledError:
@@ -62,9 +69,17 @@ class OpenRequests:
                 raise
             await response.end_with_error()
         finally:
-            self._open.discard(response)
-            if not self._open:
-                self._emptied.set()
+            self.discard(response)
+
+    def add(self, response: OpenResponse) -> None:
+        """A response has begun; ``discard`` it when it has ended."""
+        self._open.add(response)
+
+    def discard(self, response: OpenResponse) -> None:
+        """A response has ended."""
+        self._open.discard(response)
+        if not self._open:
+            self._emptied.set()
 
     # The stop
 
@@ -88,7 +103,7 @@ class OpenRequests:
         fail_runs(stopping_error())
         await self.wait_finished(FINAL_RESPONSES_SECONDS)
         self._cancelled = True
-        for response in self._open:
+        for response in list(self._open):  # some end at once
             response.cancel()
         await self.wait_finished(FINAL_RESPONSES_SECONDS)
 

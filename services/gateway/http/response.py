@@ -76,15 +76,18 @@ class ResponseWriter:
         clear_tracebacks(error)
 
     def _run_headers(self) -> Headers:
-        """Headers that tell a client where to look: invocation, path and plan epoch."""
-        run = self.run
-        if run is None:
-            return []
-        return [
-            (b"x-request-id", run.id.encode()),
-            (b"x-omnibus-path", run.path.encode()),
-            (b"x-omnibus-epoch", b"%d" % run.epoch),
-        ]
+        return run_headers(self.run)
+
+
+def run_headers(run: ClientRequest | None) -> Headers:
+    """Headers that tell a client where to look: invocation, path and plan epoch."""
+    if run is None:
+        return []
+    return [
+        (b"x-request-id", run.id.encode()),
+        (b"x-omnibus-path", run.path.encode()),
+        (b"x-omnibus-epoch", b"%d" % run.epoch),
+    ]
 
 
 async def as_events(bodies: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

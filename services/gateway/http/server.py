@@ -10,6 +10,7 @@ import uvicorn
 from omnibus.settings import GatewaySettings
 from services.gateway.http.connection import ON_LEFT as ON_LEFT
 from services.gateway.http.connection import ConnectionLimits, LimitedHttpProtocol
+from services.gateway.http.direct import DirectRoute
 
 
 class GatewayServer(uvicorn.Server):
@@ -21,13 +22,21 @@ class GatewayServer(uvicorn.Server):
 
 
 def create_server(
-    application: Any, certificate: str = "", key: str = "", limits: ConnectionLimits | None = None
+    application: Any,
+    certificate: str = "",
+    key: str = "",
+    limits: ConnectionLimits | None = None,
+    direct: DirectRoute | None = None,
 ) -> GatewayServer:
-    """A server for ``application`` on sockets that are given to ``serve``; with a ``certificate`` over TLS alone."""
+    """A server for ``application`` on sockets that are given to ``serve``; with a ``certificate`` over TLS alone.
+
+    Requests that ``direct`` takes do not reach the ``application``.
+    """
+    limits = limits or ConnectionLimits.from_settings(GatewaySettings())
     return GatewayServer(
         uvicorn.Config(
             application,
-            http=partial(LimitedHttpProtocol, limits=limits or ConnectionLimits.from_settings(GatewaySettings())),
+            http=partial(LimitedHttpProtocol, limits=limits, direct=direct),
             ws="none",
             lifespan="off",
             log_level="warning",

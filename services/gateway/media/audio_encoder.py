@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 from omnibus.encoding import audio
 from omnibus.encoding.audio import SoundFormat, StreamingAudioEncoder
 
-_UNCOMPRESSED_FORMATS = ("wav", "pcm16")
+#: Formats that take no time to speak of.
+UNCOMPRESSED_FORMATS = ("wav", "pcm16")
 
 
 async def encode_audio_file(samples: NDArray[np.float32], rate: int, format: SoundFormat) -> bytes:
     """A whole file of mono samples [n]."""
-    if format in _UNCOMPRESSED_FORMATS:
+    if format in UNCOMPRESSED_FORMATS:
         return audio.encode_audio(samples, rate, format)
     return await asyncio.to_thread(audio.encode_audio, samples, rate, format)
 
@@ -24,14 +25,18 @@ class AudioFileStream:
     def __init__(self, format: SoundFormat, speed: float = 1.0) -> None:
         self._format = format
         self._speed = speed
-        self._quick = format in _UNCOMPRESSED_FORMATS and speed == 1.0
+        self._quick = format in UNCOMPRESSED_FORMATS and speed == 1.0
         self._encoder: StreamingAudioEncoder | None = None
 
     async def push(self, samples: NDArray[np.float32], rate: int) -> bytes:
         """Take mono samples [n]; returns what of the file is ready, which may be nothing."""
         if self._quick:
-            return self._get_encoder(rate).push(samples)
-        return await asyncio.to_thread(lambda: self._get_encoder(rate).push(samples))
+            return self.push_now(samples, rate)
+        return await asyncio.to_thread(self.push_now, samples, rate)
+
+    def push_now(self, samples: NDArray[np.float32], rate: int) -> bytes:
+        """The same on the event loop, for uncompressed formats."""
+        return self._get_encoder(rate).push(samples)
 
     async def close(self, rate: int) -> bytes:
         """The rest of the file; ``rate`` counts when no sample came at all."""

@@ -10,7 +10,7 @@ end        done, cancelled, expired or failed: everything stops, memory is relea
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import count
 
@@ -347,6 +347,7 @@ class ClientRequest:
             ended = partial(self._record_end, running, status)
             if status == "done":
                 dispatcher.complete(running, ended)
+                self._runs.records.publish_begin(running.id)  # its client may look for it from now on
             else:
                 dispatcher.finish(running, status)
                 ended()
@@ -369,6 +370,7 @@ class ClientRequest:
                 stream.fail(self.failure or _over_error())
 
 
+@lru_cache(4096)
 def _app_letters(app: str) -> str:
     """Ids are short: an app's own sequence is told apart by a few letters of it."""
     return sha256(app.encode()).hexdigest()[:4]

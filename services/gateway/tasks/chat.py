@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -91,6 +91,15 @@ class PreparedChat:
         return bool(self.items) or len(self.body) > MAX_INLINE_BYTES or len(self.params) > MAX_INLINE_BYTES
 
 
+class PlainChat(NamedTuple):
+    """A chat that is understood at once: text alone, of a kind that is known."""
+
+    request: ChatRequest
+    task: CompositeTask
+    asked: PreparedChat
+    kind: ChatKind
+
+
 class Chat:
     """Serves chat requests for every model of the plan."""
 
@@ -158,6 +167,24 @@ class Chat:
             for ref in refs:
                 task.encoder_for(ref.modality)  # what no encoder takes is not fetched
         return PreparedChat(request, messages, await self.load_media(refs), voice)
+
+    def prepare_plain(self, request: ChatRequest) -> PlainChat | None:
+        """``request`` without media and references, if it needs to wait for nothing; else None. Raises as others do."""
+        task = self._tasks.get_task(request.model)
+        voice = _requested_voice(request, self._router.get_model(request.model))
+        messages, refs = convert_messages(request)
+        asked = PreparedChat(request, messages, [], voice)
+        if refs or asked.needs_arena:
+            return None
+        kind = self._kinds.find_kind(request.model, task, asked.input)
+        return PlainChat(request, task, asked, kind) if kind is not None else None
+
+    def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
+        """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
+        ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
+        graph = self._kinds.build_graph(chat.kind, run, chat.task, chat.asked.input)
+        running = run.send_segment(graph.segment, ticket=ticket, assignment=graph.assignment)
+        return graph.bind(running.streams)
 
     async def _resolve_spoken(self, request: ChatRequest) -> ChatRequest:
         """``request`` with earlier spoken answers in the place of their ids."""

@@ -1,12 +1,13 @@
 """From streams to the HTTP answer: whole as JSON, or piece by piece as server-sent events."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from omnibus.encoding.audio import SoundFormat, to_pcm16
+from omnibus.store import StreamRecord
 from omnibus.task import ChatOutput
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream, merge_streams
@@ -36,9 +37,15 @@ async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndar
             got.add_item(name, item.data, item.array)
             if name == "audio" and item.array is not None:
                 sound.append(item.array)
-    samples = np.concatenate(sound) if sound else np.zeros(0, np.float32)
-    if output.audio is not None:
-        got.add_pcm(to_pcm16(samples))
+    return join_samples(sound, got)
+
+
+def join_samples(sound: Sequence[np.ndarray], got: AnswerAccumulator) -> np.ndarray:
+    """The pieces of ``sound``, float32 [n], as one; ``got`` has them, too."""
+    if not sound:
+        return np.zeros(0, np.float32)
+    samples = np.concatenate(sound) if len(sound) > 1 else sound[0]
+    got.add_pcm(to_pcm16(samples))
     return samples
 
 
@@ -50,13 +57,26 @@ async def render_completion(
     keeper: SpokenAnswers | None = None,
 ) -> bytes:
     """The body of a ``chat.completion``; with a ``keeper`` its sound may be referred to."""
-    samples = await collect_samples(output, got)
-    spoken = None
-    if request.audio is not None and request.wants_audio:
-        data = await encode_audio_file(samples, got.rate, request.audio.format)
-        id = new_secret_id("audio_")
-        expires = await _store_answer(keeper, id, got.text, data, request.audio.format)
-        spoken = chat_response.ChatCompletionAudio(id=id, data=data, expires_at=expires, transcript=got.text)
+    spoken = await store_speech(request, await collect_samples(output, got), got, keeper)
+    return encode_answer(run, request, got, spoken)
+
+
+async def store_speech(
+    request: ChatRequest, samples: np.ndarray, got: AnswerAccumulator, keeper: SpokenAnswers | None
+) -> chat_response.ChatCompletionAudio | None:
+    """The spoken part of an answer, kept under an id of its own if there is a ``keeper``; None if none is wanted."""
+    if request.audio is None or not request.wants_audio:
+        return None
+    data = await encode_audio_file(samples, got.rate, request.audio.format)
+    id = new_secret_id("audio_")
+    expires = await _store_answer(keeper, id, got.text, data, request.audio.format)
+    return chat_response.ChatCompletionAudio(id=id, data=data, expires_at=expires, transcript=got.text)
+
+
+def encode_answer(
+    run: ClientRequest, request: ChatRequest, got: AnswerAccumulator, spoken: chat_response.ChatCompletionAudio | None
+) -> bytes:
+    """The body of a ``chat.completion`` whose results have all come."""
     return vllm_omni.answer_encoders(request).completion(
         id=f"chatcmpl-{run.id}",
         model=run.model,
@@ -85,13 +105,7 @@ async def stream_events(
     leaves out what its client has. Raises whatever fails.
     """
     record = continued.record if continued is not None else None
-    plain = vllm_omni.answer_encoders(request).stream(
-        record.id if record is not None else f"chatcmpl-{run.id}",
-        run.model,
-        record.created if record is not None else int(run.created),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        fingerprint=f"epoch-{run.epoch}",
-    )
+    plain = open_event_stream(run, request, record)
     format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
     stream: ChatStream | NumberedStream = continued.number_events(plain, format) if continued is not None else plain
     head = [stream.role("" if request.wants_text else None)]
@@ -101,20 +115,17 @@ async def stream_events(
     accepted, parts = AcceptanceStream(), open_output_streams(output)
     if run.notify_when_accepted(accepted.mark_accepted):
         parts[ACCEPTED_STREAM] = accepted
-    shown = stream.text if output.audio is None else stream.spoken_text
-    say = shown if request.wants_text else stream.transcript
+    say = choose_text_event(stream, request, output.audio is not None)
     tail: list[bytes] = []
     begun, logged = False, 0
     async for batch in merge_streams(parts):
         if not begun:
             accepted.end()
             batch = [each for each in batch if each[0] != ACCEPTED_STREAM]
-        frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
-        if got.structured:
-            frames = [_structured_frames(stream, say, item.data) for name, item in batch if name == "text"]
-            if request.logprobs and (fresh := got.logprobs[logged:]):
-                logged += len(fresh)
-                frames.append(stream.logprobs(fresh))
+        frames = encode_text_events(stream, say, got, batch)
+        if request.logprobs and (fresh := got.logprobs[logged:]):
+            logged += len(fresh)
+            frames.append(stream.logprobs(fresh))
         if continued is not None:
             continued.add_token_ids([id for name, item in batch if name == "text" for id in item.data.get("ids", ())])
         samples = [item.array for _, item in batch if item.array is not None]
@@ -129,6 +140,19 @@ async def stream_events(
     yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
 
 
+def encode_text_events(
+    stream: ChatStream | NumberedStream,
+    say: Callable[[str], bytes],
+    got: AnswerAccumulator,
+    batch: Sequence[tuple[str, Item]],
+) -> list[bytes]:
+    """Events of what came of the text, which is added to what was ``got``; of other streams there are none."""
+    frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
+    if got.structured:
+        frames = [_structured_frames(stream, say, item.data) for name, item in batch if name == "text"]
+    return frames
+
+
 def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str], bytes], data: dict[str, Any]) -> bytes:
     """Events of a chunk that may hold more than text."""
     reasoning, text, calls = data.get("reasoning"), data.get("text"), data.get("calls")
@@ -139,6 +163,26 @@ def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str],
             stream.calls(calls) if calls else b"",
         ]
     )
+
+
+def open_event_stream(run: ClientRequest, request: ChatRequest, record: StreamRecord | None = None) -> ChatStream:
+    """The maker of events of a streamed answer; of one with a ``record`` as they were promised."""
+    return vllm_omni.answer_encoders(request).stream(
+        record.id if record is not None else f"chatcmpl-{run.id}",
+        run.model,
+        record.created if record is not None else int(run.created),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        fingerprint=f"epoch-{run.epoch}",
+    )
+
+
+def choose_text_event(
+    stream: ChatStream | NumberedStream, request: ChatRequest, speaks: bool
+) -> Callable[[str], bytes]:
+    """The maker of events of pieces of text: these are shown, spoken, or both."""
+    if not request.wants_text:
+        return stream.transcript
+    return stream.spoken_text if speaks else stream.text
 
 
 class AcceptanceStream(ItemStream):
@@ -162,9 +206,11 @@ class AudioOutputFile:
 
     async def push_samples(self, samples: list[np.ndarray], got: AnswerAccumulator) -> bytes:
         """Take samples; returns what of the file is ready."""
-        whole = samples[0] if len(samples) == 1 else np.concatenate(samples)
-        got.add_pcm(to_pcm16(whole))
-        return self._buffer_sent(await self._sounding.push(whole, got.rate))
+        return self._buffer_sent(await self._sounding.push(join_samples(samples, got), got.rate))
+
+    def push_now(self, samples: list[np.ndarray], got: AnswerAccumulator) -> bytes:
+        """The same without waiting, for uncompressed formats."""
+        return self._buffer_sent(self._sounding.push_now(join_samples(samples, got), got.rate))
 
     async def close(self, got: AnswerAccumulator) -> bytes:
         """The rest of the file."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.gateway import house as houses
 from tests.unit.gateway.house import House, house
 from tests.unit.gateway.world import World, world
 
@@ -19,3 +20,9 @@ async def there(tmp_path: Path) -> AsyncIterator[World]:
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     async with house(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(params=["general", "direct"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether plain chats are answered directly or the general way makes no difference to a test."""
+    monkeypatch.setattr(houses, "SERVED_DIRECTLY", request.param == "direct")

@@ -8,7 +8,7 @@ have one colour: seed, words of the prompt, guidance.
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path as File
 from typing import Any
 
@@ -54,6 +54,8 @@ _FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qw
 _KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"], **catalog.EMBED}
 RATE = 24000
 PNG = picture("PNG")
+#: Whether ``http`` asks a real server, which answers plain chats directly, or the application alone.
+SERVED_DIRECTLY = False
 
 
 # Toys
@@ -173,7 +175,12 @@ TOYS: dict[str, Work] = {
 
 class House:
     def __init__(
-        self, place: Place, settings: GatewaySettings, store: Store | None = None, gateway: str = "gw"
+        self,
+        place: Place,
+        settings: GatewaySettings,
+        store: Store | None = None,
+        gateway: str = "gw",
+        hold_seconds: float = 0.0,
     ) -> None:
         self.place = place
         self.bus = place.bus
@@ -186,7 +193,7 @@ class House:
         self.dispatcher.retention.policy = settings.retain
         self.keep = MediaStore(settings.media_dir, settings.media_bytes)
         self.dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
-        self.records = Records(self.bus, settings.record != "digest", self.keep, self.dead)
+        self.records = Records(self.bus, settings.record != "digest", self.keep, self.dead, hold_seconds)
         fetcher = Fetcher(FetchRules())
         self.loads = LoadReporter(self.router, self.bus, LIMIT)
         self.runs = RequestFactory(
@@ -204,6 +211,7 @@ class House:
         self.console = Console(settings, store or nowhere, self.bus)
         frontend = Frontend(settings, self.router, self.dispatcher, self.table, console=self.console)
         self.app = frontend.build_application()
+        self.direct = frontend.create_direct_route()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
@@ -279,6 +287,7 @@ class House:
         await self.videos.shutdown()
         await self.responses.shutdown()
         await self.dispatcher.shutdown()
+        self.records.close()
         self.loads.close()
         self.keep.close()
         self.files.close()
@@ -286,16 +295,32 @@ class House:
 
 @asynccontextmanager
 async def house(
-    directory: File, store: Store | None = None, within: float = nodes.PATIENCE * 2, **changes: Any
+    directory: File,
+    store: Store | None = None,
+    within: float = nodes.PATIENCE * 2,
+    hold_seconds: float = 0.0,
+    **changes: Any,
 ) -> AsyncIterator[House]:
+    """``hold_seconds``: how long the beginning of an invocation is not recorded by itself."""
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
     async with place(directory, within) as made:
-        built = House(made, GatewaySettings(**{**usual, **changes}), store)
+        built = House(made, GatewaySettings(**{**usual, **changes}), store, hold_seconds=hold_seconds)
         await built.open()
         try:
-            yield built
+            async with _served(built) if SERVED_DIRECTLY else nullcontext():
+                yield built
         finally:
             await built.close()
+
+
+@asynccontextmanager
+async def _served(home: House) -> AsyncIterator[None]:
+    from tests.unit.gateway.wires import doorway
+
+    async with doorway(home) as door, httpx.AsyncClient(base_url=f"http://localhost:{door.port}", timeout=30) as client:
+        without, home.http = home.http, client
+        yield
+    await without.aclose()
 
 
 def question(model: str, content: Any, **more: Any) -> dict[str, Any]:

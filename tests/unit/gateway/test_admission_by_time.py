@@ -11,6 +11,8 @@ import pytest
 from omnibus.executor.runner import Job
 from tests.unit.gateway.house import TEXT, House, answered, error, house, question, think
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 DEADLINE, SERVICE, AT_ONCE = 4.0, 0.1, 120  # seconds, seconds, requests
 
 

@@ -15,6 +15,8 @@ from tests.unit.gateway.http.test_exchange import Client, Speaker
 from tests.unit.gateway.wires import doorway, post
 from tests.unit.sidecar.node import until
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 ALERTS = Path(__file__).parents[3] / "deploy/observability/alerts.yml"
 BAD: dict[str, tuple[str, Callable[[], OmnibusError]]] = {
     "a corrupt image": ("vision", lambda: BadMedia("the image is damaged")),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.unit.gateway import house as houses
 from tests.unit.gateway.house import TEXT, VL, House, house, image, text
 
 ROOT = Path(__file__).parents[3]
@@ -81,13 +82,31 @@ def look(home: House) -> Awaitable[None]:
 
 
 @pytest.mark.parametrize(
-    ("case", "allowed"),
-    [(tell, Cost(513, 5)), (stream, Cost(1770, 5)), (look, Cost(1040, 8))],
-    ids=["text", "64 streamed tokens", "a picture over two executors"],
+    ("case", "allowed", "direct"),
+    [
+        (tell, Cost(495, 5), True),
+        (stream, Cost(1770, 5), True),
+        (tell, Cost(513, 5), False),
+        (stream, Cost(1770, 5), False),
+        (look, Cost(1040, 8), False),
+    ],
+    ids=[
+        "text",
+        "64 streamed tokens",
+        "text in a task",
+        "64 streamed tokens in a task",
+        "a picture over two executors",
+    ],
 )
 async def test_a_request_costs_no_more_than_it_did(
-    tmp_path: Path, case: Callable[[House], Awaitable[None]], allowed: Cost
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: Callable[[House], Awaitable[None]],
+    allowed: Cost,
+    direct: bool,
 ):
+    """``direct``: with what a server does for it."""
+    monkeypatch.setattr(houses, "SERVED_DIRECTLY", direct)
     async with house(tmp_path) as home:
         home.serve(TEXT, VL)
         assert home.router.plan is not None

@@ -85,10 +85,11 @@ class Doorway:
 
 
 @asynccontextmanager
-async def doorway(home: House) -> AsyncIterator[Doorway]:
-    """``home`` behind a real server, with the limits of its settings."""
+async def doorway(home: House, direct: bool = True) -> AsyncIterator[Doorway]:
+    """``home`` behind a real server, with the limits of its settings; ``direct``: plain chats are answered directly."""
     listener = socket.create_server(("127.0.0.1", 0))
-    serving = create_server(home.app, limits=ConnectionLimits.from_settings(home.settings))
+    limits = ConnectionLimits.from_settings(home.settings)
+    serving = create_server(home.app, limits=limits, direct=home.direct if direct else None)
     task = asyncio.ensure_future(serving.serve(sockets=[listener]))
 
     def stop() -> None:

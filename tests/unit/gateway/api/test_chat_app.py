@@ -33,6 +33,8 @@ from tests.unit.gateway.house import (
 )
 from tests.unit.sidecar.node import until
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SEED = 5
 
 

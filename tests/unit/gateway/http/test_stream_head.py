@@ -12,6 +12,8 @@ from tests.unit.gateway.house import TEXT, VL, House, error, events, house, ques
 from tests.unit.gateway.http.test_exchange import Client
 from tests.unit.sidecar.node import until
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 class Thinker:
     """Writes one word when it may."""

@@ -1,8 +1,13 @@
 """Writes of one turn leave together, in their order, and never wait for a later turn."""
 
 import asyncio
+import socket
+from contextlib import nullcontext
 
 import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.gateway.http.transport import MAX_HELD_BYTES, TurnTransport
 
@@ -18,14 +23,17 @@ class Writes(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.made.append(bytes(data))
 
-    def write_eof(self) -> None:
-        self.made.append(b"EOF")
-
     def is_closing(self) -> bool:
         return self.closed
 
     def close(self) -> None:
         self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 @pytest.fixture
@@ -71,16 +79,6 @@ async def test_much_leaves_at_once_so_that_a_slow_reader_is_noticed(writes: Writ
     assert b"".join(writes.made) == before + b"tail"
 
 
-async def test_the_end_of_a_direction_comes_behind_what_was_written(writes: Writes):
-    transport = joined(writes)
-
-    transport.write(b"last")
-    transport.write_eof()
-    await asyncio.sleep(0)
-
-    assert writes.made == [b"last", b"EOF"]
-
-
 async def test_a_connection_is_closed_behind_what_was_written(writes: Writes):
     transport = joined(writes)
 
@@ -99,3 +97,61 @@ async def test_nothing_is_written_to_a_connection_that_is_gone(writes: Writes):
     await asyncio.sleep(0)
 
     assert writes.made == []
+
+
+# On real sockets, in both event loops
+
+Operation = tuple[str, bytes]
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+#: Pieces of less, and of more, than what is held; and what else may happen to a connection between them.
+PIECES = st.binary(max_size=40) | st.integers(1, 255).map(lambda byte: bytes([byte]) * (MAX_HELD_BYTES + byte))
+OPERATIONS = st.tuples(st.just("write"), PIECES) | st.sampled_from(
+    [("turn", b""), ("pause_reading", b""), ("resume_reading", b"")]
+)
+ENDS = st.sampled_from(["write_eof", "close", "write_eof close", "turn write_eof turn close", "write_eof write"])
+
+
+class Idle(asyncio.Protocol):
+    """A protocol that reads nothing of interest."""
+
+
+async def outcome(operations: list[Operation], end: str) -> bytes:
+    """What the other side reads, after ``operations`` and an end; a write behind the end has to be refused at once."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    raw, _ = await asyncio.get_running_loop().connect_accepted_socket(Idle, ours)
+    transport = TurnTransport(raw, asyncio.get_running_loop())
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    for name, data in [*operations, *((step, b"late") for step in end.split())]:
+        if name == "turn":
+            await asyncio.sleep(0)
+        elif name == "write":
+            with pytest.raises(RuntimeError, match="write_eof") if data == b"late" else nullcontext():
+                transport.write(data)
+        else:
+            getattr(transport, name)()
+    read = await asyncio.wait_for(reader.read(), 10)
+    transport.close()
+    writer.close()
+    return read
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@settings(max_examples=60, deadline=None)
+@given(operations=st.lists(OPERATIONS, max_size=8), end=ENDS)
+def test_whatever_happens_between_writes_all_bytes_leave_in_order(loop: str, operations: list[Operation], end: str):
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        read = runner.run(outcome(operations, end))
+
+    assert read == b"".join(data for name, data in operations if name == "write")
+
+
+async def test_what_is_held_counts_as_not_sent_and_is_dropped_with_an_aborted_connection(writes: Writes):
+    transport = joined(writes)
+
+    transport.write(b"held")
+    size = transport.get_write_buffer_size()
+    transport.abort()
+    await asyncio.sleep(0)
+
+    assert (size, writes.made, writes.closed) == (4, [], True)

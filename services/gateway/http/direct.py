@@ -1,0 +1,189 @@
+"""Requests that are answered without a task and an ASGI scope: in the turns of the event loop in which bytes come.
+
+A direct route takes what it can answer so, and nothing else: what is unusual about a request's head is decided in
+``DirectRoute.accepts_head``, the rest in ``DirectRoute.begin``. Whatever it leaves goes the general way, as if nobody
+had looked at it.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from omnibus.errors import Fatal, OmnibusError, clear_tracebacks
+from services.gateway.http.open_requests import OpenRequests, stopping_error
+from services.gateway.http.response import EVENTS, JSON, Headers
+from services.gateway.openai.errors import error_body, error_headers, status_of
+
+log = logging.getLogger(__name__)
+
+#: Key of the scope under which a handler puts what is to be called when its client leaves.
+ON_LEFT = "omnibus.on_left"
+#: Bytes of a body up to which a request may be answered directly: so many are free of any budget.
+MAX_DIRECT_BYTES = 64 << 10
+#: Headers that change nothing about an answer. With any other one a request goes the general way.
+_PLAIN_HEADERS = frozenset(
+    {b"host", b"accept", b"accept-encoding", b"accept-language", b"authorization", b"connection", b"content-length",
+     b"content-type", b"user-agent"}
+)  # fmt: skip
+#: Those of OpenAI's clients, which name the machine that they run on.
+_CLIENT_HEADERS = b"x-stainless-"
+
+
+class DirectConnection(Protocol):
+    """The connection of a request, as its direct answer uses it."""
+
+    transport: Any
+    flow: Any
+    server_state: Any
+    cycle: Any
+    #: The direct response under way; other requests may wait behind it.
+    answering: "DirectResponse | None"
+
+    def on_response_complete(self) -> None: ...
+
+
+class DirectRoute(ABC):
+    """Answers plain requests to one path. ``allows`` says whether a request may call this gateway by a name."""
+
+    def __init__(self, path: str, open_requests: OpenRequests, allows: Callable[[bytes], bool] | None = None) -> None:
+        self.open_requests = open_requests
+        self._url = path.encode()
+        self._allows = allows
+
+    def accepts_head(self, method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Return whether a request with this head may be answered here; names of ``headers`` are in lower case."""
+        if url != self._url or method != b"POST" or self.open_requests.stopping:
+            return False
+        nbytes = 0
+        for name, value in headers:
+            if name not in _PLAIN_HEADERS and not name.startswith(_CLIENT_HEADERS):
+                return False
+            if name == b"content-length":
+                nbytes = int(value) if value.isdigit() else 0
+            elif name == b"host" and self._allows is not None and value and not self._allows(value):
+                return False
+        return 0 < nbytes <= MAX_DIRECT_BYTES
+
+    @abstractmethod
+    def begin(self, connection: DirectConnection, body: bytes) -> bool:
+        """Begin to answer a request with ``body``; False for one that is not plain. Raises nothing."""
+
+
+class _NoEvent:
+    """An event that nobody waits for."""
+
+    def set(self) -> None: ...
+
+
+_NO_EVENT = _NoEvent()
+
+
+class DirectResponse(ABC):
+    """One response, from its first byte to its last. For its connection it is what uvicorn calls a cycle."""
+
+    message_event = _NO_EVENT
+    scope: Mapping[str, Any] = {}
+
+    def __init__(self, route: DirectRoute, connection: DirectConnection) -> None:
+        self.response_complete = self.disconnected = False
+        self.keep_alive = True
+        self.connection = connection
+        connection.cycle = connection.answering = self
+        #: Content type of what has begun to leave, whose status cannot change any more.
+        self.begun = b""
+        self._open = route.open_requests
+        self._open.add(self)
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The id that the client is given."""
+
+    def leave(self) -> None:
+        """The client left."""
+        if not self.response_complete:
+            self.disconnected = True
+            self._open.discard(self)
+            self.on_left()
+
+    @abstractmethod
+    def on_left(self) -> None:
+        """Called when the client left: nothing of the work for it goes on."""
+
+    @abstractmethod
+    def on_writable(self) -> None:
+        """Called when a slow reader has read: what was held back may leave."""
+
+    # To be ended with the gateway, see ``OpenRequests``
+
+    def cancel(self) -> None:
+        """End it with an error, if it has not ended: the gateway stops."""
+        if not self.response_complete:
+            self.send_error(stopping_error())
+            self.on_left()
+
+    # What leaves
+
+    @property
+    def is_write_paused(self) -> bool:
+        """True while the client reads more slowly than it is written to."""
+        return bool(self.connection.flow.write_paused)
+
+    def send_body(self, kind: bytes, body: bytes, extra: Headers, status: int = 200) -> None:
+        """Send a whole answer."""
+        head = self._encode_head(status, [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *extra])
+        self._write(head + body)
+        self.complete()
+
+    def send_events(self, events: bytes, extra: Callable[[], Headers], last: bool = False) -> None:
+        """Send the next events of a stream, with the ``last`` ones its end; ``extra`` are headers of the first."""
+        data = b"%x\r\n%b\r\n" % (len(events), events) if events else b""
+        if last:
+            data += b"0\r\n\r\n"
+        if not self.begun:
+            self.begun = EVENTS
+            fields = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *extra()]
+            data = self._encode_head(200, [*fields, (b"transfer-encoding", b"chunked")]) + data
+        self._write(data)
+        if last:
+            self.complete()
+
+    def send_error(self, error: OmnibusError) -> None:
+        """Say what went wrong: by status and body, or by an event where events have begun to leave."""
+        if self.begun:
+            self.send_events(b"data: %b\n\n" % error_body(error, self.id), list, last=True)
+        else:
+            headers = [(key.lower().encode(), value.encode()) for key, value in error_headers(error).items()]
+            headers.append((b"x-request-id", self.id.encode()))
+            self.send_body(JSON, error_body(error, self.id), headers, status_of(error))
+        clear_tracebacks(error)
+
+    def complete(self) -> None:
+        """All of it was written."""
+        self.response_complete = True
+        self.connection.answering = None
+        self._open.discard(self)
+        if not self.keep_alive:
+            self.connection.transport.close()
+        self.connection.on_response_complete()
+
+    def internal_error(self, error: Exception) -> Fatal:
+        """The error of a defect of ours: the client gets it in the usual shape, the log the rest."""
+        log.error("%s failed", self.id, exc_info=error)
+        return Fatal("internal error: the gateway's log has more under this request id")
+
+    def _write(self, data: bytes) -> None:
+        if not self.disconnected:
+            self.connection.transport.write(data)
+
+    def _encode_head(self, status: int, headers: Headers) -> bytes:
+        fields = [*self.connection.server_state.default_headers, *headers]
+        if not self.keep_alive:
+            fields.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % field for field in fields]
+        return b"".join((_STATUS_LINES[status], *lines, b"\r\n"))
+
+
+_STATUS_LINES = {int(status): f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in HTTPStatus}

@@ -1,0 +1,292 @@
+"""Which chats are answered directly, and what a real connection does meanwhile: it leaves, waits, reads slowly."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.executor.runner import Job
+from services.gateway.api.direct_chat import PLAIN_FIELDS, DirectChat
+from services.gateway.openai.chat_request import ChatRequest
+from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, question, text
+from tests.unit.gateway.wires import Doorway, Wire, doorway
+from tests.unit.sidecar.node import until
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def door(home: House) -> AsyncIterator[Doorway]:
+    await home.all_of(OMNI)
+    home.serve(TEXT, VL, OMNI)
+    await home.executor(TEXT, "L", "thinker")
+    await home.executor(VL, "EL", "vision", "thinker")
+    async with doorway(home) as made:
+        yield made
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Models of the chats that were answered directly."""
+    models: list[str] = []
+    start = DirectChat.start
+
+    def noting(self: DirectChat) -> None:
+        models.append(self._request.model)
+        start(self)
+
+    monkeypatch.setattr(DirectChat, "start", noting)
+    return models
+
+
+def request(body: Any, *headers: str, path: str = PATH, version: str = "1.1") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", f"Content-Length: {len(data)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def content(body: bytes) -> str:
+    return str(json.loads(body)["choices"][0]["message"]["content"])
+
+
+HELLO = question(TEXT, "hello", seed=5)
+AUDIO = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+PLAIN = {
+    "one": request(HELLO),
+    "parameters": request(HELLO | {"max_tokens": 3, "temperature": 0, "top_p": 0.5, "stop": "x", "user": "me"}),
+    "a stream": request(HELLO | {"stream": True, "stream_options": {"include_usage": True}}),
+    "several messages": request(
+        HELLO | {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]}
+    ),
+    "speech": request(question(OMNI, "hello", seed=5) | AUDIO),
+    "headers of clients": request(HELLO, "User-Agent: x", "Authorization: Bearer none", "X-Stainless-Lang: python"),
+}
+GENERAL = {
+    "an image": request(question(VL, [text("look"), image()])),
+    "a path": request(HELLO, "x-omnibus-path: L"),
+    "a header of others": request(HELLO, "x-forwarded-for: 10.0.0.1"),
+    "a page": request(HELLO, "Origin: http://localhost"),
+    "no model": request(question("nobody", "hello")),
+    "no JSON": request(b"{"),
+    "an unknown field": request(HELLO | {"temprature": 1}),
+    "a field that is not plain": request(HELLO | {"reasoning_effort": "none"}),
+    "the end of the connection": request(HELLO, "Connection: close"),
+    "an old version": request(HELLO, version="1.0"),
+    "compressed speech in a stream": request(
+        question(OMNI, "hi", stream=True) | AUDIO | {"audio": {"voice": "alloy", "format": "mp3"}}
+    ),
+    "messages by handle": request(question(TEXT, "word " * 5000)),
+}
+
+
+@pytest.mark.parametrize("sent", PLAIN.values(), ids=PLAIN.keys())
+async def test_plain_chats_are_answered_directly_as_in_general(
+    home: House, door: Doorway, direct: list[str], sent: bytes
+):
+    async with doorway(home, direct=False) as other:
+        answers = [await exchange(each, sent) for each in (other, door)]
+
+    assert len(direct) == 1
+    assert without_ids(answers[0]) == without_ids(answers[1])
+    assert answers[1].startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+    await home.emptied()
+
+
+@pytest.mark.parametrize("sent", GENERAL.values(), ids=GENERAL.keys())
+async def test_all_others_go_the_general_way(home: House, door: Doorway, direct: list[str], sent: bytes):
+    assert b"HTTP/1.1 " in await exchange(door, sent)
+
+    assert direct == []
+    await home.emptied()
+
+
+def test_fields_that_are_plain_are_fields():
+    assert set(ChatRequest.__struct_fields__) > PLAIN_FIELDS
+    assert not {"tools", "n", "logprobs", "response_format", "image_config"} & PLAIN_FIELDS
+
+
+async def exchange(door: Doorway, sent: bytes) -> bytes:
+    """All that comes back for one request."""
+    wire = await door.wire()
+    await wire.send(sent)
+    head = await wire.head()
+    if b"transfer-encoding: chunked" in head:
+        rest = await asyncio.wait_for(wire._reader.readuntil(b"0\r\n\r\n"), 20)
+    else:
+        length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+        rest = await asyncio.wait_for(wire._reader.readexactly(int(length.split(b":")[1])), 20)
+    wire.close()
+    return head + rest
+
+
+def without_ids(answer: bytes) -> list[Any]:
+    """Head and body without what differs from request to request."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if line.split(b":")[0] not in (b"date", b"x-request-id")]
+    if b"chunked" in head:
+        text = b"".join(part for part in body.split(b"\r\n") if part.startswith(b"data: "))
+        found = [json.loads(part) for part in text.split(b"data: ") if part.strip() not in (b"", b"[DONE]")]
+        deltas = "".join((each["choices"] or [{"delta": {}}])[0]["delta"].get("content") or "" for each in found)
+        return [*lines, deltas, found[-1].get("usage"), found[0]["choices"], b"[DONE]" in body]
+    found = json.loads(body)
+    found.pop("id"), found.pop("created")
+    if spoken := found["choices"][0]["message"].get("audio"):
+        spoken.pop("id"), spoken.pop("expires_at")
+    return [*[line for line in lines if not line.startswith(b"content-length")], found]
+
+
+async def test_a_body_may_follow_its_head_at_once_or_later(home: House, door: Doorway, direct: list[str]):
+    head, _, body = request(HELLO).partition(b"\r\n\r\n")
+    wire = await door.wire()
+
+    await wire.send(head + b"\r\n\r\n")
+    await asyncio.sleep(0.001)
+    await wire.send(body)
+    assert content((await wire.answer())[1]) == "You said hello [5] "
+    await wire.send(head + b"\r\n\r\n" + body[:9])
+    await asyncio.sleep(0.2)  # longer than a direct route waits
+    await wire.send(body[9:])
+    assert content((await wire.answer())[1]) == "You said hello [5] "
+
+    assert len(direct) <= 1  # on a slow machine the first one was handed over, too
+    await home.emptied()
+
+
+async def test_requests_on_one_connection_are_answered_in_order(home: House, door: Doorway, direct: list[str]):
+    wire = await door.wire()
+    asked = [request(question(TEXT, f"word{number}", seed=0)) for number in range(6)]
+
+    await wire.send(b"".join(asked))
+    answers = [content((await wire.answer())[1]) for _ in asked]
+
+    assert answers == [f"You said word{number} [0] " for number in range(6)]
+    assert direct  # the first one; those that wait behind it go the general way
+    await home.emptied()
+
+
+class Held:
+    """A thinker that says a word and then waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, job: Job) -> None:
+        await job.send("text", {"text": "word "})
+        self.begun.set()
+        await self.go.wait()
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+
+async def asked_of(home: House, door: Doorway, held: Held, **more: Any) -> Wire:
+    """A connection whose request is at work."""
+    home.serve(TEXT)
+    await home.executor(TEXT, "L", "thinker", thinker=held)
+    wire = await door.wire()
+    await wire.send(request(question(TEXT, "hello", **more)))
+    await asyncio.wait_for(held.begun.wait(), 20)
+    return wire
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_the_work_for_a_client_that_leaves_ends(home: House, direct: list[str], stream: bool):
+    held = Held()
+    async with doorway(home) as door:
+        wire = await asked_of(home, door, held, stream=stream)
+
+        wire.close()
+
+        await home.emptied()
+    assert direct == [TEXT]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_deadline_is_an_error_in_time(tmp_path: Path, direct: list[str], stream: bool):
+    async with house(tmp_path, deadline=0.5) as home, doorway(home) as door:
+        wire = await asked_of(home, door, Held(), stream=stream)
+
+        head = await wire.head()
+
+        assert head.split()[1] == (b"200" if stream else b"504")
+        assert b"deadline" in await asyncio.wait_for(wire._reader.readuntil(b"}}"), 20)
+        await home.emptied()
+    assert direct == [TEXT]
+
+
+async def test_a_gateway_that_stops_finishes_what_it_answers_and_closes_the_connection(home: House, direct: list[str]):
+    held = Held()
+    async with doorway(home) as door:
+        wire = await asked_of(home, door, held)
+
+        door.stop()
+        await asyncio.sleep(0.3)
+        held.go.set()
+
+        head = await wire.head()
+        assert b"connection: close" in head
+        assert content(await wire.rest()) == "word "
+    assert direct == [TEXT]
+
+
+async def test_a_stopping_gateway_ends_what_outlives_its_drain(home: House, direct: list[str]):
+    async with doorway(home) as door:
+        wire = await asked_of(home, door, Held())
+        requests = home.direct.open_requests  # type: ignore[union-attr]
+
+        requests.begin_stop()
+        await requests.end_all(home.dispatcher.fail_all)
+
+        status, body = await wire.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "gateway_stopping")
+        await wire.send(request(HELLO))
+        assert await wire.status() == 503
+    assert direct == [TEXT]
+
+
+async def test_a_slow_reader_holds_back_its_own_stream_alone(home: House, direct: list[str]):
+    words = 4000
+
+    async def talkative(job: Job) -> None:
+        for _ in range(words):
+            await job.send("text", {"text": "long " * 40})
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": words}})
+
+    home.serve(TEXT)
+    await home.executor(TEXT, "L", "thinker", thinker=talkative)
+    async with doorway(home) as door:
+        wire = await door.wire()
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await wire.send(request(question(TEXT, "hello", stream=True)))
+        await until(lambda: bool(direct))
+        other = await door.wire()
+        await other.send(request(question(TEXT, "hello", stream=True)))
+        assert b"[DONE]" in await asyncio.wait_for(read_stream(other), 60)
+        wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        whole = await asyncio.wait_for(read_stream(wire), 60)
+
+    assert whole.count(b"long ") == 40 * words
+    assert whole.rstrip().endswith(b"[DONE]\n\n\r\n0".rstrip())
+    await home.emptied()
+
+
+async def read_stream(wire: Wire) -> bytes:
+    got = b""
+    while not got.endswith(b"\r\n0\r\n\r\n"):
+        got += await wire._reader.read(1 << 16)
+    return got
+
+
+async def test_records_of_direct_chats_are_whole(home: House, door: Doorway, direct: list[str]):
+    wire = await door.wire()
+    await wire.send(request(HELLO))
+    head = await wire.head()
+    id = next(line for line in head.split(b"\r\n") if line.startswith(b"x-request-id")).split(b": ")[1].decode()
+
+    ended = await home.ended(id)
+
+    assert direct == [TEXT]
+    assert (ended.status, ended.answer.text, len(ended.hops)) == ("done", "You said hello [5] ", 1)
+    assert msgspec.to_builtins(ended.answer)["finish_reason"] == "stop"
