@@ -235,6 +235,8 @@ class GatewaySettings(Settings, frozen=True):
     apps_dir: str = ""
     #: Whether the text of an app may come with the request that registers it.
     app_uploads: bool = False
+    #: Whether clients are told what an app raised, with the line of its code. `omnibus up` does so.
+    app_errors: bool = False
     #: Largest request to register an app in bytes, an uploaded text included.
     app_body: int = 1 << 20
     #: Seconds that an app may take to load, and its own unit tasks to get executors.

@@ -36,7 +36,8 @@ def settable() -> dict[str, list[str]]:
     """The fields of each area that values may set."""
     found = {}
     modules = (settings.__name__, executor_settings.__name__)
-    services = [each for each in settings.Settings.__subclasses__() if each.__module__ in modules]
+    areas = {each for each in settings.Settings.__subclasses__() if each.__module__ in modules}
+    services = areas - {settings.UpSettings}  # of `omnibus up` alone
     for area in sorted(services, key=lambda each: each.area):
         name = area.area.lower()
         found[name] = sorted(set(area.__struct_fields__) - CHARTS.get(name, set()))

@@ -22,7 +22,7 @@ class AppService:
     def __init__(
         self, settings: GatewaySettings, store: Store, router: Router, runs: RequestFactory, chat: Chat
     ) -> None:
-        rules = WorkerLimits(ready_within=settings.app_ready)
+        rules = WorkerLimits(ready_within=settings.app_ready, show_errors=settings.app_errors)
         self.registry = Registry(settings, store, partial(WorkerSupervisor, rules=rules))
         self.control = AppControl(settings, store, self.registry, router)
         self.chats = AppChats(runs, chat, self.registry)

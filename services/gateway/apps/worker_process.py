@@ -58,7 +58,7 @@ class WorkerProcess:
         self._tasks = [loop.create_task(self._watch_exit(), name=f"watch of app {self.name}")]
 
     @classmethod
-    async def spawn(cls, source: AppSource, text: str, memory: int) -> "WorkerProcess":
+    async def spawn(cls, source: AppSource, text: str, memory: int, show_errors: bool = False) -> "WorkerProcess":
         """Start a worker and tell it what to load. Raises ``Fatal`` when no process can be started."""
         mine, theirs = socket.socketpair()
         try:
@@ -70,7 +70,7 @@ class WorkerProcess:
             theirs.close()
         mine.setblocking(False)
         made._link = await WorkerLink.open(mine, made._handle_message, made._on_link_lost)
-        made._link.send(protocol.encode_message(protocol.LoadApp(source, text, memory)))
+        made._link.send(protocol.encode_message(protocol.LoadApp(source, text, memory, show_errors)))
         return made
 
     @property

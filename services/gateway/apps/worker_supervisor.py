@@ -39,6 +39,7 @@ class WorkerLimits:
     answer_within: float = 5.0
     memory: int = 2 << 30  # less than a gateway itself has in a container
     restart: RestartPolicy = RESTART_POLICY
+    show_errors: bool = False  # what the app raised, to clients
 
 
 class WorkerSupervisor:
@@ -143,7 +144,7 @@ class WorkerSupervisor:
     # The worker
 
     async def _spawn_process(self) -> WorkerProcess:
-        process = await WorkerProcess.spawn(self._source, self._text, self._rules.memory)
+        process = await WorkerProcess.spawn(self._source, self._text, self._rules.memory, self._rules.show_errors)
         try:
             async with asyncio.timeout(self._rules.ready_within):
                 self._description = await process.wait_ready()

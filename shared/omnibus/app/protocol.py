@@ -59,13 +59,15 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadApp(WorkerMessage, frozen=True, tag="load"):
-    """Load ``source``; ``text`` is its code when it was uploaded. ``memory`` is in bytes, 0: no limit."""
+    """Load ``source``; ``text`` is its code when it was uploaded. ``memory`` is in bytes, 0: no limit. ``show_errors``:
+    what the app raises is for its clients too."""
 
     most: ClassVar[int] = MAX_FRAME_BYTES
 
     source: AppSource
     text: str = ""
     memory: int = 0
+    show_errors: bool = False
 
 
 class Serve(WorkerMessage, frozen=True, tag="serve"):

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from omnibus.app import protocol, responses
@@ -26,8 +28,9 @@ Place = tuple[int, int, str]
 class ServeRequest:
     """Request ``order.id``. It is the ``Runtime`` of the tasks that ``serve`` calls."""
 
-    def __init__(self, app: LoadedApp, link: WorkerLink, order: protocol.Serve) -> None:
+    def __init__(self, app: LoadedApp, link: WorkerLink, order: protocol.Serve, show_errors: bool = False) -> None:
         self.id = order.id
+        self._show_errors = show_errors
         self._app = app
         self._link = link
         self._order = order
@@ -109,9 +112,16 @@ class ServeRequest:
                 return protocol.RequestFailed(self.id, late.to_problem())
             log.exception("%s: the app's serve failed", self._order.run)
             what = f"the app {self._app_name} failed: {type(error).__name__}"
-            failed = AppFailed(f"{what}; the gateway's log has more under {self._order.run}")
+            shown = f"{what}: {error}{self._line_of(error)}" if self._show_errors else what
+            failed = AppFailed(f"{shown}; the gateway's log has more under {self._order.run}")
             return protocol.RequestFailed(self.id, failed.to_problem())
         return protocol.RequestEnd(self.id)
+
+    def _line_of(self, error: BaseException) -> str:
+        """The innermost line of the app's own file that ``error`` came through."""
+        file = self._app.serve.__code__.co_filename
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        return f" ({Path(file).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
 
     @property
     def _app_name(self) -> str:

@@ -32,8 +32,9 @@ CLEANUP_SECONDS = 2.0
 class AppWorker:
     """Serves the requests of one app side by side."""
 
-    def __init__(self, app: LoadedApp) -> None:
+    def __init__(self, app: LoadedApp, show_errors: bool = False) -> None:
         self._app = app
+        self._show_errors = show_errors
         self._link: WorkerLink | None = None
         self._requests: dict[int, ServeRequest] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -73,7 +74,7 @@ class AppWorker:
 
     def _start_request(self, message: protocol.Serve) -> None:
         assert self._link is not None  # noqa: S101 - it brought the message
-        request = self._requests[message.id] = ServeRequest(self._app, self._link, message)
+        request = self._requests[message.id] = ServeRequest(self._app, self._link, message, self._show_errors)
         task = self._tasks[message.id] = asyncio.get_running_loop().create_task(request.run(), name=message.run)
         task.add_done_callback(lambda ended: self._forget_request(message.id, ended))
 
@@ -124,7 +125,7 @@ def main(arguments: list[str]) -> int:
     except OmnibusError as error:
         end.sendall(protocol.encode_message(protocol.Broken(error.to_problem())))
         return 1
-    uvloop.run(AppWorker(app).serve_until_stopped(end))
+    uvloop.run(AppWorker(app, order.show_errors).serve_until_stopped(end))
     return 0
 
 

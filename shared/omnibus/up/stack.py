@@ -43,6 +43,7 @@ READY_TIMEOUT_SECONDS = 180.0  # seconds for all executors to load
 LOG_FILE = "up.log"  # of the run's directory: what all its processes wrote
 MEDIA_DIR = "OMNIBUS_GATEWAY_MEDIA_DIR"
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
+APP_ERRORS = "OMNIBUS_GATEWAY_APP_ERRORS"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
 STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
@@ -277,6 +278,7 @@ class Stack:
                 **self._media_env(index % self._nodes.count),
                 "OMNIBUS_GATEWAY_PORT": str(port),
                 APPS_DIR: str(self.apps_dir),
+                APP_ERRORS: self._env.get(APP_ERRORS) or os.environ.get(APP_ERRORS, "true"),
                 ADMIN: self.admin_token,
                 STORE_SECRET: self._store_secret,
             },
