@@ -67,6 +67,7 @@ def started(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
         "OMNIBUS_SIDECAR_ARENA_MIB": str(_ARENA_MIB if nodes == 1 else _ALL_ARENAS_MIB // nodes),
         "OMNIBUS_BUS_RECORD_BYTES": str(48 << 20),
         "OMNIBUS_BUS_DEAD_BYTES": str(8 << 20),
+        "OMNIBUS_BUS_RESPONSE_BYTES": str(8 << 20),
     }
     if place := os.environ.get(OWN_DISKS):
         settings["TMPDIR"] = place

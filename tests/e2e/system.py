@@ -116,7 +116,7 @@ class System:
 
     def start(self) -> None:
         while not self._begin():  # another program may take a port between its choice and its use
-            assert "Address already in use" in self.log, "ended at once"
+            assert "Address already in use" in self.log, f"ended at once: {self.log[-2000:]}"
             self._lines.clear()
         self.state = runs.read_state(environ=self.env)
         self.urls = [

@@ -111,7 +111,7 @@ def _describe_refusal(error: Exception, wanted: StreamConfig) -> str:
     if code == _STORAGE_EXCEEDED_CODE:
         return (
             f"JetStream has no room for the {wanted.max_bytes} bytes of stream {wanted.name}: raise max_file_store of "
-            "the NATS server, or lower OMNIBUS_BUS_RECORD_BYTES or OMNIBUS_BUS_DEAD_BYTES"
+            "the NATS server, or lower OMNIBUS_BUS_RECORD_BYTES, _RESPONSE_BYTES or _DEAD_BYTES"
         )
     return f"JetStream is not usable ({error}): start nats-server with -js"
 
