@@ -142,14 +142,14 @@ def test_what_is_no_frame_is_refused(tmp_path: Path, frames: np.ndarray):
 def test_what_is_no_sound_is_refused(tmp_path: Path):
     film = VideoWriter(tmp_path / "film", 24.0, sound=True)
 
-    with pytest.raises(BadRequest, match="sound is"):
+    with pytest.raises(BadRequest, match="audio is"):
         film.add_audio(np.zeros((10, 6), np.float32), RATE)
 
 
 def test_a_film_without_frames_is_none(tmp_path: Path):
     film = VideoWriter(tmp_path / "film", 24.0)
 
-    with pytest.raises(BadRequest, match="without frames"):
+    with pytest.raises(BadRequest, match="at least one frame"):
         film.close()
 
 
