@@ -6,7 +6,8 @@ import pytest
 
 from omnibus.bus import Bus, Delivery, subjects
 from omnibus.bus.nats import acks
-from omnibus.errors import TooLarge
+from omnibus.bus.nats import bus as nats_bus
+from omnibus.errors import BusUnavailable, Conflict, TooLarge
 from tests.contract.buses import LIMIT, Heard
 from tests.unit.sidecar.node import until
 
@@ -167,3 +168,32 @@ async def test_a_record_that_no_stream_takes_is_counted_as_lost(keeping: Bus, mo
 
 async def test_a_stream_that_is_not_there_has_no_latest_records(bus: Bus):
     assert await bus.read_latest(subjects.StreamSpec("NOWHERE", "nowhere.>"), 5) == []
+
+
+async def test_records_are_appended_behind_the_last_one_alone(bus: Bus):
+    await bus.open_records(60.0, 1 << 20, subjects.RESPONSES)
+    subject = subjects.response_subject(f"r-{next(_number)}")
+
+    first = await bus.append_record(subjects.RESPONSES, subject, b"one", f"{subject}.0", 0)
+    await bus.append_record(
+        subjects.RESPONSES, subjects.response_subject(f"r-{next(_number)}"), b"other", f"{subject}.x", 0
+    )
+    second = await bus.append_record(subjects.RESPONSES, subject, b"two", f"{subject}.1", first)
+
+    assert (
+        await bus.append_record(subjects.RESPONSES, subject, b"two", f"{subject}.1", first) == second
+    )  # a repeat is the same one
+    for after in (0, first):
+        with pytest.raises(Conflict):
+            await bus.append_record(subjects.RESPONSES, subject, b"three", f"{subject}.late-{after}", after)
+    found = await bus.read_subject(subjects.RESPONSES, subject)
+    assert [(stored.number, stored.data) for stored in found] == [(first, b"one"), (second, b"two")]
+    assert [stored.data for stored in await bus.read_subject(subjects.RESPONSES, subject, first)] == [b"two"]
+    assert await bus.read_subject(subjects.RESPONSES, subject, second) == []
+
+
+async def test_what_no_stream_takes_is_not_appended(bus: Bus, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nats_bus, "APPEND_TIMEOUT_SECONDS", 0.2)
+
+    with pytest.raises(BusUnavailable):
+        await bus.append_record(subjects.RESPONSES, "omnibus.nobody.keeps", b"one", "lost.0", 0)

@@ -12,7 +12,13 @@ from services.gateway.http.exchange import PostRequest, PostRoute
 from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai import completions
 from services.gateway.openai.chat_stream import DONE
-from services.gateway.openai.completions import Completion, CompletionChoice, CompletionRequest, PromptChoice
+from services.gateway.openai.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    PromptChoice,
+)
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
@@ -31,6 +37,16 @@ class _OpenChoice:
     choice: PromptChoice
     run: ClientRequest
     got: AnswerAccumulator
+    told: int = 0  # tokens whose probabilities the client has
+    offset: int = 0  # characters of them
+
+    def new_logprobs(self) -> CompletionLogprobs:
+        """The probabilities that have come since they were taken last."""
+        fresh = self.got.logprobs[self.told :]
+        made = completions.completion_logprobs(fresh, self.offset)
+        self.told += len(fresh)
+        self.offset += sum(len(each.token) for each in fresh)
+        return made
 
 
 class CompletionRoute(PostRoute):
@@ -107,7 +123,8 @@ async def _stream_events(
         each, text, over = await frames.get()
         reason = each.got.finish if over else None
         left -= over
-        yield _encode_choice(base, CompletionChoice(text, each.choice.place, reason))  # type: ignore[arg-type]
+        found = each.new_logprobs() if wanted.logprobs is not None else None
+        yield _encode_choice(base, CompletionChoice(text, each.choice.place, reason, found))  # type: ignore[arg-type]
     if usage:
         used = completions.add_usages((each.choice, each.got.usage()) for each in opened)
         yield completions.encode_completion_event(msgspec.structs.replace(base, usage=used))
@@ -130,6 +147,7 @@ def _whole_answer(wanted: CompletionRequest, opened: list[_OpenChoice]) -> Compl
             (str(each.choice.prompt) if wanted.echo else "") + each.got.text,
             each.choice.place,
             each.got.finish,  # type: ignore[arg-type]
+            each.new_logprobs() if wanted.logprobs is not None else None,
         )
         for each in opened
     ]

@@ -3,7 +3,7 @@
 Source: the types of the ``openai`` package, 3.52.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -11,16 +11,20 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.errors import BadRequest, TooLarge
 from services.gateway.openai.chat_request import (
+    MAX_BIASES,
+    MAX_TOP_LOGPROBS,
+    Bias,
     ChatRequest,
     Count,
     Penalty,
+    Presence,
     Share,
     StreamOptions,
     Temperature,
     TopK,
     UserMessage,
 )
-from services.gateway.openai.chat_response import FinishReason, Usage, build_usage
+from services.gateway.openai.chat_response import FinishReason, TokenLogprob, Usage, build_usage
 from services.gateway.openai.parse import decode_body
 
 PATH = "/v1/completions"
@@ -31,6 +35,7 @@ DEFAULT_TOKENS = 16
 MAX_CHOICES = 128
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+BiasedToken = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 
 
 class CompletionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,14 +58,17 @@ class CompletionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     top_k: TopK | None = None
     repetition_penalty: Penalty | None = None
     ignore_eos: bool | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    #: Probabilities of the tokens, and of so many of the likeliest in the place of each.
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logit_bias: Annotated[dict[BiasedToken, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    frequency_penalty: Presence | None = None
+    presence_penalty: Presence | None = None
 
     # Accepted only with values that change nothing.
     best_of: int | None = None
     suffix: str | None = None
-    logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
 
     # Accepted and ignored.
     user: str | None = None
@@ -92,6 +100,12 @@ class CompletionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             repetition_penalty=self.repetition_penalty,
             ignore_eos=self.ignore_eos,
             stop=self.stop,
+            min_p=self.min_p,
+            logprobs=None if self.logprobs is None else True,
+            top_logprobs=self.logprobs,
+            logit_bias=self.logit_bias,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
         )
 
 
@@ -104,11 +118,21 @@ class PromptChoice(NamedTuple):
     counts_prompt: bool
 
 
+class CompletionLogprobs(Struct, frozen=True):
+    """Of each token its text, the logarithm of its probability, the likeliest in its place, and where it begins in the
+    completion, in characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(Struct, frozen=True):
     text: str
     index: int
     finish_reason: FinishReason | None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(Struct, frozen=True):
@@ -127,9 +151,6 @@ _DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
 }
 
 
@@ -140,8 +161,8 @@ def parse_completion_request(body: bytes) -> CompletionRequest:
         value = getattr(wanted, name)
         if value is not None and value not in harmless:
             raise BadRequest(f"The value of '{name}' is not supported here: leave it out.", param=name)
-    if wanted.logprobs is not None:
-        raise BadRequest("Completions have no logprobs here: leave it out.", param="logprobs")
+    if wanted.logprobs is not None and wanted.echo:
+        raise BadRequest("A prompt has no logprobs here: leave echo out, or logprobs.", param="logprobs")
     if wanted.best_of is not None and wanted.best_of != wanted.choices_per_prompt:
         raise BadRequest("best_of must equal n: all completions that are made are sent.", param="best_of")
     if wanted.stream_options is not None and not wanted.stream:
@@ -171,6 +192,20 @@ def prompt_choices(wanted: CompletionRequest) -> Iterator[PromptChoice]:
             seed = None if wanted.seed is None else (wanted.seed + number) & (2**63 - 1)
             yield PromptChoice(index, prompt, seed, number == 0)
             index += 1
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs:
+    """The probabilities of ``tokens``, the first of which begins ``offset`` characters behind the begin."""
+    offsets = []
+    for each in tokens:
+        offsets.append(offset)
+        offset += len(each.token)
+    return CompletionLogprobs(
+        [each.token for each in tokens],
+        [each.logprob for each in tokens],
+        [{top.token: top.logprob for top in each.top_logprobs} for each in tokens],
+        offsets,
+    )
 
 
 def add_usages(usages: Iterable[tuple[PromptChoice, Usage]]) -> Usage:

@@ -11,6 +11,7 @@ import asyncio
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Sequence
+from secrets import token_hex
 
 import msgspec
 
@@ -79,10 +80,10 @@ class ResponseLog:
 
     def __init__(self, bus: Bus, id: str, known: LogContent | None = None) -> None:
         self._bus = bus
-        self._id = id
         self._subject = subjects.response_subject(id)
         self._number = known.number if known is not None else 0
         self._pieces = known.pieces if known is not None else 0
+        self._writer = token_hex(8)
 
     async def append(self, events: Sequence[NumberedEvent], token_ids: Sequence[int] = ()) -> None:
         """Write ``events``, and the ids of the tokens that they are made of; returns once they are stored.
@@ -100,8 +101,8 @@ class ResponseLog:
 
     async def _append_piece(self, kind: bytes, piece: bytes) -> None:
         body = b"%d%b\n%b" % (self._pieces, kind, piece)
-        id = f"{self._id}.{self._number}.{self._pieces}"
-        self._number = await self._bus.append_record(self._subject, body, id, self._number)
+        id = f"{self._writer}.{self._pieces}"
+        self._number = await self._bus.append_record(subjects.RESPONSES, self._subject, body, id, self._number)
         self._pieces += 1
 
 

@@ -108,8 +108,8 @@ class Bus(Protocol):
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         """All stored records on ``subject``, oldest first."""
 
-    async def append_record(self, subject: str, data: bytes, id: str, after: int) -> int:
-        """Store one record right behind number ``after``, the last on ``subject``; 0: it is the first one.
+    async def append_record(self, stream: StreamSpec, subject: str, data: bytes, id: str, after: int) -> int:
+        """Have ``stream`` store a record right behind number ``after``, the last on ``subject``; 0: there is none.
 
         Returns its number. ``id`` makes a repeat harmless. Raises ``Conflict`` when somebody else has written, and
         ``BusUnavailable`` when no stream says that it has it.

@@ -123,13 +123,12 @@ class MemoryBus:
             self._numbers[keeps.name] = number = self._numbers.get(keeps.name, 0) + 1
             self._records[id] = (keeps, Stored(number, subject, data))
 
-    async def append_record(self, subject: str, data: bytes, id: str, after: int) -> int:
-        keeps = next((each for each in self._streams.values() if subject_matches(each.subjects, subject)), None)
-        if keeps is None:
+    async def append_record(self, stream: StreamSpec, subject: str, data: bytes, id: str, after: int) -> int:
+        if stream.name not in self._streams or not subject_matches(stream.subjects, subject):
             raise BusUnavailable(f"no stream has taken {subject}")
         if id in self._records:
             return self._records[id][1].number
-        last = max((kept.number for kept in self._stored_messages(keeps) if kept.subject == subject), default=0)
+        last = max((kept.number for kept in self._stored_messages(stream) if kept.subject == subject), default=0)
         if last != after:
             raise Conflict(f"somebody else has written to {subject}")
         self.publish_record(subject, data, id)

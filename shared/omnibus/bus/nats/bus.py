@@ -197,7 +197,7 @@ class NatsBus:
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
 
-    async def append_record(self, subject: str, data: bytes, id: str, after: int) -> int:
+    async def append_record(self, stream: StreamSpec, subject: str, data: bytes, id: str, after: int) -> int:
         headers = {"Nats-Msg-Id": id, "Nats-Expected-Last-Subject-Sequence": str(after)}
         give_up = time.monotonic() + APPEND_TIMEOUT_SECONDS
         while True:
@@ -205,7 +205,7 @@ class NatsBus:
                 stored = await self._js.publish(subject, data, timeout=APPEND_TRY_SECONDS, headers=headers)
             except nats.js.errors.APIError as error:
                 if error.err_code == _WRONG_LAST_SEQUENCE_CODE:
-                    raise Conflict(f"somebody else has written to {subject}") from error
+                    return await self._find_own_record(stream, subject, id, error)
                 failed: Exception = error
             except (nats.errors.Error, TimeoutError) as error:
                 failed = error
@@ -214,6 +214,19 @@ class NatsBus:
             if time.monotonic() > give_up:
                 raise BusUnavailable(f"no stream has taken {subject}: {failed or 'no answer'}") from failed
             await asyncio.sleep(_APPEND_PAUSE_SECONDS)
+
+    async def _find_own_record(self, stream: StreamSpec, subject: str, id: str, refused: Exception) -> int:
+        """The number of the last record on ``subject`` if it is the one with ``id``: its acknowledgement was lost.
+
+        The server compares numbers before it knows a repeat. Raises ``Conflict`` for another one.
+        """
+        try:
+            last = await self._js.get_last_msg(stream.name, subject)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(f"cannot read {subject}: {error or 'no answer'}") from error
+        if (last.headers or {}).get("Nats-Msg-Id") != id or last.seq is None:
+            raise Conflict(f"somebody else has written to {subject}") from refused
+        return last.seq
 
     async def read_subject(self, stream: StreamSpec, subject: str, after: int = 0) -> list[Stored]:
         found: list[Stored] = []

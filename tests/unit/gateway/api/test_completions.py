@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from omnibus.executor.runner import Job
 from tests.unit.gateway.house import TEXT, House, error, events
 
 PATH = "/v1/completions"
@@ -95,9 +96,10 @@ async def test_a_stream_has_the_texts_and_their_ends(served: House):
     ("fields", "param"),
     [
         ({"suffix": "end"}, "suffix"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 1, "echo": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"best_of": 3}, "best_of"),
-        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
@@ -126,3 +128,38 @@ async def test_one_that_fails_fails_all_and_leaves_nothing(served: House):
 
     assert response.status_code == 404
     await served.emptied()
+
+
+async def guess(job: Job) -> None:
+    """Two tokens with what else they might have been."""
+    best = [["he", -0.5], ["she", -1.0]]
+    await job.send("text", {"text": "he", "ids": [1], "logprobs": {"at": 0, "tokens": [["he", -0.5, best]]}})
+    await job.send("text", {"text": " is", "ids": [2], "logprobs": {"at": 1, "tokens": [[" is", -0.1, []]]}})
+    usage = {"prompt_tokens": 1, "completion_tokens": 2}
+    job.close("text", {"finish_reason": "stop", "usage": usage})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_probabilities_of_tokens_are_told(home: House, stream: bool):
+    home.serve(TEXT)
+    assert home.router.plan is not None
+    for option, spec in home.router.plan.models[TEXT].options.items():
+        await home.executor(TEXT, option, *spec.components, thinker=guess)
+
+    response = await complete(home, "who", logprobs=2, stream=stream)
+
+    choices = (
+        [choice for event in events(response)[:-1] for choice in event["choices"]]
+        if stream
+        else response.json()["choices"]
+    )
+    found = {
+        name: [each for choice in choices for each in choice["logprobs"][name]]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    }
+    assert found == {
+        "tokens": ["he", " is"],
+        "token_logprobs": [-0.5, -0.1],
+        "top_logprobs": [{"he": -0.5, "she": -1.0}, {}],
+        "text_offset": [0, 2],
+    }

@@ -1,0 +1,193 @@
+"""``/v1/responses`` and ``/v1/conversations`` with a real model and the official client, which checks each answer against
+its own types; and the seven checks that Open Responses has for servers, in Python."""
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.routes.conftest import OMNI
+from tests.e2e.system import System
+from tests.unit.gateway.responses_house import KEYS, events_of
+from tests.unit.gateway.samples import picture, sound
+
+pytestmark = pytest.mark.e2e
+
+PNG = f"data:image/png;base64,{base64.b64encode(picture('PNG', (32, 32))).decode()}"
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a place",
+    "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
+    "strict": None,
+}
+#: A tiny model says nothing that means anything, so its answers are short and always the same.
+SHORT: dict[str, Any] = {"model": OMNI, "max_output_tokens": 16, "extra_body": {"seed": 3}}
+
+
+@pytest.fixture
+async def strict(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
+    await system.becomes_ready()
+    async with openai.AsyncOpenAI(
+        base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
+    ) as made:
+        yield made
+
+
+async def test_a_response_is_made_and_retrieved_at_every_gateway(strict: openai.AsyncOpenAI, other: openai.AsyncOpenAI):
+    made = await strict.responses.create(input="hello", instructions="be kind", metadata={"a": "b"}, **SHORT)
+
+    assert made.output_text
+    assert made.usage is not None
+    assert (await other.responses.retrieve(made.id)).to_dict() == made.to_dict()
+    items = [item async for item in await strict.responses.input_items.list(made.id)]
+    assert [item.to_dict()["content"] for item in items] == [[{"type": "input_text", "text": "hello"}]]
+    await strict.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await other.responses.retrieve(made.id)
+
+
+async def test_a_stream_says_the_same_and_comes_again_elsewhere(strict: openai.AsyncOpenAI, other: openai.AsyncOpenAI):
+    whole = await strict.responses.create(input="hello", **SHORT)
+    events = [event async for event in await strict.responses.create(input="hello", stream=True, **SHORT)]
+
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    id = events[0].response.id  # type: ignore[union-attr]
+    rest = [event async for event in await other.responses.retrieve(id, stream=True, starting_after=3)]
+    assert [event.to_dict() for event in rest] == [event.to_dict() for event in events[4:]]
+
+
+async def test_a_response_in_the_background_is_polled_elsewhere(strict: openai.AsyncOpenAI, other: openai.AsyncOpenAI):
+    made = await strict.responses.create(input="hello", background=True, **SHORT)
+
+    assert made.status == "queued"
+    while (now := await other.responses.retrieve(made.id)).status in ("queued", "in_progress"):
+        pass
+    assert now.status in ("completed", "incomplete")
+    assert now.output_text
+    assert (await other.responses.cancel(made.id)).status == now.status  # it is over
+
+
+async def test_state_is_kept_in_responses_and_in_conversations(strict: openai.AsyncOpenAI, other: openai.AsyncOpenAI):
+    first = await strict.responses.create(input="hello", **SHORT)
+    by_id = await other.responses.create(input="and then?", previous_response_id=first.id, **SHORT)
+    history: list[Any] = [{"role": "user", "content": "hello"}, *(item.to_dict() for item in first.output)]
+    by_hand = await strict.responses.create(input=[*history, {"role": "user", "content": "and then?"}], **SHORT)
+    conversation = await strict.conversations.create(metadata={"a": "b"})
+    await strict.responses.create(input="hello", conversation=conversation.id, **SHORT)
+    in_conversation = await other.responses.create(input="and then?", conversation=conversation.id, **SHORT)
+
+    assert by_id.output_text == by_hand.output_text == in_conversation.output_text
+    items = [item async for item in await strict.conversations.items.list(conversation.id, order="asc")]
+    assert [getattr(item, "role", "") for item in items] == ["user", "assistant", "user", "assistant"]
+    one = await strict.conversations.items.retrieve(items[0].id or "", conversation_id=conversation.id)
+    assert one.to_dict() == items[0].to_dict()
+    await strict.conversations.update(conversation.id, metadata={"c": "d"})
+    assert (await other.conversations.retrieve(conversation.id)).metadata == {"c": "d"}
+    await strict.conversations.delete(conversation.id)
+    with pytest.raises(openai.NotFoundError):
+        await other.conversations.retrieve(conversation.id)
+
+
+async def test_pictures_and_sound_go_in_and_speech_comes_out(strict: openai.AsyncOpenAI, system: System):
+    wav = base64.b64encode(sound("wav", "pcm_s16le", 0.3, 16000)).decode()
+    content: list[Any] = [
+        {"type": "input_text", "text": "what is this?"},
+        {"type": "input_image", "image_url": PNG, "detail": "auto"},
+        {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}},
+    ]
+    made = await strict.responses.create(input=[{"role": "user", "content": content}], **SHORT)
+
+    assert made.usage is not None
+    details = made.usage.input_tokens_details.to_dict()
+    assert details["image_tokens"]
+    assert details["audio_tokens"]
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav", "max_tokens": 40}}
+    async with system.http() as http:  # our own part of messages, which the client's types do not know
+        body = {"model": OMNI, "input": "hello", "max_output_tokens": 8, "seed": 3, "stream": True, **spoken}
+        events = events_of((await http.post("/v1/responses", json=body)).text)
+    part = events[-1]["response"]["output"][0]["content"][-1]
+    deltas = "".join(event["delta"] for event in events if event["type"] == "response.audio.delta")
+    assert base64.b64decode(part["data"])[:4] == b"RIFF"
+    assert base64.b64decode(deltas) == base64.b64decode(part["data"])
+
+
+# Open Responses. Its tests of tools need a model that calls one when it sees it: here it has to.
+
+CHECKS: dict[str, dict[str, Any]] = {
+    "basic-response": {"input": [{"type": "message", "role": "user", "content": "Say hello in exactly 3 words."}]},
+    "streaming-response": {
+        "input": [{"type": "message", "role": "user", "content": "Count from 1 to 5."}],
+        "stream": True,
+    },
+    "system-prompt": {
+        "input": [
+            {"type": "message", "role": "system", "content": "You are a pirate. Always respond in pirate speak."},
+            {"type": "message", "role": "user", "content": "Say hello."},
+        ]
+    },
+    "tool-calling": {
+        "input": [{"type": "message", "role": "user", "content": "What's the weather like in San Francisco?"}],
+        "tools": [WEATHER],
+    },
+    "tool-calling-streaming": {
+        "input": [{"type": "message", "role": "user", "content": "What's the weather like in San Francisco?"}],
+        "tools": [WEATHER],
+        "stream": True,
+    },
+    "image-input": {
+        "input": [
+            {
+                "type": "message",
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "What do you see in this image?"},
+                    {"type": "input_image", "image_url": PNG},
+                ],
+            }
+        ]
+    },
+    "multi-turn": {
+        "input": [
+            {"type": "message", "role": "user", "content": "My name is Alice."},
+            {"type": "message", "role": "assistant", "content": "Hello Alice! Nice to meet you."},
+            {"type": "message", "role": "user", "content": "What is my name?"},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+async def test_open_responses_accepts_it(system: System, check: str):
+    await system.becomes_ready()
+    body = {"model": OMNI, "max_output_tokens": 16, "seed": 3, **CHECKS[check]}
+    async with system.http() as http:
+        answer = await http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        check_response(answer)
+        return
+    events = events_of(answer.text)
+    assert events[-1]["type"] in ("response.completed", "response.incomplete")
+    check_object(events[-1]["response"])
+
+
+def check_response(answer: httpx.Response) -> None:
+    check_object(answer.json())
+
+
+def check_object(made: dict[str, Any]) -> None:
+    """All keys are there, and of the kinds that Open Responses' schema has for them."""
+    assert set(KEYS) <= set(made)
+    assert made["object"] == "response"
+    assert type(made["created_at"]) is int
+    assert made["output"]
+    for name in ("top_p", "temperature", "presence_penalty", "frequency_penalty", "top_logprobs"):
+        assert isinstance(made[name], int | float), name
+    for item in made["output"]:
+        assert item["id"]
+        assert item["status"] in ("completed", "incomplete")
