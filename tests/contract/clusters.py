@@ -76,23 +76,29 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def prepare_sentinels(directory: Path, password: str, count: int = 3) -> tuple[list[InfraServer], list[InfraServer]]:
-    """A primary and its replica, and sentinels that watch them. All are on loopback and take ``password``."""
-    primary = infra.prepare_valkey(directory / "primary", password=password)
-    replica = infra.prepare_valkey(directory / "replica", password=password)
+def prepare_sentinels(
+    directory: Path, password: str, count: int = 3, *, quick: bool = True, durable: bool = False
+) -> tuple[list[InfraServer], list[InfraServer]]:
+    """A primary and its replica, and sentinels that watch them. All are on loopback and take ``password``.
+
+    ``quick``: the sentinels are less patient than the page says, for all are on one machine.
+    """
+    primary = infra.prepare_valkey(directory / "primary", password=password, durable=durable)
+    replica = infra.prepare_valkey(directory / "replica", password=password, durable=durable)
     follow = ("--replicaof", LOOPBACK, str(primary.ports[0]), "--repl-diskless-sync-delay", "0")
     servers = [
         replace(each, spec=replace(each.spec, argv=(*each.spec.argv, "--masterauth", password, *more)))
         for each, more in ((primary, ()), (replica, follow))
     ]
-    return servers, [_prepare_sentinel(directory, port, primary, password) for port in free_ports(count)]
+    return servers, [_prepare_sentinel(directory, port, primary, password, quick) for port in free_ports(count)]
 
 
-def _prepare_sentinel(directory: Path, port: int, primary: InfraServer, password: str) -> InfraServer:
+def _prepare_sentinel(directory: Path, port: int, primary: InfraServer, password: str, quick: bool) -> InfraServer:
     text = (
         read_snippet("port 26379").replace("26379", str(port)).replace("10.0.1.1 6379", f"127.0.0.1 {primary.ports[0]}")
     )
-    text = re.sub(r"(down-after-milliseconds \w+) \d+", r"\1 1000", text)  # on one machine
+    if quick:
+        text = re.sub(r"(down-after-milliseconds \w+) \d+", r"\1 1000", text)
     config = directory / f"sentinel-{port}.conf"
     config.write_text(f"{text}sentinel auth-pass omnibus {password}\nbind {LOOPBACK}\ndir {directory}\n")
     argv = (primary.spec.argv[0], str(config), "--sentinel")

@@ -13,8 +13,8 @@ from tests.e2e.docker_engine import Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-MORE = ("compose.gpu.yaml", "compose.observability.yaml", "compose.users.yaml")
-CHOICES = [chosen for count in range(4) for chosen in combinations(MORE, count)]
+MORE = ("compose.gpu.yaml", "compose.observability.yaml", "compose.users.yaml", "compose.ha.yaml")
+CHOICES = [chosen for count in range(5) for chosen in combinations(MORE, count)]
 
 
 def config(engine: Engine, *layers: str, **env: str) -> str:
@@ -41,7 +41,8 @@ def test_compose_reads_the_layers_together(docker_engine: Engine, chosen: tuple[
     assert ("OTEL_EXPORTER_OTLP_ENDPOINT" in llm["environment"]) == ("compose.observability.yaml" in chosen)
     assert ('"gpu"' in json.dumps(llm.get("deploy", {}))) == ("compose.gpu.yaml" in chosen)
     assert (llm["environment"].get("OMNIBUS_BUS_USER") == "llm") == ("compose.users.yaml" in chosen)
-    assert ("-c" in found["nats"]["command"]) == ("compose.users.yaml" in chosen)
+    assert ("-c" in found["nats"]["command"]) == bool({"compose.users.yaml", "compose.ha.yaml"} & set(chosen))
+    assert ("nats-3" in found) == ("compose.ha.yaml" in chosen)
     assert llm["environment"]["OMNIBUS_EXECUTOR_OPTION"] == "L"
     assert all(float(service["cpus"]) > 0 for service in found.values())
 

@@ -17,7 +17,13 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy" / "compose"
 BASE, GPU, OBSERVABILITY = "compose.yaml", "compose.gpu.yaml", "compose.observability.yaml"
 USERS = "compose.users.yaml"
-LAYERS = [BASE, GPU, OBSERVABILITY, USERS]
+AVAILABLE = "compose.ha.yaml"
+LAYERS = [BASE, GPU, OBSERVABILITY, USERS, AVAILABLE]
+#: What a layer adds to the services of the base.
+FRESH = {
+    OBSERVABILITY: {"prometheus", "grafana", "jaeger"},
+    AVAILABLE: {"nats-2", "nats-3", "valkey-2", "sentinel", "sentinel-2", "sentinel-3"},
+}
 PORT = 9400
 #: It has no program that could look.
 UNWATCHED = {"jaeger"}
@@ -52,7 +58,7 @@ def test_a_layer_changes_services_that_there_are(layer: str):
     fresh = {name for name, service in services(layer).items() if name not in base}
 
     assert all("image" in ALL[name] for name in fresh)
-    assert fresh == ({"prometheus", "grafana", "jaeger"} if layer == OBSERVABILITY else set())
+    assert fresh == FRESH.get(layer, set())
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
@@ -230,3 +236,26 @@ def test_no_service_is_killed_while_it_may_drain(name: str):
     grace = float(services(BASE)[name]["stop_grace_period"].removesuffix("s"))
 
     assert grace >= ServiceSettings().drain_seconds(name) + 5
+
+
+def test_every_service_knows_all_servers_that_may_be_lost():
+    layer = services(AVAILABLE)
+    bus = {layer[name]["environment"]["OMNIBUS_BUS_URL"] for name in OURS}
+    stores = {layer[name]["environment"]["OMNIBUS_STORE_URL"] for name in ("gateway", "planner")}
+    addresses = {f"{name}:26379" for name in layer if name.startswith("sentinel")}
+
+    assert bus == {",".join(f"nats://{name}:4222" for name in layer if name.startswith("nats"))}
+    assert {layer[name]["environment"]["OMNIBUS_BUS_REPLICAS"] for name in OURS} == {"3"}
+    assert len(stores) == 1
+    assert addresses == set(re.findall(r"sentinel[-\d]*:26379", stores.pop()))
+
+
+def test_servers_of_a_cluster_lead_to_each_other():
+    layer = services(AVAILABLE)
+    names = {name for name in layer if name.startswith("nats")}
+
+    for name in names:
+        command = layer[name]["command"]
+        told = dict(zip(command, command[1:], strict=False))
+        assert told["--name"] == name
+        assert set(re.findall(r"//([\w-]+):", told["--routes"])) == names - {name}

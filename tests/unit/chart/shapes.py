@@ -56,6 +56,13 @@ SHAPES: dict[str, Values] = {
         credentials={"existingSecret": "mine"},
         models={"existingConfigMap": "my-models"},
     ),
+    "available": values(
+        "values-gpu.yaml", models=DECLARED, nats__replicas=3, valkey__replicas=2, networkPolicy__enabled=True
+    ),
+    "own_sentinels": values(
+        nats={"enabled": False, "url": "nats://a.example.com:4222,nats://b.example.com:4222"},
+        valkey={"enabled": False, "url": "redis+sentinel://:$(STORE_PASSWORD)@a.example.com:26379/omnibus/0"},
+    ),
     "keda": values(models=DECLARED, executors={"scaling": "keda", "keda": {"prometheus": "http://prometheus:9090"}}),
     "hpa": values(models=DECLARED, executors={"scaling": "hpa"}),
     "fixed": values("values-cpu.yaml", executors__scaling="none"),

@@ -19,6 +19,15 @@
 {{- fail (printf "%s.url is for a server of your own: set %s.enabled=false as well" $server $server) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.valkey.tls.serverSecret (gt (int .Values.valkey.replicas) 1) -}}
+{{- fail "valkey.tls.serverSecret is for one server: set valkey.replicas=1, or use servers of your own with valkey.url=rediss+sentinel://" -}}
+{{- end -}}
+{{- if and (gt (int .Values.valkey.replicas) 1) (not .Values.valkey.persistence.enabled) -}}
+{{- fail "valkey.replicas needs valkey.persistence.enabled: a server that starts without its data, as primary, would empty its replicas" -}}
+{{- end -}}
+{{- if eq (int .Values.nats.replicas) 2 -}}
+{{- fail "nats.replicas=2 is less available than 1, for neither has a majority alone: set 1, 3 or 5" -}}
+{{- end -}}
 {{- if .Values.nats.enabled -}}
 {{- $asked := merge dict (.Values.gateway.settings.bus | default dict) (.Values.settings.bus | default dict) (dict "record_bytes" 1073741824 "dead_bytes" 67108864 "response_bytes" 268435456) -}}
 {{- $power := dict "KB" 1024 "MB" 1048576 "GB" 1073741824 "TB" 1099511627776 -}}

@@ -39,14 +39,47 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 {{- list "gateway" "planner" "sidecar" "encoder" "llm" "generator" "operator" | toJson -}}
 {{- end -}}
 
+{{/* The name of one pod of several: dict "root" $ "part" "nats" "number" 0. */}}
+{{- define "omnibus.podAddress" -}}
+{{- $name := printf "%s-%s" (include "omnibus.fullname" .root) .part -}}
+{{ printf "%s-%d.%s-nodes" $name (int .number) $name }}
+{{- end -}}
+
+{{/* The names of all of them, with commas: dict "root" $ "part" "nats" "count" 3 "form" "nats://%s:4222". */}}
+{{- define "omnibus.pods" -}}
+{{- $found := list -}}
+{{- range $number := until (int .count) -}}
+{{- $found = append $found (printf $.form (include "omnibus.podAddress" (dict "root" $.root "part" $.part "number" $number))) -}}
+{{- end -}}
+{{- join "," $found -}}
+{{- end -}}
+
+{{/* Values of a bundled server; sentinels are there where the store has replicas: dict "root" $ "part" "sentinel". */}}
+{{- define "omnibus.server.values" -}}
+{{- if ne .part "sentinel" -}}{{ index .root.Values .part | toJson }}
+{{- else -}}
+{{- $store := .root.Values.valkey -}}
+{{- $claim := merge (dict "size" $store.sentinel.size) $store.persistence -}}
+{{- $found := merge (dict "replicas" 3 "persistence" $claim) $store.sentinel $store -}}
+{{- set $found "enabled" (and $store.enabled (gt (int $store.replicas) 1)) | toJson -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "omnibus.busUrl" -}}
-{{ if .Values.nats.enabled }}nats://{{ include "omnibus.fullname" . }}-nats:4222{{ else }}{{ .Values.nats.url }}{{ end }}
+{{- $nats := .Values.nats -}}
+{{- if not $nats.enabled -}}{{ $nats.url }}
+{{- else if gt (int $nats.replicas) 1 -}}{{ include "omnibus.pods" (dict "root" . "part" "nats" "count" $nats.replicas "form" "nats://%s:4222") }}
+{{- else -}}nats://{{ include "omnibus.fullname" . }}-nats:4222{{- end -}}
 {{- end -}}
 
 {{- define "omnibus.storeUrl" -}}
-{{- if .Values.valkey.enabled -}}
-{{ ternary "rediss" "redis" (ne .Values.valkey.tls.serverSecret "") }}://:$(STORE_PASSWORD)@{{ include "omnibus.fullname" . }}-valkey:6379/0
-{{- else -}}{{ .Values.valkey.url }}{{- end -}}
+{{- $valkey := .Values.valkey -}}
+{{- if not $valkey.enabled -}}{{ $valkey.url }}
+{{- else if gt (int $valkey.replicas) 1 -}}
+redis+sentinel://:$(STORE_PASSWORD)@{{ include "omnibus.pods" (dict "root" . "part" "sentinel" "count" 3 "form" "%s:26379") }}/omnibus/0
+{{- else -}}
+{{ ternary "rediss" "redis" (ne $valkey.tls.serverSecret "") }}://:$(STORE_PASSWORD)@{{ include "omnibus.fullname" . }}-valkey:6379/0
+{{- end -}}
 {{- end -}}
 
 {{/* A value of a variable: whole numbers are written out, however large. */}}
@@ -70,6 +103,9 @@ labels: {{- include "omnibus.labels" . | nindent 2 }}
 {{- $root := .root -}}
 {{- $bus := include "omnibus.onBus" . -}}
 {{- $told := dict "HOME" "/tmp" -}}{{/* what libraries keep besides */}}
+{{- if and $bus $root.Values.nats.enabled (gt (int $root.Values.nats.replicas) 1) -}}
+  {{- $_ := set $told "OMNIBUS_BUS_REPLICAS" (toString (min 3 (int $root.Values.nats.replicas))) -}}
+{{- end -}}
 {{- if and (eq .part "gateway") $root.Values.gateway.ingress.host -}}
   {{- $_ := set $told "OMNIBUS_GATEWAY_ALLOWED_HOSTS" $root.Values.gateway.ingress.host -}}
 {{- end -}}

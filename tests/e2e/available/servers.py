@@ -1,0 +1,69 @@
+"""Three NATS servers, a Valkey primary with its replica, and three sentinels: what the highly available layer has."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import redis.asyncio as redis
+
+from tests.contract import clusters
+from tests.unit.bus.servers import Owned
+
+PASSWORD = "a-word"
+_AGREED_SECONDS = 60.0
+
+
+class Servers:
+    """All that run, by name. ``bus_url`` and ``store_url`` are those of services."""
+
+    def __init__(self, nats: list[Owned], valkeys: list[Owned], sentinels: list[Owned]) -> None:
+        self._valkeys = valkeys
+        self._sentinels = sentinels
+        self.by_name = {
+            **{f"nats-{index}": each for index, each in enumerate(nats)},
+            **{f"valkey-{index}": each for index, each in enumerate(valkeys)},
+            **{f"sentinel-{index}": each for index, each in enumerate(sentinels)},
+        }
+        self.bus_url = clusters.join_urls([each.server for each in nats])
+        addresses = ",".join(each.server.url for each in sentinels)
+        self.store_url = f"redis+sentinel://:{PASSWORD}@{addresses}/omnibus/0"
+
+    async def wait_agreed(self) -> None:
+        """Wait until every sentinel knows the others, and a replica that has what the primary has."""
+        async with asyncio.timeout(_AGREED_SECONDS):
+            while not await self._is_agreed():
+                await asyncio.sleep(0.1)
+
+    async def _is_agreed(self) -> bool:
+        for sentinel in self._sentinels:
+            async with redis.Redis(port=sentinel.server.ports[0]) as client:
+                state = (await client.sentinel_masters())["omnibus"]
+                links = [each["master-link-status"] for each in await client.sentinel_slaves("omnibus")]
+            up = not state["is_sdown"] and not state["is_odown"]
+            if links != ["ok"] or not up or state["num-other-sentinels"] != len(self._sentinels) - 1:
+                return False
+        return True
+
+    async def primary_name(self) -> str:
+        """The name of the server that takes writes."""
+        for name, each in self.by_name.items():
+            if name.startswith("valkey"):
+                async with redis.Redis(port=each.server.ports[0], password=PASSWORD) as client:
+                    if (await client.info("replication"))["role"] == "master":
+                        return name
+        raise AssertionError("no primary")
+
+
+@contextlib.asynccontextmanager
+async def running_servers(directory: Path) -> AsyncIterator[Servers]:
+    """All servers, which agree on who is what."""
+    valkeys, sentinels = clusters.prepare_sentinels(directory, PASSWORD, quick=False, durable=True)
+    async with (
+        clusters.running_all(clusters.prepare_cluster(directory)) as nats,
+        clusters.running_all(valkeys) as stores,
+        clusters.running_all(sentinels) as watching,
+    ):
+        made = Servers(nats, stores, watching)
+        await made.wait_agreed()
+        yield made

@@ -1,0 +1,217 @@
+"""Servers that may be lost, as the chart and the compose layer start them: the real ones, with their scripts."""
+
+import asyncio
+import base64
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+import yaml
+
+from omnibus.bus.nats import NatsBus
+from omnibus.errors import StoreUnavailable
+from omnibus.plan import Plan
+from omnibus.process.spec import ProcessSpec
+from omnibus.settings import BusSettings, StoreSettings
+from omnibus.store import Store
+from omnibus.up import binaries, infra
+from omnibus.up.infra import InfraServer
+from omnibus.up.ports import LOOPBACK, free_ports
+from tests.contract import clusters
+from tests.e2e.system import ROOT
+from tests.kube.api import Object
+from tests.unit.bus.servers import Owned
+from tests.unit.chart.shapes import SHAPES, Renders, env, of
+
+_PASSWORD = "a-word"
+_WITHIN_SECONDS = 40.0
+_VALKEYS = 2
+
+#: The command of a server and its own variables.
+Script = tuple[list[str], Mapping[str, str]]
+
+
+def chart_scripts(objects: list[Object]) -> dict[str, Script]:
+    """Scripts by the name that a server has for the others."""
+    found: dict[str, Script] = {}
+    for part in ("valkey", "sentinel"):
+        made = of(objects, "StatefulSet")[f"om-{part}"]["spec"]
+        for number in range(made["replicas"]):
+            command = made["template"]["spec"]["containers"][0]["command"]
+            name = f"om-{part}-{number}"
+            found[f"{name}.om-{part}-nodes"] = (command, {"POD": name, "STORE_PASSWORD": _PASSWORD})
+    return found
+
+
+def compose_scripts() -> dict[str, Script]:
+    layer = yaml.safe_load((ROOT / "deploy/compose/compose.ha.yaml").read_text())["services"]
+    names = [name for name in layer if name.startswith(("valkey", "sentinel"))]
+    return {
+        name: (
+            [word.replace("$$", "$") for word in layer[name]["command"]],
+            {**layer[name]["environment"], "OMNIBUS_STORE_PASSWORD": _PASSWORD},
+        )
+        for name in names
+    }
+
+
+def prepare(scripts: Mapping[str, Script], directory: Path) -> list[InfraServer]:
+    """The servers of these scripts on loopback, at ports and in directories of their own."""
+    bin = directory / "bin"
+    bin.mkdir()
+    (bin / "valkey-server").symlink_to(binaries.find_binary(binaries.VALKEY))
+    ports = dict(zip(scripts, free_ports(len(scripts)), strict=True))
+    return [_prepare_one(name, script, ports, directory) for name, script in scripts.items()]
+
+
+def _prepare_one(name: str, script: Script, ports: Mapping[str, int], directory: Path) -> InfraServer:
+    command, told = script
+    place = directory / name
+    place.mkdir()
+    text = command[-1].replace("dir /tmp\n", "dir /data\n").replace("/data", str(place))
+    text = re.sub(r"(announce-ip) \S+", rf"\1 {LOOPBACK}", text)
+    told = {key: _reachable(value, ports) for key, value in told.items()}
+    text = _reachable(text, ports)
+    own = f"port {ports[name]}\nbind {LOOPBACK}\n"
+    text = (
+        text.replace("port 26379\n", own)
+        if "sentinel monitor" in text
+        else text.replace('save ""\n', f'save ""\n{own}')
+    )
+    assert own in text
+    path = f"{directory / 'bin'}:{os.environ['PATH']}"
+    argv = ("env", f"PATH={path}", *(f"{key}={value}" for key, value in told.items()), *command[:-1], text)
+    ready = partial(infra.valkey_ready, ports[name], _PASSWORD if "valkey" in name else "")
+    return InfraServer(ProcessSpec(name, argv, cwd=place, ready=ready), f"{LOOPBACK}:{ports[name]}", (ports[name],))
+
+
+def _reachable(text: str, ports: Mapping[str, int]) -> str:
+    """The names of servers with the usual port as what they are here."""
+    for name, port in ports.items():
+        text = text.replace(f"{name} 6379", f"{LOOPBACK} {port}")
+    return text
+
+
+@pytest.fixture(scope="module")
+def objects(rendered: Renders) -> list[Object]:
+    return rendered(SHAPES["available"])
+
+
+@pytest.fixture(params=["chart", "compose"])
+async def servers(request: pytest.FixtureRequest, objects: list[Object], tmp_path: Path) -> AsyncIterator[list[Owned]]:
+    scripts = chart_scripts(objects) if request.param == "chart" else compose_scripts()
+    async with clusters.running_all(prepare(scripts, tmp_path)) as owned:
+        await until_true(partial(agree, owned))
+        yield owned
+
+
+async def until_true(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(_WITHIN_SECONDS):
+        while not await holds():
+            await asyncio.sleep(0.1)
+
+
+def port_of(server: Owned) -> int:
+    return server.server.ports[0]
+
+
+async def agree(servers: list[Owned]) -> bool:
+    """Every sentinel knows the others and a replica that follows."""
+    for sentinel in servers[_VALKEYS:]:
+        async with redis.Redis(port=port_of(sentinel)) as client:
+            state = (await client.sentinel_masters())["omnibus"]
+            links = [each["master-link-status"] for each in await client.sentinel_slaves("omnibus")]
+        if links != ["ok"] or state["is_sdown"] or state["num-other-sentinels"] != len(servers) - _VALKEYS - 1:
+            return False
+    return True
+
+
+async def primary(servers: list[Owned]) -> int:
+    """The index of the server that takes writes; -1 while that is unclear."""
+    roles = []
+    for each in servers[:_VALKEYS]:
+        async with redis.Redis(port=port_of(each), password=_PASSWORD) as client:
+            roles.append((await client.info("replication"))["role"])
+    return roles.index("master") if roles.count("master") == 1 else -1
+
+
+async def test_what_was_written_last_is_there_after_all_servers_were_lost(servers: list[Owned]):
+    assert await primary(servers) == 0
+    addresses = ",".join(f"{LOOPBACK}:{port_of(each)}" for each in servers[_VALKEYS:])
+    store = Store(StoreSettings(url=f"redis+sentinel://:{_PASSWORD}@{addresses}/omnibus/0"))
+    await store.swap_plan(Plan(1, 0, 1000.0, {}))
+    servers[0].kill()
+    await until_true(partial(swapped, store, 2))
+    await servers[0].start()
+    await until_true(partial(agree, servers))
+    assert await primary(servers) == 1
+
+    for each in servers:
+        each.kill()
+    for each in servers:
+        each.launch()
+    for each in servers:
+        await each.wait_ready()
+    await until_true(partial(agree, servers))
+
+    assert await primary(servers) == 1
+    await until_true(partial(has_epoch, store, 2))
+    await store.close()
+
+
+async def has_epoch(store: Store, epoch: int) -> bool:
+    with suppress(StoreUnavailable):  # connections to what was killed
+        return await store.epoch() == epoch
+    return False
+
+
+async def swapped(store: Store, epoch: int) -> bool:
+    with suppress(StoreUnavailable):
+        await store.swap_plan(Plan(epoch, epoch - 1, 1000.0, {}))
+        return True
+    return False
+
+
+async def test_three_servers_of_the_chart_are_one_bus(objects: list[Object], tmp_path: Path, monkeypatch):
+    (secret,) = of(objects, "Secret").values()
+    words: dict[str, Any] = {key: base64.b64decode(word).decode() for key, word in secret["data"].items()}
+    told = env(of(objects, "StatefulSet")["om-nats"]["spec"]["template"])
+    for name, value in told.items():
+        if "secretKeyRef" in value:
+            monkeypatch.setenv(name, words[value["secretKeyRef"]["key"]])
+    config = of(objects, "ConfigMap")["om-nats"]["data"]["nats.conf"]
+    routes = free_ports(3)
+
+    async with clusters.running_all([prepare_nats(config, number, routes, tmp_path) for number in range(3)]) as owned:
+        url = clusters.join_urls([each.server for each in owned])
+        settings = BusSettings(url=url, user="gateway", password=words["gateway"], replicas=3)
+        bus = await NatsBus.connect(settings, "gateway")
+        await bus.open_records(600.0, 1 << 30)
+        owned[0].kill()
+        async with asyncio.timeout(_WITHIN_SECONDS):
+            while not bus.connected:
+                await asyncio.sleep(0.1)
+        assert await bus.read_records("omnibus.inv.a.b") == []
+        await bus.drain()
+    gateway = env(of(objects, "Deployment")["om-gateway"]["spec"]["template"])
+    assert gateway["OMNIBUS_BUS_REPLICAS"] == "3"
+    assert gateway["OMNIBUS_BUS_URL"].count("om-nats-") == 6
+
+
+def prepare_nats(config: str, number: int, routes: list[int], directory: Path) -> InfraServer:
+    """One server of the cluster on loopback."""
+    text = re.sub(r"(?m)^(port|http|store_dir|  store_dir): .*$", "", config)
+    text = text.replace("$POD", f"om-nats-{number}").replace("0.0.0.0:6222", f"{LOOPBACK}:{routes[number]}")
+    for other, port in enumerate(routes):
+        text = text.replace(f"om-nats-{other}.om-nats-nodes:6222", f"{LOOPBACK}:{port}")
+    path = directory / f"nats-{number}.conf"
+    path.write_text(text)
+    server = infra.prepare_nats(directory / f"nats-{number}", config=path)
+    return replace(server, spec=replace(server.spec, name=f"nats-{number}"))
