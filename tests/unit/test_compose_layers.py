@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,6 @@ def test_servers_of_a_cluster_lead_to_each_other():
 
     for name in names:
         command = layer[name]["command"]
-        told = dict(zip(command, command[1:], strict=False))
+        told = dict(pairwise(command))
         assert told["--name"] == name
         assert set(re.findall(r"//([\w-]+):", told["--routes"])) == names - {name}

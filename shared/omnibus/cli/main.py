@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, help_texts, runs, whatif
+from omnibus.cli import access, backup_arguments, help_texts, runs, whatif
 from omnibus.errors import OmnibusError, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
@@ -17,6 +17,7 @@ from omnibus.process.spec import EXIT_MISCONFIGURED
 _HANDLERS = {
     "app": "apps:run_app_command",
     "app run": "app_run:run_app",
+    "backup": "backup:run_backup",
     "completion": "completion:print_completion",
     "deadletters": "dead_letters:run_dead_letters",
     "demo": "demo:run_demo",
@@ -31,6 +32,7 @@ _HANDLERS = {
     "ps": "processes:list_runs",
     "profile": "profile:profile_model",
     "replay": "invocations:replay_invocation",
+    "restore": "backup:run_restore",
     "settings": "settings:list_settings",
     "show": "invocations:show_invocation",
     "status": "processes:show_status",
@@ -79,6 +81,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     runs.add_run_commands(commands)
     access.add_access_commands(commands, parser)
+    backup_arguments.add_backup_commands(commands)
     runs.add_run_options(parser)
     help_texts.add_help_texts(parser)
     return parser

@@ -30,6 +30,7 @@ function on the server that refuses whoever is late, so that two writers cannot 
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import AppStore as _Apps
 from omnibus.store.connection import REREAD_SECONDS
+from omnibus.store.dump import DumpStore as _Dump
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
 from omnibus.store.jobs import JobStore as _Jobs
 from omnibus.store.keys import ApiKeyStore as _Keys
@@ -66,5 +67,5 @@ __all__ = [
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Dump):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

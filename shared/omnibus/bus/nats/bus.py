@@ -181,6 +181,13 @@ class NatsBus:
         else:
             self._acks.send(subject, data, id)
 
+    async def store_record(self, subject: str, data: bytes, id: str) -> None:
+        """Publish a record and wait until its stream has it. Raises ``BusUnavailable``."""
+        try:
+            await self._js.publish(subject, data, headers={"Nats-Msg-Id": id})
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusUnavailable(f"{subject} was not kept: {error or 'timed out'}") from error
+
     def _publish_for_ack(self, subject: str, data: bytes, reply: str, headers: dict[str, str]) -> None:
         self.publish(subject, data, reply=reply, headers=headers)
 

@@ -1,0 +1,18 @@
+"""Arguments of ``omnibus backup`` and ``omnibus restore``."""
+
+from typing import Any
+
+
+def add_backup_commands(commands: Any) -> None:
+    """Add the arguments to ``commands``."""
+    backup = commands.add_parser("backup", help="write plans, profiles, apps, keys, jobs and streams into a file")
+    restore = commands.add_parser("restore", help="write what is in such a file into a store and a bus")
+    restore.add_argument("--replace", action="store_true", help="instead of what is there, which is removed")
+    for command in (backup, restore):
+        command.add_argument("file", metavar="FILE", help="for example omnibus.tar.gz")
+        command.add_argument(
+            "--no-streams", action="store_true", help="leave out recorded invocations and dead letters"
+        )
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
+        command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")

@@ -1,0 +1,140 @@
+"""Every key of the store as data, for backups: read in one moment, and written in one."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from omnibus.errors import BadRequest, StoreUnavailable
+from omnibus.store.connection import StoreConnection
+
+#: Names that belong to processes that run, and mean nothing later: leaders, and streams that clients may continue.
+_TRANSIENT = ("plan:lead", "stream:")
+_SCAN_COUNT = 1000
+#: What an expiry time is for keys without one.
+_NEVER = -1
+
+KeyKind = Literal["string", "hash", "zset", "list", "set"]
+
+
+class StoredKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key with its value. ``name`` is without the prefix.
+
+    ``value`` holds one element of a string, name and value in turns of a hash, member and score in turns of a sorted
+    set, else the members. ``expires``: Unix milliseconds; 0: it does not.
+    """
+
+    name: str
+    kind: KeyKind
+    value: list[bytes]
+    expires: int = 0
+
+
+class DumpStore(StoreConnection):
+    """The whole of the store."""
+
+    async def read_keys(self) -> list[StoredKey]:
+        """Return all keys under the prefix that mean something later, as they are in one moment.
+
+        Raises ``StoreUnavailable``, also when keys keep changing their kind.
+        """
+        names = [name async for name in self._scan_names()]
+        kinds = await self._run_in_one([("TYPE", name) for name in names])
+        known = [(name, kind.decode()) for name, kind in zip(names, kinds, strict=True) if kind != b"none"]
+        found = await self._run_in_one([command for name, kind in known for command in _read_commands(name, kind)])
+        values, expiries = found[::2], found[1::2]
+        return [
+            StoredKey(name, _checked_kind(kind), _flatten(value), max(expires, 0))
+            for (name, kind), value, expires in zip(known, values, expiries, strict=True)
+            if value not in (None, [], {}) or expires > _NEVER
+        ]
+
+    async def write_keys(self, keys: Sequence[StoredKey], *, replace: bool) -> None:
+        """Write ``keys`` in one step; what has expired meanwhile is left out.
+
+        With ``replace`` everything else under the prefix is removed. Raises ``BadRequest`` if something is there
+        and it is not said, ``StoreUnavailable``.
+        """
+        present = [name async for name in self._scan_names(everything=True)]
+        if present and not replace:
+            raise BadRequest(f"the store has {len(present)} keys already: say --replace to remove them")
+        removals: list[tuple[Any, ...]] = [("DEL", name) for name in present]
+        await self._run_in_one([*removals, *(command for key in keys for command in _write_commands(key))])
+
+    async def _scan_names(self, *, everything: bool = False) -> AsyncIterator[str]:
+        """Names without the prefix, sorted."""
+        start = self._redis_key("")
+        found, cursor = set[str](), 0
+        while True:
+            cursor, names = await self._run_command(
+                self._redis.scan(cursor, match=f"{_escape_pattern(start)}*", count=_SCAN_COUNT)
+            )
+            found |= {name.decode().removeprefix(start) for name in names}
+            if not cursor:
+                break
+        for name in sorted(found):
+            if everything or not name.startswith(_TRANSIENT):
+                yield name
+
+    async def _run_in_one(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Answers to ``commands``, whose second word is a name, all of which run in one step."""
+        if not commands:
+            return []
+        async with self._redis.pipeline(transaction=True) as together:
+            for word, name, *rest in commands:
+                together.execute_command(word, self._redis_key(name), *rest)
+            answers: list[Any] = await self._run_command(together.execute())
+            return answers
+
+
+def _read_commands(name: str, kind: str) -> Iterator[tuple[Any, ...]]:
+    reads: dict[str, tuple[Any, ...]] = {
+        "string": ("GET", name),
+        "hash": ("HGETALL", name),
+        "zset": ("ZRANGE", name, 0, -1, "WITHSCORES"),
+        "list": ("LRANGE", name, 0, -1),
+        "set": ("SMEMBERS", name),
+    }
+    yield reads[_checked_kind(kind)]
+    yield ("PEXPIRETIME", name)
+
+
+def _write_commands(key: StoredKey) -> Iterator[tuple[Any, ...]]:
+    pairs = [*zip(key.value[::2], key.value[1::2], strict=False)]
+    if key.kind == "string":
+        yield ("SET", key.name, *key.value)
+    elif key.kind == "zset":
+        yield ("ZADD", key.name, *(word for member, score in pairs for word in (score, member)))
+    else:
+        yield ({"hash": "HSET", "list": "RPUSH", "set": "SADD"}[key.kind], key.name, *key.value)
+    if key.expires:
+        yield ("PEXPIREAT", key.name, key.expires)
+
+
+def _checked_kind(kind: str) -> KeyKind:
+    if kind not in ("string", "hash", "zset", "list", "set"):
+        raise StoreUnavailable(
+            f"the store holds a {kind}, which no version of omnibus writes: is the prefix another's?"
+        )
+    return kind  # type: ignore[return-value]
+
+
+def _flatten(value: Any) -> list[bytes]:
+    """An answer of the server as a list of bytes, whichever version of its protocol is spoken."""
+    if isinstance(value, dict):
+        return [_to_bytes(word) for pair in value.items() for word in pair]
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [
+            word for each in value for word in (_flatten(each) if isinstance(each, list | tuple) else [_to_bytes(each)])
+        ]
+    return [_to_bytes(value)]
+
+
+def _to_bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _escape_pattern(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\*?[]^-" else letter for letter in text)

@@ -1,0 +1,108 @@
+"""What earlier releases have stored is still read, and docs/upgrade.md says the versions that there are.
+
+    python -m tests.contract.test_releases
+
+records the backup of this release, once it is made.
+"""
+
+import asyncio
+import re
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+import yaml
+
+from omnibus import __version__
+from omnibus.graph import WIRE_VERSION
+from omnibus.recording import backup as backups
+from omnibus.recording.backup import BackupReader, restore_backup, write_backup
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from omnibus.tensors import peer_protocol, protocol
+from omnibus.up import infra
+from tests.contract.test_backup import SETTINGS, connect, empty, fill, read
+from tests.e2e.system import ROOT
+from tests.unit.bus.servers import running
+
+KITS = ROOT / "tests" / "golden" / "releases"
+PAGE = (ROOT / "docs" / "upgrade.md").read_text()
+MESSAGES = 5
+
+
+@pytest.mark.parametrize("kit", sorted(KITS.glob("*.tar.gz")), ids=lambda path: path.name)
+async def test_the_backup_of_every_release_can_be_restored_and_read(
+    kit: Path, valkey_url: str, nats_url: str, raw: redis.Redis
+):
+    store = Store(StoreSettings(url=valkey_url, prefix="test", secret="a secret"))
+    bus = await connect(nats_url)
+    await empty(bus)
+    backup = BackupReader.open(kit)
+
+    await restore_backup(backup, store, bus, SETTINGS, replace=True)
+
+    found: dict[str, Any] = await read(store, bus)
+    assert found["state"] == (3, 2)
+    assert [plan.epoch for plan in found["plans"]] == [1, 2, 3]
+    assert {name: len(found[name]) for name in ("profiles", "apps", "keys", "records", "dead")} == {
+        "profiles": 1, "apps": 1, "keys": 1, "records": MESSAGES, "dead": 1,
+    }  # fmt: skip
+    await store.close()
+    await bus.drain()
+    backup.close()
+
+
+def test_this_release_has_a_backup_or_is_being_made():
+    releases = {path.name.removesuffix(".tar.gz") for path in KITS.glob("*.tar.gz")}
+
+    assert __version__ in releases, "run python -m tests.contract.test_releases"
+
+
+@pytest.mark.parametrize(
+    ("row", "version"),
+    [
+        ("gateways, planners, executors, over the bus", WIRE_VERSION),
+        ("sidecars and their clients on a node", protocol.VERSION),
+        ("sidecars of different nodes", peer_protocol.VERSION),
+        ("backups", backups.FORMAT),
+    ],
+)
+def test_the_page_has_the_versions_of_the_code(row: str, version: int):
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row} |")]
+
+    assert f"({version})" in line
+
+
+def test_the_table_has_what_is_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((ROOT / "deploy/helm/omnibus/Chart.yaml").read_text())
+    (python,) = re.findall(r"\| Python \| ([\d.]+)", PAGE)
+    (kubernetes,) = re.findall(r"\| Kubernetes \| ([\d.]+)", PAGE)
+    (bus,) = re.findall(r"\| NATS server \| ([\d.]+)", PAGE)
+
+    assert declared["requires-python"] == f">={python}"
+    assert chart["kubeVersion"] == f">={kubernetes}.0-0"
+    assert f"nats:{bus}-" in (ROOT / "deploy/helm/omnibus/values.yaml").read_text()
+    assert f"nats:{bus}-" in (ROOT / "deploy/compose/compose.yaml").read_text()
+
+
+async def record_release() -> None:
+    """Write the backup of this release, with one of everything."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        valkey, nats = infra.prepare_valkey(directory), infra.prepare_nats(directory)
+        async with running(valkey), running(nats):
+            store = Store(StoreSettings(url=valkey.url, prefix="test", secret="a secret"))
+            bus = await connect(nats.url)
+            await fill(store, bus, MESSAGES)
+            KITS.mkdir(exist_ok=True)
+            await write_backup(KITS / f"{__version__}.tar.gz", store, bus)
+            await store.close()
+            await bus.drain()
+
+
+if __name__ == "__main__":
+    asyncio.run(record_release())
