@@ -37,7 +37,7 @@ _MAX_MANIFEST_BYTES = 1 << 24
 
 
 class BackupManifest(msgspec.Struct, frozen=True):
-    """What a backup says of itself. ``parts`` are SHA-256 by name, ``streams`` counts of messages."""
+    """Description of a backup: ``parts`` are SHA-256 by name, ``streams`` counts of messages."""
 
     format: int
     version: str
