@@ -30,7 +30,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos chart-lint chart-template release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,7 +85,7 @@ lint-imports: $(VENV)/.dev
 docs: $(VENV)/.dev ## Build the documentation into site/; a page or link that is missing fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not --quiet: that hides the warnings which are to fail it
 
-pages: $(VENV)/.dev ## Write docs/tasks.md, errors.md and settings.md from the definitions in the code
+pages: $(VENV)/.dev ## Write docs/tasks.md, errors.md, settings.md and values.md from what they describe
 	$(BIN)/python -m tests.pages
 
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes
@@ -103,6 +103,15 @@ fuzz: $(VENV)/.dev ## Fuzz every parser that strangers reach (MINUTES=60 SEED=)
 
 chaos: $(VENV)/.dev ## Inject faults into a running system and judge it (MINUTES=60 SEED= ARGS="--hostile 500")
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chart-lint: $(VENV)/.dev ## Check the chart and what it makes, for every version of Kubernetes
+	$(BIN)/python -m tests.kube.chart lint
+
+chart-template: $(VENV)/.dev ## Print what the chart makes (VALUES="mine.yaml other.yaml")
+	@$(BIN)/python -m tests.kube.chart template $(VALUES)
+
+release: $(VENV)/.dev ## Build wheel and chart into dist/ (VERSION=); with REGISTRY also push images and chart
+	PYTHON=$(BIN)/python .ci/release $(VERSION)
 
 up: ## Start everything in containers
 	cd deploy/compose && $(COMPOSE) up --build -d

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import errors, settings, tasks
+from tests.pages import errors, settings, tasks, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
@@ -11,6 +11,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors.page,
     "settings.md": settings.page,
     "tasks.md": tasks.page,
+    "values.md": values.page,
 }
 
 

@@ -1,0 +1,78 @@
+"""Lint and render the chart with Helm's library, where there is no ``helm``: ``python -m tests.kube.chart``.
+
+python -m tests.kube.chart lint                       # the chart, with every overlay
+python -m tests.kube.chart template mine.yaml ...     # what an install with these values makes
+python -m tests.kube.chart package --into dist        # the archive that is published
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kube.api import Api
+from tests.kube.helm import CHART, Helm, Values, merge
+from tests.kube.schemas import VERSIONS, faults
+from tests.kube.serve import Door, serving
+
+_OVERLAYS = sorted(path.name for path in CHART.glob("values-*.yaml"))
+
+
+def render(files: Sequence[Path], release: str = "omnibus") -> list[dict[str, Any]]:
+    """The objects that an install makes, in a cluster that is played. Raises what Helm raises."""
+    values: Values = {}
+    for path in files:
+        merge(values, yaml.safe_load(path.read_text()) or {})
+    with tempfile.TemporaryDirectory() as home, serving(Door(Api())) as url:
+        return asyncio.run(Helm(url, Path(home)).install(release, values))
+
+
+def lint() -> list[str]:
+    """What is wrong with the chart: what Helm refuses, and objects that some version of Kubernetes does not take."""
+    found: list[str] = []
+    for overlay in ("", *_OVERLAYS):
+        try:
+            objects = render([CHART / overlay] if overlay else [])
+        except Exception as error:  # noqa: BLE001 whatever Helm says is the answer
+            found.append(f"{overlay or 'values.yaml'}: {error}")
+            continue
+        found += [
+            f"{overlay}: {version}: {fault}"
+            for each in objects
+            for version in VERSIONS
+            for fault in faults(each, version)
+        ]
+    return found
+
+
+def package(into: Path) -> str:
+    """Write the chart as an archive into ``into``; returns its path."""
+    import helm_sdkpy
+
+    return str(asyncio.run(helm_sdkpy.Package(helm_sdkpy.Configuration()).run(str(CHART), str(into))))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kube.chart", description=__doc__)
+    parser.add_argument("verb", choices=("lint", "template", "package"))
+    parser.add_argument("--into", metavar="DIR", default=".", help="where the archive of the chart goes")
+    parser.add_argument("values", nargs="*", type=Path, metavar="FILE", help="values, the last one wins")
+    options = parser.parse_args(arguments)
+    if options.verb == "template":
+        yaml.safe_dump_all(render(options.values), sys.stdout, sort_keys=False)
+        return 0
+    if options.verb == "package":
+        print(package(Path(options.into)))
+        return 0
+    wrong = lint()
+    print("\n".join(wrong) or f"the chart is right, for Kubernetes {VERSIONS[0]} to {VERSIONS[-1]}, with every overlay")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
