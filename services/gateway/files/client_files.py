@@ -67,7 +67,7 @@ class ClientFiles:
 
     @property
     def storage(self) -> ObjectStorage:
-        """Where files are. Raises ``BadRequest`` where none are kept."""
+        """Return the place of files. Raises ``BadRequest`` where none are kept."""
         if self._storage is None:
             raise BadRequest("this gateway keeps no files: set OMNIBUS_GATEWAY_MEDIA_DIR or OMNIBUS_GATEWAY_STORAGE")
         return self._storage

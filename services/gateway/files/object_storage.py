@@ -75,7 +75,7 @@ class ObjectStorage:
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
-        """What ``obstore`` raises, as errors of ours."""
+        """Raise what ``obstore`` raises as errors of ours."""
         try:
             yield
         except FileNotFoundError:

@@ -32,6 +32,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
     "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
     "keys create": ("omnibus keys create alice --rate 5 --weight 2",),
+    "backup": ("omnibus backup omnibus.tar.gz", "omnibus backup store.tar.gz --no-streams"),
+    "restore": ("omnibus restore omnibus.tar.gz", "omnibus restore omnibus.tar.gz --replace"),
     "logs": ("omnibus logs gateway -f", "omnibus logs --run 8000 -n 20"),
     "down": ("omnibus down", "omnibus down --all"),
     "settings": ("omnibus settings gateway keys", "omnibus settings --set    # what this shell sets"),
