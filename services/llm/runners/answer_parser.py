@@ -30,6 +30,7 @@ class AnswerParser:
         self._begin = thinks and not thinking  # whether reasoning may still begin
         self._thinking = thinks and thinking
         self._settled = not thinks  # whether the text has begun
+        self._thought = False  # whether any of it has come
         self._calls = calls
         self._held = ""
 
@@ -70,7 +71,7 @@ class AnswerParser:
         if self._begin:
             rest = self._held.lstrip()
             if rest.startswith(THINK):
-                self._begin, self._thinking, self._held = False, True, rest[len(THINK) :].lstrip("\n")
+                self._begin, self._thinking, self._held = False, True, rest[len(THINK) :]
             elif THINK.startswith(rest):
                 return "", ""
             else:
@@ -79,6 +80,9 @@ class AnswerParser:
                 return "", text
         if not self._thinking:  # white space between reasoning and text
             return "", self._begin_text(self._held)
+        if not self._thought:  # white space before the first of it
+            self._held = self._held.lstrip()
+        self._thought = self._thought or bool(self._held)
         before, end, rest = self._held.partition(THINK_END)
         if end:
             self._thinking, self._held = False, ""

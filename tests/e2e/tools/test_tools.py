@@ -158,6 +158,19 @@ async def test_parse_gives_objects(client: openai.AsyncOpenAI, model: str) -> No
     assert answer.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_schema_that_is_too_long_for_the_bus_is_obeyed(client: openai.AsyncOpenAI, model: str) -> None:
+    words = [f"word {number:05}" for number in range(2500)]
+    shape = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum": words}}}
+    assert len(json.dumps(shape)) > 32 * 1024
+
+    answer = await client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "a word"}], response_format=shape, max_tokens=40
+    )
+
+    assert json.loads(answer.choices[0].message.content) in words
+
+
 async def test_probabilities_come_with_the_tokens(client: openai.AsyncOpenAI) -> None:
     plain: dict[str, Any] = {
         "model": TEXT,

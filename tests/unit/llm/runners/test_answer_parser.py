@@ -1,0 +1,49 @@
+"""Reasoning, text and calls of an answer are told apart however it is cut into pieces."""
+
+import random
+
+import pytest
+
+from omnibus.structured.calls import split_calls
+from omnibus_models.tool_calls import find_format
+from services.llm.runners.answer_parser import AnswerParser
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+#: What a model writes, whether its template has begun to think, and what it says: reasoning, text, calls.
+ANSWERS = [
+    ("<think>\nhm, 1 < 2\n</think>\n\nyes", False, ("hm, 1 < 2", "yes", [])),
+    ("hm\n</think>\n\nyes", True, ("hm", "yes", [])),
+    ("hm and hm", True, ("hm and hm", "", [])),
+    ("yes, 1 < 2 </think> no", False, ("", "yes, 1 < 2 </think> no", [])),
+    ("<think>\n\n</think>\n\nyes", False, ("", "yes", [])),
+    ("<thin", False, ("", "<thin", [])),
+    ("  \n plain", False, ("", "  \n plain", [])),
+    (f"<think>\nhm {CALL}\n</think>\n\nso:\n{CALL}", False, (f"hm {CALL}", "so:", [("f", "{}")])),
+    ("", True, ("", "", [])),
+]
+
+
+def parse(answer: str, thinking: bool, cuts: list[int]) -> tuple[str, str, list[tuple[str, str]]]:
+    parser = AnswerParser(True, thinking, find_format("hermes").open_parser())
+    pieces = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+    found = [*map(parser.push, pieces), parser.close()]
+    text, reasoning, calls = ("".join(part) for part in zip(*found, strict=True))
+    return reasoning, text, split_calls(calls)
+
+
+@pytest.mark.parametrize(("answer", "thinking", "parsed"), ANSWERS)
+def test_parts_are_told_apart_however_an_answer_is_cut(
+    answer: str, thinking: bool, parsed: tuple[str, str, list[tuple[str, str]]]
+) -> None:
+    draw = random.Random(7)
+    cuts = [sorted(draw.sample(range(len(answer) + 1), draw.randint(0, min(6, len(answer))))) for _ in range(150)]
+
+    for each in ([], list(range(1, len(answer))), *cuts):
+        assert parse(answer, thinking, each) == parsed, each
+
+
+def test_all_of_an_answer_is_text_where_a_model_neither_thinks_nor_calls() -> None:
+    parser = AnswerParser(False, False, None)
+
+    assert parser.push("<think>hm</think> yes").text == "<think>hm</think> yes"
+    assert parser.close() == ("", "", "")
