@@ -84,10 +84,10 @@ def look(home: House) -> Awaitable[None]:
 @pytest.mark.parametrize(
     ("case", "allowed", "direct"),
     [
-        (tell, Cost(495, 5), True),
-        (stream, Cost(1770, 5), True),
-        (tell, Cost(513, 5), False),
-        (stream, Cost(1770, 5), False),
+        (tell, Cost(475, 5), True),
+        (stream, Cost(1535, 5), True),
+        (tell, Cost(494, 5), False),
+        (stream, Cost(1570, 5), False),
         (look, Cost(1040, 8), False),
     ],
     ids=[
