@@ -68,6 +68,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         self._users = 0
         self._numbers = count()
         self._paused: dict[int, PausedSequence] = {}
+        self._grammars: Grammars | None = None
 
     async def load(self) -> None:
         self._users += 1
@@ -85,10 +86,14 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     async def open_grammar(self, grammar: str | None) -> GrammarState | None:
         """The state of a Lark ``grammar`` before an answer's first token. Raises ``BadRequest``."""
-        return None if grammar is None else await self._grammars.open(grammar)
+        if grammar is None:
+            return None
+        assert self._grammars is not None  # noqa: S101 - for the type checker
+        return await self._grammars.open(grammar)
 
     async def _tear_down(self) -> None:
-        self._grammars.close()
+        if self._grammars is not None:
+            self._grammars.close()
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
