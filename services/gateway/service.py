@@ -29,6 +29,7 @@ from services.gateway.api.routes import RouteTable
 from services.gateway.apps.service import AppService
 from services.gateway.auth.admin import check_token
 from services.gateway.auth.tenancy import Tenancy
+from services.gateway.batches.service import Batches
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import ConnectionLimits
@@ -82,6 +83,7 @@ class GatewayService:
         self._apps: AppService | None = None
         self._videos: Videos | None = None
         self._responses: Responses | None = None
+        self._batches: Batches | None = None
         self._console: Console | None = None
         self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -177,6 +179,9 @@ class GatewayService:
         await responses.startup()
         self._closing.push_async_callback(responses.shutdown)
         table = RouteTable(runs, chat, self._files, videos, responses)
+        batches = self._batches = table.batches
+        batches.startup()
+        self._closing.push_async_callback(batches.shutdown)
         console = self._console = Console(settings, self._store, bus)
         self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
@@ -245,6 +250,8 @@ class GatewayService:
             await self._videos.shutdown()
         if self._responses is not None:
             await self._responses.leave_background()
+        if self._batches is not None:
+            await self._batches.shutdown()
         await self._linger_before_close()
         if self._dispatcher is not None and self._apps is not None:
             await asyncio.gather(

@@ -170,15 +170,14 @@ class GatewaySettings(Settings, frozen=True):
     file_seconds: float = 3600.0
     file_largest: int = 64 << 20
     file_bytes: int = 1 << 30
-    #: Where uploaded files and results of batches are: ``s3://BUCKET/PREFIX``, or empty for a directory below
-    #: ``media_dir``. Credentials are read from the usual variables of AWS clients. The endpoint of a server that is not
-    #: Amazon's, and the region.
+    #: Place of files of clients: ``s3://BUCKET/PREFIX``, empty for ``media_dir``; the endpoint, if it is not Amazon's.
     storage: str = ""
     storage_endpoint: str = ""
-    storage_region: str = "us-east-1"
     #: Bytes of all files of one tenant, and seconds that they are kept unless it is said otherwise.
     upload_bytes: int = 1 << 30
     upload_seconds: float = 2592000.0
+    #: Lines of a batch that are at work at the same time; 0: this gateway works on no batches.
+    batch_parallel: int = 4
     #: Videos that this gateway sees to at the same time, that all gateways together have to make, and that they know
     #: with those that are made, until they expire.
     videos: int = 2

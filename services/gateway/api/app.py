@@ -128,6 +128,7 @@ class Frontend:
         self._table.videos.add_routes(app)
         self._table.responses.add_routes(app)
         self._table.conversations.add_routes(app)
+        self._table.batch_routes.add_routes(app)
         if self._console is not None:
             self._console.add_routes(app)
         self._table.invocations.add_routes(app)

@@ -1,5 +1,6 @@
 """All OpenAI routes, by their paths."""
 
+from services.gateway.api.batches import BatchRoutes
 from services.gateway.api.chat_completions import ChatRoute, ResumeRoute
 from services.gateway.api.chat_images import ImageChatRoute
 from services.gateway.api.completions import CompletionRoute
@@ -14,6 +15,7 @@ from services.gateway.api.speech import SpeechRoute
 from services.gateway.api.transcriptions import TranscriptionRoute
 from services.gateway.api.videos import VideoRoutes
 from services.gateway.apps.chat import AppChats
+from services.gateway.batches.service import Batches
 from services.gateway.http.exchange import PostRoute
 from services.gateway.media.files import FileStore
 from services.gateway.openai import completions, embeddings, openapi, speech, transcriptions
@@ -58,7 +60,14 @@ class RouteTable:
         self._made = responses
         self.responses = ResponseRoutes(responses)
         self.conversations = ConversationRoutes(settings, responses.conversations)
+        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes())
+        self.batch_routes = BatchRoutes(settings, self.batches)
         self.invocations = InvocationRoutes(settings, History(runs.records.bus))
+
+    def _batch_routes(self) -> dict[str, PostRoute]:
+        """Routes that batches may name: those whose bodies and answers are JSON."""
+        forms = (pictures.EDITS, pictures.VARIATIONS, speech.PATH, transcriptions.PATH)
+        return {path: route for path, route in self.posts.items() if path not in forms}
 
     def add_apps(self, apps: AppChats) -> None:
         """From now on ``apps`` are known too."""

@@ -72,12 +72,15 @@ class ClientFiles:
             raise BadRequest("this gateway keeps no files: set OMNIBUS_GATEWAY_MEDIA_DIR or OMNIBUS_GATEWAY_STORAGE")
         return self._storage
 
-    async def add(self, data: bytes, filename: str, purpose: str, mime: str = "", seconds: float = 0.0) -> ClientFile:
-        """Keep a file for ``seconds``, by default as long as the settings say.
+    async def add(
+        self, data: bytes, filename: str, purpose: str, mime: str = "", seconds: float = 0.0, limited: bool = True
+    ) -> ClientFile:
+        """Keep a file for ``seconds``, by default as long as the settings say; what is made here is not ``limited``.
 
         Raises ``TooLarge``, ``StorageFull`` when the tenant has no room left, and ``StoreUnavailable``.
         """
-        await self.check_room(len(data))
+        if limited:
+            await self.check_room(len(data))
         now = time.time()
         about = ClientFile(
             id=new_secret_id("file-"),

@@ -90,9 +90,7 @@ def _open_bucket(settings: GatewaySettings) -> S3Store:
     where = urlsplit(settings.storage)
     if where.scheme != "s3" or not where.netloc:
         raise BadRequest(f"OMNIBUS_GATEWAY_STORAGE={settings.storage!r}: it is s3://BUCKET or s3://BUCKET/PREFIX")
-    options: dict[str, Any] = {"region": settings.storage_region}
-    if settings.storage_endpoint:
-        options["endpoint"] = settings.storage_endpoint
+    options: dict[str, Any] = {"endpoint": settings.storage_endpoint} if settings.storage_endpoint else {}
     return S3Store(
         where.netloc,
         prefix=where.path.strip("/") or None,

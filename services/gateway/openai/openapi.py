@@ -10,6 +10,7 @@ from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_response import ChatCompletion
 from services.gateway.openai.chat_stream import ChatCompletionChunk
 from services.gateway.openai.errors import ErrorBody
+from services.gateway.openai.openapi_batches import BATCH_SHAPES, batch_paths
 from services.gateway.openai.openapi_operations import (
     FAILURES,
     REF,
@@ -57,6 +58,7 @@ _SHAPES = (
     files.FileObject,
     files.FileList,
     files.FileDeleted,
+    *BATCH_SHAPES,
     videos.VideoRequest,
     videos.Video,
     videos.VideoList,
@@ -91,6 +93,7 @@ def openapi_paths() -> dict[str, Any]:
         **_model_paths(),
         **_file_paths(),
         **_video_paths(),
+        **batch_paths(),
     }
 
 

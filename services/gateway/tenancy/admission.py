@@ -113,7 +113,9 @@ class Admission:
     ) -> QueueEntry:
         came, fair = self._clock(), queue.fair
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turn = fair.enqueue(tenant.name, tenant.weight, seconds, slots, lambda: _wake_waiter(woken), patient)
+        turn = fair.enqueue(
+            tenant.queue or tenant.name, tenant.weight, seconds, slots, lambda: _wake_waiter(woken), patient
+        )
         self._start_ready(fair)
         try:
             if turn.state == WAITING:

@@ -12,12 +12,14 @@ from omnibus.api_key import KeyRecord
 class Tenant(NamedTuple):
     """Tenant that sends a request.
 
-    ``name`` is empty where no keys are required, and for the operator; ``key`` is the one sent.
+    ``name`` is empty where no keys are required, and for the operator; ``key`` is the one sent. Its requests wait in
+    the line ``queue``, by default the one of its name.
     """
 
     name: str = ""
     weight: float = 1.0
     key: KeyRecord | None = None
+    queue: str = ""
 
     def owns(self, name: str) -> bool:
         """Return whether what belongs to tenant ``name`` is this one's; the operator's is everything."""

@@ -38,7 +38,7 @@ class Videos:
         self, settings: GatewaySettings, store: Store, runs: RequestFactory, peers: MediaPeers | None = None
     ) -> None:
         self._settings = settings
-        self._store = store
+        self.store = self._store = store
         self._films = VideoStorage(settings, peers)
         self._filming = VideoGenerator(runs, self._films, settings.video_kept)
         self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)

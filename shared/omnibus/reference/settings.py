@@ -42,7 +42,8 @@ UNITS = {
     **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
     "responses": "responses",
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
-    "body_rate": "bytes per second", "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",
+    "batch_parallel": "lines", "body_rate": "bytes per second",
+    "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",
     "head_lines": "lines", "batch": "rows", "links": "connections", "history": "plans", "replicas": "servers",
 }  # fmt: skip
 _NAMED_UNIT = re.compile(r"_(seconds|bytes)$")

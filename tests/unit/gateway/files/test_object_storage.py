@@ -1,12 +1,10 @@
 """Objects in a directory and in a bucket of a real S3 server: the same for both."""
 
-import asyncio
 import os
 import socket
 import subprocess
-import sys
+import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -17,37 +15,39 @@ from omnibus.settings import GatewaySettings
 from services.gateway.files.client_files import ClientFiles
 from services.gateway.files.object_storage import ObjectStorage
 
-#: A Python that has moto's server: this one, or that of another environment.
-MOTO = os.environ.get("MOTO_PYTHON") or (sys.executable if find_spec("moto") and find_spec("flask") else "")
+#: The Python that has moto's server, in the environment of third-party clients.
+MOTO = Path(os.environ.get("CLIENTS_VENV", Path(__file__).parents[4] / ".venv-clients")) / "bin" / "python"
 PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of an S3 server with a bucket ``files``."""
-    if not MOTO:
+    if not list(MOTO.parents[1].glob("lib/python*/site-packages/moto")):
         pytest.skip("moto's server is not installed: make install-clients")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [MOTO, "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
+    command = [str(MOTO), "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        asyncio.run(_make_bucket(url))
+        _make_bucket(url)
         yield url
     finally:
         process.kill()
         process.wait(10)
 
 
-async def _make_bucket(url: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS), httpx.AsyncClient() as http:
-        while True:
-            try:
-                (await http.put(f"{url}/files", headers={"authorization": "AWS test:test"})).raise_for_status()
-                return
-            except httpx.HTTPError:
-                await asyncio.sleep(0.2)
+def _make_bucket(url: str) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            httpx.put(f"{url}/files", headers={"authorization": "AWS test:test"}).raise_for_status()
+            return
+        except httpx.HTTPError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 @pytest.fixture(params=["directory", "bucket"])

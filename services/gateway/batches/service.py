@@ -1,0 +1,147 @@
+"""Operations on batches that clients can use at any gateway, and the work of this gateway on them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp
+
+from omnibus.errors import Conflict, Forbidden, NotFound, ProtocolError
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import JobRecord, JobRules, Store
+from services.gateway.batches.job_payload import (
+    KIND,
+    BatchSpec,
+    batch_not_found,
+    batch_view,
+    check_batch_id,
+    decode_spec,
+    encode,
+)
+from services.gateway.batches.line_sender import LineSender
+from services.gateway.batches.results import BatchResults
+from services.gateway.batches.worker import BatchWorker
+from services.gateway.files.client_files import ClientFiles
+from services.gateway.media.files import new_secret_id
+from services.gateway.openai.batches import Batch, BatchList, BatchQuery, BatchRequest
+from services.gateway.tenancy.tenant import current_tenant
+
+log = logging.getLogger(__name__)
+
+#: Batches that all gateways together have to do, and that they know with those that are over.
+MAX_OPEN, MAX_KEPT = 64, 512
+#: Seconds of the one completion window that there is, 24 hours.
+_WINDOW_SECONDS = 86400.0
+
+
+class Batches:
+    """Jobs are in the store, what they read and write is among the files of clients.
+
+    ``routes`` answer POST requests of the endpoints that lines of batches may name.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, store: Store, files: ClientFiles, routes: Mapping[str, ASGIApp]
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._files = files
+        self.endpoints = tuple(routes)
+        self._worker = BatchWorker(settings, store, files, LineSender(routes))
+        self._rules = JobRules(MAX_OPEN, MAX_KEPT)
+        shares = (max(1, int(each * settings.tenant_share)) for each in (MAX_OPEN, MAX_KEPT))
+        self._tenant_rules = JobRules(MAX_OPEN, MAX_KEPT, *shares)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def startup(self) -> None:
+        """Work on batches, where files are kept."""
+        if self._files.is_enabled and self._settings.batch_parallel:
+            loop = asyncio.get_running_loop()
+            self._tasks = [loop.create_task(self._worker.serve()), loop.create_task(self._follow_jobs())]
+
+    async def shutdown(self) -> None:
+        """Stop. What is worked on here goes back, for another gateway to take up."""
+        for task in self._tasks:
+            await until_cancelled(task)
+
+    async def create(self, asked: BatchRequest) -> Batch:
+        """Write down what is asked for; it is done afterwards. Raises ``OmnibusError``."""
+        if not self._settings.batch_parallel:
+            raise Forbidden("batches are switched off here: OMNIBUS_GATEWAY_BATCH_PARALLEL is 0")
+        try:
+            await self._files.get(asked.input_file_id)
+        except NotFound as error:
+            error.param = "input_file_id"
+            raise
+        tenant, now = current_tenant(), time.time()
+        spec = BatchSpec(
+            endpoint=asked.endpoint,
+            input_file_id=asked.input_file_id,
+            metadata=asked.metadata,
+            output_seconds=float(asked.output_expires_after.seconds) if asked.output_expires_after is not None else 0.0,
+            tenant=tenant.name,
+            weight=tenant.weight,
+        )
+        until = now + _WINDOW_SECONDS
+        job = JobRecord(
+            id=new_secret_id("batch_"),
+            request=encode(spec),
+            created=now,
+            until=until,
+            expires=until + self._settings.upload_seconds,
+            tenant=tenant.name,
+        )
+        await self._store.put_job(KIND, job, self._tenant_rules if tenant.name else self._rules)
+        self._worker.wake()
+        return batch_view(job, False)
+
+    async def show(self, id: str) -> Batch:
+        """Raises ``NotFound``."""
+        return await self._view(await self._find_job(id))
+
+    async def list_batches(self, query: BatchQuery) -> BatchList:
+        """The tenant's batches, the newest first. Raises ``NotFound`` for an unknown ``after``."""
+        after = (await self._find_job(query.after)).id if query.after else ""
+        shown: list[Batch] = []
+        more = True
+        while more and len(shown) < query.limit:  # others' are passed over
+            found = await self._store.jobs(KIND, query.limit - len(shown), after)
+            if found is None:
+                raise batch_not_found()
+            shown += [await self._view(job) for job in found.jobs if _is_own(job)]
+            more = found.more and bool(found.jobs)
+            after = found.jobs[-1].id if found.jobs else after
+        first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+        return BatchList(data=shown, has_more=more, first_id=first, last_id=last)
+
+    async def cancel(self, id: str) -> Batch:
+        """End a batch: what is answered by then is kept. Raises ``NotFound``, and ``Conflict`` for one that is over."""
+        job = await self._find_job(id)
+        if job.is_over:
+            raise Conflict(f"the batch is over: it is {batch_view(job, False).status}", param="batch_id")
+        await BatchResults(self._files, job.id).cancel()
+        return batch_view(job, True)
+
+    async def _view(self, job: JobRecord) -> Batch:
+        return batch_view(job, not job.is_over and await BatchResults(self._files, job.id).is_cancelled())
+
+    async def _find_job(self, id: str) -> JobRecord:
+        job = await self._store.job(KIND, check_batch_id(id))
+        if job is None or not _is_own(job):
+            raise batch_not_found()
+        return job
+
+    async def _follow_jobs(self) -> None:
+        async for _ in self._store.job_changes(KIND):
+            self._worker.wake()
+
+
+def _is_own(job: JobRecord) -> bool:
+    """Return whether a batch is that of the tenant who asks; its files are under its tenant's name."""
+    try:
+        return decode_spec(job).tenant == current_tenant().name
+    except ProtocolError as error:
+        log.error("left out: %s", error)
+        return False

@@ -1,0 +1,183 @@
+"""Works on batches, whichever gateway was asked for them: a few at a time, each held by a lease."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+
+from omnibus.errors import Fatal, OmnibusError, Retryable, StoreUnavailable
+from omnibus.service import until_cancelled
+from omnibus.settings import GatewaySettings
+from omnibus.store import REREAD_SECONDS, JobRecord, Store
+from services.gateway.batches.job_payload import KIND, BatchOutcome, BatchProgress, BatchSpec, decode_spec, encode
+from services.gateway.batches.line_sender import LineSender, failed_line
+from services.gateway.batches.results import BatchResults
+from services.gateway.files.client_files import ClientFiles
+from services.gateway.openai.batches import BatchError, BatchLine, RequestCounts, Status, parse_lines
+from services.gateway.tenancy.tenant import Tenant, acting_as
+from services.gateway.videos.lease import JobLease
+
+log = logging.getLogger(__name__)
+
+#: A batch waits in a line of its own, beside its tenant's other requests, with so much of their weight.
+_WEIGHT = 0.01
+#: Lines of one batch, and batches that a gateway works on at the same time.
+MAX_LINES, _MAX_BATCHES = 50_000, 2
+#: Seconds that a worker holds a batch at a time, that pass between two looks at a store that is away, and between two
+#: looks for new results to be written and for somebody who has cancelled the batch.
+_LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 20.0, 0.5, 1.0
+#: Seconds until a batch is tried again that could not be worked on just now.
+_RETRY_SECONDS = 5.0
+_MESSAGES: dict[Status, str] = {
+    "expired": "the batch was not done in time, and this line was not answered",
+    "cancelled": "the batch was cancelled before this line was answered",
+}
+
+
+class BatchWorker:
+    """Takes batches that are due and has ``sender`` send their lines."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, files: ClientFiles, sender: LineSender) -> None:
+        self._settings = settings
+        self._store = store
+        self._files = files
+        self._sender = sender
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """Some batch may be due."""
+        self._news.set()
+
+    async def serve(self) -> None:
+        """Take batches for ever. Those that are under way when this is cancelled go back, for others to take."""
+        workers = [asyncio.create_task(self._serve_one()) for _ in range(_MAX_BATCHES)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for task in workers:
+                await until_cancelled(task)
+
+    async def _serve_one(self) -> None:
+        while True:
+            job, lease = await self._next_job()
+            try:
+                await self._run_job(job, lease)
+            except asyncio.CancelledError:
+                await self._release(job, lease)
+                raise
+            except Retryable as error:
+                log.info("%s is tried again: %s", job.id, error)
+                await self._release(job, lease, _RETRY_SECONDS)
+            except Exception as error:
+                typed = (
+                    error if isinstance(error, OmnibusError) else Fatal("internal error: the gateway's log has more")
+                )
+                log.exception("%s failed", job.id)
+                await self._end(job, lease, _failed([BatchError(code=typed.code, message=typed.message)]))
+
+    async def _next_job(self) -> tuple[JobRecord, JobLease]:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._news.clear()
+            since, owner, wait = loop.time(), token_hex(8), _POLL_SECONDS
+            with suppress(StoreUnavailable):
+                found = await self._store.take_job(KIND, owner, _LEASE_SECONDS)
+                if isinstance(found, JobRecord):
+                    return found, JobLease(self._store, KIND, found, owner, _LEASE_SECONDS, since)
+                wait = min(max(found, 0.01), REREAD_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
+
+    async def _run_job(self, job: JobRecord, lease: JobLease) -> None:
+        """Work on a job for as long as it is held here."""
+        spec = decode_spec(job)
+        with _as_batch_of(spec):
+            working = asyncio.create_task(self._work(job, spec, lease))
+            holding = asyncio.create_task(lease.hold_until_lost())
+            try:
+                await asyncio.wait({working, holding}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    await self._end(job, lease, working.result())
+                    await BatchResults(self._files, job.id).discard()
+                else:
+                    log.info("%s is not held here any more", job.id)
+            finally:
+                await until_cancelled(working)
+                await until_cancelled(holding)
+
+    async def _work(self, job: JobRecord, spec: BatchSpec, lease: JobLease) -> BatchOutcome:
+        data = (await self._files.read(spec.input_file_id)).data
+        lines, errors = await asyncio.to_thread(parse_lines, data, spec.endpoint, MAX_LINES)
+        if errors:
+            return _failed(errors)
+        results, began = BatchResults(self._files, job.id), time.time()
+        await results.load()
+        lease.set_trace(lambda: encode(BatchProgress(counts=results.counts(len(lines)), began=began)))
+        status = await self._send_lines(job, results, lines)
+        if status != "completed":
+            for line in results.missing(lines):
+                results.add(failed_line(line, f"batch_{status}", _MESSAGES[status]))
+        await lease.confirm()
+        output, failed = await results.close(lines, spec.output_seconds)
+        counts = results.counts(len(lines))
+        return BatchOutcome(status=status, counts=counts, began=began, output_file_id=output, error_file_id=failed)
+
+    async def _send_lines(self, job: JobRecord, results: BatchResults, lines: list[BatchLine]) -> Status:
+        """Send what has no result yet, so many at a time; says how that ended."""
+        waiting = iter(results.missing(lines))
+        sending = [
+            asyncio.create_task(self._send_in_turn(waiting, results)) for _ in range(self._settings.batch_parallel)
+        ]
+        try:
+            while True:
+                left = job.until - time.time()
+                done, pending = await asyncio.wait(sending, timeout=max(0.0, min(_LOOK_SECONDS, left)))
+                await results.write()
+                for task in done:
+                    task.result()
+                if not pending:
+                    return "completed"
+                if left <= 0:
+                    return "expired"
+                if await results.is_cancelled():
+                    return "cancelled"
+        finally:
+            for task in sending:
+                await until_cancelled(task)
+            await results.write()
+
+    async def _send_in_turn(self, waiting: Iterator[BatchLine], results: BatchResults) -> None:
+        for line in waiting:
+            results.add(await self._sender.send_line(line))
+
+    async def _end(self, job: JobRecord, lease: JobLease, outcome: BatchOutcome) -> None:
+        over = "failed" if outcome.status == "failed" else "completed"
+        kept = self._settings.upload_seconds
+        while True:
+            try:
+                await self._store.end_job(KIND, job.id, lease.owner, over, encode(outcome), kept)  # type: ignore[arg-type]
+                return
+            except StoreUnavailable as away:
+                log.warning("%s is %s, which the store does not know yet: %s", job.id, outcome.status, away)
+                if time.time() > job.expires:
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _release(self, job: JobRecord, lease: JobLease, seconds: float = 0.0) -> None:
+        """Give a batch back. If that fails its lease runs out."""
+        with suppress(StoreUnavailable):
+            await self._store.free_job(KIND, job.id, lease.owner, seconds, lease.has_trace)
+
+
+@contextmanager
+def _as_batch_of(spec: BatchSpec) -> Iterator[None]:
+    """Handle all work inside for the batch's tenant, behind its other requests."""
+    with acting_as(Tenant(spec.tenant, spec.weight * _WEIGHT, queue=f"{spec.tenant} batch")):
+        yield
+
+
+def _failed(errors: list[BatchError]) -> BatchOutcome:
+    return BatchOutcome(status="failed", counts=RequestCounts(), began=0.0, errors=errors)
