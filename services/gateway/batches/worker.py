@@ -54,10 +54,11 @@ class BatchWorker:
         """Take batches for ever. Those that are under way when this is cancelled go back, for others to take."""
         workers = [asyncio.create_task(self._serve_one()) for _ in range(_MAX_BATCHES)]
         try:
-            await asyncio.gather(*workers)
+            await asyncio.wait(workers)
         finally:
-            for task in workers:
-                await until_cancelled(task)
+            for task in workers:  # once each: a second time would break off the giving back
+                task.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
 
     async def _serve_one(self) -> None:
         while True:
