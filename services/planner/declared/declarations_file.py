@@ -17,6 +17,7 @@ A model may share components with another one, whose options it then names: ``"s
 ``"options": ["a/E", "L"]``.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path as File
 
@@ -29,6 +30,8 @@ from services.planner.declared import shared_components
 from services.planner.declared.bus_names import BusNames
 from services.planner.declared.model import DeclaredModel, DeclaredPath, Model, require_valid_model
 from services.planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Declarations", "DeclaredModel", "build_static_plans", "planned_models", "read_declarations", "read_models"]
 
@@ -76,6 +79,8 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
             continue
         found[name] = _build_plan(model, whole)
         names.claim_names(name, found[name], model.shares)
+    for name, component, owner in shared_components.equal_components(whole) if len(whole) > 1 else ():
+        log.info("%s and %s have the same weights of %s: 'shares' lets one executor serve both", owner, name, component)
     return found
 
 

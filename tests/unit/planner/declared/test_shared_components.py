@@ -1,5 +1,8 @@
 """Sharing: a model's path goes through another model's option; whatever does not fit is named."""
 
+import json
+import struct
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -163,3 +166,39 @@ def test_what_is_borrowed_is_not_lent_on():
 def test_sharing_does_not_hide_names_that_collide():
     with pytest.raises(BadRequest, match=r"thinker of model b\.x and thinker of model b_x cannot be told apart"):
         of({"gemma-a": A, "b.x": B, "b_x": B})
+
+
+# Weights
+
+
+def checkpoint(directory: Path, image: bytes) -> str:
+    """A checkpoint with an encoder of these weights and a language model of its own."""
+    header = {
+        "visual.w": {"dtype": "U8", "shape": [len(image)], "data_offsets": [0, len(image)]},
+        "model.w": {"dtype": "U8", "shape": [8], "data_offsets": [len(image), len(image) + 8]},
+    }
+    body = json.dumps(header).encode()
+    directory.mkdir()
+    whole = struct.pack("<Q", len(body)) + body + image + directory.name[:1].encode() * 8
+    (directory / "model.safetensors").write_bytes(whole)
+    return str(directory)
+
+
+def test_a_share_of_other_weights_is_refused(tmp_path: Path):
+    a, b, c = (checkpoint(tmp_path / name, image) for name, image in (("a", b"one"), ("b", b"one"), ("c", b"two")))
+
+    of({"gemma-a": {**A, "checkpoint": a}, "gemma-b": {**B, "checkpoint": b}})
+    with pytest.raises(
+        BadRequest, match="model gemma-b: shares vision with 'gemma-a', but the weights of vision are others"
+    ):
+        of({"gemma-a": {**A, "checkpoint": a}, "gemma-b": {**B, "checkpoint": c}})
+
+
+def test_equal_weights_that_are_not_shared_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    a, b = (checkpoint(tmp_path / name, b"one") for name in ("a", "b"))
+
+    with caplog.at_level("INFO"):
+        of({"first": {**A, "checkpoint": a}, "second": {**A, "checkpoint": b}})
+
+    assert "first and second have the same weights of vision" in caplog.text
+    assert "thinker" not in caplog.text
