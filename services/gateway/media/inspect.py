@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from omnibus.concurrency import gather_calls
 from omnibus.errors import BadMedia, TooLarge
+from omnibus.families.image_tokens import image_tokens
 from services.gateway.media import data_url
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.media.headers.base import Extent
@@ -90,17 +91,17 @@ def inspect_media(
     return MediaInfo(modality, mime, digest, len(data), extent.width, extent.height, extent.seconds)
 
 
-def estimate_tokens(info: MediaInfo) -> int:
-    """Roughly how many tokens the item becomes. Only for routing; the encoder counts for real.
+def estimate_tokens(info: MediaInfo, family: str = "") -> int:
+    """Roughly how many tokens the item becomes. For routing and planning alone; the encoder counts for real.
 
-    Image: one token per 28 x 28 pixels, 4 to 16384 (Qwen2-VL). Video: two frames per second, merged in
-    pairs, each 4 to 768 tokens. Audio: 25 tokens per second (Qwen2.5-Omni). Without a length, 16 kB of
-    audio or 250 kB of video count as one second.
+    Image: by the rule of the model's ``family`` (``omnibus.families.image_tokens``). Video: two frames per second,
+    merged in pairs, each 4 to 768 tokens. Audio: 25 tokens per second (Qwen2.5-Omni). Without a length, 16 kB
+    of audio or 250 kB of video count as one second.
     """
-    cells = ceil(info.width / 28) * ceil(info.height / 28)
     if info.modality == "image":
-        return min(max(cells, 4), 16384)
+        return image_tokens(family, info.width, info.height)
     if info.modality == "video":
+        cells = ceil(info.width / 28) * ceil(info.height / 28)
         seconds = info.nbytes / 250_000 if info.seconds is None else info.seconds
         return max(1, ceil(seconds)) * min(max(cells or 256, 4), 768)
     seconds = info.nbytes / 16_000 if info.seconds is None else info.seconds

@@ -7,7 +7,7 @@ from the first request until nothing is in flight and a whole period had nothing
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from omnibus.bus import Bus, messages, subjects
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 #: What one request may claim of a quantity: it comes from engines, which may be an app's own code.
 MAX_QUANTITY = 1 << 32
 
+#: Quantities of a request as they are estimated on arrival, by their places in ``QUANTITIES``.
+Estimates = Sequence[tuple[int, float]]
+
 _QUANTITY_INDEX = {name: place for place, name in enumerate(QUANTITIES)}
 _SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
 
@@ -33,7 +36,7 @@ _SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
 class LoadCounters:
     """Counters of one model and request type since the last event."""
 
-    __slots__ = ("came", "done", "failed", "first", "quantities", "refused", "total")
+    __slots__ = ("came", "done", "estimated", "estimated_done", "failed", "first", "quantities", "refused", "total")
 
     def __init__(self) -> None:
         self.clear()
@@ -42,6 +45,8 @@ class LoadCounters:
         self.came = self.done = self.failed = self.refused = 0
         self.first = self.total = 0.0
         self.quantities = [0.0] * len(QUANTITIES)
+        self.estimated = [0.0] * len(QUANTITIES)
+        self.estimated_done = [0.0] * len(QUANTITIES)
 
     @property
     def is_empty(self) -> bool:
@@ -49,8 +54,13 @@ class LoadCounters:
         return not (self.came or self.done or self.failed or self.refused)
 
     def to_load(self) -> LoadCounts:
-        sums = {name: value for name, value in zip(QUANTITIES, self.quantities, strict=True) if value}
-        return LoadCounts(self.came, self.done, self.failed, self.refused, sums, self.first, self.total)
+        sums, estimated, ended = (
+            {name: value for name, value in zip(QUANTITIES, values, strict=True) if value}
+            for values in (self.quantities, self.estimated, self.estimated_done)
+        )
+        return LoadCounts(
+            self.came, self.done, self.failed, self.refused, sums, self.first, self.total, estimated, ended
+        )
 
 
 class CountedInvocation(NamedTuple):
@@ -75,17 +85,29 @@ class LoadReporter:
 
     # The hot path
 
-    def count_arrival(self, assignment: Assignment) -> CountedInvocation:
+    def count_arrival(self, assignment: Assignment, estimates: Estimates = ()) -> CountedInvocation:
         """One more invocation; give what is returned to ``ended``, or to ``count_failure``."""
         counted = self._find_counters(assignment)
         for slot in counted.slots:
             slot.came += 1
+            for place, value in estimates:
+                slot.estimated[place] += value
         self.inflight += 1
         self._start_timer()
         return counted
 
-    def count_end(self, counted: CountedInvocation, running: InflightInvocation, done: bool, began: float) -> None:
-        """It is over; it ``began`` at these Unix seconds. One that found every executor full was refused."""
+    def count_end(
+        self,
+        counted: CountedInvocation,
+        running: InflightInvocation,
+        done: bool,
+        began: float,
+        estimates: Estimates = (),
+    ) -> None:
+        """It is over; it ``began`` at these Unix seconds. One that found every executor full was refused.
+
+        ``estimates`` are those that it came with.
+        """
         if not done:
             self.count_failure(counted, running.failure)
             return
@@ -98,6 +120,8 @@ class LoadReporter:
             slot.done += 1
             slot.first += first
             slot.total += total
+            for place, value in estimates:
+                slot.estimated_done[place] += value
             own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
             _add_quantities(slot.quantities, own)
 
@@ -118,10 +142,12 @@ class LoadReporter:
         GATEWAY.rejection_counter(model, "gateway").inc()
         self._start_timer()
 
-    def count_rejection(self, assignment: Assignment) -> None:
+    def count_rejection(self, assignment: Assignment, estimates: Estimates = ()) -> None:
         """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
         for slot in self._find_counters(assignment).slots:
             slot.refused += 1
+            for place, value in estimates:
+                slot.estimated[place] += value
         self._start_timer()
 
     # Once a second

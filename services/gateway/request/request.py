@@ -30,7 +30,7 @@ from services.gateway.media.blob_store import MediaStore
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import TensorPlacer
-from services.gateway.request.load_report import CountedInvocation, LoadReporter
+from services.gateway.request.load_report import CountedInvocation, Estimates, LoadReporter
 from services.gateway.request.record import Records
 from services.gateway.request.segment_inputs import Place, fill_references, has_references
 from services.gateway.request.validate import validate_segment
@@ -92,6 +92,7 @@ class ClientRequest:
         self.failure: OmnibusError | None = None
         self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
         self.status = ""  # how it ended
+        self.estimates: Estimates = ()  # of its first segment
         self.answer: AnswerAccumulator | None = None  # what a chat's client has received
         self.on_end: Callable[[], None] | None = None
         self.trace = tracing.current_context()
@@ -194,7 +195,7 @@ class ClientRequest:
             await self._stay.acquire(assignment, segment.work, step, self.seconds_left)
         except Overloaded as error:
             if error.reason in CAPACITY_REASONS:
-                self._runs.loads.count_rejection(assignment)
+                self._runs.loads.count_rejection(assignment, self.estimates)
             raise
         if self.status:  # it ended while it waited
             self.release_admission()
@@ -252,7 +253,7 @@ class ClientRequest:
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
-        counted = runs.loads.count_arrival(assignment)
+        counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
         try:
             running = self._dispatch_segment(segment, assignment, ticket, step)
         except BaseException as error:
@@ -343,7 +344,8 @@ class ClientRequest:
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
-            self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running))
+            estimates = self.estimates if running is self.segments[0] else ()
+            self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running), estimates)
             ended = partial(self._record_end, running, status)
             if status == "done":
                 dispatcher.complete(running, ended)

@@ -17,6 +17,7 @@ import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
+from omnibus.profile import QUANTITIES
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.runtime import run as run_task
 from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
@@ -30,6 +31,7 @@ from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
+from services.gateway.request.load_report import Estimates
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.params import sampling_params
@@ -43,6 +45,10 @@ MAX_INLINE_BYTES = 16 * 1024
 DEFAULT_ANSWER_TOKENS = 256
 #: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
 DEFAULT_SPEECH_CODES = 1024
+_PROMPT_INDEX = QUANTITIES.index("prompt_tokens")
+_MEDIA_INDEX = {modality: QUANTITIES.index(f"{modality}_tokens") for modality in ("image", "video", "audio")}
+#: Bytes of messages that are about one token.
+BYTES_PER_TOKEN = 4
 #: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
 SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -68,6 +74,7 @@ class PreparedChat:
         items: list[InspectedMedia],
         voice: str = "",
         say: str = "",
+        family: str = "",
     ) -> None:
         self.model = request.model
         self.body = _encode(messages)
@@ -81,9 +88,18 @@ class PreparedChat:
             params=msgspec.Raw(self.params),
             voice=voice,
             speech=_encode_raw(speech) if speech is not None else None,
-            tokens=tuple(openai_media.estimate_tokens(item.info) for item in items),
+            tokens=tuple([openai_media.estimate_tokens(item.info, family) for item in items]),
+            # In powers of two: requests of one kind share a graph, and how much they wait for need be no finer.
+            prompt=1 << max(5, (len(self.body) // BYTES_PER_TOKEN).bit_length()),
             answer=len(say) // 4 + 1 if say else request.token_limit or DEFAULT_ANSWER_TOKENS,
         )
+
+        text = len(self.body) / BYTES_PER_TOKEN
+        self.estimates: Estimates = ((_PROMPT_INDEX, text),)
+        if items:
+            media = zip(self.input.modalities, self.input.tokens, strict=True)
+            known = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
+            self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
 
     @property
     def needs_arena(self) -> bool:
@@ -139,6 +155,7 @@ class Chat:
 
         Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
+        run.estimates = asked.estimates
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
             return await self._submit_static(run, task, asked)
@@ -166,7 +183,8 @@ class Chat:
         if isinstance(task, MLLM):
             for ref in refs:
                 task.encoder_for(ref.modality)  # what no encoder takes is not fetched
-        return PreparedChat(request, messages, await self.load_media(refs), voice)
+        family = model.family if model is not None else ""
+        return PreparedChat(request, messages, await self.load_media(refs), voice, family=family)
 
     def prepare_plain(self, request: ChatRequest) -> PlainChat | None:
         """``request`` without media and references, if it needs to wait for nothing; else None. Raises as others do."""

@@ -74,7 +74,15 @@ class ChatKinds:
             self._excluded.clear()
         if model in self._excluded:
             return None
-        key = (model, wanted.modalities, wanted.voice, wanted.speech is None, wanted.tokens, wanted.answer)
+        key = (
+            model,
+            wanted.modalities,
+            wanted.voice,
+            wanted.speech is None,
+            wanted.tokens,
+            wanted.prompt,
+            wanted.answer,
+        )
         if key not in self._kinds:
             if len(self._kinds) >= MAX_KINDS:
                 self._kinds.clear()

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from omnibus.errors import BadMedia, BadRequest, Rejected
 from omnibus.families import catalog, plugins
+from omnibus.families.image_tokens import CROSS_ATTENTION
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
 from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding, VideoGeneration
@@ -67,7 +68,7 @@ def create_chat_task(name: str, plan: Plan) -> CompositeTask:
         modality: _bind_task(Encode, name, component, model, owners) for modality, component in model.encoders.items()
     }
     if not model.has_talker:
-        return MLLM(encoders=encoders, thinker=thinker)
+        return MLLM(encoders=encoders, thinker=thinker, attends_across=model.family in CROSS_ATTENTION)
     return Omni(
         encoders=encoders,
         thinker=thinker,

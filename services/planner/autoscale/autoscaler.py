@@ -2,24 +2,29 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
-from omnibus.cluster.desired import added_replicas, replica_counts
 from omnibus.cluster.presence import follow_events
-from omnibus.errors import BadRequest, OmnibusError
+from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
+from services.planner.autoscale.candidates import (
+    PlanCandidates,
+    deployment_capacity,
+    estimate_replan,
+    serves_more,
+    solve_for_load,
+)
 from services.planner.autoscale.load_window import LoadWindows
 from services.planner.autoscale.policy import (
-    DeploymentCapacity,
+    BURST_SECONDS,
     ScalingGoal,
     ScalingPolicy,
     ScalingRules,
@@ -36,7 +41,6 @@ from services.planner.rollout.rollout import PlanRollout
 
 if TYPE_CHECKING:  # see ``services.planner.optimize``
     from services.planner.optimize.planner import Planner
-    from services.planner.optimize.promise import PromiseChecker
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +48,6 @@ log = logging.getLogger(__name__)
 MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND = 1.0, 10.0
 #: Where a plan that follows the load says which one, in ``Plan.explain``.
 LOAD = "load"
-
-
-class _PlanCandidates(NamedTuple):
-    """Results of the planner for one load."""
-
-    now: DeploymentCapacity
-    rerouted: PlanningResult
-    best: PlanningResult
-    seconds: float
 
 
 class Autoscaler:
@@ -75,6 +70,7 @@ class Autoscaler:
         self._want = want
         self._clock = clock
         self._windows = LoadWindows(settings.window, clock)
+        self._bursts = LoadWindows(BURST_SECONDS, clock)
         self._guard = ReplanGuard(3 * settings.window, clock)
         self._heard = asyncio.Event()
         self._bus: Bus | None = None
@@ -95,6 +91,7 @@ class Autoscaler:
 
     def _on_load(self, event: LoadEvent) -> None:
         self._windows.add_event(event)
+        self._bursts.add_event(event)
         self._heard.set()
 
     def restore_load(self, plan: Plan | None) -> None:
@@ -129,18 +126,25 @@ class Autoscaler:
         if self._changes.is_pinned or self._is_rolling_out(plan):
             adapt.note_plan_change()
             return
+        running = {name: plan.models[name] for name in planner.models if name in plan.models}
+        if not await self._meet_burst(planner, adapt, plan, running):
+            await self._follow_window(planner, adapt, plan, running)
+
+    async def _follow_window(
+        self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
+    ) -> None:
+        """Plan again if the load of a whole window calls for it."""
         loads = self._windows.current_loads()
         self._guard.note_running()
         expected = adapt.expected_load(loads)
         if expected is None or self._goes_back(adapt, loads):
             return
         self._load, self._before = expected, self._before or _declared_load(planner, self._wanted, expected)
-        running = {name: plan.models[name] for name in planner.models if name in plan.models}
-        found = await asyncio.to_thread(_solve_for_load, planner, running, expected)
+        found = await asyncio.to_thread(solve_for_load, planner, running, expected)
         self._spent = found.seconds
         if not self._is_current(plan):
             return
-        best, rerouted = (_deployment_capacity(planner, running, each) for each in (found.best, found.rerouted))
+        best, rerouted = (deployment_capacity(planner, running, each) for each in (found.best, found.rerouted))
         verdict = adapt.decide(ScalingSnapshot(loads, found.now, rerouted, best))
         if verdict is Verdict.KEEP:
             return
@@ -157,6 +161,33 @@ class Autoscaler:
             self._apply_plan(chosen, expected, describe_load_change(expected, self._before))
             adapt.note_plan_change()
 
+    async def _meet_burst(
+        self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
+    ) -> bool:
+        """Want more executors at once where the last seconds brought more than what runs serves, or were refused."""
+        recent = self._bursts.current_loads()
+        try:
+            capacity = planner.capacity(running, recent)
+        except OmnibusError:  # requests that nobody has measured are left to the longer window
+            return False
+        short = adapt.find_shortage(recent, capacity, self._bursts.refused_rates())
+        if not short:
+            return False
+        expected = {**self._load, **{name: recent[name] for name in recent if name not in self._load}, **short}
+        found = await asyncio.to_thread(solve_for_load, planner, running, expected)
+        self._spent = found.seconds
+        more = [name for name in short if serves_more(name, found)]
+        if not more or not self._is_current(plan):
+            return False
+        self._before = self._before or _declared_load(planner, self._wanted, expected)
+        enough = all(found.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
+        chosen = await _with_explanation(found.rerouted if enough else found.best)
+        if self._is_current(plan):
+            self._load = expected
+            self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
+            adapt.note_plan_change()
+        return True
+
     def _goes_back(self, adapt: ScalingPolicy, loads: Loads) -> bool:
         """Want the plan before the last replan when that serves less than it did."""
         fallback = self._guard.find_fallback(loads, self._windows.served_rates())
@@ -168,7 +199,7 @@ class Autoscaler:
         return True
 
     async def _confirm_replan(
-        self, found: _PlanCandidates, running: Mapping[str, ModelPlan], load: Loads
+        self, found: PlanCandidates, running: Mapping[str, ModelPlan], load: Loads
     ) -> PlanningResult | None:
         """The best plan as simulated; None when its advantage is no larger than what it may err by.
 
@@ -182,7 +213,7 @@ class Autoscaler:
         if self._guard.is_rejected(load):
             return None
         within = self._settings.simulate
-        estimate = await asyncio.to_thread(_estimate_replan, checker, found.rerouted, running, load, within)
+        estimate = await asyncio.to_thread(estimate_replan, checker, found.rerouted, running, load, within)
         if not estimate.is_certain:
             log.info("a replan would serve %.0f %% more, give or take %.0f %%: not made", *_percents(estimate))
             return None
@@ -209,6 +240,7 @@ class Autoscaler:
             return False
         self._reconnects = bus.reconnects if bus is not None else 0
         self._windows.clear()
+        self._bursts.clear()
         adapt.reset_measurements()
         return True
 
@@ -275,27 +307,6 @@ def _declared_load(planner: "Planner", planned: PlanningResult | None, first: Lo
     }
 
 
-def _solve_for_load(planner: "Planner", running: Mapping[str, ModelPlan], load: Loads) -> _PlanCandidates:
-    began = time.thread_time()
-    now = DeploymentCapacity(planner.capacity(running, load), _gpu_count(running))
-    rerouted, best = planner.reroute_running(running, load), planner.plan(load, running, explain=False)
-    return _PlanCandidates(now, rerouted, best, time.thread_time() - began)
-
-
-def _estimate_replan(
-    checker: "PromiseChecker", rerouted: PlanningResult, running: Mapping[str, ModelPlan], load: Loads, within: float
-) -> ReplanEstimate:
-    best = checker.plan(load, running, within=within)
-    try:
-        return ReplanEstimate(best, *checker.estimate_gain(rerouted, best, load))
-    except BadRequest:  # what cannot be simulated is judged as it was solved
-        return ReplanEstimate(best, math.inf, 0.0)
-
-
-def _percents(estimate: ReplanEstimate) -> tuple[float, float]:
-    return 100 * estimate.gain, 100 * estimate.error
-
-
 async def _with_explanation(planned: PlanningResult) -> PlanningResult:
     """With alternatives, which are looked for once it is taken."""
     if planned.why is None:
@@ -303,22 +314,5 @@ async def _with_explanation(planned: PlanningResult) -> PlanningResult:
     return msgspec.structs.replace(planned, explain=await asyncio.to_thread(planned.why), why=None)
 
 
-def _deployment_capacity(
-    planner: "Planner", running: Mapping[str, ModelPlan], planned: PlanningResult
-) -> DeploymentCapacity:
-    there, news = replica_counts(running), 0.0
-    for kind, count in added_replicas(running, planned.models).items():
-        option = planned.models[kind.model].options[kind.option]
-        fresh = count - there.get(kind, 0)
-        news += fresh * max(1, option.gpus) * planner.start_seconds.get((kind.model, kind.option), 0.0)
-    return DeploymentCapacity(planned.capacity, _gpu_count(planned.models), news)
-
-
-def _gpu_count(models: Mapping[str, ModelPlan]) -> float:
-    """GPUs of all executors, those on CPUs counted as one each."""
-    return sum(
-        option.replicas * max(1, option.gpus)
-        for model in models.values()
-        for option in model.options.values()
-        if not option.of
-    )
+def _percents(estimate: ReplanEstimate) -> tuple[float, float]:
+    return 100 * estimate.gain, 100 * estimate.error

@@ -6,7 +6,7 @@ windows.loads()                                         # {"qwen": ModelLoad(rat
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.cluster.load_window import LoadWindow
@@ -19,33 +19,57 @@ FORGET_AFTER_SECONDS = 3600.0
 class _TypeWindow:
     """Sums over the window of one request type, and the last known means."""
 
-    __slots__ = ("arrivals", "done", "means", "sums")
+    __slots__ = ("_ended", "_estimated", "_factors", "arrivals", "done", "means", "sums")
 
     def __init__(self) -> None:
         self.arrivals = 0
         self.done = 0
         self.sums: dict[str, float] = {}
-        self.means: dict[str, float] = {}
+        self.means: dict[str, float] = {}  # of those that ended
+        self._estimated: dict[str, float] = {}  # sums of estimates over those that came
+        self._ended: dict[str, float] = {}  # and over those that ended
+        self._factors: dict[str, float] = {}  # of what was counted to what was estimated
 
     def add(self, load: LoadCounts) -> None:
         self.arrivals += arrival_count(load)
+        _add_sums(self._estimated, load.estimated, 1)
         if load.done > 0:
             self.done += load.done
-            for name, value in load.quantities.items():
-                self.sums[name] = self.sums.get(name, 0.0) + value
-            self.means = {name: value / self.done for name, value in self.sums.items()}
+            _add_sums(self.sums, load.quantities, 1)
+            _add_sums(self._ended, load.estimated_done, 1)
+            self._update_means()
 
     def remove(self, load: LoadCounts) -> None:
         self.arrivals -= arrival_count(load)
+        if self.arrivals <= 0:
+            self._estimated = {}  # errors of floats do not add up
+        else:
+            _add_sums(self._estimated, load.estimated, -1)
         if load.done <= 0:
             return
         self.done -= load.done
-        if self.done <= 0:  # the means stay; sums begin at 0 again, so that errors of floats do not add up
-            self.done, self.sums = 0, {}
+        if self.done <= 0:  # the means stay
+            self.done, self.sums, self._ended = 0, {}, {}
             return
-        for name, value in load.quantities.items():
-            self.sums[name] -= value
+        _add_sums(self.sums, load.quantities, -1)
+        _add_sums(self._ended, load.estimated_done, -1)
+        self._update_means()
+
+    def _update_means(self) -> None:
         self.means = {name: max(0.0, value) / self.done for name, value in self.sums.items()}
+        for name, estimated in self._ended.items():
+            if estimated > 0 and self.sums.get(name, 0.0) > 0:
+                self._factors[name] = self.sums[name] / estimated
+
+    def arriving_means(self) -> dict[str, float]:
+        """Mean quantities of what comes now: as estimated on arrival, where gateways do, times what estimates were off
+        by; else those of what has ended, which says nothing of requests that are still on their way."""
+        found = dict(self.means)
+        if self.arrivals > 0:
+            for name, estimated in self._estimated.items():
+                if name in self._factors or name not in found:
+                    found[name] = max(0.0, estimated) / self.arrivals * self._factors.get(name, 1.0)
+        return found
 
 
 class _ModelWindow:
@@ -66,7 +90,7 @@ class _ModelWindow:
 
     def measured_load(self, rate: float) -> ModelLoad:
         self.update_shares()
-        means = {kind: dict(each.means) for kind, each in self.types.items() if each.means}
+        means = {kind: found for kind, each in self.types.items() if (found := each.arriving_means())}
         return ModelLoad(rate, dict(self.shares), means)
 
 
@@ -124,6 +148,17 @@ class LoadWindows:
                 rates[name] += per_second * sum(load.done for load in types.values())
         return rates
 
+    def refused_rates(self) -> dict[str, float]:
+        """Per model the requests that were refused, per second over the window."""
+        self._expire_events()
+        rates: dict[str, float] = {}
+        for event, per_second in self._recent.event_rates():
+            for name, types in event.models.items():
+                refused = sum(load.refused for load in types.values())
+                if refused > 0:
+                    rates[name] = rates.get(name, 0.0) + per_second * refused
+        return rates
+
     def _expire_events(self) -> None:
         self._remove_events(self._recent.drop_expired())
         oldest = self._clock() - max(FORGET_AFTER_SECONDS, 2 * self.seconds)
@@ -135,6 +170,11 @@ class LoadWindows:
             for name, types in event.models.items():
                 for kind, load in types.items():
                     self._models[name].types[kind].remove(load)
+
+
+def _add_sums(sums: dict[str, float], values: Mapping[str, float], sign: int) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + sign * value
 
 
 def arrival_count(load: LoadCounts) -> int:

@@ -7,7 +7,8 @@ Goal "throughput": the best plan serves more than ``margin`` more of what comes 
 path rates of its own, and has done so for ``hold`` seconds, twice as long while the mix still changes. Goal "gpus":
 up at once when less than half of the headroom is left; down when fewer GPUs have been enough for long, counted in
 starts of an executor, for the highest rate of that time. What requests cost follows from their tokens: longer ones
-count as more.
+count as more. What came in the last seconds is acted on at once when it is more than what runs can serve, or
+when some of it was refused: a burst is over before a window has filled (``find_shortage``).
 
 Executors that start serve nobody, so a change must be worth them: what it gains, in GPUs, as long as the load
 lasts must be more than the GPU-seconds of the starts. A load is taken to last as long as the plan before it did,
@@ -31,6 +32,11 @@ EQUAL_CAPACITY_FRACTION = 0.02
 STEADY_MIX_FRACTION = 0.05
 #: Fewer GPUs must have been enough for so many starts of an executor.
 SCALE_DOWN_START_COUNT = 5.0
+#: Seconds of load that a burst is told by, and between two steps that follow one.
+BURST_SECONDS = 5.0
+#: A burst exceeds what runs serves by this part; where requests are refused, so much more than comes, or than
+#: what runs was taken to serve, is planned for.
+_BURST_MARGIN, _REFUSED_FACTOR = 0.05, 1.25
 #: A gain is no more than this: what serves nothing now would gain without end.
 _MAX_GAIN = 100.0
 
@@ -137,6 +143,30 @@ class ScalingPolicy:
             name: msgspec.structs.replace(load, rate=highest[name]) if self._goals[name].gpus else load
             for name, load in found.items()
         }
+
+    def find_shortage(
+        self, recent: Loads, capacity: Mapping[str, float], refused: Mapping[str, float]
+    ) -> dict[str, ModelLoad]:
+        """The load of models with goal "gpus" whose last ``BURST_SECONDS`` call for more at once; empty: none.
+
+        ``capacity`` is what runs serves of ``recent``, ``refused`` what was refused of it, in req/s by model.
+        """
+        now = self._clock()
+        if now - self._changed < BURST_SECONDS:
+            return {}
+        found = {}
+        for name, load in recent.items():
+            known = name in self._goals and self._goals[name].gpus
+            if not known or load.rate * self._rules.window < self._rules.least:
+                continue
+            if refused.get(name, 0.0) > 0:
+                most = max(load.rate, capacity.get(name, 0.0))
+                found[name] = msgspec.structs.replace(load, rate=most * _REFUSED_FACTOR)
+            elif load.rate > capacity.get(name, 0.0) * (1 + _BURST_MARGIN):
+                found[name] = load
+        for name, load in found.items():
+            self._highest[name].add(now, load.rate)
+        return found
 
     def decide(self, scene: ScalingSnapshot) -> Verdict:
         """Decide what to do now; ``note_plan_change`` is to be called once it is under way."""

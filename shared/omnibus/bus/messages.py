@@ -185,6 +185,8 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     ``quantities`` are sums of ``omnibus.profile.QUANTITIES`` over those that ended well; ``first`` and ``total``
     sums of the seconds until their first output and until their end. ``refused`` had no room here and did not come:
     one that every executor turns away after it was counted is taken back, so that ``came`` may be negative.
+    ``estimated`` are sums of quantities as they were estimated on arrival, over those that came or were refused, and
+    ``estimated_done`` the same over those that ended well: both together say what is on its way before it has ended.
     """
 
     came: int = 0
@@ -194,6 +196,8 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     quantities: dict[str, float] = {}
     first: float = 0.0
     total: float = 0.0
+    estimated: dict[str, float] = {}
+    estimated_done: dict[str, float] = {}
 
 
 class LoadEvent(msgspec.Struct, frozen=True):

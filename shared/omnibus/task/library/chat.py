@@ -43,6 +43,8 @@ class ChatInput(BaseModel):
     speech: Any = None
     #: Tokens that each of ``media`` is expected to take, for load estimates.
     tokens: tuple[int, ...] = ()
+    #: Tokens that the text of the messages is expected to take, for load estimates.
+    prompt: int = 32
     #: Tokens that the answer is expected to take, for load estimates.
     answer: int = 256
 
@@ -106,6 +108,8 @@ class MLLM(CompositeTask[ChatInput, ChatOutput]):
     #: True keeps encoders on executors of their own, False keeps each request on one executor, None leaves it to the
     #: plan.
     encoder_fission: bool | None = None
+    #: True for a language model that attends to media across, and does not read their tokens as a prompt.
+    attends_across: bool = False
     #: Name of one of the plan's paths, for example ``E>L``; empty leaves it to the plan.
     path: str = ""
 
@@ -127,7 +131,7 @@ class MLLM(CompositeTask[ChatInput, ChatOutput]):
                     params=request.params,
                     voice=request.voice or None,
                 ),
-                work=sum(request.tokens) + 32,
+                work=request.prompt if self.attends_across else sum(request.tokens) + request.prompt,
                 answer=request.answer,
             )
 

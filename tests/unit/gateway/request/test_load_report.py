@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,14 @@ async def ear(home: House) -> Ear:
     return await Ear().listen(home.bus)
 
 
+def _summed(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = found.get(name, 0.0) + value
+    return found
+
+
 # What is counted
 
 
@@ -94,6 +102,11 @@ async def test_requests_are_told_by_type_with_their_sizes(home: House, ear: Ear)
     assert (seen.came, seen.done) == (1, 1)
     assert seen.quantities["image_tokens"] == 1
     assert {(event.gateway, event.epoch) for event in ear.events} == {("gw", 1)}
+    for kind, fields in (("thinker", {"prompt_tokens"}), (BOTH, {"prompt_tokens", "image_tokens"})):
+        words = [event.models[VL][kind] for event in ear.events if kind in event.models.get(VL, {})]
+        came, ended = (_summed(getattr(word, field) for word in words) for field in ("estimated", "estimated_done"))
+        assert came == ended  # all that came has ended
+        assert {name for name, value in came.items() if value > 0} == fields
 
 
 async def test_speech_is_told_in_seconds(home: House, ear: Ear):

@@ -177,7 +177,7 @@ async def test_longer_answers_at_the_same_rate_are_planned_for(house: House):
 
     ((planned, reason),) = await house.run(10, 5, 5, tokens=300)
 
-    assert reason.startswith("load: vl 10 req/s, ")
+    assert reason.startswith("burst: load: vl 10 req/s, ")
     assert reason.endswith("completion_tokens (were 100)")
     assert replicas(planned)["L"] > 2
 
@@ -191,7 +191,7 @@ async def test_more_requests_are_planned_for_at_once_and_fewer_after_long(house:
     await house.run(20, 10, 10)
     down = await house.run(80, 2, 2)
 
-    assert reason.startswith("load: vl ")
+    assert reason.removeprefix("burst: ").startswith("load: vl ")
     assert "(was 10)" in reason
     assert [sum(replicas(each).values()) for each, _ in (*[(up, "")], *down)] == [5, 2]
 
@@ -255,3 +255,75 @@ async def test_a_plan_of_another_kind_remembers_no_load():
 
     assert recorded_load(None) == recorded_load(Plan(1, 0, 0.0, models)) == {}
     assert recorded_load(Plan(1, 0, 0.0, models, explain={"load": {"vl": {"rate": "many"}}})) == {}
+
+
+# Bursts
+
+
+async def images(house: House, seconds: int, tokens: float, *, done: bool = True, refused: int = 0) -> None:
+    """So many seconds of 4 requests with images of ``tokens``, known when they come; ``done``: they end as well."""
+    for _ in range(seconds):
+        house.now += 1.0
+        estimated = {"image_tokens": 4 * tokens}
+        load = LoadCounts(came=4 - refused, refused=refused, estimated=estimated)
+        if done:
+            counted = {"image_tokens": 4 * tokens * 1.25, "completion_tokens": 4 * TOKENS}
+            load = msgspec.structs.replace(load, done=4, quantities=counted, estimated_done=estimated)
+        event = LoadEvent("g", 1, 1.0, 0, {"vl": {SEEN: load}})
+        house.bus.publish(subjects.event_subject(subjects.LOAD), msgspec.json.encode(event))
+        await asyncio.sleep(0)
+        await house.follow.check_load()
+
+
+@pytest.fixture
+async def burst(house: House, tmp_path: Path) -> House:
+    """Planned for 4 requests per second with images of 250 tokens, of which an encoder does 10 a second."""
+    about = measured()
+    sizes = {"image_tokens": 250.0, "completion_tokens": TOKENS}
+    found = msgspec.structs.replace(
+        about,
+        types={SEEN: TypeProfile(("vision", "thinker"), 1.0, sizes)},
+        lines={**about.lines, "vision": CostLine(0.0, {"image_tokens": 0.1 / 250})},
+    )
+    (tmp_path / "vl.json").write_bytes(profile.encode_profile(found))
+    await house.declare(goal="gpus", rate=4.0)
+    await images(house, 40, 200.0)
+    return house
+
+
+async def test_images_ten_times_as_large_have_more_encoders_within_five_seconds_though_none_has_been_encoded(
+    burst: House,
+):
+    assert burst.wanted == []
+    began = burst.now
+
+    while not burst.wanted and burst.now < began + 30:
+        await images(burst, 1, 2000.0, done=False)
+
+    assert burst.now - began <= 5
+    planned, reason = burst.wanted[-1]
+    assert replicas(planned)["E"] > 1
+    assert reason.startswith("burst: load: vl 4 req/s")
+
+
+async def test_a_burst_is_followed_step_by_step_until_it_is_met(burst: House):
+    for _ in range(4):
+        await images(burst, 6, 2000.0, done=False)
+        burst.current(burst.planning.planned.models)
+
+    assert replicas(burst.planning.planned)["E"] >= 4  # 4 req/s x 1 s of an encoder
+
+
+async def test_what_is_refused_has_more_executors_at_once(burst: House):
+    began = burst.now
+
+    while not burst.wanted and burst.now < began + 30:
+        await images(burst, 1, 200.0, refused=2)
+
+    assert burst.now - began <= 5
+
+
+async def test_the_load_that_was_planned_for_is_no_burst(burst: House):
+    await images(burst, 120, 200.0)
+
+    assert burst.wanted == []

@@ -164,3 +164,21 @@ def test_errors_of_floats_do_not_add_up(windows: LoadWindows, clock: Clock):
     tell(windows, clock, 1, m={"t": load(1, speech_seconds=0.0)})
 
     assert windows.current_loads()["m"].quantities == {"t": {"speech_seconds": 0.0}}
+
+
+def test_quantities_of_what_comes_are_known_before_any_of_it_has_ended(windows: LoadWindows, clock: Clock):
+    ended = LoadCounts(came=2, done=2, quantities={"image_tokens": 500.0}, estimated={"image_tokens": 400.0},
+                       estimated_done={"image_tokens": 400.0})  # fmt: skip
+    tell(windows, clock, m={"vision+thinker": ended})
+    larger = LoadCounts(came=2, estimated={"image_tokens": 4000.0})
+
+    tell(windows, clock, 15, m={"vision+thinker": larger})
+
+    found = windows.current_loads()["m"].quantities["vision+thinker"]
+    assert found["image_tokens"] == pytest.approx(2000 * 1.25)  # estimates were a fifth too low
+
+
+def test_what_is_refused_is_told_as_a_rate_of_its_own(windows: LoadWindows, clock: Clock):
+    tell(windows, clock, m={"thinker": load(1, refused=2)}, n={"thinker": load(2)})
+
+    assert windows.refused_rates() == {"m": pytest.approx(2.0)}

@@ -1,0 +1,71 @@
+"""Other plans for a load: what runs, the same executors with the best path rates, and the best of all."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from omnibus.cluster.desired import added_replicas, replica_counts
+from omnibus.errors import BadRequest
+from omnibus.plan import ModelPlan
+from services.planner.autoscale.policy import EQUAL_CAPACITY_FRACTION, DeploymentCapacity
+from services.planner.autoscale.replan_guard import ReplanEstimate
+from services.planner.optimize.load import Loads
+from services.planner.optimize.result import PlanningResult
+
+if TYPE_CHECKING:  # see ``services.planner.optimize``
+    from services.planner.optimize.planner import Planner
+    from services.planner.optimize.promise import PromiseChecker
+
+
+class PlanCandidates(NamedTuple):
+    """Results of the planner for one load."""
+
+    now: DeploymentCapacity
+    rerouted: PlanningResult
+    best: PlanningResult
+    seconds: float
+
+
+def solve_for_load(planner: "Planner", running: Mapping[str, ModelPlan], load: Loads) -> PlanCandidates:
+    began = time.thread_time()
+    now = DeploymentCapacity(planner.capacity(running, load), _gpu_count(running))
+    rerouted, best = planner.reroute_running(running, load), planner.plan(load, running, explain=False)
+    return PlanCandidates(now, rerouted, best, time.thread_time() - began)
+
+
+def estimate_replan(
+    checker: "PromiseChecker", rerouted: PlanningResult, running: Mapping[str, ModelPlan], load: Loads, within: float
+) -> ReplanEstimate:
+    best = checker.plan(load, running, within=within)
+    try:
+        return ReplanEstimate(best, *checker.estimate_gain(rerouted, best, load))
+    except BadRequest:  # what cannot be simulated is judged as it was solved
+        return ReplanEstimate(best, math.inf, 0.0)
+
+
+def serves_more(name: str, found: PlanCandidates) -> bool:
+    """Return whether another plan, or other path rates, serve more of model ``name`` than what runs."""
+    now = found.now.capacity.get(name, 0.0) * (1 + EQUAL_CAPACITY_FRACTION)
+    return max(found.best.capacity.get(name, 0.0), found.rerouted.capacity.get(name, 0.0)) > now
+
+
+def deployment_capacity(
+    planner: "Planner", running: Mapping[str, ModelPlan], planned: PlanningResult
+) -> DeploymentCapacity:
+    there, news = replica_counts(running), 0.0
+    for kind, count in added_replicas(running, planned.models).items():
+        option = planned.models[kind.model].options[kind.option]
+        fresh = count - there.get(kind, 0)
+        news += fresh * max(1, option.gpus) * planner.start_seconds.get((kind.model, kind.option), 0.0)
+    return DeploymentCapacity(planned.capacity, _gpu_count(planned.models), news)
+
+
+def _gpu_count(models: Mapping[str, ModelPlan]) -> float:
+    """GPUs of all executors, those on CPUs counted as one each."""
+    return sum(
+        option.replicas * max(1, option.gpus)
+        for model in models.values()
+        for option in model.options.values()
+        if not option.of
+    )
