@@ -30,7 +30,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench fuzz chaos chart-lint chart-template release up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ cells: $(VENV)/.dev ## Write the tables of docs/engines.md and README.md: what t
 
 bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=profile shows processes)
 	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
+
+lab: $(VENV)/.dev ## Repeat the papers' experiments that the code has changed for, and write docs/lab.md (ARGS=--all)
+	$(BIN)/python -m services.planner.lab --write $(ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz every parser that strangers reach (MINUTES=60 SEED=)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

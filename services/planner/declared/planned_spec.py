@@ -18,6 +18,10 @@ CPU = "cpu"
 THROUGHPUT, GPUS = "throughput", "gpus"
 #: The value of ``options`` that adds every set of components to those that were measured.
 ALL = "all"
+#: Rules of others that a model may be planned by, to compare with: all on every GPU, the planner paper's greedy cells,
+#: TriInfer's Algorithm 2, ModServe's load over capacity. Empty: the best deployment.
+EXACT, MONOLITH, GREEDY_CELLS, TRIINFER, MODSERVE = "", "monolith", "greedy_cells", "triinfer", "modserve"
+POLICIES = (EXACT, MONOLITH, GREEDY_CELLS, TRIINFER, MODSERVE)
 #: The largest cell.
 MAX_CELL_GPUS = 256
 
@@ -63,7 +67,8 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares by request type (None: the profile's); one deployment also serves each of ``mixes``. ``options`` are
     the only ones to use (None: those of the profile), or "all": also those that were not measured, estimated.
     ``cells`` above 0: cells of 1, 2, 4, ... up to so many GPUs instead of one deployment. ``adapt``: plan again
-    as the load changes; ``headroom`` is the part of the rate to have spare, with goal "gpus".
+    as the load changes; ``headroom`` is the part of the rate to have spare, with goal "gpus". ``policy`` is the rule to
+    plan by, one of ``POLICIES``.
     """
 
     profile: str = ""
@@ -76,6 +81,7 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cells: int = 0
     adapt: bool = True
     headroom: float = 0.2
+    policy: str = EXACT
 
 
 def check_planned_model(model: str, asked: PlannedModel) -> None:
@@ -92,7 +98,15 @@ def check_planned_model(model: str, asked: PlannedModel) -> None:
     for number, mix in enumerate([*([asked.mix] if asked.mix is not None else []), *asked.mixes]):
         require_valid(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
     require_valid(0 <= asked.cells <= MAX_CELL_GPUS, f"cells is {asked.cells}: it must be 0 to {MAX_CELL_GPUS} GPUs")
+    known = ", ".join(POLICIES[1:])
+    require_valid(asked.policy in POLICIES, f"policy is {asked.policy!r}; there is {known}, and none for the best plan")
     require_valid(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
+    fits = asked.policy in (EXACT, GREEDY_CELLS)
+    require_valid(fits or not asked.cells, f"policy {asked.policy!r} knows no cells: leave 'cells' out")
+    require_valid(fits or not asked.mixes, f"policy {asked.policy!r} knows one mix: leave 'mixes' out")
+    require_valid(
+        asked.policy != GREEDY_CELLS or asked.cells > 0, f"policy {GREEDY_CELLS!r} needs 'cells', the largest"
+    )
     if isinstance(asked.options, str):
         require_valid(asked.options == ALL, f"options is {asked.options!r}: give a list of options, or {ALL!r}")
     elif asked.options is not None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.planner.declared.planned_spec import GPUS, THROUGHPUT
+from services.planner.declared.planned_spec import GPUS, GREEDY_CELLS, THROUGHPUT
 from services.planner.optimize.demand import ModelDemand
 from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.solve import cells, mixture, placement
@@ -36,7 +36,8 @@ def solve_cells(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: 
         raise Infeasible(
             f"model {name}: no cell of up to {largest} GPUs holds an executor for each component: allow more"
         )
-    goal, chosen = _choose_mixture(best, group.goal, demands[name], room, gpu, asked.weights[name])
+    choose = _choose_printed if group.policy == GREEDY_CELLS else _choose_mixture
+    goal, chosen = choose(best, group.goal, demands[name], room, gpu, asked.weights[name])
     solution = _merge_cells(solver, terms, best, chosen, goal)
     unserved = group.missing_components(demands, solution)
     places = _place_cells({size: best[size] for size in chosen.cells}, chosen, room, gpu)
@@ -80,6 +81,24 @@ def _choose_mixture(
                 f"{have} GPUs{gpu and ' of type '}{gpu} cannot serve {weight:g} req/s in cells: it takes {found.gpus}"
             )
     found = mixture.most_requests(known, have or 0)
+    if not found.cells:
+        raise Infeasible(f"{have or 0} GPUs hold no cell: the smallest that serves requests has {min(best)}")
+    return THROUGHPUT, found
+
+
+def _choose_printed(
+    best: Mapping[int, Solution], goal: str, demand: ModelDemand, room: GpuBudget, gpu: str, weight: float
+) -> tuple[str, Mixture]:
+    """The mixture as the planner paper prints it: Algorithm 2 for a rate, the largest efficient cell first for GPUs."""
+    known = cells.to_cells(dict(best))
+    have = None if room.gpus is None else room.gpus.get(gpu, 0)
+    if goal == GPUS:
+        found = mixture.printed_mixture(known, 1.0)
+        if found is None:
+            raise Infeasible(f"the printed algorithm does not end for {weight:g} req/s in cells of {sorted(best)} GPUs")
+        if have is None or found.gpus <= have:
+            return GPUS, found
+    found = mixture.binary_mixture(known, have or 0)
     if not found.cells:
         raise Infeasible(f"{have or 0} GPUs hold no cell: the smallest that serves requests has {min(best)}")
     return THROUGHPUT, found

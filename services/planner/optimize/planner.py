@@ -11,8 +11,16 @@ from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile
 from services.planner.declared.model import Model
-from services.planner.declared.planned_spec import GPUS, THROUGHPUT, DeclaredNode, GpuType, check_gpus
-from services.planner.optimize import cells, plan_builder
+from services.planner.declared.planned_spec import (
+    EXACT,
+    GPUS,
+    GREEDY_CELLS,
+    THROUGHPUT,
+    DeclaredNode,
+    GpuType,
+    check_gpus,
+)
+from services.planner.optimize import cells, plan_builder, policies
 from services.planner.optimize.capacity import plan_capacity
 from services.planner.optimize.demand import ModelDemand, resolve_demand
 from services.planner.optimize.explain import MAX_ALTERNATIVES, explain_links, explain_outcome
@@ -159,6 +167,8 @@ class Planner:
         self, group: PlanningGroup, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
     ) -> PlanningOutcome:
         mine = _group_demands(group, demands)
+        if group.policy not in (EXACT, GREEDY_CELLS):
+            return policies.solve_by_policy(group, mine, room)
         return cells.solve_cells(group, mine, room) if group.celled else group.solve(mine, running, room)
 
 
@@ -194,12 +204,12 @@ def _group_models(ready: Mapping[str, ModelInputs]) -> list[PlanningGroup]:
     found = []
     for goal in (GPUS, THROUGHPUT):
         mine = {name: each for name, each in ready.items() if each.asked.goal == goal}
-        whole = {name: each for name, each in mine.items() if not each.asked.cells}
-        celled = [PlanningGroup({name: each}) for name, each in mine.items() if each.asked.cells]
+        whole = {name: each for name, each in mine.items() if not (each.asked.cells or each.asked.policy)}
+        celled = [PlanningGroup({name: each}) for name, each in mine.items() if each.asked.cells or each.asked.policy]
         if goal == THROUGHPUT and celled and len(mine) > 1:
             raise BadRequest(
-                f"model {next(iter(celled[0].ready))}: cells with goal {THROUGHPUT!r} take all GPUs that are left: "
-                f"plan the other models for a rate, with goal {GPUS!r}"
+                f"model {next(iter(celled[0].ready))}: cells and policies with goal {THROUGHPUT!r} take all GPUs "
+                f"that are left: plan the other models for a rate, with goal {GPUS!r}"
             )
         found += [*([PlanningGroup(whole)] if whole else []), *celled]
     for group in found:

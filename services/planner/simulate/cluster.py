@@ -34,6 +34,19 @@ class AdmissionLimits(NamedTuple):
     deadline: float = 120.0
 
 
+class RoutingRules(NamedTuple):
+    """Rules by which executors are chosen. The defaults are those of gateways, others of systems to compare with.
+
+    ``spread_items``: the items of a request go to several encoders. ``least_work``: the replica with the least work
+    gets a request, else one after the other. ``shortest_queue``: the path whose executors have the fewest requests,
+    instead of the planned shares.
+    """
+
+    spread_items: bool = True
+    least_work: bool = True
+    shortest_queue: bool = False
+
+
 class SimulatedModel(NamedTuple):
     """A model as it is deployed. ``places`` are replicas by option and node; an option without them is on one node.
 
@@ -59,11 +72,17 @@ class SimulatedCluster:
     """All executors of ``models``. Raises ``BadRequest`` for a path through an option without executors."""
 
     def __init__(
-        self, agenda: Agenda, models: Mapping[str, SimulatedModel], limits: AdmissionLimits, seed: int
+        self,
+        agenda: Agenda,
+        models: Mapping[str, SimulatedModel],
+        limits: AdmissionLimits,
+        seed: int,
+        rules: RoutingRules = RoutingRules(),  # noqa: B008 a constant
     ) -> None:
         self.agenda = agenda
         self.models = models
         self.limits = limits
+        self.rules = rules
         self.pools: dict[tuple[str, str], list[SimulatedExecutor]] = {}
         self.inflight = 0
         self._seed = seed
@@ -91,13 +110,21 @@ class SimulatedCluster:
         if not paths:
             raise BadRequest(f"the plan of {model} has no path for requests of {kind}")
         number = next(self._numbers.setdefault((model, kind), count()))
-        planned = choose_path(paths, request_point(_GATEWAY, f"{model}/{kind}", number, self._seed))
+        if self.rules.shortest_queue:
+            planned = min(paths, key=lambda path: self._longest_queue(model, path))
+        else:
+            planned = choose_path(paths, request_point(_GATEWAY, f"{model}/{kind}", number, self._seed))
         if self.inflight < self.limits.inflight:
             for path in (planned, *(each for each in paths if each is not planned and each.rate > 0)):
                 chosen = self._choose_along(model, path, loads)
                 if chosen is not None:
                     return Choice(planned, path, chosen)
         return Choice(planned, planned, None)
+
+    def _longest_queue(self, model: str, path: Path) -> int:
+        """Requests at the emptiest executor of an option of ``path``, of the option where they are most."""
+        pools = (self.pools.get(self.pool_of(model, option), []) for option in set(path.options.values()))
+        return max((min((each.inflight for each in pool), default=0) for pool in pools), default=0)
 
     def _choose_along(
         self, model: str, path: Path, loads: Mapping[str, ComponentLoad]
@@ -123,7 +150,12 @@ class SimulatedCluster:
 
     def _spread_items(self, pool: Sequence[SimulatedExecutor], items: int) -> list[SimulatedExecutor]:
         turn = next(self._turns)
-        order = sorted(range(len(pool)), key=lambda at: (pool[at].outstanding, (at - turn) % len(pool)))
+        if not self.rules.least_work:
+            order = [(turn + at) % len(pool) for at in range(len(pool))]
+        else:
+            order = sorted(range(len(pool)), key=lambda at: (pool[at].outstanding, (at - turn) % len(pool)))
+        if not self.rules.spread_items:
+            return [pool[order[0]]] * items
         return [pool[order[item % len(order)]] for item in range(items)]
 
     def _least_loaded(
@@ -131,6 +163,8 @@ class SimulatedCluster:
     ) -> SimulatedExecutor:
         turn = next(self._turns)
         first = turn % len(pool)
+        if not self.rules.least_work:
+            return pool[first]
         ordered = (*pool[first:], *pool[:first]) if len(pool) > 1 else pool
         least = min(ordered, key=_outstanding)
         if not near:

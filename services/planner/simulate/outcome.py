@@ -8,6 +8,9 @@ import msgspec
 #: Figures of requests that goals are set for (``omnibus.profile.Point``), and that tables show.
 FIGURES = ("done", "first_token", "token", "first_audio", "real_time")
 
+#: Percentiles of all request types together.
+PARTS = (0.5, 0.9, 0.95, 0.99)
+
 
 class TypeOutcome(msgspec.Struct, frozen=True):
     """Requests of one type. ``came`` counts those that were observed, ``refused`` and ``late`` are among them.
@@ -26,6 +29,7 @@ class TypeOutcome(msgspec.Struct, frozen=True):
     p99: dict[str, float]
     attained: dict[str, float]
     met: float
+    p90: dict[str, float] = {}
 
 
 class OptionOutcome(msgspec.Struct, frozen=True):
@@ -60,7 +64,8 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     """All of a simulation. ``rate`` is what came and ``throughput`` what was served, in req/s of all requests.
 
     ``carried`` is the part of the requests that ended in steady state, on the path where that is the least: below 1 the
-    plan does not serve what came.
+    plan does not serve what came. ``makespan`` are the seconds until the last request ended,
+    ``percentiles`` those of all request types together, by figure and part (``PARTS``).
     """
 
     seconds: float
@@ -71,6 +76,8 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     types: tuple[TypeOutcome, ...]
     options: tuple[OptionOutcome, ...]
     breaks: FirstToBreak | None
+    makespan: float = 0.0
+    percentiles: dict[str, dict[str, float]] = {}
 
 
 def percentile(values: Sequence[float], part: float) -> float:

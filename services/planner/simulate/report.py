@@ -9,6 +9,7 @@ from services.planner.simulate.cluster import SimulatedCluster
 from services.planner.simulate.observed import ObservedRequest
 from services.planner.simulate.outcome import (
     FIGURES,
+    PARTS,
     FirstToBreak,
     OptionOutcome,
     SimulationOutcome,
@@ -61,6 +62,7 @@ class Observations:
         self.busy: dict[tuple[str, str], dict[str, float]] = {}
         self.waiting: dict[tuple[str, str], float] = {}
         self.requests = 0
+        self.last_end = 0.0
 
     @property
     def seconds(self) -> float:
@@ -84,6 +86,7 @@ class Observations:
 
     def note_done(self, request: ObservedRequest, at: float) -> None:
         """A request has all that it asked for."""
+        self.last_end = max(self.last_end, at)
         rows = self.types.setdefault((request.model, request.name), _TypeRows())
         if self.warm <= at <= self.end:
             rows.ended += 1
@@ -149,7 +152,17 @@ def build_outcome(
         types=types,
         options=options,
         breaks=_first_to_break(options, rate),
+        makespan=seen.last_end,
+        percentiles=_all_percentiles(seen),
     )
+
+
+def _all_percentiles(seen: Observations) -> dict[str, dict[str, float]]:
+    rows = [row for each in seen.types.values() for row in each.rows]
+    columns = {name: sorted(row[name] for row in rows if name in row) for name in FIGURES}
+    return {
+        name: {f"{part:g}": percentile(values, part) for part in PARTS} for name, values in columns.items() if values
+    }
 
 
 def _type_outcome(
@@ -169,6 +182,7 @@ def _type_outcome(
         p99={name: percentile(values, 0.99) for name, values in columns.items() if values},
         attained=attained,
         met=met,
+        p90={name: percentile(values, 0.9) for name, values in columns.items() if values},
     )
 
 

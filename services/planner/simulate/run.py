@@ -7,7 +7,7 @@ from omnibus.executor.sim.distributions import Draw
 from omnibus.executor.sim.request import SimulatedRequest
 from services.planner.simulate.agenda import Agenda
 from services.planner.simulate.arrivals import Arrival
-from services.planner.simulate.cluster import AdmissionLimits, SimulatedCluster, SimulatedModel
+from services.planner.simulate.cluster import AdmissionLimits, RoutingRules, SimulatedCluster, SimulatedModel
 from services.planner.simulate.executors import RequestExecutors
 from services.planner.simulate.links import Links
 from services.planner.simulate.observed import ObservedRequest
@@ -19,12 +19,13 @@ WARM_UP_FRACTION = 0.15
 
 
 class SimulatedPlan(NamedTuple):
-    """A plan as it is simulated: its models, the goals of each in seconds, limits, and links between nodes."""
+    """A plan as it is simulated: its models, the goals of each in seconds, limits, links between nodes, routing."""
 
     models: Mapping[str, SimulatedModel]
     goals: Mapping[str, Mapping[str, float]] = {}
     limits: AdmissionLimits = AdmissionLimits()
     links: Links | None = None
+    rules: RoutingRules = RoutingRules()
 
 
 def simulate_plan(
@@ -49,7 +50,7 @@ class _Run:
 
     def __init__(self, plan: SimulatedPlan, seconds: float, warm: float, seed: int) -> None:
         self.agenda = Agenda()
-        self.cluster = SimulatedCluster(self.agenda, plan.models, plan.limits, seed)
+        self.cluster = SimulatedCluster(self.agenda, plan.models, plan.limits, seed, plan.rules)
         self.seen = Observations(warm, seconds)
         self._links = plan.links or Links()
         self._seed = seed

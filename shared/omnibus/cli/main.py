@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, backup_arguments, help_texts, runs, whatif
+from omnibus.cli import access, backup_arguments, help_texts, lab, runs, whatif
 from omnibus.errors import OmnibusError, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
@@ -24,6 +24,7 @@ _HANDLERS = {
     "down": "processes:stop_runs",
     "env": "environment:print_environment",
     "keys": "keys:run_keys",
+    "lab": "lab:run_lab",
     "logs": "processes:print_logs",
     "models": "models:run_models",
     "nats-config": "nats_config:nats_config",
@@ -77,6 +78,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_app(commands)
     _add_plan(commands)
     whatif.add_whatif_command(commands)
+    lab.add_lab_command(commands)
     _add_models(commands)
     _add_profile(commands)
     runs.add_run_commands(commands)

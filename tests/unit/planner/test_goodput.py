@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.bench.goodput import best_listed, chosen_method, planned
-from tests.bench.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, Setting, goodput, monolith
+from services.planner.lab.goodput import best_listed, chosen_method, planned
+from services.planner.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, StageGoals, goodput, monolith
 
 pytestmark = pytest.mark.slow
 
@@ -28,14 +28,14 @@ def test_slots_that_are_free_take_no_goodput():
 
 
 def test_an_encoder_beside_the_decoder_is_the_best_method_for_slower_tokens():
-    name, replicas, _ = chosen_method(Setting(8.0, 0.1), LASTS / 2, PRECISION)
+    name, replicas, _ = chosen_method(StageGoals(8.0, 0.1), LASTS / 2, PRECISION)
 
     assert (name, replicas) == ("ED+P", {"ED": 2, "P": 6})
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("setting", TABLE_5, ids=str)
-def test_the_planned_shape_is_as_good_as_all_that_an_exhaustive_search_lists(setting: Setting):
+def test_the_planned_shape_is_as_good_as_all_that_an_exhaustive_search_lists(setting: StageGoals):
     shape, rate = planned(setting, LASTS, PRECISION)
 
     better, most = best_listed(setting, LASTS, PRECISION, beyond=rate)

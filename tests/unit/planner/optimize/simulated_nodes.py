@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from omnibus.executor.sim.device import Device, DeviceTurn, SimWork
 from omnibus.executor.sim.distributions import Curve
+from services.planner.lab.staged_cluster import StagedAgenda
 from services.planner.optimize.links import PULL_SECONDS
-from tests.bench.staged_cluster import Agenda
 
 #: Seconds of a token: what a request takes is drawn in tokens.
 _TOKEN = 1e-4
@@ -24,7 +24,7 @@ _NEAR = 0.5
 class Executor:
     """One replica on a node: a device that serves one request at a time."""
 
-    def __init__(self, agenda: Agenda, node: str) -> None:
+    def __init__(self, agenda: StagedAgenda, node: str) -> None:
         self.node = node
         self.outstanding = 0
         self._agenda = agenda
@@ -75,7 +75,7 @@ class SimulatedPath:
     def __init__(self, stops: Sequence[Stop], gb_s: float, seed: int = 1) -> None:
         self._stops = stops
         self._dice = random.Random(seed)
-        self._agenda = Agenda()
+        self._agenda = StagedAgenda()
         self._pools = [
             [Executor(self._agenda, node) for node, count in stop.places.items() for _ in range(count)]
             for stop in stops

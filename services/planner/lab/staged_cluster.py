@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus.executor import sim
-from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, SimWork
-from omnibus.executor.sim.device import SimSequence as Answer
+from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Curve, Draw, SizeDistribution
 from omnibus.executor.sim.engine import device_of, lane_of
 from omnibus.executor.sim.profile import kind_of
@@ -24,14 +23,14 @@ from omnibus.executor.step_budget import largest_within_goal
 GPUS = 8
 MET = 0.9  # of the requests, and of the gaps of a request: section 2.2
 
-# Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: the others are ours.
+# Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: others are ours.
 IMAGE, WORDS = 576, 40
 CAPTION = SizeDistribution(mean=50, cv=0.5, most=200)
 
 # The paper plots times without numbers. These follow from its table 2 with the model's sizes (LLM: H 4096, 32 layers;
-# vision: H 1024, 24 layers) at 60 % of what an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3 saturates:
-# prefill 24 H^2 FLOP a token and layer, so that a prompt of 1024 fills the GPU; encoding the same, full at 6 images;
-# decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512: a step costs 20 ms
+# vision: H 1024, 24 layers) at 60 % of what an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3
+# saturates: prefill 24 H^2 FLOP a token and layer, so that a prompt of 1024 fills the GPU; encoding the same, full at 6
+# images; decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512: a step costs 20 ms
 # however few take part, as it does without CUDA graphs.
 ENCODE = Curve(base=0.002, per_token=6.8e-6, saturation=6 * IMAGE)
 PREFILL = Curve(base=0.004, per_token=1.45e-4)
@@ -47,7 +46,7 @@ OPTIONS = {
 NAIVE, ALL = "naive", "EPD"
 
 
-class Setting(NamedTuple):
+class StageGoals(NamedTuple):
     """Goals in seconds, and ``slots``: sequences at a time where prompts are computed as well."""
 
     ttft: float = 4.0
@@ -61,12 +60,12 @@ class Setting(NamedTuple):
 
 
 #: The goals of table 5 for LLaVA-1.5-7B on TextCaps, and all that the table has for any model and data.
-TEXTCAPS = Setting()
-TABLE_5 = (TEXTCAPS, Setting(8.0, 0.1), Setting(8.0, 0.3), Setting(8.0, 0.6))
+TEXTCAPS = StageGoals()
+TABLE_5 = (TEXTCAPS, StageGoals(8.0, 0.1), StageGoals(8.0, 0.3), StageGoals(8.0, 0.6))
 
 
 @cache
-def build_profile(setting: Setting) -> sim.Profile:
+def build_profile(setting: StageGoals) -> sim.Profile:
     """The simulated options under the goals of ``setting``."""
     many = {"components": {D: {"slots": setting.slots}}}
     decode = {"slots": setting.decode_slots, "step": _curve(DECODE), "steps": msgspec.to_builtins(CAPTION)}
@@ -90,26 +89,26 @@ def _curve(curve: Curve) -> dict[str, Any]:
     return found
 
 
-class Stage(NamedTuple):
+class StageStop(NamedTuple):
     """A stop of a request: an option, and what it runs there."""
 
     option: str
     parts: tuple[str, ...]
 
 
-class Shape(NamedTuple):
+class StagedShape(NamedTuple):
     """Replicas by option, and ways through them with their shares."""
 
     replicas: dict[str, int]
-    ways: tuple[tuple[tuple[Stage, ...], float], ...]
+    ways: tuple[tuple[tuple[StageStop, ...], float], ...]
 
 
-def monolith(option: str) -> Shape:
-    return Shape({option: GPUS}, (((Stage(option, STAGES),), 1.0),))
+def monolith(option: str) -> StagedShape:
+    return StagedShape({option: GPUS}, (((StageStop(option, STAGES),), 1.0),))
 
 
-class Agenda:
-    """What happens when, in virtual seconds."""
+class StagedAgenda:
+    """Events in order of their virtual seconds."""
 
     def __init__(self) -> None:
         self._next: list[tuple[float, int, Callable[[float], None]]] = []
@@ -124,10 +123,10 @@ class Agenda:
             what(when)
 
 
-class Replica:
+class StagedReplica:
     """An executor: the device and the lanes of the ``sim`` engine. ``open`` requests have work here."""
 
-    def __init__(self, agenda: Agenda, setting: Setting, option: str, parts: Sequence[str]) -> None:
+    def __init__(self, agenda: StagedAgenda, setting: StageGoals, option: str, parts: Sequence[str]) -> None:
         given = build_profile(setting).find_option(option)
         self._agenda = agenda
         self._busy = False
@@ -154,15 +153,15 @@ class Replica:
         self._go(at)
 
 
-class Request:
+class StagedRequest:
     """One request on its way."""
 
-    def __init__(self, cluster: "Cluster", stages: Sequence[Stage], tokens: int, arrival: float) -> None:
+    def __init__(self, cluster: "StagedCluster", stages: Sequence[StageStop], tokens: int, arrival: float) -> None:
         self._cluster = cluster
         self._steps = [(stage.option, part) for stage in stages for part in stage.parts]
         self._tokens = tokens
         self._arrival = arrival
-        self._here: Replica | None = None
+        self._here: StagedReplica | None = None
         self.times: list[float] = []
         self._next(0, arrival)
 
@@ -174,69 +173,87 @@ class Request:
             self._here = min(self._cluster.replicas[option], key=lambda each: each.open)
             self._here.open += 1
             at += {0: 0.0, 1: MOVE_E}.get(index, MOVE_P)
-        self._cluster.agenda.at(at, partial(self._put, self._here, index, part))
+        if self._here is not None:
+            self._cluster.agenda.at(at, partial(self._put, self._here, index, part))
 
-    def _put(self, here: Replica, index: int, part: str, at: float) -> None:
+    def _put(self, here: StagedReplica, index: int, part: str, at: float) -> None:
         prompt = IMAGE + WORDS
         if part == D:
-            work: SimWork = Answer(prompt, limit=self._tokens)
-            work.told = partial(self._said, work)
+            answer = SimSequence(prompt, limit=self._tokens)
+            answer.told = partial(self._on_token, answer)
+            here.put(part, answer, at)
         else:
-            work = SimWork(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1))
-        here.put(part, work, at)
+            here.put(part, SimWork(IMAGE if part == VISION else prompt, told=partial(self._next, index + 1)), at)
 
-    def _said(self, answer: Answer, at: float) -> None:
+    def _on_token(self, answer: SimSequence, at: float) -> None:
         self.times.append(at)
         if answer.is_finished and self._here is not None:
             self._here.open -= 1
 
-    def is_met(self, setting: Setting) -> bool:
+    @property
+    def first_token(self) -> float:
+        """Seconds to the first token."""
+        return self.times[0] - self._arrival
+
+    @property
+    def token(self) -> float:
+        """Mean seconds between two tokens."""
+        return (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1)
+
+    def is_met(self, setting: StageGoals) -> bool:
         """Return whether the request was served in time."""
         # Times are sums of floats: a step that takes all of its time takes a little more.
         late = sum(after - before > setting.tbt + 1e-9 for before, after in pairwise(self.times))
         return self.times[0] - self._arrival <= setting.ttft and late <= (1 - MET) * (len(self.times) - 1)
 
 
-class Cluster:
+class StagedCluster:
     """``shape`` with ``rate`` req/s for ``lasts`` seconds."""
 
-    def __init__(self, shape: Shape, setting: Setting, rate: float, lasts: float) -> None:
-        self.agenda = Agenda()
+    def __init__(self, shape: StagedShape, setting: StageGoals, rate: float, lasts: float) -> None:
+        self.agenda = StagedAgenda()
         parts: dict[str, dict[str, None]] = {option: {} for option in shape.replicas}
         for way, _ in shape.ways:
             for stage in way:
                 parts[stage.option].update(dict.fromkeys(stage.parts))
         self.replicas = {
-            option: [Replica(self.agenda, setting, option, tuple(parts[option])) for _ in range(number)]
+            option: [StagedReplica(self.agenda, setting, option, tuple(parts[option])) for _ in range(number)]
             for option, number in shape.replicas.items()
             if parts[option]
         }
-        self._requests: list[Request] = []
+        self._requests: list[StagedRequest] = []
         self._sent = dict.fromkeys(range(len(shape.ways)), 0)
         self._shape, self._setting = shape, setting
         draw, at = Draw("goodput", 1), 0.0
         while (at := at - log(draw.uniform()) / rate) < lasts:
-            self.agenda.at(at, partial(self._come, CAPTION.draw_size(draw)))
+            self.agenda.at(at, partial(self._send, CAPTION.draw_size(draw)))
 
-    def _come(self, tokens: int, at: float) -> None:
+    def _send(self, tokens: int, at: float) -> None:
         """The way that is furthest behind its share is taken."""
         behind = min(self._sent, key=lambda way: (self._sent[way] + 1) / self._shape.ways[way][1])
         self._sent[behind] += 1
-        self._requests.append(Request(self, self._shape.ways[behind][0], tokens, at))
+        self._requests.append(StagedRequest(self, self._shape.ways[behind][0], tokens, at))
 
     def attainment(self) -> float:
         """The share of requests that were served in time."""
         self.agenda.run()
         return sum(request.is_met(self._setting) for request in self._requests) / len(self._requests)
 
+    def mean_latencies(self) -> tuple[float, float]:
+        """Mean seconds to the first token, and between two, of requests that were served."""
+        count = len(self._requests)
+        return sum(each.first_token for each in self._requests) / count, sum(
+            each.token for each in self._requests
+        ) / count
 
-def keeps_up(shape: Shape, setting: Setting, rate: float, lasts: float = 60.0) -> bool:
+
+def keeps_up(shape: StagedShape, setting: StageGoals, rate: float, lasts: float = 60.0) -> bool:
     """Return whether enough of ``rate`` req/s per GPU is served in time."""
-    return Cluster(shape, setting, GPUS * rate, lasts).attainment() >= MET
+    return StagedCluster(shape, setting, GPUS * rate, lasts).attainment() >= MET
 
 
 def goodput(
-    shape: Shape, setting: Setting = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
+    shape: StagedShape, setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
 ) -> float:
     """Req/s per GPU: the highest rate of which enough is served in time; ``beyond`` when it is not more than that."""
     low, high = beyond, beyond + precision if beyond else 1.0

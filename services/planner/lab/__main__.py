@@ -1,0 +1,107 @@
+"""``python -m services.planner.lab``: runs experiments. The command is `omnibus lab`; `make lab` writes the page.
+
+python -m services.planner.lab                 the list
+python -m services.planner.lab NAME ...        run and print
+python -m services.planner.lab --write [--all] run what the code has changed for, or all; write docs/lab.md
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path as File
+
+from omnibus.errors import OmnibusError
+from omnibus.process.spec import ROOT
+from services.planner.lab.page import format_value, write_page
+from services.planner.lab.registry import EXPERIMENTS, PAPERS
+from services.planner.lab.results import (
+    LabResult,
+    read_results,
+    results_directory,
+    run_experiments,
+    stale_experiments,
+    write_results,
+)
+
+#: The page, relative to the repository.
+PAGE = "docs/lab.md"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when all experiments were run."""
+    options = _parse(arguments)
+    unknown = sorted(set(options.names) - EXPERIMENTS.keys())
+    if unknown:
+        sys.stderr.write(f"omnibus: there is no experiment {unknown[0]!r}; there is {', '.join(EXPERIMENTS)}\n")
+        return 1
+    try:
+        if options.write or options.check:
+            return _write(options)
+        if not options.names:
+            sys.stdout.write("\n".join(_list_lines()) + "\n")
+        for name, result in run_experiments(options.names, options.jobs):
+            sys.stdout.write("\n".join(_result_lines(name, result)) + "\n\n")
+            sys.stdout.flush()
+    except OmnibusError as error:
+        sys.stderr.write(f"omnibus: {error}\n")
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="omnibus lab", description="Repeat the experiments of the papers.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: list them")
+    parser.add_argument("--jobs", type=int, default=2, help="experiments at a time (default 2)")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE} of what the code has changed for")
+    parser.add_argument("--all", action="store_true", help="with --write: run all")
+    parser.add_argument("--check", action="store_true", help="say which results are older than their code")
+    return parser.parse_args(arguments)
+
+
+def _write(options: argparse.Namespace) -> int:
+    directory = results_directory()
+    names = options.names or (list(EXPERIMENTS) if options.all else stale_experiments(directory))
+    if options.check:
+        sys.stdout.write("".join(f"{name} is older than its code: run `make lab`\n" for name in names))
+        return 1 if names else 0
+    for name, result in run_experiments(names, options.jobs):
+        write_results(directory, {name: result})
+        sys.stdout.write(f"{name}: {result.seconds:.0f} s of CPU time\n")
+        sys.stdout.flush()
+    File(ROOT, PAGE).write_text(write_page(read_results(directory)))
+    return 0
+
+
+def _list_lines() -> Iterator[str]:
+    width = max(map(len, EXPERIMENTS))
+    for paper, title in PAPERS.items():
+        yield title
+        for each in EXPERIMENTS.values():
+            if each.paper == paper:
+                yield f"  {each.name:<{width}}  {each.title} ({each.figures})"
+
+
+def _result_lines(name: str, result: LabResult) -> Iterator[str]:
+    experiment, found = EXPERIMENTS[name], result.findings
+    yield f"{experiment.title} ({experiment.figures}), in virtual time"
+    yield from (f"- {condition}" for condition in found.conditions)
+    yield from _columns([("", "PAPER", "OURS"), *((each.what, each.paper, each.ours) for each in found.claims)])
+    for table in found.tables:
+        yield ""
+        yield table.title
+        rows = [tuple(format_value(value) for value in row) for row in table.rows]
+        yield from _columns([tuple(name.upper() for name in table.columns), *rows])
+    yield from found.remarks
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

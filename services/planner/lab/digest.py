@@ -1,0 +1,77 @@
+"""The code that an experiment measures, as a digest: what its module imports of the planner and of simulated engines.
+
+Comments, docstrings and layout do not count: a result is stale when the code does something else.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path as File
+
+#: Packages and modules whose code is measured. What they import beyond these is data and plumbing.
+MEASURED = (
+    "services.planner.lab",
+    "services.planner.simulate",
+    "services.planner.solve",
+    "services.planner.optimize",
+    "omnibus.executor.sim",
+    "omnibus.executor.scheduler",
+    "omnibus.executor.step_budget",
+    "omnibus.plan",
+)
+#: Modules of the lab that only show what was measured.
+_SHOWING = tuple(
+    f"services.planner.lab.{name}" for name in ("digest", "page", "results", "svg", "registry", "__main__")
+)
+
+
+def code_digest(module: str) -> str:
+    """Digest of the code of ``module`` and of all that it imports of ``MEASURED``; 16 hex digits."""
+    found: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and (source := _module_file(name)) is not None:
+            found[name] = _body_digest(source)
+            waiting += _imported_modules(source)
+    return blake2b("\n".join(f"{name} {found[name]}" for name in sorted(found)).encode(), digest_size=8).hexdigest()
+
+
+@cache
+def _module_file(name: str) -> File | None:
+    """File of a module whose code is measured; None for all others and for what is no module."""
+    if not name.startswith(MEASURED) or name in _SHOWING:
+        return None
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    return File(spec.origin) if spec is not None and spec.origin else None
+
+
+@cache
+def _parse(file: File) -> ast.Module:
+    return ast.parse(file.read_bytes())
+
+
+def _imported_modules(file: File) -> Iterator[str]:
+    for node in ast.walk(_parse(file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@cache
+def _body_digest(file: File) -> str:
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and body:
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
+                node.body = body[1:] or [ast.Pass()]
+    return blake2b(ast.dump(tree).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,133 @@
+"""Goodput of simulated executors on eight GPUs: first come first served, scheduled by stages, and planned in shape.
+
+TriInfer's ablation (section 5.3, figure 10) in shape, in virtual time (``staged_cluster.py``); per GPU. The three
+systems differ in one thing each:
+
+    naive     every GPU runs everything; whoever came first goes first, and whole prompts stop those who decode
+    staged    every GPU runs everything, and the schedule of the real engines says what goes into a step
+    planned   what the planner's exact solver chooses among E, P, D, EP, ED, PD and EPD, from seconds at saturation, and
+              what a replay of requests makes better of it; executors of it step by the same schedule
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from omnibus.executor import sim
+from omnibus.executor.sim import ComponentLoad, TypeDemand
+from services.planner.lab.staged_cluster import (
+    ALL,
+    GPUS,
+    IMAGE,
+    OPTIONS,
+    STAGES,
+    TEXTCAPS,
+    VISION,
+    WORDS,
+    D,
+    P,
+    StagedShape,
+    StageGoals,
+    StageStop,
+    build_profile,
+    goodput,
+)
+from services.planner.solve import baselines
+from services.planner.solve.constraints import Terms
+from services.planner.solve.flow_network import build_lattice
+from services.planner.solve.goodput import improve_goodput
+from services.planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
+from services.planner.solve.solution import decompose_flow
+from services.planner.solve.solver import Solver
+
+#: The options of TriInfer's stages.
+BY_STAGE = {name: name for name in ("E", "P", "D", "EP", "ED")}
+
+
+@cache
+def solver_of(setting: StageGoals) -> Solver:
+    """The planner's solver for the seconds of saturated replicas."""
+    options = {name: SolverOption(parts) for name, parts in OPTIONS.items()}
+    problem = PlanningProblem(STAGES, options, {"caption": RequestType(STAGES, 1.0)}, tuple(pairwise(STAGES)))
+    return Solver(build_lattice(problem, lambda _, option, role: seconds(setting, option, role)))
+
+
+def seconds(setting: StageGoals, option: str, parts: tuple[str, ...]) -> float:
+    """Of a saturated replica, per request."""
+    loads = {VISION: ComponentLoad(tokens=IMAGE), **dict.fromkeys((P, D), ComponentLoad(tokens=IMAGE + WORDS))}
+    demand = {"caption": TypeDemand(1.0, {part: loads[part] for part in parts})}
+    inflight = 2 * setting.decode_slots
+    return (
+        1 / sim.predict_performance(build_profile(setting), option, demand, inflight=inflight, requests=500).throughput
+    )
+
+
+def route(setting: StageGoals, replicas: Mapping[str, int]) -> StagedShape | None:
+    """``replicas`` with the ways that serve most; None when they do not run every stage."""
+    frame = solver_of(setting).frame
+    served = frame.solve_flow(
+        np.array([float(replicas.get(name, 0)) for name in frame.network.option_names]), frame.network.type_shares()
+    )
+    if served.rate <= 0:
+        return None
+    flows = decompose_flow(frame.network, served.flow, [served.rate])
+    ways = tuple((tuple(map(StageStop, flow.options, flow.components)), flow.rate / served.rate) for flow in flows)
+    used = {option for flow in flows for option in flow.options}
+    return StagedShape({name: count for name, count in replicas.items() if name in used}, ways)
+
+
+def judge(
+    setting: StageGoals, replicas: Mapping[str, int], beyond: float = 0.0, lasts: float = 60.0, precision: float = 0.1
+) -> float:
+    """Goodput of ``replicas`` per GPU; ``beyond`` when it is not more than that."""
+    shape = route(setting, replicas)
+    return 0.0 if shape is None else goodput(shape, setting, lasts, precision, beyond)
+
+
+def proposals(setting: StageGoals) -> Iterator[Mapping[str, int]]:
+    """The solver's best of all options and of those of each of TriInfer's methods, and what Algorithm 2 compares."""
+    solver, methods = solver_of(setting), (OPTIONS, ("EP", "D"), ("ED", "P"), ("E", "P", "D"))
+    for options in methods:
+        without = tuple(name for name in OPTIONS if name not in options)
+        yield solver.solve_most(Terms(gpus={"": GPUS}, without=without)).replicas
+    yield from baselines.triinfer_methods(solver.frame, BY_STAGE, GPUS).values()
+    yield {ALL: GPUS}
+
+
+def planned(setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1) -> tuple[StagedShape, float]:
+    """The planned shape and its goodput per GPU."""
+    replicas, rate = improve_goodput(
+        proposals(setting),
+        dict.fromkeys(OPTIONS, 1),
+        lambda replicas, beyond: judge(setting, replicas, beyond, lasts, precision),
+    )
+    shape = route(setting, replicas)
+    if shape is None:
+        raise Infeasible("no shape runs all stages")
+    return shape, rate
+
+
+def best_listed(
+    setting: StageGoals, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
+) -> tuple[dict[str, int], float]:
+    """The best of all shapes that TriInfer's exhaustive search lists and its goodput, if it is more than ``beyond``."""
+    best: dict[str, int] = {}
+    for replicas in baselines.triinfer_shapes(GPUS):
+        found = judge(setting, replicas, beyond, lasts, precision)
+        if found > beyond:
+            best, beyond = replicas, found
+    return best, beyond
+
+
+def chosen_method(
+    setting: StageGoals, lasts: float = 60.0, precision: float = 0.1
+) -> tuple[str, dict[str, int], float]:
+    """Choice of TriInfer's Algorithm 2 by replaying the same requests under each method, and its goodput per GPU."""
+    return baselines.plan_triinfer(
+        solver_of(setting).frame,
+        BY_STAGE,
+        GPUS,
+        lambda replicas: judge(setting, replicas, lasts=lasts, precision=precision),
+    )

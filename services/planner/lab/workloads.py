@@ -1,0 +1,81 @@
+"""Workloads of the lab: Azure-like requests with images, from the figures that were published of the trace.
+
+Half of the requests have images: two thirds of these one, most others a few, some up to 16 (figure 11). Arrivals are
+burstier than Poisson. Sizes of text and answers are lognormal. The rates of the day are read off the published plots of
+the Azure LMM trace of 2025 (Microsoft, CC-BY 4.0), per 7.5 minutes of 2024-10-18 with its burst of images.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from math import log
+from typing import NamedTuple
+
+from omnibus.executor.sim.distributions import Draw
+from services.planner.lab.world import MODEL
+from services.planner.simulate.arrivals import Arrival
+
+#: Images of a request with images, and how many such requests have as many.
+_IMAGE_COUNTS = {1: 0.66, 2: 0.05, 3: 0.15, 4: 0.03, 5: 0.03, 8: 0.02, 10: 0.03, 16: 0.03}
+#: The part of short gaps, and how much shorter than the mean they are: a coefficient of variation of 1.5.
+_SHORT_GAPS, _SHORT_FACTOR = 0.6, 0.35
+#: Median tokens of text and of answers, and their coefficients of variation.
+_TEXT, _TEXT_VARIATION, _ANSWER, _ANSWER_VARIATION = 600.0, 1.0, 100.0, 0.8
+
+
+class ImageModel(NamedTuple):
+    """Sizes of a model with images: tokens of an image, and whether its language model reads them as a prompt."""
+
+    image_tokens: float
+    reads_images: bool
+
+
+class TrafficMix(NamedTuple):
+    """Req/s, the part of requests with images, and the mean of their images (0: as the trace has them, 2.6)."""
+
+    rate: float
+    image_share: float = 0.48
+    images: float = 0.0
+
+
+def azure_like(model: ImageModel, mix: TrafficMix, seconds: float, seed: int = 1) -> Iterator[Arrival]:
+    """Requests of ``mix`` for ``seconds``, with sizes of ``model``."""
+    draw, at = Draw("azure", seed), 0.0
+    while (at := at + _gap(draw, mix.rate)) < seconds:
+        images = _image_count(draw, mix.images) if draw.uniform() < mix.image_share else 0
+        yield Arrival(at, MODEL, "image+thinker" if images else "thinker", _sizes(draw, model, images))
+
+
+def usual_sizes(model: ImageModel, images: int) -> Mapping[str, float]:
+    """Mean sizes of a request."""
+    return _build_sizes(model, images, _TEXT, _ANSWER)
+
+
+def mean_images(mean: float = 0.0) -> float:
+    """Mean images of a request with images."""
+    return mean or sum(count * share for count, share in _IMAGE_COUNTS.items())
+
+
+def _gap(draw: Draw, rate: float) -> float:
+    """Seconds to the next request: many short gaps, some long ones."""
+    short = draw.uniform() < _SHORT_GAPS
+    factor = _SHORT_FACTOR if short else (1 - _SHORT_GAPS * _SHORT_FACTOR) / (1 - _SHORT_GAPS)
+    return -log(draw.uniform()) * factor / rate
+
+
+def _image_count(draw: Draw, mean: float) -> int:
+    if mean:  # geometric around a mean that a minute of the day has, at most 16
+        return min(16, 1 + int(log(draw.uniform()) / log(1 - 1 / max(1.0001, mean))))
+    marks = list(accumulate(_IMAGE_COUNTS.values()))
+    at = draw.uniform() * marks[-1]
+    return next(count for count, mark in zip(_IMAGE_COUNTS, marks, strict=True) if at < mark)
+
+
+def _sizes(draw: Draw, model: ImageModel, images: int) -> dict[str, float]:
+    text = _TEXT * draw.lognormal(_TEXT_VARIATION)
+    return _build_sizes(model, images, text, max(1.0, _ANSWER * draw.lognormal(_ANSWER_VARIATION)))
+
+
+def _build_sizes(model: ImageModel, images: int, text: float, answer: float) -> dict[str, float]:
+    tokens = images * model.image_tokens
+    sizes = {"prompt_tokens": text + (tokens if model.reads_images else 0.0), "completion_tokens": answer}
+    return sizes | ({"image_tokens": tokens, "images": float(images)} if images else {})

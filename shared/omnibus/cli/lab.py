@@ -1,0 +1,32 @@
+"""``omnibus lab``: the experiments of the papers in virtual time, by the planner, in a process of its own."""
+
+import argparse
+import asyncio
+from typing import Any
+
+from omnibus.cli.plan import planner_environment
+from omnibus.process.spec import ROOT, python_command
+
+_MODULE = "services.planner.lab"
+
+
+def add_lab_command(commands: Any) -> None:
+    """Add the arguments to those of ``omnibus``."""
+    command = commands.add_parser("lab", help="repeat the experiments of the papers, in virtual time")
+    command.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: list them")
+    command.add_argument("--jobs", type=int, default=2, metavar="N", help="experiments at a time (default 2)")
+
+
+async def run_lab(options: argparse.Namespace) -> int:
+    """Run experiments; the exit code."""
+    process = await asyncio.create_subprocess_exec(
+        *python_command(_MODULE, "--jobs", str(options.jobs), "--", *options.names),
+        cwd=ROOT,
+        env=planner_environment(),
+    )
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,93 @@
+"""Results of the lab: each is newer than the code that it measures, and the page is what the results say."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibus.process.spec import ROOT
+from services.planner.lab.digest import code_digest
+from services.planner.lab.experiment import Findings
+from services.planner.lab.page import write_page
+from services.planner.lab.registry import EXPERIMENTS, PAPERS
+from services.planner.lab.results import (
+    LabResult,
+    plot_name,
+    read_results,
+    results_directory,
+    stale_experiments,
+    write_results,
+)
+
+
+def test_every_result_was_measured_with_the_code_as_it_is():
+    known = read_results(results_directory())
+
+    assert known
+    assert [name for name in stale_experiments(results_directory()) if name in known] == [], "run `make lab`"
+
+
+def test_the_page_is_what_the_results_say():
+    assert Path(ROOT, "docs/lab.md").read_text() == write_page(read_results(results_directory())), "run `make lab`"
+
+
+def test_every_experiment_has_the_papers_figure_and_ours_and_its_conditions():
+    results = read_results(results_directory())
+    for name, result in results.items():
+        found = result.findings
+        assert EXPERIMENTS[name].paper in PAPERS
+        assert found.conditions, name
+        assert found.claims, name
+        assert all(claim.what and claim.paper and claim.ours for claim in found.claims), name
+        assert found.tables, name
+        for number in range(len(found.plots)):
+            assert (results_directory() / plot_name(name, number + 1)).is_file()
+
+
+def test_all_experiments_take_less_than_half_an_hour_on_two_cores():
+    results = read_results(results_directory())
+
+    assert sum(result.seconds for result in results.values()) / 2 < 30 * 60
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A package of two modules, of which one imports the other."""
+    room = tmp_path / "measured"
+    room.mkdir()
+    (room / "__init__.py").write_text("")
+    (room / "one.py").write_text("from measured.two import value\n")
+    (room / "two.py").write_text('"""Two."""\n\n\ndef value():\n    """The value."""\n    return 1\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("services.planner.lab.digest.MEASURED", ("measured",))
+    yield room
+    for name in [name for name in sys.modules if name.partition(".")[0] == "measured"]:
+        del sys.modules[name]
+
+
+def _digest() -> str:
+    from services.planner.lab import digest
+
+    for cached in (digest._module_file, digest._parse, digest._body_digest):
+        cached.cache_clear()
+    return code_digest("measured.one")
+
+
+def test_a_digest_follows_what_imported_code_does_and_not_what_is_said_of_it(package: Path):
+    before, two = _digest(), package / "two.py"
+
+    two.write_text('"""Other words."""\n\ndef value():  # a comment\n    return 1\n')
+    assert _digest() == before
+
+    two.write_text("def value():\n    return 2\n")
+    assert _digest() != before
+
+
+def test_results_of_experiments_that_are_gone_are_removed(tmp_path: Path):
+    name = next(iter(EXPERIMENTS))
+    (tmp_path / "gone.json").write_text("{}")
+
+    write_results(tmp_path, {name: LabResult("0", 1.0, Findings(("a",), ()))})
+
+    assert [file.name for file in tmp_path.iterdir()] == [f"{name}.json"]
+    assert name in stale_experiments(tmp_path)

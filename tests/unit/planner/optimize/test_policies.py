@@ -1,0 +1,81 @@
+"""Plans by the rules of others: what each chooses of the same profile, and what it refuses."""
+
+import pytest
+
+from omnibus.errors import BadRequest
+from services.planner.solve.problem import Infeasible
+from tests.unit.planner.optimize.testbed import SPLIT, E, L, model, option, planner, profile, types
+
+STAGED = profile(
+    {
+        "E": option("vision", ("vision", 0.1), gpu="H100"),
+        "P": option("prefill", ("prefill", 0.2), gpu="H100"),
+        "D": option("decode", ("decode", 0.5), gpu="H100"),
+        "EP": option("vision+prefill", ("vision+prefill", 0.36), gpu="H100"),
+        "ED": option("vision+decode", ("vision+decode", 0.75), ("vision", 0.2), ("decode", 0.55), gpu="H100"),
+    },
+    components=("vision", "prefill", "decode"),
+    types=types(vision_prefill_decode=1.0),
+    order=(("vision", "prefill"), ("prefill", "decode")),
+)
+
+
+def planned(measured=None, declared=None, **asked):
+    found = planner(measured, declared=declared, **asked).plan(explain=False)
+    return {name: each.replicas for name, each in found.models["q"].options.items()}, found.capacity["q"]
+
+
+def test_a_monolith_takes_all_gpus_or_as_many_as_the_rate_needs():
+    replicas, most = planned(policy="monolith")
+    assert replicas == {"EL": 8}
+    assert most == pytest.approx(8 / (0.6 * 0.7 + 0.4 * 0.35))
+
+    replicas, _ = planned(policy="monolith", goal="gpus", rate=5.0, headroom=0.0)
+    assert replicas == {"EL": 3}  # 5 x 0.56 s of work per second
+
+
+def test_load_over_capacity_rounds_each_stage_up():
+    replicas, most = planned(policy="modserve")
+    assert replicas == {"E": 2, "L": 5}
+    assert most == pytest.approx(5 / 0.3)
+
+    replicas, _ = planned(policy="modserve", goal="gpus", rate=10.0, headroom=0.0)
+    assert replicas == {"E": 2, "L": 3}  # 1.2 and 3 s of work per second
+
+
+def test_algorithm_2_compares_its_three_methods_with_instances_by_their_work():
+    replicas, _ = planned(STAGED, SPLIT, policy="triinfer")
+    assert replicas == {"E": 1, "P": 2, "D": 5}  # 8 x 0.1, 0.2 and 0.5 of 0.8 s
+    without = profile({name: each for name, each in STAGED.options.items() if name != "D"}, components=STAGED.components,
+                      types=STAGED.types, order=STAGED.order)  # fmt: skip
+    with pytest.raises(BadRequest, match="no option is D alone"):
+        planned(without, SPLIT, policy="triinfer")
+
+
+def test_greedy_cells_take_small_ones_where_one_larger_cell_is_enough():
+    apart = profile({"E": E, "L": L})  # cells of 2 GPUs serve 3.3 req/s, of 4 GPUs 8.3
+
+    exact, _ = planned(apart, cells=4, goal="gpus", rate=8.0, headroom=0.0)
+    greedy, _ = planned(apart, policy="greedy_cells", cells=4, goal="gpus", rate=8.0, headroom=0.0)
+
+    assert exact == {"E": 1, "L": 3}
+    assert greedy == {"E": 3, "L": 3}
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"policy": "best"}, "policy is 'best'; there is monolith, greedy_cells, triinfer, modserve"),
+        ({"policy": "greedy_cells"}, "needs 'cells'"),
+        ({"policy": "monolith", "cells": 2}, "knows no cells"),
+        ({"policy": "modserve", "mixes": ({"thinker": 1.0},)}, "knows one mix"),
+    ],
+)
+def test_what_a_policy_does_not_know_is_refused(asked, fault):
+    with pytest.raises(BadRequest, match=fault):
+        model(**asked)
+
+
+def test_a_policy_that_nothing_fits_says_so():
+    with pytest.raises(Infeasible, match="no option runs all components"):
+        planned(profile({"E": E, "L": L}), policy="monolith")
