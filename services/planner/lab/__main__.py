@@ -29,14 +29,14 @@ PAGE = "docs/lab.md"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when all experiments were run."""
-    options = _parse(arguments)
+    options = _parse_arguments(arguments)
     unknown = sorted(set(options.names) - EXPERIMENTS.keys())
     if unknown:
         sys.stderr.write(f"omnibus: there is no experiment {unknown[0]!r}; there is {', '.join(EXPERIMENTS)}\n")
         return 1
     try:
         if options.write or options.check:
-            return _write(options)
+            return _write_results(options)
         if not options.names:
             sys.stdout.write("\n".join(_list_lines()) + "\n")
         for name, result in run_experiments(options.names, options.jobs):
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="omnibus lab", description="Repeat the experiments of the papers.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: list them")
     parser.add_argument("--jobs", type=int, default=2, help="experiments at a time (default 2)")
@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _write(options: argparse.Namespace) -> int:
+def _write_results(options: argparse.Namespace) -> int:
     directory = results_directory()
     names = options.names or (list(EXPERIMENTS) if options.all else stale_experiments(directory))
     if options.check:
@@ -85,16 +85,16 @@ def _result_lines(name: str, result: LabResult) -> Iterator[str]:
     experiment, found = EXPERIMENTS[name], result.findings
     yield f"{experiment.title} ({experiment.figures}), in virtual time"
     yield from (f"- {condition}" for condition in found.conditions)
-    yield from _columns([("", "PAPER", "OURS"), *((each.what, each.paper, each.ours) for each in found.claims)])
+    yield from _column_lines([("", "PAPER", "OURS"), *((each.what, each.paper, each.ours) for each in found.claims)])
     for table in found.tables:
         yield ""
         yield table.title
         rows = [tuple(format_value(value) for value in row) for row in table.rows]
-        yield from _columns([tuple(name.upper() for name in table.columns), *rows])
+        yield from _column_lines([tuple(name.upper() for name in table.columns), *rows])
     yield from found.remarks
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _column_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

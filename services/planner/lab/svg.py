@@ -16,7 +16,11 @@ _GREY = "#808080"
 def draw_plot(plot: Plot) -> str:
     """``plot`` as an SVG document."""
     scale = _PlotScale(plot)
-    parts = [*_axes(plot, scale), *(_bars(plot, scale) if plot.kind == "bars" else _lines(plot, scale)), *_legend(plot)]
+    parts = [
+        *_draw_axes(plot, scale),
+        *(_draw_bars(plot, scale) if plot.kind == "bars" else _draw_lines(plot, scale)),
+        *_draw_legend(plot),
+    ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{escape(plot.title)}" font-family="sans-serif" font-size="11" fill="{_GREY}">'
@@ -35,11 +39,11 @@ class _PlotScale:
         self.step = _round_step(max(ys) or 1.0)
         self.high_y = self.step * ceil((max(ys) or 1.0) / self.step - 1e-9)
 
-    def x(self, value: float) -> float:
+    def place_x(self, value: float) -> float:
         width = (self.high_x - self.low_x) or 1.0
         return round(_LEFT + (value - self.low_x) / width * (_WIDTH - _LEFT - _RIGHT), 1)
 
-    def y(self, value: float) -> float:
+    def place_y(self, value: float) -> float:
         return round(_HEIGHT - _BOTTOM - value / self.high_y * (_HEIGHT - _TOP - _BOTTOM), 1)
 
 
@@ -49,58 +53,58 @@ def _round_step(most: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= most / 5 - 1e-12)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+def _draw_text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
-def _axes(plot: Plot, scale: _PlotScale) -> Iterator[str]:
-    yield _text(_WIDTH / 2, 14, plot.title, more=' font-size="13"')
+def _draw_axes(plot: Plot, scale: _PlotScale) -> Iterator[str]:
+    yield _draw_text(_WIDTH / 2, 14, plot.title, more=' font-size="13"')
     for number in range(round(scale.high_y / scale.step) + 1):
-        y = scale.y(number * scale.step)
+        y = scale.place_y(number * scale.step)
         yield f'<path d="M{_LEFT} {y}H{_WIDTH - _RIGHT}" stroke="{_GREY}" stroke-opacity=".3"/>'
-        yield _text(_LEFT - 6, y + 4, f"{number * scale.step:g}", "end")
+        yield _draw_text(_LEFT - 6, y + 4, f"{number * scale.step:g}", "end")
     middle = (_HEIGHT - _BOTTOM + _TOP) / 2
-    yield _text(14, middle, plot.y, more=f' transform="rotate(-90 14 {middle})"')
-    yield _text(_WIDTH / 2, _HEIGHT - _BOTTOM + 30, plot.x)
+    yield _draw_text(14, middle, plot.y, more=f' transform="rotate(-90 14 {middle})"')
+    yield _draw_text(_WIDTH / 2, _HEIGHT - _BOTTOM + 30, plot.x)
     for x, label in _x_labels(plot, scale):
-        yield _text(x, _HEIGHT - _BOTTOM + 15, label)
+        yield _draw_text(x, _HEIGHT - _BOTTOM + 15, label)
 
 
 def _x_labels(plot: Plot, scale: _PlotScale) -> Iterator[tuple[float, str]]:
     if plot.kind == "bars":
-        yield from ((scale.x(at + 0.5), name) for at, name in enumerate(plot.groups))
+        yield from ((scale.place_x(at + 0.5), name) for at, name in enumerate(plot.groups))
         return
     for part in range(6):
         value = scale.low_x + part / 5 * (scale.high_x - scale.low_x)
-        yield scale.x(value), f"{value:.3g}"
+        yield scale.place_x(value), f"{value:.3g}"
 
 
-def _lines(plot: Plot, scale: _PlotScale) -> Iterator[str]:
+def _draw_lines(plot: Plot, scale: _PlotScale) -> Iterator[str]:
     for number, series in enumerate(plot.series.values()):
         colour = _COLOURS[number % len(_COLOURS)]
-        places = [(scale.x(x), scale.y(y)) for x, y in series]
+        places = [(scale.place_x(x), scale.place_y(y)) for x, y in series]
         path = "L".join(f"{x} {y}" for x, y in places)
         yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         if len(places) <= 40:
             yield from (f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in places)
 
 
-def _bars(plot: Plot, scale: _PlotScale) -> Iterator[str]:
+def _draw_bars(plot: Plot, scale: _PlotScale) -> Iterator[str]:
     each = 0.8 / max(1, len(plot.series))
     for number, series in enumerate(plot.series.values()):
         for group, y in series:
-            left, right = (scale.x(group + 0.1 + each * at) for at in (number, number + 1))
-            top = scale.y(y)
+            left, right = (scale.place_x(group + 0.1 + each * at) for at in (number, number + 1))
+            top = scale.place_y(y)
             yield (
                 f'<rect x="{left}" y="{top}" width="{round(right - left - 1, 1)}" '
                 f'height="{round(_HEIGHT - _BOTTOM - top, 1)}" fill="{_COLOURS[number % len(_COLOURS)]}"/>'
             )
 
 
-def _legend(plot: Plot) -> Iterator[str]:
+def _draw_legend(plot: Plot) -> Iterator[str]:
     x, y = float(_LEFT), _HEIGHT - 16
     for number, name in enumerate(plot.series):
         colour = _COLOURS[number % len(_COLOURS)]
         yield f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour}"/>'
-        yield _text(x + 14, y, name, "start")
+        yield _draw_text(x + 14, y, name, "start")
         x += 26 + 6.2 * len(name)

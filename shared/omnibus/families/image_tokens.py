@@ -29,11 +29,11 @@ def _fixed(count: int) -> TokenRule:
 def _aspect_tiles(side: int, per_tile: int, most: int) -> TokenRule:
     """Tiles of the grid whose shape is most like the image's, and the whole image once more if there are several."""
 
-    def count(width: int, height: int) -> int:
+    def count_tokens(width: int, height: int) -> int:
         columns, rows = _closest_grid(width, height, side, most)
         return per_tile * (columns * rows + (columns * rows > 1))
 
-    return count
+    return count_tokens
 
 
 def _closest_grid(width: int, height: int, side: int, most: int) -> tuple[int, int]:
@@ -57,11 +57,11 @@ def _grids(most: int) -> tuple[tuple[int, int], ...]:
 def _fitting_tiles(side: int, per_tile: int, grids: Sequence[tuple[int, int]], *, whole: bool = True) -> TokenRule:
     """Tiles of the canvas that shows most of the image with the least waste; ``whole``: and the image once more."""
 
-    def count(width: int, height: int) -> int:
+    def count_tokens(width: int, height: int) -> int:
         columns, rows = max(grids, key=lambda grid: _canvas_worth(width, height, grid[0] * side, grid[1] * side))
         return per_tile * (columns * rows + whole)
 
-    return count
+    return count_tokens
 
 
 def _canvas_worth(width: int, height: int, canvas_width: int, canvas_height: int) -> tuple[int, int]:
