@@ -13,6 +13,8 @@ BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wil
 MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
+# An S3 server pins what the rest does not.
+S3_VENV ?= .venv-s3
 # `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too.
 VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
@@ -26,11 +28,11 @@ NODES ?= 2
 MINUTES ?= 60
 SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV
+export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template release up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +66,8 @@ ifeq ($(BROWSER),)
 endif
 
 install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (250 MB)
+
+install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
@@ -123,7 +127,7 @@ down: ## Stop the containers and remove their volumes
 	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
 
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) $(VLLM_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -149,6 +153,11 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-servers.
 
 $(VENV)/.ucx: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[ucx]'
+	@touch $@
+
+$(S3_VENV)/.installed: requirements-s3.txt
+	test -x $(S3_VENV)/bin/python || $(PYTHON) -m venv $(S3_VENV)
+	$(S3_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-s3.txt
 	@touch $@
 
 # Everything is pinned, so nothing is to be resolved: dependencies that vLLM names and nobody needs stay out.

@@ -15,8 +15,8 @@ from omnibus.settings import GatewaySettings
 from services.gateway.files.client_files import ClientFiles
 from services.gateway.files.object_storage import ObjectStorage
 
-#: The Python that has moto's server, in the environment of third-party clients.
-MOTO = Path(os.environ.get("CLIENTS_VENV", Path(__file__).parents[4] / ".venv-clients")) / "bin" / "python"
+#: The Python that has moto's server.
+MOTO = Path(__file__).parents[4] / os.environ.get("S3_VENV", ".venv-s3") / "bin" / "python"
 PATIENCE_SECONDS = 60.0
 
 
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60.0
 def server() -> Iterator[str]:
     """The address of an S3 server with a bucket ``files``."""
     if not list(MOTO.parents[1].glob("lib/python*/site-packages/moto")):
-        pytest.skip("moto's server is not installed: make install-clients")
+        pytest.skip("moto's server is not installed: make install-s3")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(MOTO), "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
