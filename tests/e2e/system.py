@@ -34,7 +34,7 @@ from omnibus.tensors.client import TensorClient
 from omnibus.up import runs
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
-from omnibus.up.stack import STORE_SECRET
+from omnibus.up.stack import APP_ERRORS, STORE_SECRET
 from tests.e2e import warm
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ class System:
         self._models = ["--models", str(declared)] if models else ["--no-models"]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         # A private place for the file that says where everything is: other runs of this user stay apart.
-        own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16)}
+        own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16), APP_ERRORS: "false"}
         self.env = {**os.environ, **own, **settings}
         self.executors = {
             subjects.subject_token(f"{name}-{option}-{replica}")
