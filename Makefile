@@ -72,7 +72,7 @@ install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (ARGS="-k words")
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(PARALLEL) $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(ARGS)
 
 lint: lint-style lint-types lint-imports ## Check style, types and import rules (make -k lint: all, whatever fails)
 
