@@ -52,7 +52,7 @@ def test_a_value_of_a_wrong_shape_is_refused_by_its_place(rendered: Renders, wro
         (values(env={"OMNIBUS_SIDECAR_TLS_CA": ""}), "TLS_CA is set by the chart"),
         (values(nats__enabled=False), "nats.enabled=false needs nats.url"),
         (values(valkey__url="redis://store:6379/0"), "valkey.url is for a server of your own"),
-        (values(nats__fileStore="1GB"), "nats.fileStore=1GB has no room for both streams, 1140850688 bytes"),
+        (values(nats__fileStore="1GB"), "nats.fileStore=1GB has no room for its streams, 1409286144 bytes"),
         (values(nats__fileStore="1GB", settings__bus__record_bytes=1 << 30), "nats.fileStore=1GB has no room"),
         (values(nats__fileStore="1024MB", gateway__settings__bus__dead_bytes=1), "nats.fileStore=1024MB has no room"),
         (values(checkpoints__kind="hostPath"), "needs checkpoints.hostPath"),
