@@ -79,8 +79,11 @@ async def think(job: Job) -> None:
     said = content if isinstance(content, str) else " ".join(parts)
     seen = [f"saw {int(item.array.sum())}" for item in items]
     words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{job.seed % 97}]"]]
-    words = words[: job.inputs["params"]["max_tokens"] or len(words)]
-    if say := job.inputs["params"].get("say"):
+    params = await job.value("params")
+    if isinstance(params, Item):  # long ones travel by handle
+        params = json.loads(bytes(params.array))
+    words = words[: params["max_tokens"] or len(words)]
+    if say := params.get("say"):
         words = [f"{word} " for word in say.split()]
     if job.has_consumer("rows"):
         await job.put("prompt", {}, np.zeros((3, 4), np.float32))

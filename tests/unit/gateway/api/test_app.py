@@ -121,9 +121,15 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: Hous
     assert document["openapi"].startswith("3.")
     assert (document["info"]["title"], document["info"]["version"]) == ("Omnibus", __version__)
     plain = {"/v1/models", "/v1/models/{model}", "/health", "/readyz", "/version"}
-    files = {"/v1/files/{file_id}", "/v1/files/{file_id}/content"}
+    files = {"/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
+    batches = {"/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"}
+    responses = {
+        f"/v1/responses{rest}" for rest in ("", "/{response_id}", "/{response_id}/cancel", "/{response_id}/input_items")
+    }
+    talk = "/v1/conversations/{conversation_id}"
+    conversations = {"/v1/conversations", talk, f"{talk}/items", f"{talk}/items/{{item_id}}"}
     videos = {"/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"}
-    around = plain | files | videos
+    around = plain | files | videos | batches | responses | conversations
     refused = {"/v1/images/variations"}
     chats = {"/v1/chat/completions", "/v1/chat/completions/{token}/events"}
     assert set(document["paths"]) == around | chats | (home.table.posts.keys() - refused)
@@ -163,7 +169,7 @@ async def test_no_page_runs_the_code_of_other_sites(home: House, path: str):
     ("method", "path", "status", "code"),
     [
         ("GET", "/nothing", 404, "not_found"),
-        ("POST", "/v1/batches", 404, "not_found"),
+        ("POST", "/v1/fine_tuning/jobs", 404, "not_found"),
         ("POST", "/v1/models", 405, "rejected"),
         ("GET", "/v1/chat/completions", 405, "rejected"),
         ("DELETE", "/v1/chat/completions", 405, "rejected"),

@@ -362,12 +362,10 @@ def test_a_question_of_the_tests_is_a_good_request():
     assert parse_chat(json.dumps(question(VL, "hi")).encode()).model == VL
 
 
-async def test_what_is_too_long_for_the_bus_is_refused_in_the_clients_words(home: House):
+async def test_what_is_too_long_for_the_bus_travels_through_shared_memory(home: House):
     await home.all_of(VL)
 
-    refused = await home.ask(stop="s" * 1_000_000)
+    answer = await home.ask(stop="s" * 1_000_000)
 
-    assert (refused.status_code, error(refused)["code"]) == (413, "too_large")
-    assert "omnibus." not in error(refused)["message"]
-    assert not any(status.id in refused.text for status in home.members.statuses())
+    assert answer.status_code == 200, answer.text
     await home.emptied()
