@@ -65,8 +65,16 @@ def test_media_are_listed_in_order_of_appearance_across_messages() -> None:
     ]
 
 
-def test_a_file_part_is_refused_by_its_place() -> None:
-    with pytest.raises(BadRequest, match="File parts are not supported") as caught:
-        talk({"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]})
+@pytest.mark.parametrize(
+    ("file", "param"),
+    [
+        ({}, "messages[0].content[0].file"),
+        ({"file_id": "f", "file_data": "data:image/png;base64,AA"}, "messages[0].content[0].file"),
+        ({"file_data": "data:application/pdf;base64,AA"}, "messages[0].content[0].file.file_data"),
+    ],
+)
+def test_a_file_part_that_is_no_medium_is_refused_by_its_place(file: dict[str, str], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        talk({"role": "user", "content": [{"type": "file", "file": file}]})
 
-    assert caught.value.param == "messages[0].content[0]"
+    assert caught.value.param == param
