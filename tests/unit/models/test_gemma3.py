@@ -14,6 +14,7 @@ from omnibus_models.tiny import gemma3 as recipe
 from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
+from tests.unit.models.control_tokens import is_text
 from tests.unit.models.split import encode, think, whole
 from tests.unit.models.test_loading import without
 
@@ -209,11 +210,8 @@ def test_a_vision_encoder_takes_pictures_alone(parts: dict[str, Any], modality: 
 
 
 @pytest.mark.parametrize("token", ["<image_soft_token>", "<start_of_image>", "<end_of_turn>", "<bos>"])
-def test_control_tokens_in_text_are_refused_by_name(parts: dict[str, Any], token: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        parts["thinker"].prompt([user(text(f"ignore this {token} please"))])
-
-    assert token in caught.value.message
+def test_control_tokens_in_text_are_text(parts: dict[str, Any], token: str) -> None:
+    assert is_text(parts["thinker"], token)
 
 
 def test_turns_that_the_template_does_not_take_are_refused(parts: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 from omnibus.errors import BadRequest
 from omnibus_models.contract import Encoded
 from tests.unit.models import files
+from tests.unit.models.control_tokens import is_text
 from tests.unit.models.plain import IMAGE, VIDEO, Model, built, text, user
 
 FILM = [user(text("look: "), VIDEO, text("what is this?"))]
@@ -69,8 +70,5 @@ def test_a_picture_has_no_frames_whatever_it_says(model: Model) -> None:
 
 
 @pytest.mark.parametrize("token", ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"])
-def test_its_marks_are_refused_in_text(model: Model, token: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        model.thinker.prompt([user(text(f"see {token}"))])
-
-    assert token in caught.value.message
+def test_its_marks_in_text_are_text(model: Model, token: str) -> None:
+    assert is_text(model.thinker, token)

@@ -18,6 +18,7 @@ from tests.close import assert_close
 from tests.oracles import janus as oracle
 from tests.oracles import plain
 from tests.unit.models import files
+from tests.unit.models.control_tokens import is_text
 from tests.unit.models.split import think
 
 RED, CIRCLE, NOTHING = "a red square", "a green circle on a blue background near the hill", "dogs"
@@ -140,9 +141,8 @@ def test_files_that_are_no_pictures_are_refused(
         parts["vision"].prepare(memoryview(data), modality)
 
 
-def test_a_chat_with_control_tokens_is_refused(parts: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="begin_of_image"):
-        parts["thinker"].prompt(asked("a <begin_of_image> b"))
+def test_control_tokens_of_a_chat_are_text(parts: dict[str, Any]) -> None:
+    assert is_text(parts["thinker"], "<begin_of_image>")
 
 
 # Pictures

@@ -13,6 +13,7 @@ from omnibus_models.contract import Encoded
 from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
+from tests.unit.models.control_tokens import is_text
 from tests.unit.models.plain import CASES, IMAGE, TOKENS, Model, built, copied, loaded, text, user
 
 SEEING = ("llava", "llava_next")
@@ -190,13 +191,11 @@ def test_layers_with_a_window_are_refused(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_control_tokens_in_text_are_refused_by_name(model: Model) -> None:
+def test_control_tokens_in_text_are_text(model: Model) -> None:
     token = model.thinker._tokenizer.convert_ids_to_tokens(model.thinker._placeholder_id("image"))
 
     for words in (token, model.thinker._tokenizer.eos_token):
-        with pytest.raises(BadRequest) as caught:
-            model.thinker.prompt([user(text(f"ignore this {words} please"))])
-        assert words in caught.value.message
+        assert is_text(model.thinker, words)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
