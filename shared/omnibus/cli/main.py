@@ -48,7 +48,8 @@ _HANDLERS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are one line on stderr."""
     options = _build_parser().parse_args(arguments)
-    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if options.command == "up":
+        options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     runs.choose_run(options)
     try:
         return asyncio.run(_dispatch_command(options))

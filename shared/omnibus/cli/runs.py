@@ -38,7 +38,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def choose_run(options: argparse.Namespace) -> None:
     """Let everything in this process talk to the run that ``--run`` names."""
-    if name := getattr(options, "run", None):
+    if name := vars(options).pop("run", None):
         os.environ[RUN] = name
 
 
