@@ -17,6 +17,7 @@ _PARTS = (
     "av",
     "jinja2.sandbox",
     "omnibus_models._av",
+    *(f"omnibus_models.tool_calls.{name}" for name in ("gemma", "hermes", "llama3", "mistral")),
     "torch.utils.serialization.config",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",

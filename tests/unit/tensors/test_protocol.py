@@ -92,7 +92,7 @@ def test_a_malformed_frame_is_refused(raw):
 
 
 def test_a_foreign_version_is_named():
-    with pytest.raises(VersionMismatch, match=f"version 9 .* this process speaks {VERSION}"):
+    with pytest.raises(VersionMismatch, match=f"version 9 .* this process has {VERSION}"):
         list(FrameReader().feed(_broken(8, struct.pack("<H", 9))))
 
 

@@ -68,7 +68,7 @@ def read_file(path: str) -> str:
 @pytest.fixture(scope="module")
 def servers(run_server) -> Iterator[tuple[InfraServer, InfraServer]]:
     with ExitStack() as stack:
-        run = stack.enter_context(RunDirectory(passing=True))
+        run = stack.enter_context(RunDirectory())
         bus, store = infra.prepare_nats(run.path, password=WORD), infra.prepare_valkey(run.path, password=WORD)
         stack.enter_context(run_server(bus))
         stack.enter_context(run_server(store))

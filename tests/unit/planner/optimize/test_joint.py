@@ -164,7 +164,9 @@ def test_models_that_share_are_planned_alike(asked: dict[str, Any], fault: str):
 def test_cells_take_all_gpus_that_are_left_and_so_are_alone():
     models = {"a": model("a", cells=2), "b": model("b")}
 
-    with pytest.raises(BadRequest, match="model a: cells and policies with goal 'throughput' take all GPUs that are left"):
+    with pytest.raises(
+        BadRequest, match="model a: cells and policies with goal 'throughput' take all GPUs that are left"
+    ):
         Planner(models, {"a": APART, "b": APART}, MANY, {})
 
 
