@@ -6,7 +6,6 @@ request, and is said here with its line.
 
 import asyncio
 import sys
-import traceback
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 
@@ -111,13 +110,8 @@ def _parse_request(app: LoadedApp, body: Any) -> Any:
 
 def _raise_with_line(app: LoadedApp, error: Exception) -> NoReturn:
     """Raise ``error`` with the innermost line of the app's own file."""
-    file = app.serve.__code__.co_filename
-    chain: list[BaseException] = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    frames = [frame for each in chain for frame in traceback.extract_tb(each.__traceback__)]
-    lines = [frame for frame in frames if frame.filename == file]
-    where = f" ({file}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
+    line = app.find_line(error)
+    where = f" ({app.file}:{line.lineno}: {line.line})" if line else ""
     if isinstance(error, OmnibusError):
         raise BadRequest(f"{error.message}{where}") from error
     raise BadRequest(f"{type(error).__name__}: {error}{where}") from error

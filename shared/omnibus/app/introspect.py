@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
@@ -37,6 +38,20 @@ class LoadedApp:
     serve: Callable[[Any], Any]
     request: TypeAdapter[Any]
     response: TypeAdapter[Any] | None
+
+    def find_line(self, error: BaseException) -> FrameSummary | None:
+        """The innermost line of the app's own file that ``error``, or what caused it, came through."""
+        found: FrameSummary | None = None
+        cause: BaseException | None = error
+        while cause is not None:
+            frames = [frame for frame in extract_tb(cause.__traceback__) if frame.filename == self.file]
+            found, cause = (frames or [found])[-1], cause.__cause__
+        return found
+
+    @property
+    def file(self) -> str:
+        """Path of the file that defines ``serve``."""
+        return str(self.serve.__code__.co_filename)
 
 
 def load_app(source: AppSource, text: str = "", restricted: tuple[str, ...] = ()) -> LoadedApp:

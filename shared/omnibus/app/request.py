@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-import traceback
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -118,10 +117,8 @@ class ServeRequest:
         return protocol.RequestEnd(self.id)
 
     def _line_of(self, error: BaseException) -> str:
-        """The innermost line of the app's own file that ``error`` came through."""
-        file = self._app.serve.__code__.co_filename
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        return f" ({Path(file).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
+        line = self._app.find_line(error)
+        return f" ({Path(self._app.file).name}:{line.lineno}: {line.line})" if line else ""
 
     @property
     def _app_name(self) -> str:

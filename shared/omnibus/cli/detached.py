@@ -9,7 +9,7 @@ import tempfile
 
 from omnibus.cli.format.runs import address_text
 from omnibus.errors import DeadlineExceeded
-from omnibus.process.spec import ROOT, SHARED
+from omnibus.process.spec import python_path
 from omnibus.up import runs
 from omnibus.up.runs import RunState
 
@@ -29,7 +29,7 @@ async def start_detached(options: argparse.Namespace) -> int:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "omnibus.cli", *_arguments(options),
             stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env=_environment(),
+            env={**os.environ, "PYTHONPATH": python_path()},
         )  # fmt: skip
         state = await _wait_until_ready(child)
         if state is None:
@@ -55,11 +55,6 @@ def silence_output() -> None:
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     return [*(word for word in options.arguments if word not in _DETACHING), "--detached"]
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(SHARED), str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 async def _wait_until_ready(child: asyncio.subprocess.Process) -> RunState | None:

@@ -1,11 +1,9 @@
 """``omnibus lab``: the experiments of the papers in virtual time, by the planner, in a process of its own."""
 
 import argparse
-import asyncio
 from typing import Any
 
-from omnibus.cli.plan import planner_environment
-from omnibus.process.spec import ROOT, python_command
+from omnibus.cli.plan import run_planner
 
 _MODULE = "services.planner.lab"
 
@@ -19,14 +17,4 @@ def add_lab_command(commands: Any) -> None:
 
 async def run_lab(options: argparse.Namespace) -> int:
     """Run experiments; the exit code."""
-    process = await asyncio.create_subprocess_exec(
-        *python_command(_MODULE, "--jobs", str(options.jobs), "--", *options.names),
-        cwd=ROOT,
-        env=planner_environment(),
-    )
-    try:
-        return await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    return await run_planner(_MODULE, "--jobs", str(options.jobs), "--", *options.names)

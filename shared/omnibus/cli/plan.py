@@ -9,17 +9,20 @@ import os
 from pathlib import Path
 
 from omnibus.errors import BadRequest
-from omnibus.process.spec import ROOT, python_command
+from omnibus.process.spec import ROOT, python_command, python_path
 
 _MODULE = "services.planner.cli"
 
 
 async def solve_plan(options: argparse.Namespace) -> int:
     """Run the solver on ``options.file``; its exit code."""
+    return await run_planner(_MODULE, "solve", _absolute_path(options.file), "--within", str(options.within))
+
+
+async def run_planner(module: str, *arguments: str) -> int:
+    """Run a module of the planner to its end, with this process's output; its exit code."""
     process = await asyncio.create_subprocess_exec(
-        *python_command(_MODULE, "solve", _absolute_path(options.file), "--within", str(options.within)),
-        cwd=ROOT,
-        env=planner_environment(),
+        *python_command(module, *arguments), cwd=ROOT, env=planner_environment()
     )
     try:
         return await process.wait()
@@ -33,8 +36,7 @@ def planner_environment() -> dict[str, str]:
     """Environment of a process of the planner. Raises ``BadRequest`` when there is no planner beside this SDK."""
     if not (ROOT / "services" / "planner" / "cli.py").is_file():
         raise BadRequest(f"the planner is not installed beside this SDK: there is no services/planner in {ROOT}")
-    paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**os.environ, "PYTHONPATH": python_path()}
 
 
 def _absolute_path(path: str) -> str:

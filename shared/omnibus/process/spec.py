@@ -1,5 +1,6 @@
 """The description of one process that the supervisor is to keep running."""
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ class ProcessSpec:
     restart: bool = True
     vital: bool = True  # when it is given up at the start, everything ends; else the others run on without it
     grace: float = 10.0  # between TERM and KILL
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` with which a process finds all packages of ours, and what this one finds by its own."""
+    return os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")]))
 
 
 def python_command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from omnibus.errors import BadRequest, OmnibusError
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.families.specs import KNOWN
 from omnibus.process import run_module
-from omnibus.process.spec import ROOT, SHARED
+from omnibus.process.spec import python_path
 from omnibus.reference.settings import check_environment
 from omnibus.settings import SidecarSettings, read_settings
 from omnibus.up.shm import SHARED_MEMORY
@@ -36,10 +36,9 @@ async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str
 
 async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
     """Check a declarations file and the checkpoints that it names. Raises ``BadRequest`` that begins with ``path``."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")]))
     try:
         declared = await run_module.call_module(
-            "services.planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": paths}
+            "services.planner.declared", str(path), within=CHECK_TIMEOUT_SECONDS, env={"PYTHONPATH": python_path()}
         )
         for model in declared:
             _check_checkpoint(path.parent, model, settings)

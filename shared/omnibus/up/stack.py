@@ -19,7 +19,7 @@ from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Omnibus
 from omnibus.metrics.http import remove_stale_files
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
-from omnibus.process.spec import ROOT, SHARED, ProcessSpec, python_command
+from omnibus.process.spec import ROOT, ProcessSpec, python_command, python_path
 from omnibus.process.supervise import Exit
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, StoreSettings, UpSettings, read_settings
@@ -232,7 +232,7 @@ class Stack:
 
     def _service_environment(self) -> dict[str, str]:
         return {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(SHARED), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": python_path(),
             "OMNIBUS_BUS_URL": self.nats.url,
             "OMNIBUS_BUS_USER": "",  # that of the URL
             "OMNIBUS_BUS_PASSWORD": "",
