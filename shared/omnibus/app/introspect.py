@@ -45,7 +45,7 @@ class LoadedApp:
         cause: BaseException | None = error
         while cause is not None:
             frames = [frame for frame in extract_tb(cause.__traceback__) if frame.filename == self.file]
-            found, cause = (frames or [found])[-1], cause.__cause__
+            found, cause = frames[-1] if frames else found, cause.__cause__
         return found
 
     @property
