@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import psutil
 
@@ -15,6 +15,8 @@ from tests.e2e.system import System
 
 WITHIN = 40.0  # seconds for the load to be noticed and executors to start
 FOLLOWED = "load: "
+#: Reasons of plans that follow the load of a window, or of the last seconds alone.
+FOLLOWING = (FOLLOWED, f"burst: {FOLLOWED}")
 #: What reasons of plans on the way to another one have in them.
 STEPS = ("makes room for", "new executors")
 
@@ -41,23 +43,32 @@ class Places:
         self.most = max(self.most, len(self._there))
 
 
-async def settled(system: System, store: Store, after: int = 0) -> Plan:
-    """The plan that follows the load since epoch ``after`` (0: the first plan), once its executors run and no others."""
+async def settled(
+    system: System, store: Store, after: int = 0, fits: Callable[[Plan], bool] = lambda plan: True
+) -> Plan:
+    """The plan that follows the load since epoch ``after`` (0: the first plan) and ``fits``, once its executors run and
+    no others. A burst is planned for by its first seconds, so that the first plan after it need not fit."""
     async with asyncio.timeout(WITHIN):
         while True:
             with contextlib.suppress(StoreUnavailable):
                 plan, stand = await store.plan(), await store.plan_state()
-                if plan is not None and _fits(plan, after) and not stand.staged and runs(system, plan):
+                if (
+                    plan is not None
+                    and _is_next(plan, after)
+                    and fits(plan)
+                    and not stand.staged
+                    and runs(system, plan)
+                ):
                     return plan
             await asyncio.sleep(0.1)
 
 
-def _fits(plan: Plan, after: int) -> bool:
+def _is_next(plan: Plan, after: int) -> bool:
     return plan.epoch > after and (not after or _follows(plan))
 
 
 def _follows(plan: Plan) -> bool:
-    return plan.reason.startswith(FOLLOWED) and not any(step in plan.reason for step in STEPS)
+    return plan.reason.startswith(FOLLOWING) and not any(step in plan.reason for step in STEPS)
 
 
 def runs(system: System, plan: Plan) -> bool:
@@ -79,6 +90,11 @@ def _executes(process: psutil.Process) -> bool:
 
 def replicas(plan: Plan) -> dict[str, int]:
     return {name: option.replicas for name, option in plan.models[MODEL].options.items()}
+
+
+def capacity(plan: Plan) -> float:
+    """Req/s that ``plan`` promises."""
+    return float(plan.explain["planned"]["models"][MODEL]["capacity"])
 
 
 async def followed(store: Store) -> list[str]:

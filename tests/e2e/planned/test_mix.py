@@ -6,10 +6,10 @@ import pytest
 
 from omnibus.plan import Plan
 from omnibus.store import Store
-from tests.e2e.planned.cell import MODEL, SEEN, TEXT
+from tests.e2e.planned.cell import SEEN, TEXT
 from tests.e2e.planned.conftest import GPUS, Planned
 from tests.e2e.planned.load import Traffic, saturating
-from tests.e2e.planned.settled import Places, followed, replicas, settled
+from tests.e2e.planned.settled import Places, capacity, followed, replicas, settled
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -40,7 +40,7 @@ async def promised(system: System, store: Store, traffic: Traffic, after: int = 
     """The next plan; fails unless it serves as many requests as it says it can."""
     plan = await settled(system, store, after)
     await asyncio.sleep(SETTLES)
-    promise = pytest.approx(plan.explain["planned"]["models"][MODEL]["capacity"], rel=0.1)
+    promise = pytest.approx(capacity(plan), rel=0.1)
     rates = [await traffic.rate(SECONDS)]
     while rates[-1] != promise and len(rates) < LOOKS:  # whoever else uses this machine may have slowed it down
         rates.append(await traffic.rate(SECONDS))

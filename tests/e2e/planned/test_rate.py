@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from omnibus.plan import Plan
 from tests.e2e.planned.cell import SEEN, TEXT
 from tests.e2e.planned.conftest import Planned
 from tests.e2e.planned.load import paced
-from tests.e2e.planned.settled import FOLLOWED, replicas, settled
+from tests.e2e.planned.settled import FOLLOWED, FOLLOWING, capacity, replicas, settled
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -22,17 +23,18 @@ async def test_executors_come_with_the_rate_and_go_with_it_also_when_the_planner
         async with system.store() as store, paced(system, 0.5, LOW) as pace:
             low = await settled(system, store)
             pace.rate = HIGH
-            high = await settled(system, store, low.epoch)
+            high = await settled(system, store, low.epoch, serves_high)
             await planner_dies(system)
             pace.rate = LOW
-            again = await settled(system, store, high.epoch)
+            again = await settled(system, store, high.epoch, lambda plan: replicas(plan) == replicas(low))
             epochs = [past.epoch for past in await store.plan_history()]
 
     assert set(pace.traffic.answers) == {200}
     assert sum(replicas(low).values()) < sum(replicas(high).values()) > sum(replicas(again).values())
-    assert replicas(again) == replicas(low)
-    assert epochs == [again.epoch, high.epoch, low.epoch]
-    assert high.reason.startswith(FOLLOWED)
+    assert epochs[0] == again.epoch
+    assert epochs[-1] == low.epoch
+    assert len(epochs) <= 4  # a burst is met by its first seconds, and once more when all of it has come
+    assert high.reason.startswith(FOLLOWING)
 
 
 async def test_a_plan_that_is_wanted_while_the_store_is_away_comes_later(planned: Planned):
@@ -46,11 +48,15 @@ async def test_a_plan_that_is_wanted_while_the_store_is_away_comes_later(planned
                 await said(system, FOLLOWED)
             finally:
                 valkey.kill()
-            high = await settled(system, store, low.epoch)
+            high = await settled(system, store, low.epoch, serves_high)
 
     assert set(pace.traffic.answers) == {200}
     assert sum(replicas(low).values()) < sum(replicas(high).values())
-    assert high.reason.startswith(FOLLOWED)
+    assert high.reason.startswith(FOLLOWING)
+
+
+def serves_high(plan: Plan) -> bool:
+    return capacity(plan) >= HIGH
 
 
 async def planner_dies(system: System) -> None:
