@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from omnibus.executor.runner import Job
-from services.gateway.api.direct_chat import PLAIN_FIELDS, DirectChat
+from services.gateway.api.direct_chat import DirectChat
 from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.plain_chat import PLAIN_FIELDS
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, question, text
 from tests.unit.gateway.wires import Doorway, Wire, doorway
 from tests.unit.sidecar.node import until

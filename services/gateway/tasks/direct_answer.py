@@ -1,0 +1,123 @@
+"""Answers of plain chats that nobody awaits: they take results as these come, and give the bytes that can leave.
+
+Both kinds have the same methods, so that whoever sends them need not know which one it has.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from omnibus.encoding.audio import SoundFormat
+from omnibus.tensors.item import Item
+from services.gateway.media.files import new_secret_id
+from services.gateway.media.spoken_answers import SpokenAnswers
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_response import ChatCompletionAudio
+from services.gateway.openai.chat_stream import DONE
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.chat_response import (
+    AudioOutputFile,
+    choose_text_event,
+    encode_answer,
+    encode_text_events,
+    join_samples,
+    open_event_stream,
+    store_speech,
+)
+
+#: Items that came of an answer, with the names of their streams.
+Batch = list[tuple[str, Item]]
+
+
+class SentChat(NamedTuple):
+    """A plain chat that was sent on its way: its request, what came of it, and who keeps what is spoken.
+
+    ``speaks`` is whether its task gives audio.
+    """
+
+    request: ChatRequest
+    run: ClientRequest
+    got: AnswerAccumulator
+    keeper: SpokenAnswers | None
+    speaks: bool
+
+
+class WholeAnswer:
+    """An answer that leaves as a whole."""
+
+    def __init__(self, chat: SentChat) -> None:
+        self._chat = chat
+        self._samples: list[np.ndarray] = []
+        self._spoken: ChatCompletionAudio | None = None
+
+    def mark_accepted(self) -> None:
+        """All executors have taken the request: nothing leaves for that."""
+
+    def add_batch(self, batch: Batch) -> bytes:
+        """Take what came. Nothing of it leaves yet."""
+        got = self._chat.got
+        for name, item in batch:
+            got.add_item(name, item.data, item.array)
+            if name == "audio" and item.array is not None:
+                self._samples.append(item.array)
+        return b""
+
+    async def store_speech(self) -> None:
+        """Keep what was spoken, all of which has come."""
+        request, _, got, keeper, _ = self._chat
+        self._spoken = await store_speech(request, join_samples(self._samples, got), got, keeper)
+
+    def encode_end(self) -> bytes:
+        """The body of the answer."""
+        return encode_answer(self._chat.run, self._chat.request, self._chat.got, self._spoken)
+
+
+class StreamedAnswer:
+    """An answer that leaves piece by piece: see ``chat_response.stream_events``."""
+
+    def __init__(self, chat: SentChat) -> None:
+        self._got = chat.got
+        self._stream = stream = open_event_stream(chat.run, chat.request)
+        self._say = choose_text_event(stream, chat.request, chat.speaks)
+        self._head = [stream.role("" if chat.request.wants_text else None)]  # until it has left
+        self._tail = b""
+        self._audio: AudioOutputFile | None = None
+        if chat.speaks:
+            format: SoundFormat = chat.request.audio.format if chat.request.audio is not None else "pcm16"
+            self._audio = AudioOutputFile(format, chat.keeper, new_secret_id("audio_"))
+            self._head.append(stream.audio_start(self._audio.id))
+        self._is_accepted = False
+
+    def mark_accepted(self) -> None:
+        """All executors have taken the request, so the first events may leave before there is output."""
+        self._is_accepted = True
+
+    def add_batch(self, batch: Batch) -> bytes:
+        """Take what came; returns its events, the first ones before it."""
+        if not batch and not (self._head and self._is_accepted):
+            return b""
+        events = [*self._take_head(), *encode_text_events(self._stream, self._say, self._got, batch)]
+        samples = [item.array for _, item in batch if item.array is not None]
+        if samples and self._audio is not None:
+            events.append(self._stream.audio(self._audio.push_now(samples, self._got)))
+        return b"".join(events)
+
+    def _take_head(self) -> list[bytes]:
+        head, self._head = self._head, []
+        return head
+
+    async def store_speech(self) -> None:
+        """Keep what was spoken, all of which has come."""
+        if self._audio is not None:
+            rest = self._stream.audio(await self._audio.close(self._got))
+            self._tail = rest + self._stream.audio_end(await self._audio.store_answer(self._got.text))
+
+    def encode_end(self) -> bytes:
+        """The last events."""
+        stream, got = self._stream, self._got
+        end = (stream.finish(got.finish), stream.usage(got.usage()), DONE)  # type: ignore[arg-type]
+        return b"".join([*self._take_head(), self._tail, *end])
+
+
+DirectAnswer = WholeAnswer | StreamedAnswer
