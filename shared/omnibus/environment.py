@@ -1,6 +1,5 @@
 """Typed values from environment variables: how areas of settings are read."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -9,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.suggestions import closest_name
 
 _PREFIX = "OMNIBUS_"
 #: Variables with the prefix of settings that files of ``deploy`` give to other programs, or put into a setting.
@@ -17,6 +17,8 @@ FOREIGN_VARIABLES = frozenset({"OMNIBUS_SERVICE", "OMNIBUS_STORE_PASSWORD", "OMN
 _SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)$")
 #: Likeness, of 1, from which a name is taken for a misspelt one: all names begin alike.
 _SIMILAR = 0.8
+#: Most settings that a message suggests.
+_MAX_SUGGESTIONS = 3
 _KIND_NAMES = {bool: "`true` or `false`", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -56,9 +58,17 @@ def is_foreign(name: str) -> bool:
 
 def describe_unknown(name: str, known: Iterable[str]) -> str:
     """Return what is wrong with the variable ``name``, which no setting has, and the closest of the ``known`` names."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=_SIMILAR)
-    hint = f"did you mean {close[0]}?" if close else "`omnibus settings` lists all of them"
+    close = _similar_settings(name, list(known))
+    hint = f"did you mean {' or '.join(close)}?" if close else "`omnibus settings` lists all of them"
     return f"{name} is not a setting: {hint}"
+
+
+def _similar_settings(name: str, known: list[str]) -> list[str]:
+    """The settings that ``name`` has a unit more than, or an area less, or else is most like."""
+    shorter = [each for each in known if name.startswith(f"{each}_")]
+    longer = [each for each in known if each.endswith(f"_{name.removeprefix(_PREFIX)}")]
+    closest = closest_name(name, known, _SIMILAR)
+    return (shorter or longer)[:_MAX_SUGGESTIONS] or [closest] * bool(closest)
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import errors, settings, tasks, values
+from tests.pages import errors, mistakes, settings, tasks, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors.page,
+    "mistakes.md": mistakes.page,
     "settings.md": settings.page,
     "tasks.md": tasks.page,
     "values.md": values.page,

@@ -3,7 +3,6 @@
 For ``omnibus up``, which checks declarations before anything starts; see ``omnibus.process.run_module``.
 """
 
-import difflib
 import json
 import re
 import sys
@@ -16,6 +15,7 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.plan import DeploymentOption, ImageDefaults
 from omnibus.process import run_module
+from omnibus.suggestions import closest_name
 from services.planner.declared import declarations_file
 from services.planner.declared.model import DeclaredModel, DeclaredPath
 from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
@@ -63,8 +63,8 @@ def _explain(text: str, message: str) -> str:
     unknown, model = _UNKNOWN_FIELD.search(message), _NAMED_MODEL.search(message)
     key = unknown[1] if unknown else model[1] if model else ""
     line = next((number for number, each in enumerate(text.splitlines(), 1) if f'"{key}"' in each), 0) if key else 0
-    close = difflib.get_close_matches(key, list(_field_names()), n=1) if unknown else []
-    meant = f": did you mean `{close[0]}`?" if close else ""
+    close = closest_name(key, _field_names()) if unknown else ""
+    meant = f": did you mean `{close}`?" if close else ""
     return (f"line {line}: " if line else "") + message + meant
 
 

@@ -42,7 +42,7 @@ def find_checkpoint(checkpoint: str) -> Path:
     found = _cached_directory(checkpoint)
     if found is None:
         raise NotFound(
-            f"{checkpoint} is not in the cache of the Hugging Face hub on this machine: "
+            f"{checkpoint} is no directory here, nor is it in this machine's cache of the Hugging Face hub: "
             f"`omnibus models get {checkpoint}` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1"
         )
     return found

@@ -20,6 +20,8 @@ from omnibus.recording.records import EndRecord
 from omnibus.settings import BusSettings, read_settings
 from omnibus.up import runs
 
+#: Seconds within which a server must answer: somebody waits for the prompt.
+CONNECT_TIMEOUT_SECONDS = 3.0
 #: Seconds that a replay may keep silent.
 REPLAY_IDLE_SECONDS = 120.0
 
@@ -31,7 +33,7 @@ async def connect_bus(options: argparse.Namespace) -> NatsBus:
         settings = BusSettings(url=options.nats)
     elif "OMNIBUS_BUS_URL" not in os.environ:
         settings = BusSettings(url=runs.read_state().nats_url)
-    return await NatsBus.connect(settings, "cli")
+    return await NatsBus.connect(msgspec.structs.replace(settings, connect_timeout=CONNECT_TIMEOUT_SECONDS), "cli")
 
 
 async def tail_records(options: argparse.Namespace) -> int:

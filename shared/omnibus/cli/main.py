@@ -10,6 +10,7 @@ from typing import Any
 
 from omnibus import __version__
 from omnibus.cli import access, backup_arguments, help_texts, lab, runs, whatif
+from omnibus.cli.parser import CommandParser
 from omnibus.errors import OmnibusError, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
@@ -68,7 +69,7 @@ def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
+    parser = CommandParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
     parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)

@@ -64,8 +64,12 @@ async def print_logs(options: argparse.Namespace) -> int:
     """Print the last lines of a run, and with ``--follow`` those to come until it ends."""
     state = runs.read_state()
     file = Path(state.directory) / LOG_FILE
-    if unknown := set(options.process) - {line.split(" ", 1)[0] for line in file.read_text().splitlines()}:
-        raise NotFound(f"no process {', '.join(sorted(unknown))} of {state.name} has logged anything")
+    logged = {line.split(" ", 1)[0] for line in file.read_text().splitlines()} - {""}
+    if unknown := set(options.process) - logged:
+        raise NotFound(
+            f"no process {', '.join(sorted(unknown))} of {state.name} has logged anything; "
+            f"there is {', '.join(sorted(logged))}"
+        )
     chosen = [line for line in file.read_text().splitlines() if _is_chosen(line, options.process)]
     print("\n".join(chosen[-options.lines :] if options.lines > 0 else []), flush=True)
     if options.follow:

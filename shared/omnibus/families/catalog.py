@@ -8,6 +8,7 @@ from omnibus.errors import BadRequest
 from omnibus.families import plugins
 from omnibus.families.specs import KNOWN
 from omnibus.families.templates import FamilyDeclaration, prefill_decode_options
+from omnibus.suggestions import did_you_mean
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
 PYTHON = "python"
@@ -97,7 +98,9 @@ def find_family(name: str) -> dict[str, Any]:
     found = plugins.find_family(name) if name != PYTHON else None
     if found is None:
         names = {*FAMILIES, *plugins.family_names()} - {PYTHON}
-        raise BadRequest(f"there is no model family {name!r}; there is {plugins.join_names(names)}")
+        raise BadRequest(
+            f"there is no model family {name!r}; there is {plugins.join_names(names)}{did_you_mean(name, names)}"
+        )
     return found
 
 

@@ -129,6 +129,8 @@ class BackupReader:
     def open(cls, path: Path) -> "BackupReader":
         """Raises ``BadRequest`` for a file that is no whole backup, was changed, or is of a later version."""
         try:
+            if not path.is_file():
+                raise BadRequest(f"{path} is no whole backup: there is no such file")
             archive = tarfile.open(path)  # noqa: SIM115 closed by ``close``
             manifest = _read_manifest(path, archive)
             opened = cls(path, archive, manifest)

@@ -13,6 +13,7 @@ from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.families import catalog
 from omnibus.process import run_module
 from omnibus.process.spec import SHARED
+from omnibus.suggestions import did_you_mean
 
 #: Seed of the LLMs of twins, which have all else from the model they share with.
 TWIN_SEED = 1
@@ -29,7 +30,8 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     cache = cache or tiny_directory()
     alone = {**catalog.TINY, **catalog.ON_DEMAND_MODELS}
     if unknown := [name for name in only if name not in catalog.LOCAL]:
-        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}")
+        meant = did_you_mean(unknown[0], catalog.LOCAL)
+        raise BadRequest(f"no tiny model {', '.join(unknown)}; there is {', '.join(catalog.LOCAL)}{meant}")
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
     names = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in names}

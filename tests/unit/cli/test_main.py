@@ -41,7 +41,7 @@ def test_wrong_arguments_are_explained_with_exit_code_2(arguments: list[str], ca
         main(arguments)
 
     assert caught.value.code == 2
-    assert "usage: omnibus" in capsys.readouterr().err
+    assert re.fullmatch(r"omnibus: .* \(`omnibus [a-z -]*--help`\)\n", capsys.readouterr().err)
 
 
 PLAN = ["plan solve", "plan show", "plan diff", "plan history", "plan rollback", "plan resume"]

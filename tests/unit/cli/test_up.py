@@ -94,7 +94,7 @@ def test_wrong_flags_are_explained_with_exit_code_2(flags: list[str], capsys: py
         main(["up", *flags])
 
     assert caught.value.code == 2
-    assert "usage: omnibus up" in capsys.readouterr().err
+    assert "(`omnibus up --help`)" in capsys.readouterr().err
 
 
 def test_fewer_than_one_gateway_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):

@@ -54,12 +54,14 @@ class NatsConnection(Client):
         return await keep_cancellation(super().request(*arguments, **options))
 
     async def notify_reconnected(self) -> None:
+        self.last_problem = None
         self.on_reconnect()
 
     async def notify_problem(self, error: Exception) -> None:
         """Log and keep what a server or the way to it was at fault for: ``connect`` itself tries again in silence."""
+        if repr(error) != repr(self.last_problem):  # five attempts a second would fill a screen with one line
+            log.warning("nats: %s", error or type(error).__name__)
         self.last_problem = error
-        log.warning("nats: %s", error or type(error).__name__)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self.handlers.get(sid)

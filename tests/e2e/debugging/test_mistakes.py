@@ -1,0 +1,16 @@
+"""Mistakes beside a running system."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import System
+from tests.mistakes import RUNNING, Mistake
+from tests.mistakes.run import run_mistake
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize("mistake", RUNNING, ids=lambda each: each.what)
+def test_a_mistake_is_answered_as_the_documentation_has_it(seen: System, mistake: Mistake, tmp_path: Path) -> None:
+    assert not run_mistake(mistake, tmp_path, {"XDG_RUNTIME_DIR": seen.env["XDG_RUNTIME_DIR"]}).problems

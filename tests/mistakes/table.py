@@ -1,0 +1,244 @@
+"""The table: what is typed, in which files and variables, and what is printed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnibus.process.spec import EXIT_MISCONFIGURED
+
+#: Any text, in what is printed.
+ANY = "…"
+#: Exit codes: of a command that failed, and of one that cannot be understood.
+FAILED, USAGE = 1, 2
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A mistake: ``command`` in a directory with ``files`` (name to text) and with the variables ``environ``.
+
+    ``answer`` is all that is printed, with ``…`` for what differs from run to run, ``code`` the exit code.
+    """
+
+    what: str
+    command: str
+    answer: str
+    code: int = FAILED
+    files: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def _models(**declared: Any) -> dict[str, str]:
+    return {"models.json": json.dumps({"models": declared}) + "\n"}
+
+
+def _up(what: str, answer: str, arguments: str = "", **more: Any) -> Mistake:
+    return Mistake(what, f"omnibus up {arguments}".rstrip(), f"omnibus: {answer}", EXIT_MISCONFIGURED, **more)
+
+
+def _declared(what: str, answer: str, **declared: Any) -> Mistake:
+    return _up(what, f"models.json: {answer}", "--models models.json", files=_models(**declared))
+
+
+def _setting(what: str, answer: str, **environ: str) -> Mistake:
+    return _up(what, answer, environ=environ)
+
+
+_VL = {"family": "qwen2_5_vl", "checkpoint": "checkpoints/vl"}
+
+#: Mistakes that need no running system.
+ALONE = [
+    Mistake(
+        "a command is misspelt",
+        "omnibus shwo",
+        "omnibus: there is no command 'shwo'; did you mean show? (`omnibus --help`)",
+        USAGE,
+    ),
+    Mistake(
+        "an argument is missing",
+        "omnibus profile omni",
+        "omnibus: the following arguments are required: --workload (`omnibus profile --help`)",
+        USAGE,
+    ),
+    Mistake(
+        "nothing runs", "omnibus show 4bb189-0-1", "omnibus: no running Omnibus found; start one with `omnibus up`"
+    ),
+    Mistake(
+        "a run is named that is not up", "omnibus status --run nightly", "omnibus: no run named nightly: none is up"
+    ),
+    Mistake(
+        "the bus is elsewhere",
+        "omnibus tail --nats nats://127.0.0.1:1",
+        "nats: …Connect call failed ('127.0.0.1', 1)\nomnibus: no NATS server at nats://127.0.0.1:1: …",
+    ),
+    _up(
+        "the port is no port",
+        "port 99999 is none: ports are numbers from 1 to 65535, and 0 takes a free one",
+        "--port 99999",
+    ),
+    _up(
+        "the port is taken",
+        "port {taken} of 127.0.0.1 is taken (Address already in use): choose another one with --port, 0 for a free one",
+        "--port {taken}",
+    ),
+    _up(
+        "a file of models that is not there",
+        "models.json: cannot be read: No such file or directory",
+        "--models models.json",
+    ),
+    _up(
+        "JSON that ends too early",
+        "models.json: line 2: Expecting property name enclosed in double quotes (column 1)",
+        "--models models.json",
+        files={"models.json": '{"models": {\n'},
+    ),
+    _up(
+        "a file without models",
+        'models.json: it must say the models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
+        "--models models.json",
+        files={"models.json": '{"modles": {}}\n'},
+    ),
+    _declared(
+        "a misspelt field",
+        "line 1: Object contains unknown field `famly` - at `$.models[...]`: did you mean `family`?",
+        vl={"checkpoint": "checkpoints/vl", "famly": "qwen2_5_vl"},
+    ),
+    _declared(
+        "a misspelt family",
+        "line 1: model vl: there is no model family 'qwen2.5-vl'; there is …; did you mean qwen2_5_vl?",
+        vl={**_VL, "family": "qwen2.5-vl"},
+    ),
+    _declared(
+        "a checkpoint that is not there",
+        "model vl: checkpoints/vl is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get checkpoints/vl` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        vl=_VL,
+    ),
+    _declared(
+        "a checkpoint of the hub that was not downloaded",
+        "model vl: Qwen/Qwen2.5-VL-3B-Instruct is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get Qwen/Qwen2.5-VL-3B-Instruct` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        vl={**_VL, "checkpoint": "Qwen/Qwen2.5-VL-3B-Instruct"},
+    ),
+    _up(
+        "a model that does not ship",
+        "no tiny model qwen2.5-omni-wrold; there is …; did you mean qwen2.5-omni-world?",
+        "--only qwen2.5-omni-wrold",
+    ),
+    _up("no node", "0 nodes: there is one at least", "--nodes 0"),
+    _setting(
+        "a misspelt setting",
+        "OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?",
+        OMNIBUS_GATEWAY_KEYZ="true",
+    ),
+    _setting(
+        "a setting without its area",
+        "OMNIBUS_DTYPE is not a setting: did you mean OMNIBUS_EXECUTOR_DTYPE?",
+        OMNIBUS_DTYPE="bfloat16",
+    ),
+    _setting(
+        "a setting with a unit",
+        "OMNIBUS_GATEWAY_DEADLINE_SECONDS is not a setting: did you mean OMNIBUS_GATEWAY_DEADLINE?",
+        OMNIBUS_GATEWAY_DEADLINE_SECONDS="30",
+    ),
+    _setting(
+        "a number that is none",
+        "OMNIBUS_GATEWAY_DEADLINE='soon': a number is expected",
+        OMNIBUS_GATEWAY_DEADLINE="soon",
+    ),
+    _setting(
+        "a type that there is not",
+        "OMNIBUS_EXECUTOR_DTYPE='float99': `float32` or `bfloat16` or `float16` is expected",
+        OMNIBUS_EXECUTOR_DTYPE="float99",
+    ),
+    _setting(
+        "more shared memory than there is",
+        "/dev/shm has … MiB free and 99999999 MiB are needed: free some, or set OMNIBUS_SIDECAR_ARENA_MIB to less",
+        OMNIBUS_SIDECAR_ARENA_MIB="99999999",
+    ),
+    Mistake(
+        "an app with a syntax error",
+        "omnibus app check app.py",
+        "omnibus: the module app cannot be imported: SyntaxError: invalid syntax (app.py, line 1)",
+        files={"app.py": "class App(:\n    pass\n"},
+    ),
+    Mistake(
+        "an app that imports what is not installed",
+        "omnibus app check app.py",
+        "omnibus: the module app cannot be imported: ModuleNotFoundError: No module named 'nowhere' (app.py, line 1)",
+        files={"app.py": "import nowhere\n"},
+    ),
+    Mistake(
+        "an app without an app",
+        "omnibus app check app.py",
+        "omnibus: the module app is no app: it has no `serve`: write `async def serve(request): ...`",
+        files={"app.py": "ANSWER = 42\n"},
+    ),
+    Mistake("an app that is not there", "omnibus app check app.py", "omnibus: app.py: no such file"),
+    Mistake(
+        "a checkpoint that is neither here nor an id",
+        "omnibus models check checkpoints/vl",
+        "omnibus: checkpoints/vl is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get checkpoints/vl` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+    ),
+    Mistake(
+        "a problem of a plan that is not there",
+        "omnibus plan solve problem.json",
+        "omnibus: …/problem.json cannot be read: No such file or directory",
+    ),
+    Mistake("an experiment that there is not", "omnibus lab rooting", "omnibus: there is no experiment 'rooting'; …"),
+    Mistake(
+        "a backup that is not there",
+        "omnibus restore yesterday.tar",
+        "omnibus: yesterday.tar is no whole backup: there is no such file",
+    ),
+    Mistake(
+        "a model that the demo does not run",
+        "omnibus demo --model llama",
+        "omnibus: the demo runs qwen2.5-vl-tiny or qwen2.5-omni-tiny or qwen2.5-omni-world, not llama",
+    ),
+]
+
+#: Mistakes at a running system.
+RUNNING = [
+    Mistake(
+        "an invocation that is not recorded",
+        "omnibus show 123",
+        "omnibus: no record of invocation 123: watch for ids with `omnibus tail`; it may be too old",
+    ),
+    Mistake(
+        "a plan that was never made",
+        "omnibus plan rollback 77",
+        "omnibus: there is no plan of epoch 77: `omnibus plan history` lists those that are stored",
+    ),
+    Mistake(
+        "a key that is not there",
+        "omnibus keys revoke k77",
+        "omnibus: there is no key 'k77': `omnibus keys list` shows them",
+    ),
+    Mistake(
+        "a tenant that is no name",
+        "omnibus keys create a/b",
+        "omnibus: 'a/b' is no tenant: letters, digits, dot, dash, underscore, at most 64",
+    ),
+    Mistake(
+        "an app that is not registered",
+        "omnibus app invoke nobody '{}'",
+        "omnibus: there is no app 'nobody'; there is …",
+    ),
+    Mistake(
+        "a request that is no JSON",
+        "omnibus app invoke nobody '{'",
+        "omnibus: the request is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    ),
+    Mistake(
+        "a dead letter that is not there",
+        "omnibus deadletters retry 123",
+        "omnibus: no dead letter of invocation 123: `omnibus deadletters` lists those that there are",
+    ),
+    Mistake(
+        "a process that is not there",
+        "omnibus logs thinker",
+        "omnibus: no process thinker of … has logged anything; there is …",
+    ),
+    Mistake(
+        "a run that is not up, beside one that is", "omnibus env --run other", "omnibus: no run named other: there is …"
+    ),
+]

@@ -1,0 +1,41 @@
+"""The page of mistakes and their answers, from ``tests.mistakes``."""
+
+from collections.abc import Iterable
+
+from tests.mistakes import ALONE, RUNNING, Mistake
+from tests.mistakes.table import USAGE
+
+HEAD = f"""# Mistakes and their answers
+
+What the command line says to common mistakes. Each is checked before anything starts and answered by at most three
+lines on standard error that name the cause and what to do; nothing is left behind. The exit code is {USAGE} for a command
+that cannot be understood, 78 for a configuration that cannot work (supervisors such as systemd need not start it again),
+1 for everything else.
+
+Each row is made for real by a test. This page is written from `tests/mistakes/table.py`, by `python -m tests.pages`.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *_section("Before anything runs", ALONE), *_section("Beside a running system", RUNNING)])
+
+
+def _section(title: str, mistakes: Iterable[Mistake]) -> list[str]:
+    rows = [
+        f"| {each.what} | {_code(each.command)}{_with(each)} | {_code(each.answer)} | {each.code} |"
+        for each in mistakes
+    ]
+    return [f"## {title}", "", "| mistake | command | answer | code |", "|---|---|---|---|", *rows, ""]
+
+
+def _with(mistake: Mistake) -> str:
+    files = [f" with {_code(text.strip())} in `{name}`" for name, text in mistake.files.items()]
+    return "".join([*files, *(f" with `{name}={value}`" for name, value in mistake.environ.items())])
+
+
+def _code(text: str) -> str:
+    """``text`` in a cell: a line of code for each of its lines, of which those with backquotes need two."""
+    text = text.replace("{taken}", "8000")
+    return "<br>".join(
+        f"`` {line} ``" if "`" in line else f"`{line}`" for line in text.replace("|", "\\|").splitlines()
+    )
