@@ -65,7 +65,7 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
 
     halves = component != "thinker"
     core = _engines.get((settings, halves))
-    if core is None:
+    if core is None or core.closed:
         own = read_settings(VllmSettings)
         if halves and own.tensor_parallel > 1:
             raise BadRequest(
@@ -136,7 +136,7 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
     from services.llm.engine.model import ThinkerCore, ThinkSettings
 
     core = _cores.get(settings)
-    if core is None:
+    if core is None or core.closed:
         limits = ThinkSettings(
             slots=settings.batch,
             context=settings.context,

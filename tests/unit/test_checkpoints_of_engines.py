@@ -44,6 +44,10 @@ async def test_a_checkpoint_of_the_cache_is_loaded(cache: Path, tmp_path: Path):
     assert runner.stats()["parameters"] > 0
     await runner.close()
 
+    another = engines.transformers("thinker", settings("thinker", "qwen3"))
+    await another.load()  # something may still refer to the first one, which is closed
+    await another.close()
+
 
 async def test_an_executor_downloads_when_it_may_before_it_does_anything_else(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -66,6 +66,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
         self._words = ThreadPoolExecutor(1, "words")
         self._users = 0
+        #: Whether its last user has closed it: it cannot be loaded again.
+        self.closed = False
         self._numbers = count()
         self._paused: dict[int, PausedSequence] = {}
         self._grammars: Grammars | None = None
@@ -78,6 +80,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     async def close(self) -> None:
         self._users -= 1
         if self._users <= 0:
+            self.closed = True
             await super().close()
 
     async def _set_up(self) -> None:

@@ -96,6 +96,8 @@ class VllmCore:
         # Tokenising must not wait for embeddings, and a tokeniser is not made for two threads at once.
         self._words = ThreadPoolExecutor(1, f"{launch.component}-words")
         self._users = 0
+        #: Whether its last user has closed it: it cannot be loaded again.
+        self.closed = False
         self._ids = count(1)
         self._numbers = count()
         self._going: dict[int, PausedDecode] = {}
@@ -128,6 +130,7 @@ class VllmCore:
         self._users -= 1
         if self._users > 0:
             return
+        self.closed = True
         await self._keeper.close()
         await self.hands.close()
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)

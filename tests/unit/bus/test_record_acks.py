@@ -10,7 +10,7 @@ import nats
 import nats.js.api
 import pytest
 
-from omnibus.bus import subjects
+from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus, acks
 from omnibus.settings import BusSettings
 from omnibus.up import infra
@@ -121,6 +121,19 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
 
     await until(lambda: not waiting._sent)
     assert await bodies(bus) == [b"0", b"1", b"2"]
+
+
+async def test_the_answer_to_an_earlier_sending_counts_as_well():
+    replies: list[str] = []
+    sender = acks.RecordAcks(lambda subject, data, reply, headers: replies.append(reply), "inbox")
+    sender.send(SUBJECT, b"x", "id")
+    await until(lambda: len(replies) == 2)
+
+    sender.handle_ack(Delivery(replies[0], b'{"stream": "s", "seq": 1}'))
+
+    assert not sender._sent
+    assert sender.lost == 0
+    await sender.wait_for_acks()
 
 
 async def test_what_is_not_held_is_counted_after_one_sending(

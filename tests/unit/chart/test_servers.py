@@ -7,18 +7,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import nats
+import nats.errors
 import pytest
 
 from omnibus.bus import permissions
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import BusUnavailable, StoreUnavailable
+from omnibus.errors import StoreUnavailable
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import binaries, infra
 from tests.kube.api import Object
 from tests.unit.chart.shapes import SHAPES, Renders, env, of
 
-WITHIN = 5.0
+WITHIN = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +55,19 @@ def bus_url(objects: list[Object], words: dict[str, str], tmp_path_factory, run_
             yield server.url
 
 
+async def _ignore(_: Exception) -> None:
+    """``nats-py`` prints errors otherwise."""
+
+
 async def test_each_user_comes_in_with_its_own_password_alone(bus_url: str, words: dict[str, str]):
     for user in permissions.permissions_by_user():
         bus = await NatsBus.connect(BusSettings(url=bus_url, user=user, password=words[user]), user)
         assert bus.connected
         await bus.drain()
-    for user, password in (("gateway", words["llm"]), ("", "")):
-        with pytest.raises(BusUnavailable, match="refuses"):
-            await NatsBus.connect(BusSettings(url=bus_url, user=user, password=password, connect_timeout=2.0), "x")
+    # Services go on trying until their time is up; a client that tries once does not depend on how fast this machine is.
+    for credentials in ({"user": "gateway", "password": words["llm"]}, {}):
+        with pytest.raises(nats.errors.Error, match="(?i)authorization"):
+            await nats.connect(bus_url, allow_reconnect=False, connect_timeout=60, error_cb=_ignore, **credentials)
 
 
 async def test_a_gateway_finds_room_for_the_record(bus_url: str, words: dict[str, str]):

@@ -67,7 +67,7 @@ class RecordAcks:
         held = self._held_bytes + len(data) <= MAX_UNACKED_BYTES
         sent = _Sent(subject, data if held else b"", id, loop.time(), len(data) if held else 0)
         try:
-            self._send_record(sent)
+            self._send_record(f"{self._prefix}{next(self._numbers)}", sent)
         except OmnibusError as error:
             self._count_lost(str(error))
             raise
@@ -110,8 +110,8 @@ class RecordAcks:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _send_record(self, sent: _Sent) -> None:
-        reply = f"{self._prefix}{next(self._numbers)}"
+    def _send_record(self, reply: str, sent: _Sent) -> None:
+        # Each sending has the same reply subject: an acknowledgement that comes late is of the record all the same.
         self._publish(sent.subject, sent.data, reply, {"Nats-Msg-Id": sent.id})
         self._sent[reply] = sent
 
@@ -126,18 +126,18 @@ class RecordAcks:
                 break
             overdue.append(reply)
         for reply in overdue:
-            self._resend_or_drop(self._sent.pop(reply), loop.time())
+            self._resend_or_drop(reply, self._sent.pop(reply), loop.time())
         if self._sent:
             self._timer = loop.call_later(RESEND_SECONDS / 2, self._resend_overdue)
         else:
             self._settled.set()
 
-    def _resend_or_drop(self, sent: _Sent, now: float) -> None:
+    def _resend_or_drop(self, reply: str, sent: _Sent, now: float) -> None:
         most = max(MAX_SENDS, MAX_CLUSTER_SENDS) if self._clustered else MAX_SENDS
         if sent.sends < most and sent.size:
             sent.sends, sent.at = sent.sends + 1, now
             try:
-                self._send_record(sent)
+                self._send_record(reply, sent)
             except OmnibusError as error:
                 self._why = str(error)
             else:
