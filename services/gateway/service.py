@@ -33,7 +33,7 @@ from services.gateway.batches.service import Batches
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import ConnectionLimits
-from services.gateway.http.open_requests import FINAL_RESPONSES_SECONDS, OpenRequests
+from services.gateway.http.open_requests import OpenRequests
 from services.gateway.http.server import GatewayServer, create_server
 from services.gateway.media.blob_store import BLOB, MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
@@ -60,8 +60,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt to read a plan when the store was at fault.
 RETRY_PAUSE_SECONDS = 0.5
-#: Seconds in which a stopping gateway refuses requests that were on their way, before it closes their connections.
+#: Seconds in which a stopping gateway refuses requests that come over open connections, before it closes its port.
 LINGER_SECONDS = 1.0
+#: Seconds that the connections of a stopping gateway may take to close: last requests, and clients that read slowly.
+CLOSE_SECONDS = 5.0
 #: Seconds that a stopping gateway may take to send the last traces.
 TRACE_FLUSH_SECONDS = 2.0
 #: Parameters of glibc's mallopt(3).
@@ -261,18 +263,15 @@ class GatewayService:
         await self._close_server()
 
     async def _linger_before_close(self) -> None:
-        """Refuse what clients had already sent when the stop began, over connections that are open.
-
-        A port that closes at once resets those requests, and their clients cannot tell whether they were accepted.
-        """
+        """Refuse what clients send over connections that they have kept, and that would close under it."""
         if self._server is not None and self._server.server_state.connections:
             await asyncio.sleep(LINGER_SECONDS)
 
     async def _close_server(self) -> None:
-        """Close the port, and each connection once its last bytes have left."""
+        """Close the port, and each connection once what was on its way is answered and its last bytes have left."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-            await asyncio.wait({self._serving}, timeout=FINAL_RESPONSES_SECONDS)
+            await asyncio.wait({self._serving}, timeout=CLOSE_SECONDS)
 
     async def shutdown(self) -> None:
         if self._server is not None:

@@ -5,6 +5,9 @@ So bytes are counted before the parser has them, and the time runs from the mome
 Bodies are limited where they are read, in ``bodies``: only there it is known what they may be.
 """
 
+import fcntl
+import termios
+from array import array
 from asyncio import BaseTransport, TimerHandle, Transport
 from collections.abc import Callable
 from http import HTTPStatus
@@ -29,6 +32,8 @@ _SINGLE_HEADERS = frozenset({b"host", b"authorization"})
 _MAX_PIPELINED = 32
 #: Seconds that a refused client has to read why before its connection is closed, and bytes that it may send meanwhile.
 _LINGER_SECONDS, _LINGER_BYTES = 1.0, 2 << 20
+#: Seconds that the first request of a connection, or one whose bytes have begun to come, has when the server closes.
+LAST_REQUEST_SECONDS = 2.0
 #: Seconds that a direct route waits for a body that did not come with its head, as many clients send it.
 _DIRECT_BODY_SECONDS = 0.02
 
@@ -77,6 +82,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._problem: OmnibusError | None = None  # what the parser was stopped for
         self._refused = False
+        self.is_last = False  # no request follows this one, which may be to come
         self._closing = False  # once the body has come whose answer is complete
 
     # Connection
@@ -103,12 +109,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.flush()
 
     def shutdown(self) -> None:
-        """Close the connection after what is being answered, and after the body that still comes."""
+        """Close the connection after what is being answered, after the body that still comes, and after a request
+        that is on its way: a client that has just connected, or whose bytes are here, cannot tell what became of it."""
         self._hand_over()
-        if self.cycle is not None and self.cycle.response_complete:
-            self._close_after_body()
-        else:
+        self.is_last = True
+        if not self._is_idle():
             super().shutdown()
+        elif self._in_head and (self.cycle is None or self._overhead or self._has_unread_bytes()):
+            self._stop_timer()
+            self._start_timer(min(LAST_REQUEST_SECONDS, self._limits.head_seconds))
+        else:
+            self._close_after_body()
+
+    def _has_unread_bytes(self) -> bool:
+        """Return whether bytes have come that the event loop has not read yet."""
+        handle = self.transport.get_extra_info("socket")
+        unread = array("i", [0])
+        if handle is not None and handle.fileno() >= 0:
+            fcntl.ioctl(handle.fileno(), termios.FIONREAD, unread)
+        return unread[0] > 0
 
     def _close_after_body(self) -> None:
         """Close the connection: at once, or when the body has come whose answer is complete."""
@@ -171,6 +190,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return (
             self._is_idle()
             and not self.pipeline
+            and not self.is_last
             and not self._closing
             and self.parser.should_keep_alive()
             and self.parser.get_http_version() == "1.1"
@@ -181,6 +201,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Answer the request whose head is complete in a task of its own."""
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self._close_after_body)
+        if self.is_last:
+            self.cycle.keep_alive = False
 
     def _take_pieces(self) -> list[bytes] | None:
         """Return what has come of a body that the direct route may take, and have it no more."""

@@ -1,5 +1,7 @@
 """uvicorn as the gateway uses it: the service's own signal handling, and connections with limits."""
 
+import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +14,9 @@ from services.gateway.http.connection import ON_LEFT as ON_LEFT
 from services.gateway.http.connection import ConnectionLimits, LimitedHttpProtocol
 from services.gateway.http.direct import DirectRoute
 
+#: Seconds that a connection which is accepted while the server closes has for its TLS handshake.
+TLS_HANDSHAKE_SECONDS = 2.0
+
 
 class GatewayServer(uvicorn.Server):
     """A server that leaves signals to the service lifecycle."""
@@ -19,6 +24,49 @@ class GatewayServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, then each connection; those that wait to be accepted are served like the others.
+
+        The kernel has accepted them already, and a port that closes before them resets them: their clients could not
+        tell whether what they have sent was read. On a busy machine many come in one turn of the event loop.
+        """
+        listeners = sockets or []
+        waiting = [connection for listener in listeners for connection in _accept_all(listener)]
+        for each in (*self.servers, *listeners):  # in this very turn: until then more can come
+            each.close()
+        await asyncio.gather(*map(self._serve_connection, waiting), return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        """Serve one request of ``connection``, which the kernel has accepted."""
+        config = self.config
+
+        def create_protocol() -> LimitedHttpProtocol:
+            protocol: LimitedHttpProtocol = config.http_protocol_class(
+                config=config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            protocol.is_last = True
+            return protocol
+
+        handshake = TLS_HANDSHAKE_SECONDS if config.ssl else None
+        await asyncio.get_running_loop().connect_accepted_socket(
+            create_protocol, connection, ssl=config.ssl, ssl_handshake_timeout=handshake
+        )
+
+
+def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections to ``listener`` that its server has not accepted yet."""
+    listener.setblocking(False)
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # there is none, or no descriptor for one
+            return
+        connection.setblocking(False)
+        yield connection
 
 
 def create_server(

@@ -2,11 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from services.gateway.http.connection import ConnectionLimits
-from services.gateway.http.server import create_server
+from services.gateway.http.server import GatewayServer, create_server
 from tests.unit.gateway.house import House
 
 PATIENCE = 20.0
@@ -59,12 +59,16 @@ class Wire:
 
 
 class Doorway:
-    """A server's address, and how it begins to stop."""
+    """A ``server``, its port, and the clients that it has from here."""
 
-    def __init__(self, port: int, stop: Callable[[], None]) -> None:
+    def __init__(self, server: GatewayServer, port: int) -> None:
+        self.server = server
         self.port = port
-        self.stop = stop
         self._wires: list[Wire] = []
+
+    def stop(self) -> None:
+        """Have the server close."""
+        self.server.should_exit = True
 
     async def wire(self) -> Wire:
         made = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
@@ -91,11 +95,7 @@ async def doorway(home: House, direct: bool = True) -> AsyncIterator[Doorway]:
     limits = ConnectionLimits.from_settings(home.settings)
     serving = create_server(home.app, limits=limits, direct=home.direct if direct else None)
     task = asyncio.ensure_future(serving.serve(sockets=[listener]))
-
-    def stop() -> None:
-        serving.should_exit = True
-
-    made = Doorway(listener.getsockname()[1], stop)
+    made = Doorway(serving, listener.getsockname()[1])
     try:
         yield made
     finally:
