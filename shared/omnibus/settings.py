@@ -141,8 +141,9 @@ class GatewaySettings(Settings, frozen=True):
     cors_origins: str = ""
     #: Invocations in flight at this gateway before it answers 429.
     max_inflight: int = 512
-    #: Seconds that a request may wait in executors for those before it, as far as that can be predicted; it may always
-    #: wait as long as engines compute for it. What would wait longer, or not end by its deadline, gets 429.
+    #: Seconds that a request may wait in executors for those before it, as far as that can be predicted, at most half
+    #: of ``deadline``. A longer queue is an overload: until it was empty for a while, what would wait longer than
+    #: engines compute for it gets 429, as does at any time what would not end by its deadline.
     queue_seconds: float = 30.0
     #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
     #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.

@@ -42,6 +42,9 @@ from services.gateway.tenancy import tenant as tenants
 from services.gateway.tenancy.admission import CAPACITY_REASONS, Admission
 from services.gateway.tenancy.slot import AdmissionSlot
 
+#: Part of the time until the deadline that a queue may take at most before more counts as an overload.
+MAX_QUEUE_OVER_DEADLINE = 0.5
+
 
 class RequestFactory:
     """Opens runs: what they all work with."""
@@ -65,6 +68,8 @@ class RequestFactory:
         self.kept = keep if records.full else None
         self.loads = loads
         self.admission = admission
+        #: Seconds that a queue may grow to: where deadlines are short, less than would use them up.
+        self.queue_seconds = min(settings.queue_seconds, MAX_QUEUE_OVER_DEADLINE * settings.deadline)
         self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
     def open_request(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "ClientRequest":
@@ -306,7 +311,7 @@ class ClientRequest:
             return
         runs = self._runs
         drains = runs.router.members.drain_rates(dict.fromkeys(route.executors))
-        check_room(drains, self.deadline - time.time(), runs.settings.queue_seconds)
+        check_room(drains, self.deadline - time.time(), runs.queue_seconds)
 
     def _invocation_id(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""

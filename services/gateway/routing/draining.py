@@ -27,6 +27,8 @@ _MAX_SLOWDOWN = 4.0
 #: Seconds in which the highest throughput of late counts for half, and the part of it that is believed against a lower
 #: one: a moment in which nothing ended, on a machine that has others to serve, is no reason to refuse.
 _PEAK_HALF_LIFE_SECONDS, _PEAK_RATE_FRACTION = 5.0, 0.5
+#: Services without anybody waiting after which an overload is over: fewer pass by chance while too many come.
+_OVERLOAD_END_SERVICES = 2.0
 
 
 class DrainRate:
@@ -37,6 +39,7 @@ class DrainRate:
         "_at",
         "_best",
         "_busy",
+        "_clear_since",
         "_clock",
         "_done",
         "_lumps",
@@ -44,6 +47,7 @@ class DrainRate:
         "_pending_busy",
         "_started",
         "measured",
+        "overloaded",
         "residence",
         "service",
         "slots",
@@ -63,12 +67,17 @@ class DrainRate:
         #: True once enough has ended to tell the throughput.
         self.measured = False
         self._best = (0.0, 0.0)  # the highest throughput of late, and when it was
+        #: True from a refusal until nobody has waited for some time.
+        self.overloaded = False
+        self._clear_since: float | None = None  # in an overload: nobody waits
         self._lumps = 0.0  # the part that ends in the same moment as the one before
 
     def add_invocation(self, invocation: str) -> None:
         """An invocation was sent here."""
         self._advance_clock()
         self._started[invocation] = self._at
+        if self.overloaded:
+            self._note_waiting()
 
     def drop_invocation(self, invocation: str) -> None:
         """An invocation left without being finished, so its time is no measure: nobody knows how much was missing."""
@@ -77,6 +86,8 @@ class DrainRate:
         if self._started.pop(invocation, None) is not None:
             self._pending_busy *= (present - 1) / present
             self._pending_area *= (present - 1) / present
+            if self.overloaded:
+                self._note_waiting()
 
     def finish_invocation(self, invocation: str, service: float) -> None:
         """An invocation was finished; its engine computed for ``service`` seconds, 0 if that is not known."""
@@ -99,6 +110,8 @@ class DrainRate:
         self.measured = self._done >= max(_MIN_COMPLETIONS, self._mean_served())
         if self.measured and self._busy > 0 and self._done / self._busy >= self._recent_peak_rate():
             self._best = (self._done / self._busy, self._at)
+        if self.overloaded:
+            self._note_waiting()
 
     def _recent_peak_rate(self) -> float:
         """The highest throughput of late; it counts for less the longer it was ago."""
@@ -156,6 +169,24 @@ class DrainRate:
         free = lacking if self._lumps > _BATCHED_FRACTION else min(1.0, lacking)
         return max(0.0, present + 0.5 - free) / (rate * self._max_speedup(present + 1))
 
+    # Overload
+
+    def begin_overload(self) -> None:
+        """More comes than is served, as it still does: from now on the queue is held short."""
+        if not self.overloaded:
+            self.overloaded, self._clear_since = True, None
+
+    def end_overload_in_time(self) -> None:
+        """End the overload once nobody has waited for as long as it takes to be sure."""
+        if self.overloaded and self._clear_since is not None:
+            self.overloaded = self._clock() - self._clear_since < _OVERLOAD_END_SERVICES * self.service
+
+    def _note_waiting(self) -> None:
+        if self.queued_seconds > self.service:
+            self._clear_since = None
+        elif self._clear_since is None:
+            self._clear_since = self._at
+
     def seconds_to_next_end(self) -> float:
         """Seconds until the oldest invocation is predicted to be finished."""
         if not self._started:
@@ -167,8 +198,10 @@ class DrainRate:
 def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds: float) -> None:
     """Check that a request which has ``left`` seconds ends in time, and waits for others no longer than it may.
 
-    It may wait as long as its engines compute for it, and at least ``queue_seconds``. All executors of a request get it
-    at once, so the slowest one says how long it takes. Raises ``Overloaded``, which says when there will be room.
+    It may wait for ``queue_seconds``, so that many can come at once, and as long as engines compute for it. A queue
+    that has grown beyond that grows because more comes than is served: until it was empty for some time nobody waits
+    longer than it is served, for a long queue serves no more than a short one. All executors of a request get it at
+    once, so the slowest one says how long it takes. Raises ``Overloaded``, which says when there will be room.
     """
     slowest, total, service, served = None, -1.0, 0.0, True
     for each in executors:
@@ -180,7 +213,7 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
         return
     beyond = total - left / _DEADLINE_MARGIN if total > service else 0.0
     if slowest.measured and served:
-        beyond = max(beyond, slowest.queued_seconds - service - max(service, queue_seconds))
+        beyond = max(beyond, _seconds_beyond(slowest, service, queue_seconds))
     if beyond <= 0:
         return
     raise Overloaded(
@@ -189,3 +222,13 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
         retry_after=slowest.seconds_to_next_end()
         + max(0.0, beyond - 1.0 / slowest.rate),  # the one that is next, and what more
     )
+
+
+def _seconds_beyond(executor: DrainRate, service: float, queue_seconds: float) -> float:
+    """Seconds by which one more would wait longer than it may; begins and ends an overload."""
+    executor.end_overload_in_time()
+    waits = executor.queued_seconds - service
+    if not executor.overloaded and waits <= max(service, queue_seconds):
+        return 0.0
+    executor.begin_overload()
+    return waits - service

@@ -4,6 +4,7 @@ import bisect
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -48,6 +49,19 @@ def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: f
     return world, begin
 
 
+def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
+    """A world whose queue may grow to 20 services, under five times the load that it bears for 120 of them; and when
+    the queue that had grown until the overload was seen has been served."""
+    executor = make()
+    full = executor.seconds(executor.slots)
+    world = World(executor, 120 * full, queue_seconds=20 * full)
+    world.one_by_one(10)
+    begin = world.now
+    world.load(5 * executor.capacity, begin, 120 * full)
+    world.run(begin + 120 * full)
+    return world, begin + 40 * full
+
+
 def learning(world: World) -> float:
     """Seconds until a gateway knows what an executor batches, and what others send to it."""
     return 20 * world.executor.seconds(world.executor.slots)
@@ -71,6 +85,48 @@ def test_nobody_waits_much_longer_than_it_is_served(kind: str, most: float):
 
     full = world.executor.seconds(world.executor.slots)
     assert percentile(world.took(begin + learning(world)), 0.99) <= most * full
+
+
+@pytest.mark.parametrize(("kind", "most"), [(kind, 3.0 if kind in BATCHES else 2.2) for kind in EXECUTORS])
+def test_a_queue_that_grew_too_long_is_held_short_while_too_many_come(kind: str, most: float):
+    world, since = patiently_overloaded(EXECUTORS[kind])
+
+    full = world.executor.seconds(world.executor.slots)
+    before = percentile([took for came, took in world.outcome.served if came < since], 0.99)
+    goodput = sum(1 for at in world.outcome.ended if at > since) / (world.now - since)
+    assert before > 4 * full  # many may come at once
+    assert percentile(world.took(since), 0.99) <= most * full
+    assert goodput >= (0.9 if world.executor.in_step else 0.95) * world.executor.capacity
+
+
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_an_overload_is_over_once_nobody_waits(kind: str):
+    world, _ = patiently_overloaded(EXECUTORS[kind])
+    executor = world.executor
+    full = executor.seconds(executor.slots)
+    world.run()  # what is there
+    refused = world.outcome.refused
+    world.load(0.5 * executor.capacity, world.now, 20 * full)
+    world.run()
+    world.run(world.now + 5 * full)
+
+    for _ in range(5 * executor.slots):  # as many at once as before
+        world.come(0)
+    world.run()
+
+    assert world.outcome.refused == refused
+
+
+def test_clients_that_wait_for_their_answers_are_no_overload():
+    world = World(Executor(1, constant(1.0)), 120.0, queue_seconds=30.0)
+    world.one_by_one(10)
+    for _ in range(20):
+        world.come(0)
+    for at in range(1, 300):  # each that has its answer sends the next
+        world.at(world.now + at + 0.01, partial(world.come, 0))
+    world.run()
+
+    assert world.outcome.refused == 0
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
