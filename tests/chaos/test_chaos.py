@@ -10,6 +10,7 @@ import pytest
 from tests.chaos.__main__ import VERBS, parsed
 from tests.chaos.faults import WEIGHTS, schedule
 from tests.e2e.system import ROOT
+from tests.nightly import nightly
 
 SEED = 20
 _WITHIN_SECONDS = 540.0
@@ -19,7 +20,15 @@ _WITHIN_SECONDS = 540.0
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(_WITHIN_SECONDS + 30)
-@pytest.mark.parametrize("arguments", [["--minutes=1.5"], ["--minutes=1", "--hostile=60"]], ids=["faults", "hostile"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--minutes=0.9"],
+        ["--minutes=0.5", "--hostile=30"],
+        *nightly(["--minutes=3"], ["--minutes=1", "--hostile=60"]),
+    ],
+    ids=["faults", "hostile", "faults for longer", "more that is hostile"],
+)
 def test_every_promise_holds(arguments: list[str], tmp_path: Path):
     command = [sys.executable, "-m", "tests.chaos", f"--seed={SEED}", f"--into={tmp_path}", "--late=8", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_WITHIN_SECONDS, check=False)

@@ -18,8 +18,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
 from omnibus.cli import main as run_command
 from omnibus.cli import up
+from omnibus.process import run_module
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import ProcessSpec, python_command
 from omnibus.up import fork_client
@@ -65,6 +68,17 @@ def fork_server_socket() -> str:
         assert time.monotonic() < give_up, "the fork server imports for too long"
         time.sleep(0.05)
     return path
+
+
+def fork_modules(patch: pytest.MonkeyPatch) -> None:
+    """Have what ``omnibus.process.run_module`` runs of ``omnibus_models`` forked by the session's fork server."""
+
+    def command(module: str, *arguments: str) -> tuple[str, ...]:
+        if not module.startswith("omnibus_models."):
+            return python_command(module, *arguments)
+        return fork_client.fork_server_command(fork_server_socket(), module, *arguments)
+
+    patch.setattr(run_module, "python_command", command)
 
 
 def listener_process_id(path: str) -> int | None:

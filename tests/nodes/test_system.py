@@ -1,13 +1,19 @@
-"""The whole system over nodes that share nothing: the same answers, and failures that clients see by name."""
+"""The whole system over nodes that share nothing: the same answers, failures that clients see by name, no hang.
+
+One system for all of it: its executors import their libraries one by one, which takes most of a minute.
+"""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from tests.e2e.omni.speech import same, spoken, taken, wanted
 from tests.e2e.questions import OMNI_QUESTIONS
 from tests.e2e.system import System
+from tests.nightly import nightly
 from tests.nodes.namespaces import DATA, Node
+from tests.nodes.soak import FaultDrawer, Load, load_again
 from tests.nodes.system import APART, TOGETHER, ask
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
@@ -46,3 +52,26 @@ async def test_a_node_that_is_cut_off_costs_typed_errors_and_serves_again(system
         while (again := await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})).is_error:
             await asyncio.sleep(0.2)
     same(good, spoken(again.json()))
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("count", [150, *nightly(10_000)])
+async def test_requests_are_right_or_refused_by_name_whatever_breaks(system: System, others: list[Node], count: int):
+    load, faults = Load(system), FaultDrawer(system, others)
+    await load.learn()
+
+    breaking = asyncio.create_task(faults.run())
+    try:
+        await load.run(count)
+    finally:
+        breaking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await breaking
+
+    print(f"{dict(load.outcomes)} beside {dict(faults.done)}")
+    assert sum(load.outcomes.values()) == count
+    assert load.outcomes["answered"] > count / 2
+    assert faults.done
+    await system.whole()
+    await load_again(load)
+    await system.ledger_is_empty(10.0)

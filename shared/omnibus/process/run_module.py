@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, ProblemDetails, from_problem
+from omnibus.process.spec import python_command
 
 _ROOT = str(Path(__file__).parents[2])
 _MAX_QUOTED_CHARS = 2000  # characters of what a child said that ended without an answer
@@ -38,7 +39,7 @@ async def run_module(
     """
     path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-u", "-m", module, *arguments),
+        *python_command(module, *arguments),
         env={**os.environ, "PYTHONPATH": path, **(env or {})},
         stdin=DEVNULL,
         stdout=PIPE,

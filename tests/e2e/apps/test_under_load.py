@@ -10,7 +10,7 @@ from tests.e2e.apps.estate import Estate, until
 
 pytestmark = pytest.mark.e2e
 
-ROUNDS = 3
+ROUNDS = 2  # through either gateway
 
 
 @pytest.mark.slow

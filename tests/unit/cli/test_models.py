@@ -26,6 +26,7 @@ from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus_models import tiny
 from services.planner.declared import declarations_file
+from tests.e2e import warm
 from tests.unit.checkpoints.hubs import Hub, keep, serving
 from tests.unit.plugins.dists import installer, toy
 
@@ -39,7 +40,8 @@ def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Omnibus runs, nothing is in a cache."""
+    """No Omnibus runs, nothing is in a cache, and no library is imported once more for each command."""
+    warm.fork_modules(monkeypatch)
     monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path / "cache"))

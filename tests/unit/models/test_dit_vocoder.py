@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,11 +61,17 @@ def sixty(omni_parts: dict[str, Any]) -> Tensor:
     return one_shot(omni_parts["vocoder"], some_codes(60))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted), ends_empty=st.booleans())
-def test_no_sample_is_lost_or_doubled_in_any_cut(
-    omni_parts: dict[str, Any], sixty: Tensor, cuts: list[int], ends_empty: bool
-) -> None:
+@pytest.mark.parametrize("examples", [8, *nightly(40)])
+def test_no_sample_is_lost_or_doubled_in_any_cut(omni_parts: dict[str, Any], sixty: Tensor, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted), ends_empty=st.booleans())
+    def any_cut(cuts: list[int], ends_empty: bool) -> None:
+        check_cut(omni_parts, sixty, cuts, ends_empty)
+
+    any_cut()
+
+
+def check_cut(omni_parts: dict[str, Any], sixty: Tensor, cuts: list[int], ends_empty: bool) -> None:
     vocoder, codes = omni_parts["vocoder"], some_codes(60)
     ends = [*cuts, 60, 60] if ends_empty else [*cuts, 60]
     stream, wave = vocoder.open("Chelsie", SEED), torch.empty(0)

@@ -11,9 +11,15 @@ from omnibus.families import catalog
 from omnibus.up.tiny_models import tiny_models
 from omnibus_models import tiny
 from services.planner.declared import declarations_file
+from tests.e2e import warm
 
 VL, OMNI, IMAGE, TWIN = "qwen2.5-vl-tiny", "qwen2.5-omni-tiny", "qwen-image-tiny", "qwen2.5-vl-tiny-b"
 GEMMAS = ("gemma3-tiny", "gemma3-tiny-b")
+
+
+@pytest.fixture(autouse=True)
+def warm_builders(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm.fork_modules(monkeypatch)
 
 
 @pytest.fixture(scope="module")

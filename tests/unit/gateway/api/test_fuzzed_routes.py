@@ -43,7 +43,7 @@ FORM_ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 KINDS = ("files", "videos", "responses", "conversations")
 EXAMPLES = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

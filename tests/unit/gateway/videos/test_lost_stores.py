@@ -13,12 +13,16 @@ from omnibus.errors import StoreUnavailable
 from omnibus.store import JobRecord
 from omnibus.up import infra
 from services.gateway.videos.job_payload import KIND
+from tests.nightly import nightly
 from tests.unit.bus.servers import Owned, running
 from tests.unit.gateway.house import House
 from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, stored, studio, told
 from tests.unit.sidecar import node as nodes
 
 PATH = "/v1/videos"
+#: The store ends first, in the middle and last; gateways are alike, so that the other orders come by night.
+ORDERS = [("store", "a", "b"), ("a", "store", "b"), ("b", "a", "store")]
+ORDERS += nightly(*(order for order in itertools.permutations(("a", "b", "store")) if order not in ORDERS))
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +149,7 @@ async def content(home: House, id: str) -> None:
     await nodes.until(given)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(("a", "b", "store"))), ids="-".join)
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_completed_videos_stay_so_whatever_ends_in_whatever_order(patient: Site, order: tuple[str, ...]):
     ids = [(await asked(patient.gateways["ab"[seed % 2]], seed=seed))["id"] for seed in range(4)]
     for id in ids:
@@ -162,7 +166,7 @@ async def test_completed_videos_stay_so_whatever_ends_in_whatever_order(patient:
         await content(patient.gateways["b"], id)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(("a", "b", "store"))), ids="-".join)
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_accepted_videos_are_made_whatever_ends_in_whatever_order(site: Site, order: tuple[str, ...]):
     site.place.toys.gate.clear()
     ids = [(await asked(site.gateways["ab"[seed % 2]], seed=seed))["id"] for seed in range(8)]
