@@ -24,6 +24,9 @@ from services.gateway.tenancy.body_budget import Upload
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _APP_DECODER: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
 _PLACE = re.compile(r"(?P<text>.*?)(?: - at (?:`key` in )?`\$\.?(?P<param>.*)`)?", re.DOTALL)
+_INTEGER_IS_FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+#: The largest integer up to which a float has all integers.
+MAX_EXACT_INTEGER = 2**53
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 Body = TypeVar("Body")
 #: Fields of text that an answer of pictures cannot obey.
@@ -94,11 +97,42 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     check_values(body)
     try:
-        return decoder.decode(body)
+        return decode_json(decoder, body)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+
+
+def decode_json(decoder: msgspec.json.Decoder[Body], body: bytes | bytearray | memoryview) -> Body:
+    """``body`` as ``decoder`` has it, where a number such as ``24.0`` is an integer too, as in JSON Schema.
+
+    Raises the errors of ``msgspec``.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if not _INTEGER_IS_FLOAT.match(str(error)):
+            raise
+    return decoder.decode(msgspec.json.encode(_INTEGRAL_DECODER.decode(body)))
+
+
+def convert_json(found: Any, kind: type[Body]) -> Body:
+    """``found``, decoded JSON, as ``kind``; integers as with ``decode_json``. Raises the errors of ``msgspec``."""
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        if not _INTEGER_IS_FLOAT.match(str(error)):
+            raise
+    return msgspec.convert(_INTEGRAL_DECODER.decode(msgspec.json.encode(found)), kind)
+
+
+def _as_number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= MAX_EXACT_INTEGER else value
+
+
+_INTEGRAL_DECODER = msgspec.json.Decoder(float_hook=_as_number)
 
 
 def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> ChatRequest:
@@ -109,7 +143,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     """
     check_values(body)
     try:
-        request = (_APP_DECODER if app else _DECODER).decode(body)
+        request = decode_json(_APP_DECODER if app else _DECODER, body)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), ChatRequest) from None
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -31,7 +31,7 @@ from services.gateway.openai.chat_response import (
 )
 from services.gateway.openai.chat_stream import ChatStream
 from services.gateway.openai.density import check_values
-from services.gateway.openai.parse import check_chat, invalid_request
+from services.gateway.openai.parse import check_chat, convert_json, invalid_request
 
 HEADER, NAME = "x-omnibus-dialect", "vllm-omni"
 
@@ -78,7 +78,7 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
         _translate_audio(said)
     _check_processor_options(said)
     try:
-        request = msgspec.convert(said, OmniRequest)
+        request = convert_json(said, OmniRequest)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), OmniRequest) from None
     check_chat(request)

@@ -5,6 +5,7 @@ model computes its logits. Grammars are compiled once, in the same thread, and c
 """
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,8 @@ MAX_GRAMMARS = 64
 #: Seconds that a request waits for its grammar.
 COMPILE_TIMEOUT_SECONDS = 10.0
 _WORD_BITS = 32
+#: The line with which ``llguidance`` says that it has met a limit: items of a row or step, states or fuel of its lexer.
+_TOO_COMPLEX = re.compile(r"^Stop: \w+TooComplex$", re.MULTILINE)
 
 
 class GrammarState:
@@ -34,10 +37,10 @@ class GrammarState:
         self._row = 0
 
     def accept_token(self, token: int) -> None:
-        """Go on behind ``token``. Raises ``StageFailed`` for one that is not allowed."""
+        """Go on behind ``token``. Raises ``StageFailed`` for one that is not allowed, ``BadRequest`` at a limit."""
         self._rows = None
         if not self._matcher.consume_token(token):
-            raise StageFailed(f"the grammar cannot go on: {first_line(self._matcher.get_error())}")
+            raise self._stop_error()
 
     def expect_row(self, rows: "Future[np.ndarray]", row: int) -> Any:
         """Let the next mask be ``row`` of ``rows``; returns what computes it."""
@@ -49,14 +52,23 @@ class GrammarState:
         self._masks.prepare(states)
 
     def next_mask(self) -> Tensor:
-        """Bool [V]: tokens that may come next. Raises ``StageFailed`` for a grammar that has grown too complex."""
+        """Bool [V]: tokens that may come next. Raises ``BadRequest`` for a grammar that has grown too complex."""
         if self._rows is None:
             self._masks.prepare([self])
         assert self._rows is not None  # noqa: S101 - for the type checker
         mask = torch.from_numpy(self._rows.result()[self._row])
         if self._matcher.is_error():
-            raise StageFailed(f"the grammar cannot go on: {first_line(self._matcher.get_error())}")
+            raise self._stop_error()
         return mask
+
+    def _stop_error(self) -> BadRequest | StageFailed:
+        """The error of a matcher that has stopped. Which limits an answer meets follows from its schema."""
+        error = self._matcher.get_error()
+        reason = first_line(error)
+        if _TOO_COMPLEX.search(error):
+            message = f"the schema is too complex for the grammar of its answers: send a simpler one ({reason})"
+            return BadRequest(message, param="response_format")
+        return StageFailed(f"the grammar cannot go on: {reason}")
 
 
 class MaskThread:

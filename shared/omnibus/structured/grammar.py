@@ -9,6 +9,9 @@ import msgspec
 MAX_SCHEMA_BYTES = 128 * 1024
 #: Symbols of a grammar, and work of its lexer: what needs more is refused while it is compiled.
 MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL = 50_000, 500_000
+#: Bytes of an answer that are tried when a schema is checked, and those that are tried before others: they lead into
+#: objects and lists, and out of texts.
+MAX_TRIED_BYTES, _OPENINGS = 64, b'"{[:, ]}'
 #: Answers are written as most models write JSON by themselves: a space behind commas and colons, and none elsewhere,
 #: for a mask would let a model go on with white space for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -30,6 +33,37 @@ def find_error(grammar: str) -> str:
     from llguidance import LLMatcher
 
     return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), limits=limits()))
+
+
+def find_schema_error(grammar: str) -> str:
+    """The reason that the Lark ``grammar`` of a JSON schema alone cannot be used, or "".
+
+    A schema may compile and yet need more of a parser's row than ``llguidance`` allows, as one of thousands of optional
+    properties does behind its first brace. So the first bytes of an answer are tried as well.
+    """
+    return find_error(grammar) or _find_row_error(grammar)
+
+
+def _find_row_error(grammar: str) -> str:
+    """Walk through the first bytes that ``grammar`` allows, into what it nests where there is a choice."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
+    for _ in range(MAX_TRIED_BYTES):
+        allowed = matcher.compute_bitmask()
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        following = [byte for byte in range(256) if allowed[byte // 8] >> byte % 8 & 1]
+        if not following:
+            break
+        matcher.consume_token(min(following, key=_openings_first))
+    return str(matcher.get_error())
+
+
+def _openings_first(byte: int) -> tuple[int, int]:
+    place = _OPENINGS.find(byte)
+    return (place if place >= 0 else len(_OPENINGS), byte)
 
 
 def limits() -> Any:

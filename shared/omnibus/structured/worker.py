@@ -6,15 +6,15 @@ A library cannot be stopped in the middle of a grammar, and a process can: whoev
 import json
 import sys
 
-from omnibus.structured.grammar import find_error
+from omnibus.structured.grammar import find_schema_error
 
 
 def main() -> None:
     """Answer until the input ends. The first line out, "", says that it is ready."""
-    find_error('start: "a"')
+    find_schema_error('start: "a"')
     _answer("")
     for line in sys.stdin:
-        _answer(find_error(json.loads(line)))
+        _answer(find_schema_error(json.loads(line)))
 
 
 def _answer(error: str) -> None:

@@ -34,6 +34,7 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "ImageRequest": {"model": {"enum": [PAINTER]}, "size": _SMALL, "steps": _STEPS, "n": _FEW},
     "EditForm": {"model": {"enum": [EDITOR]}, "size": _SMALL, "steps": _STEPS, "n": _FEW, "image": {"type": "array", "items": _FILE, "minItems": 1, "maxItems": 1}},
     "EmbeddingRequest": {"model": {"enum": [EMBEDDER]}},
+    "BatchRequest": {"endpoint": {"enum": ["/v1/completions"]}, "completion_window": {"enum": ["24h"]}, "input_file_id": {}},
     "SpeechRequest": {"model": {"enum": [OMNI]}, "voice": {"enum": ["alloy", "nobody"]}, "max_tokens": _CODES},
     "TranscriptionForm": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "file": _FILE},
     "VideoRequest": {"model": {"enum": [DIRECTOR]}, "size": {"enum": ["32x32", "64x32"]}, "seconds": {"enum": ["0.375"]}, "steps": _STEPS, "fps": {"enum": [8, 24]}},
@@ -54,6 +55,7 @@ _FREE: dict[str, tuple[str, ...]] = {
         "user",
     ),
     "EditForm": ("prompt", "response_format", "output_format", "negative_prompt", "seed", "guidance"),
+    "BatchRequest": ("metadata", "output_expires_after"),
     "EmbeddingRequest": ("input", "encoding_format", "pooling", "user"),
     "SpeechRequest": ("input", "instructions", "response_format", "speed", "stream_format", "seed", "temperature"),
     "TranscriptionForm": ("language", "prompt", "response_format", "temperature", "stream", "seed"),
@@ -72,11 +74,12 @@ def register() -> None:
     schemathesis.openapi.format("url-of-media", st.sampled_from([url, url[:90], "data:,", "http://127.0.0.1/x"]))
 
 
-def narrowed(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` for what a few seconds are enough for."""
+def narrowed(document: dict[str, Any], file_id: str) -> dict[str, Any]:
+    """``document`` for what a few seconds are enough for; batches are of the uploaded file ``file_id``."""
     schemas = {name: _narrow(name, schema) for name, schema in document["components"]["schemas"].items()}
     for name in ("Url", "ImageUrl"):
         schemas[name]["properties"]["url"] = {"type": "string", "format": "url-of-media"}
+    schemas["BatchRequest"]["properties"]["input_file_id"] = {"enum": [file_id]}
     return {**document, "components": {**document["components"], "schemas": schemas}}
 
 

@@ -1,5 +1,6 @@
 """What schemathesis makes of the OpenAPI document is answered as it says, or refused: never an error of ours."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 
 from services.gateway.openai.openapi import openapi_paths
 from tests.e2e.routes.narrowed import narrowed, register
-from tests.e2e.system import System
+from tests.e2e.system import OMNI, System
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +38,7 @@ OPERATIONS = [
 ]
 SHAPE = response_schema_conformance
 #: Operations of which every request is allowed: they have no body, and an id may be any text.
-BODILESS = ["POST /v1/responses/{response_id}/cancel"]
+BODILESS = ["POST /v1/responses/{response_id}/cancel", "POST /v1/batches/{batch_id}/cancel"]
 #: A refusal that schemathesis does not count as one.
 TOO_LARGE = 413
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, SHAPE]
@@ -50,8 +51,11 @@ def document(system: System) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def narrow(document: dict[str, Any]) -> Any:
-    return schemathesis.openapi.from_dict(narrowed(document))
+def narrow(system: System, document: dict[str, Any]) -> Any:
+    body = {"model": OMNI, "prompt": "hello", "max_tokens": 1}
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body})
+    uploaded = httpx.post(f"{system.url}/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", line)})
+    return schemathesis.openapi.from_dict(narrowed(document, uploaded.json()["id"]))
 
 
 @pytest.fixture(scope="module")

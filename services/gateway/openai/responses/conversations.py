@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from services.gateway.openai.density import check_values
-from services.gateway.openai.parse import invalid_request
+from services.gateway.openai.parse import convert_json, invalid_request
 from services.gateway.openai.responses.items import InputItem
 from services.gateway.openai.responses.request import Metadata, name_message
 
@@ -53,7 +53,7 @@ def parse_conversation_body(body: bytes, kind: Any) -> Any:
         found = msgspec.json.decode(body or b"{}")
         if isinstance(found, dict) and isinstance(found.get("items"), list):
             found["items"] = [name_message(item) for item in found["items"]]
-        return msgspec.convert(found, kind)
+        return convert_json(found, kind)
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -20,7 +20,7 @@ from services.gateway.openai.chat_request import (
     TopK,
 )
 from services.gateway.openai.density import check_values
-from services.gateway.openai.parse import invalid_request
+from services.gateway.openai.parse import convert_json, invalid_request
 from services.gateway.openai.responses.items import InputItem, InputMessage, InputText
 from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 
@@ -206,7 +206,7 @@ def convert_response_request(found: Any) -> ResponseRequest:
     if isinstance(found, dict) and isinstance(found.get("input"), list):
         found["input"] = [name_message(item) for item in found["input"]]
     try:
-        return msgspec.convert(found, ResponseRequest)
+        return convert_json(found, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
         raise invalid_request(str(error), ResponseRequest) from None
 

@@ -13,6 +13,7 @@ from openai.types.chat import completion_create_params
 from omnibus.errors import BadRequest, TooLarge
 from services.gateway.openai.chat_request import ChatRequest, ImagePart, TextPart, UserMessage
 from services.gateway.openai.parse import parse_chat, read_body
+from services.gateway.openai.responses.request import parse_response_request
 
 
 def body(**fields: Any) -> bytes:
@@ -57,6 +58,19 @@ def test_a_full_request_is_read() -> None:
     assert request.wants_text
     assert request.wants_audio
     assert request.wants_usage
+
+
+def test_an_integer_may_be_written_as_a_float() -> None:
+    request = parse_chat(body(max_completion_tokens=64.0, seed=-5.0, top_p=1, temperature=0.5, stop=["1.0"]))
+
+    assert (request.token_limit, request.seed, request.temperature, request.top_p) == (64, -5, 0.5, 1.0)
+    assert request.stop_strings == ("1.0",)
+    assert type(request.token_limit) is int
+    assert parse_response_request(b'{"model": "m", "input": "hi", "max_output_tokens": 3e1}').max_output_tokens == 30
+    for wrong in (64.5, 1e300):
+        with pytest.raises(BadRequest) as caught:
+            parse_chat(body(temperature=1.0, max_completion_tokens=wrong))
+        assert caught.value.param == "max_completion_tokens"
 
 
 def test_parts_keep_their_order_and_types() -> None:

@@ -16,10 +16,15 @@ GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"
 IMPATIENT_SECONDS = 0.1
 #: Takes a library a second or so.
 SLOW: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(4000)}}
+#: Compiles soon, and has more properties than a row of the parser has room for.
+WIDE: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(700)}}
+LOOKAHEAD: dict[str, Any] = {"type": "string", "pattern": "(?=a)b"}
 HOSTILE: list[dict[str, Any]] = [
     SLOW,
+    WIDE,
+    {"type": "object", "properties": {"a": {"type": "array", "items": WIDE, "minItems": 1}}, "required": ["a"]},
     {"type": "array", "items": {"type": "integer"}, "minItems": 100_000, "maxItems": 200_000},
-    {"type": "string", "pattern": "(?=a)b"},
+    LOOKAHEAD,
     {"not": {"type": "string"}},
     {"$ref": "http://127.0.0.1:1/schema"},
     {"type": "string", "format": "nonsense"},
@@ -54,12 +59,12 @@ async def test_hostile_schemas_are_refused_by_name_within_a_second(
 async def test_what_was_checked_is_known(check: SchemaCheck) -> None:
     await check.check_schema(GOOD, "p")
     with pytest.raises(BadRequest):
-        await check.check_schema(HOSTILE[2], "p")
+        await check.check_schema(LOOKAHEAD, "p")
     await check.close()
 
     await check.check_schema(GOOD, "p")
     with pytest.raises(BadRequest):
-        await check.check_schema(HOSTILE[2], "p")
+        await check.check_schema(LOOKAHEAD, "p")
     assert check._process is None
 
 

@@ -197,3 +197,22 @@ async def test_min_p_leaves_what_is_likely_enough(runner: ThinkRunner, checkpoin
     assert len(allowed) > 1
     assert found <= allowed
     assert len(found) > 1
+
+
+async def test_a_schema_that_grows_too_complex_ends_its_own_answer_as_the_clients_fault(runner: ThinkRunner) -> None:
+    wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(700)}}
+    late = {"type": "object", "properties": {"a": {"const": "x" * 40}, "b": wide}, "required": ["a", "b"]}
+    beside = job(structured_outputs={"json": shaped.CITY}, seed=1)
+
+    found = await asyncio.gather(
+        run(runner, job(structured_outputs={"json": wide}, max_tokens=400)),
+        run(runner, job(structured_outputs={"json": late}, max_tokens=400)),
+        run(runner, beside),
+        return_exceptions=True,
+    )
+
+    for error in found[:2]:
+        assert isinstance(error, BadRequest), error
+        assert error.param == "response_format"
+        assert "too complex" in error.message
+    assert jsonschema.validate(json.loads(beside.text), shaped.CITY) is None
