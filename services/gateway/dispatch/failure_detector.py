@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from omnibus.bus import Bus, subjects
-from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_LOST_SECONDS
+from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_LOST_SECONDS, EXECUTOR_PROBE_SECONDS
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 from omnibus.errors import BusUnavailable, OmnibusError
@@ -123,7 +123,8 @@ class FailureDetector:
                 back = False
                 self._retry_all()
             self._retry_returned()
-            for executor in {*self._members.silent_executors(), *self._refusals.overdue_peers()}:
+            late = self._members.silent_executors(EXECUTOR_PROBE_SECONDS)
+            for executor in {*late, *self._refusals.overdue_peers()}:
                 refused = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
                 self._publish_query(subjects.edge_subject(executor), b"", refused)
             self._replace_silent()

@@ -14,12 +14,14 @@ NODE_HEARTBEAT_SECONDS = 1.0
 #: Census by ``omnibus top``.
 CENSUS_INTERVAL_SECONDS = 5.0
 
-#: Two heartbeats: the executor gets no new work and is probed. A false alarm costs one empty message.
+#: A heartbeat is late: the executor is probed, again and again. A false alarm costs one empty message.
+EXECUTOR_PROBE_SECONDS = 0.75
+#: Two heartbeats: it gets no new work. A false alarm makes others do more.
 EXECUTOR_SUSPECT_SECONDS = 1.2
 #: Six heartbeats: it does not count as ready or present. A false alarm makes a rollout wait.
 EXECUTOR_ABSENT_SECONDS = 3.0
-#: Ten heartbeats: its invocations move. A false alarm costs what they have computed.
-EXECUTOR_LOST_SECONDS = 5.0
+#: Eight heartbeats: its invocations move. A false alarm costs what they have computed.
+EXECUTOR_LOST_SECONDS = 4.0
 #: The same while no other executor can take the work, and while it may still get some: a false alarm fails requests.
 EXECUTOR_LAST_RESORT_SECONDS = 15.0
 #: Three heartbeats: its part of the tenants' limits goes to the other gateways, and who lacks a file does not wait for

@@ -95,6 +95,20 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
     await moved(there, running, to=other, lost="l")
 
 
+async def test_asking_executors_that_are_there_moves_nothing(there: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failure_detector, "EXECUTOR_PROBE_SECONDS", 0.0)  # all of them, at each look
+    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.01)
+    vision, thinker, _ = await there.puppets_of(e="E", l="L", l2="L")
+    vision.accepts = thinker.accepts = True
+    running = there.submit()
+    await there.sent(thinker)
+
+    await asyncio.sleep(0.3)
+
+    assert running.invocation.attempt == 0
+    assert await finish(there, running, vision, thinker, "fine") == ["fine"]
+
+
 async def test_an_executor_that_answers_and_then_freezes_is_replaced(there: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_detector, "EXECUTOR_LOST_SECONDS", EXECUTOR_SUSPECT_SECONDS)
     _, frozen, other = await there.puppets_of(e="E", l="L", l2="L")
