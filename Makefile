@@ -15,11 +15,11 @@ MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser
 VLLM_VENV ?= .venv-vllm
 # An S3 server pins what the rest does not.
 S3_VENV ?= .venv-s3
-# `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too.
+# `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too; two processes: whole systems in one, engines in another.
 VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
-# Tests run in so many processes side by side: most wait for processes to start, so one core more would be idle.
-WORKERS ?= 2
+# Tests run in so many processes, one more than CI has cores: many tests wait for processes, time-outs and restarts.
+WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
 # Settings of tests/kernels.py.
@@ -72,7 +72,7 @@ install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (ARGS="-k words")
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(subst -n $(WORKERS),-n 2,$(PARALLEL)) $(ARGS)
 
 lint: lint-style lint-types lint-imports ## Check style, types and import rules (make -k lint: all, whatever fails)
 

@@ -89,7 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests that share a running system run in one worker, and begin with those that take longest."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=_rank)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: _rank(item, item.path in slow))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -98,18 +99,21 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _group(item: pytest.Item) -> str:
-    """The group that a file names, all tests that need the Docker engine, a directory that has one system, or a file."""
+    """The group that a file names, all that need the Docker engine or run vLLM in systems, a directory, or a file."""
     if (named := item.get_closest_marker("xdist_group")) is not None:
         return str(named.args[0])
     if item.get_closest_marker("docker") is not None:
         return "docker"
+    if all(item.get_closest_marker(name) is not None for name in ("vllm", "e2e")):
+        return "systems with vLLM"  # each takes most of the memory of a small machine
     directory = item.path.parent
     shared = "e2e" in directory.parts and directory.name not in ("e2e", "families")
     shared = shared and (directory / "conftest.py").exists()
     return str((directory if shared else item.path).relative_to(TESTS))
 
 
-def _rank(item: pytest.Item) -> int:
-    """The longest groups come first, so that no worker is left with one at the end."""
-    marks = ("docker", "chaos", "e2e")
-    return next((rank for rank, mark in enumerate(marks) if item.get_closest_marker(mark)), len(marks))
+def _rank(item: pytest.Item, slow: bool) -> int:
+    """The longest groups come first, so that no worker is left with one at the end; ``slow``: one of its file is."""
+    marks = ("docker", "chaos", "e2e", "netns")
+    usual = len(marks) + (not slow)
+    return next((rank for rank, mark in enumerate(marks) if item.get_closest_marker(mark)), usual)

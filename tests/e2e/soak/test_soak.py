@@ -1,4 +1,4 @@
-"""A thousand requests, some of them malformed, some of them left: right answers, and nothing that stays behind."""
+"""Hundreds of requests, some of them malformed, some of them left: right answers, and nothing that stays behind."""
 
 import asyncio
 import json
@@ -12,22 +12,26 @@ from omnibus.profiling.memory import GB, memory_gb
 from tests.e2e.soak.conftest import HALVES
 from tests.e2e.soak.crowd import crowd, questions, served
 from tests.e2e.system import VL, System
+from tests.nightly import nightly
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SEED = 20
-REQUESTS, AT_ONCE, BAD = 1000, 32, 0.05
+AT_ONCE, BAD = 32, 0.05
 #: Before: worse, so that every executor has used all of its slots and seen every kind of malformed request.
-WARM, CROWDED, WORSE = 500, 128, 0.2
+CROWDED, WORSE = 128, 0.2
 GROWTH = 0.02  # of an executor's memory
 SETTLES = 5.0  # seconds until the last ones that were left are over
 SAID = "omnibus.test.stats"
 
 
-async def test_a_thousand_requests_are_answered_right_and_leave_nothing_behind(soaked: System, vl_checkpoint: Path):
+@pytest.mark.parametrize("count", [500, *nightly(2000)])
+async def test_all_requests_are_answered_right_and_leave_nothing_behind(
+    soaked: System, vl_checkpoint: Path, count: int
+):
     dice = Random(SEED)
     known = questions(vl_checkpoint, dice)
-    warm, clients = (crowd(known, (VL, HALVES), *each, dice) for each in ((WARM, WORSE), (REQUESTS, BAD)))
+    warm, clients = (crowd(known, (VL, HALVES), *each, dice) for each in ((300, WORSE), (count, BAD)))
     pids = await soaked.whole()
     await soaked.becomes_ready()
     first = await served(soaked, warm, CROWDED)
@@ -39,7 +43,7 @@ async def test_a_thousand_requests_are_answered_right_and_leave_nothing_behind(s
     grown = {id: (resident(pid) - before[id]) / (memory_gb(pid) * GB) for id, pid in pids.items()}
 
     assert first.wrong + second.wrong == []
-    assert second.counts.total() == REQUESTS
+    assert second.counts.total() == count
     assert second.counts["refused"] == sum(client.known is None for client in clients) > 0
     assert second.counts["left"] > 0
     assert await soaked.whole() == pids

@@ -77,10 +77,13 @@ async def test_an_app_that_cannot_be_loaded_says_why(tmp_path, text, kind, said)
 async def test_an_app_that_never_loads_is_given_up(tmp_path):
     root = tmp_path / "pid"
     source = written(tmp_path, f"open({str(root)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)\n")
-    host = WorkerSupervisor(source, rules=WorkerLimits(ready_within=2.0))
 
-    with pytest.raises(DeadlineExceeded, match="sample_app did not load within 2 s"):
-        await host.start()
+    for within in (2, 10, 30):  # a busy machine may take longer until the app is imported at all
+        host = WorkerSupervisor(source, rules=WorkerLimits(ready_within=within))
+        with pytest.raises(DeadlineExceeded, match=f"sample_app did not load within {within} s"):
+            await host.start()
+        if root.exists():
+            break
 
     assert not alive(int(root.read_text()))
 

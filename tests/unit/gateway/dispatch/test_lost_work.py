@@ -37,6 +37,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: tiny.build(family, directory / family) for family in {case.family for case in CASES.values()}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 async def test_a_fifth_of_what_is_lost_is_computed_again_at_most(
     name: str, checkpoints: dict[str, Path], tmp_path: Path
