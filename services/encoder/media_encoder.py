@@ -11,9 +11,11 @@ from threading import Event
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from omnibus.encoding.image import encode_image
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus.executor.step_budget import (
@@ -75,7 +77,8 @@ class SharedLoop(EngineLoop, Protocol):
 class EncodeRunner(Hosted[MediaEncoder]):
     """A ``Runner`` for vision and audio encoders.
 
-    Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``.
+    Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data holds ``modality``, or without one an
+    image that another task made, uint8 [height, width, 3].
     Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta. With a ``loop`` that
     one says which items go into which step. Media of one content and ``salt`` are encoded once while they come
     together or the embedding is kept.
@@ -118,7 +121,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
     async def run(self, job: Job) -> None:
         result = None if self._results is None else await self._find_result(self._results, job)
         if result is None:
-            media = self._read_media(await job.value("media"), job)
+            media = await self._read_media(await job.value("media"), job)
             if self._results is None:
                 result = await self._batcher.encode(await self._prepare_media(media))
             else:
@@ -151,14 +154,23 @@ class EncodeRunner(Hosted[MediaEncoder]):
             **({"cache": self._results.stats()} if self._results is not None else {}),
         }
 
-    def _read_media(self, media: Any, job: Job) -> _Media:
+    async def _read_media(self, media: Any, job: Job) -> _Media:
         if not isinstance(media, Item) or media.array is None:
             raise BadMedia("the media came without its bytes; upload it again", param="media")
-        modality = media.data.get("modality")
+        if "modality" not in media.data:
+            return await self._read_array(media.array, job)
+        modality = media.data["modality"]
         if modality not in self.model.modalities:
             known = ", ".join(sorted(self.model.modalities))
             raise BadRequest(f"this encoder reads {known}, not {modality}", param="media")
         return _Media(media.array.data, modality, str(media.data.get("salt", "")), self._is_alone(job, modality))
+
+    async def _read_array(self, array: np.ndarray, job: Job) -> _Media:
+        """An image that another task made, as the file that a client would upload: encoders have one way in."""
+        if "image" not in self.model.modalities:
+            raise BadRequest("this encoder reads no image, which is what a task has made", param="media")
+        file = await asyncio.get_running_loop().run_in_executor(self._decoders, encode_image, array, "png")
+        return _Media(memoryview(file), "image", "", self._is_alone(job, "image"))
 
     def _is_alone(self, job: Job, modality: str) -> bool:
         """Return whether a medium of ``job`` is looked at as the only one of its request."""

@@ -53,7 +53,8 @@ class TaskCall:
 
 
 class LocalRuntime:
-    """Runs the tasks that are called inside ``with``; ``calls`` are those that graphs made, in their order.
+    """Runs the tasks that are called inside ``with``; ``calls`` are those that graphs made, in their order,
+    ``media`` the files that the app placed.
 
     ``tasks`` is an app's module, a task, or a list or dict of tasks. ``plays`` are for classes of unit tasks, or for
     the names of single ones. ``point`` in [0, 1) decides what ``choose`` takes.
@@ -64,6 +65,7 @@ class LocalRuntime:
     ) -> None:
         known = module_tasks(tasks) if isinstance(tasks, ModuleType) else tasks_of(tasks)
         self.calls: list[TaskCall] = []
+        self.media: list[bytes] = []
         self._tasks = {task.name: task for task in known}
         self._plays = dict(plays or {})
         self._point = point
@@ -93,6 +95,11 @@ class LocalRuntime:
             self._running.add(running)
             running.add_done_callback(self._running.discard)
         return {origin: _Reader(self._pipes[step, *origin]) for origin in segment.outputs}
+
+    async def place_media(self, data: bytes, modality: str) -> dict[str, Any]:
+        """Keep the file in ``media``; what names it in calls has its number there as ``file``."""
+        self.media.append(data)
+        return {"modality": modality or "image", "nbytes": len(data), "file": len(self.media) - 1}
 
     def choice_point(self, site: int) -> float:
         return self._point

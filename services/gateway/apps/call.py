@@ -46,6 +46,7 @@ class Call:
         self._patience: asyncio.TimerHandle | None = None
         self._on: dict[type, Callable[[Any, int], None]] = {
             protocol.Submit: lambda message, _: self._segments.submit(message),
+            protocol.PlaceMedia: lambda message, _: self._segments.place_media(message),
             protocol.Read: lambda message, _: self._segments.read_output(message),
             protocol.ServeAnswer: self._on_answer,
             protocol.AnswerPart: self._on_part,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 import msgspec
@@ -13,6 +13,7 @@ from omnibus.errors import Fatal, OmnibusError, ProtocolError
 from omnibus.graph import HANDLE, GraphNode, call_digest
 from omnibus.task import Segment
 from services.gateway.apps.output_buffer import WorkerOutputReader
+from services.gateway.apps.placed_media import PlacedMedia
 from services.gateway.apps.worker_process import WorkerProcess
 from services.gateway.dispatch.streams import ItemStream
 
@@ -36,6 +37,7 @@ class SegmentRunner(Protocol):
     @property
     def deadline(self) -> float: ...
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Any]: ...
+    async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]: ...
     def fail(self, error: OmnibusError) -> None: ...
     def end(self, status: str) -> None: ...
 
@@ -47,7 +49,9 @@ class SegmentSubmissions:
         self._process = process
         self._id = id
         self._run = run
-        self._issued = issued
+        self._issued = set(issued)
+        self._media = PlacedMedia(run)
+        self._placing: set[int] = set()
         self._steps: set[int] = set()
         self._outputs: dict[tuple[int, int, str], WorkerOutputReader] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,6 +62,13 @@ class SegmentSubmissions:
             raise ProtocolError(f"segment {message.step} comes twice, or after {MAX_SEGMENTS} others")
         self._steps.add(message.step)
         self._start_task(self._run_segment(message))
+
+    def place_media(self, message: protocol.PlaceMedia) -> None:
+        """Place a file; the worker is sent the literal. Raises ``ProtocolError`` when its number was there before."""
+        if message.number in self._placing:
+            raise ProtocolError(f"file {message.number} comes twice")
+        self._placing.add(message.number)
+        self._start_task(self._place_file(message))
 
     def read_output(self, message: protocol.Read) -> None:
         """Send the next items of an output. Raises ``ProtocolError`` when they are not the worker's to read."""
@@ -89,6 +100,16 @@ class SegmentSubmissions:
         for (node, output), source in sources.items():
             self._outputs[message.step, node, output] = WorkerOutputReader(source)
         self._process.send(protocol.Submitted(self._id, message.step, self._run.id))
+
+    async def _place_file(self, message: protocol.PlaceMedia) -> None:
+        try:
+            literal = await self._media.place(message)
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = self._typed_error(error).to_problem()
+            self._process.send(protocol.MediaPlaced(self._id, message.number, {}, problem))
+            return
+        self._issued.update(handle_literals(literal))
+        self._process.send(protocol.MediaPlaced(self._id, message.number, literal))
 
     async def _send_items(self, message: protocol.Read, output: WorkerOutputReader) -> None:
         place = (message.id, message.step, message.node, message.output)
@@ -127,7 +148,7 @@ def handle_literals(value: Any) -> Iterator[bytes]:
             yield from handle_literals(element)
 
 
-def check_segment(segment: Segment, issued: frozenset[bytes]) -> None:
+def check_segment(segment: Segment, issued: Set[bytes]) -> None:
     """Raise ``ProtocolError`` unless ``segment`` is one that record could have made in this request.
 
     ``issued`` are its literals with handles, whole: a handle with another content hash beside it would put
@@ -150,8 +171,8 @@ def check_segment(segment: Segment, issued: frozenset[bytes]) -> None:
         )
 
 
-def _check_node(node: GraphNode, issued: frozenset[bytes]) -> None:
-    if not issued.issuperset(handle_literals(node.inputs)):
+def _check_node(node: GraphNode, issued: Set[bytes]) -> None:
+    if not issued >= set(handle_literals(node.inputs)):
         raise ProtocolError(f"a call of {node.task} names media that this request was not given")
     if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), MAX_SALT):
         raise ProtocolError(f"a call of {node.task} is not what its digest says")

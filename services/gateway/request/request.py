@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import count
+from typing import Any
 
 from omnibus import tracing
 from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError
@@ -29,7 +30,7 @@ from services.gateway.dispatch.streams import ResultStream
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
-from services.gateway.request.arena_inputs import TensorPlacer
+from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
 from services.gateway.request.load_report import CountedInvocation, Estimates, LoadReporter
 from services.gateway.request.record import Records
 from services.gateway.request.segment_inputs import Place, fill_references, has_references
@@ -184,6 +185,11 @@ class ClientRequest:
         return choice_point(self._number, site, salt / 2**64)
 
     # Segments
+
+    async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
+        """Put a file into the arena for all segments of this request; see ``arena_inputs.place_input``."""
+        runs, holder = self._runs, self.inputs_name
+        return await place_input(runs.tensors, runs.kept, data, about, holder, self.deadline, MAX_READERS, self.salt)
 
     @property
     def salt(self) -> str:

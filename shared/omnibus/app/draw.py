@@ -36,6 +36,9 @@ class _DrawingRuntime:
         self.segment = segment
         raise _GraphDrawn
 
+    async def place_media(self, data: bytes, modality: str) -> dict[str, Any]:
+        return {"modality": modality or "image"}
+
     def choice_point(self, site: int) -> float:
         return 0.0
 

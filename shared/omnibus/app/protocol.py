@@ -23,6 +23,8 @@ from omnibus.task.record import Segment
 #: Bytes that one message may have: those that carry a client's bytes, sounds, and all others. What a worker
 #: sends is decoded by its gateway, so only what decodes to one string of bytes may be large.
 MAX_FRAME_BYTES, MAX_GIVE_BYTES, MAX_OTHER_BYTES = 64 << 20, 8 << 20, 1 << 20
+#: Bytes of a message that carries one file of media.
+MAX_MEDIA_BYTES = (32 << 20) + 1024
 #: Bytes of parts that a worker may send ahead of their reader. One part may always go.
 WINDOW_BYTES = 256 << 10
 #: Kinds of requests: any JSON, or a chat whose media the gateway has placed.
@@ -114,6 +116,15 @@ class Items(WorkerMessage, frozen=True, tag="items"):
     problem: ProblemDetails | None = None
 
 
+class MediaPlaced(WorkerMessage, frozen=True, tag="placed"):
+    """The file ``number`` of a request is in the arena, where ``literal`` names it; or it is not, for ``problem``."""
+
+    id: int
+    number: int
+    literal: dict[str, Any]
+    problem: ProblemDetails | None = None
+
+
 class More(WorkerMessage, frozen=True, tag="more"):
     """The reader took frames of ``nbytes`` bytes, without their lengths."""
 
@@ -156,6 +167,18 @@ class Submit(WorkerMessage, frozen=True, tag="submit"):
     id: int
     step: int
     segment: Segment
+
+
+class PlaceMedia(WorkerMessage, frozen=True, tag="place"):
+    """Put a file that the app has, the ``number``-th of its request, where encoders read it; "" for a ``modality``
+    leaves it to the file's first bytes."""
+
+    most: ClassVar[int] = MAX_MEDIA_BYTES
+
+    id: int
+    number: int
+    modality: str
+    data: bytes
 
 
 class Read(WorkerMessage, frozen=True, tag="read"):
@@ -215,11 +238,15 @@ class Pong(WorkerMessage, frozen=True, tag="pong"):
     """The worker's event loop turns."""
 
 
-ToWorker = LoadApp | Serve | Submitted | SegmentRefused | Items | More | Cancel | Ping | StopWorker
-FromWorker = AppReady | Broken | Submit | Read | ServeAnswer | Give | AnswerPart | RequestEnd | RequestFailed | Pong
+ToWorker = LoadApp | Serve | Submitted | SegmentRefused | Items | MediaPlaced | More | Cancel | Ping | StopWorker
+FromWorker = (
+    AppReady | Broken | Submit | PlaceMedia | Read | ServeAnswer | Give | AnswerPart | RequestEnd | RequestFailed | Pong
+)
 
 #: By the tag, which follows one byte for the array and one for the tag's length.
-_MAX_BYTES_BY_TYPE = {b"answer": MAX_FRAME_BYTES, b"part": MAX_FRAME_BYTES, b"give": MAX_GIVE_BYTES}
+_MAX_BYTES_BY_TYPE = {
+    b"answer": MAX_FRAME_BYTES, b"part": MAX_FRAME_BYTES, b"give": MAX_GIVE_BYTES, b"place": MAX_MEDIA_BYTES,
+}  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

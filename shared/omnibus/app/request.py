@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class ServeRequest:
         self._link = link
         self._order = order
         self._segments: dict[int, asyncio.Future[None]] = {}
+        self._media: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._media_numbers = count()
         self._sources: dict[Place, PipeSource] = {}
         self._ahead = 0
         self._room = asyncio.Event()
@@ -57,6 +60,18 @@ class ServeRequest:
             sources[node, output] = self._sources[place] = PipeSource(self._link, self.id, place)
         return sources
 
+    async def place_media(self, data: bytes, modality: str) -> dict[str, Any]:
+        if self._over:
+            raise _request_over_error()
+        number = next(self._media_numbers)
+        frame = _encode_media(protocol.PlaceMedia(self.id, number, modality, data))
+        placed = self._media[number] = asyncio.get_running_loop().create_future()
+        self._link.send(frame)
+        try:
+            return await placed
+        finally:
+            del self._media[number]
+
     def _encode_submission(self, segment: Segment, step: int) -> bytes:
         try:
             return protocol.encode_message(protocol.Submit(self.id, step, segment))
@@ -75,6 +90,15 @@ class ServeRequest:
         if answered is not None and not answered.done():
             answered.set_result(None) if error is None else answered.set_exception(error)
 
+    def resolve_media(self, message: protocol.MediaPlaced) -> None:
+        placed = self._media.get(message.number)
+        if placed is None or placed.done():
+            return
+        if message.problem is None:
+            placed.set_result(message.literal)
+        else:
+            placed.set_exception(from_problem(message.problem))
+
     def receive_items(self, message: protocol.Items) -> None:
         source = self._sources.get((message.step, message.node, message.output))
         if source is not None:
@@ -92,6 +116,8 @@ class ServeRequest:
         self._over = True
         for step in self._segments:
             self.resolve_submission(step, _request_over_error())
+        for number in self._media:
+            self.resolve_media(protocol.MediaPlaced(self.id, number, {}, _request_over_error().to_problem()))
         for source in self._sources.values():
             source.close()
 
@@ -231,6 +257,16 @@ class PipeSource:
 
 def _request_over_error() -> DeadlineExceeded:
     return DeadlineExceeded("the request is over: what still runs of it cannot use its tasks any more")
+
+
+def _encode_media(message: protocol.PlaceMedia) -> bytes:
+    try:
+        return protocol.encode_message(message)
+    except TooLarge:
+        raise TooLarge(
+            f"a file of {len(message.data)} bytes is too large to be placed: {protocol.MAX_MEDIA_BYTES} are allowed",
+            param="media",
+        ) from None
 
 
 def _encode_frame(message: protocol.WorkerMessage) -> bytes:

@@ -44,6 +44,7 @@ class AppWorker:
             protocol.Submitted: self._on_submitted,
             protocol.SegmentRefused: self._on_refused,
             protocol.Items: self._on_items,
+            protocol.MediaPlaced: self._on_placed,
             protocol.More: self._on_more,
             protocol.Cancel: self._cancel_request,
             protocol.Ping: lambda _: self._send_pong(),
@@ -99,6 +100,10 @@ class AppWorker:
     def _on_items(self, message: protocol.Items) -> None:
         if message.id in self._requests:
             self._requests[message.id].receive_items(message)
+
+    def _on_placed(self, message: protocol.MediaPlaced) -> None:
+        if message.id in self._requests:
+            self._requests[message.id].resolve_media(message)
 
     def _on_more(self, message: protocol.More) -> None:
         if message.id in self._requests:

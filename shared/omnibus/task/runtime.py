@@ -39,6 +39,17 @@ class Runtime(Protocol):
         """Return the point in [0, 1) of this request for its ``site``-th choice: evenly spread over many requests."""
 
 
+class MediaRuntime(Runtime, Protocol):
+    """A runtime on which apps place media of their own."""
+
+    async def place_media(self, data: bytes, modality: str) -> dict[str, Any]:
+        """Put a file where encoders read it; returns what names it in calls.
+
+        ``modality`` is ``image``, ``video`` or ``audio``; "" leaves it to the file's first bytes. Raises ``BadMedia``
+        and ``TooLarge``.
+        """
+
+
 class _Request:
     """One request: its runtime, how many segments and choices it has made, and how often each call."""
 
@@ -48,6 +59,7 @@ class _Request:
         self._sites = count()
         self.calls: dict[str, int] = {}
         self.submit = runtime.submit
+        self.place_media = getattr(runtime, "place_media", None)
 
     def next_step(self) -> int:
         return next(self._steps)
@@ -82,6 +94,15 @@ async def run(invoke: Callable[[R], A | Coroutine[Any, Any, A]], request: R) -> 
     step = around.next_step()
     recorded = record(invoke, request, around.choice_point, step, scope=around, calls=around.calls)
     return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
+
+
+async def place_media(data: bytes, modality: str) -> dict[str, Any]:
+    """Place a file on the current runtime, see ``MediaRuntime``; once in the life of a request."""
+    around = _request.get()
+    if around is None or around.place_media is None:
+        raise PlaceholderError("media are placed in an app's `serve`, or in an async `invoke`")
+    placed: dict[str, Any] = await tool(around.place_media, data, modality)
+    return placed
 
 
 @overload

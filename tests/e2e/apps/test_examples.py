@@ -68,7 +68,7 @@ def test_every_example_passes_a_check_without_anything_running(twins: Estate, na
 def test_the_list_of_examples_is_whole():
     listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples" / "README.md").read_text())
 
-    assert sorted(listed) == EXAMPLES
+    assert sorted(listed) == sorted([*EXAMPLES, "drawing"])
 
 
 def test_what_takes_a_chat_says_so(twins: Estate):

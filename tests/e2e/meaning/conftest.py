@@ -7,7 +7,7 @@ import pytest
 from omnibus.families import catalog
 from omnibus_models import world
 from tests.e2e.meaning.asking import OMNI, PAINTER
-from tests.e2e.system import System, declaration, running
+from tests.e2e.system import ROOT, System, declaration, running
 
 
 @pytest.fixture(scope="package")
@@ -21,7 +21,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     }
     # Many are sent at once, and may wait as long as a busy machine takes for them.
     patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}
-    with running(tmp_path_factory.mktemp("house"), models, **patient) as system:
+    app = str(ROOT / "examples" / "drawing.py")
+    with running(tmp_path_factory.mktemp("house"), models, "--app", app, **patient) as system:
         yield system
 
 

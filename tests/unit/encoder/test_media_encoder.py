@@ -55,6 +55,25 @@ def job(data: np.ndarray, modality: str = "image") -> MemoryJob:
     return MemoryJob({"media": Item({"modality": modality, "mime": "image/jpeg", "sha256": "0" * 64}, data)})
 
 
+async def test_an_image_that_a_task_made_is_encoded_like_its_png_file(runner: EncodeRunner) -> None:
+    pixels = np.random.default_rng(1).integers(0, 255, (60, 90, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    made, sent = MemoryJob({"media": Item({}, pixels)}), job(np.frombuffer(out.getvalue(), np.uint8))
+
+    await run(runner, made)
+    await run(runner, sent)
+
+    (one,), (other,) = (each.outputs["embedding"].items for each in (made, sent))
+    assert one.data == other.data
+    assert np.array_equal(one.array, other.array)
+
+
+async def test_a_tensor_that_is_no_image_is_refused(runner: EncodeRunner) -> None:
+    with pytest.raises(BadRequest, match="an image is uint8"):
+        await run(runner, MemoryJob({"media": Item({}, np.zeros((4, 4), np.float32))}))
+
+
 @pytest.mark.numeric
 async def test_pictures_of_many_requests_equal_single_runs(runner: EncodeRunner, encoder: MediaEncoder) -> None:
     pictures = [jpeg(seed, 60 + 20 * (seed % 4)) for seed in range(10)]

@@ -31,7 +31,7 @@ class ChatInput(BaseModel):
 
     #: As ``ThinkInput.messages``.
     messages: Messages
-    #: Files in the order in which ``messages`` mention them, each as ``EncodeInput.media``.
+    #: In the order in which ``messages`` mention them, each as ``EncodeInput.media``.
     media: tuple[Any, ...] = ()
     #: Of each of ``media``: ``image``, ``video`` or ``audio``.
     modalities: tuple[str, ...] = ()
@@ -54,6 +54,7 @@ class ChatInput(BaseModel):
         text: str,
         system: str = "",
         *,
+        media: Sequence[Any] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
@@ -64,14 +65,25 @@ class ChatInput(BaseModel):
         ignore_eos: bool | None = None,
         say: str | None = None,
     ) -> Self:
-        """One user message, after a ``system`` one if given. For units of the parameters see ``TextParams``."""
+        """One user message, after a ``system`` one if given. For units of the parameters see ``TextParams``.
+
+        ``media`` come before the text: what ``Media.of`` placed, or images that another task of the graph makes.
+        """
         given = {
             "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
             "repetition_penalty": repetition_penalty, "stop": stop, "seed": seed, "ignore_eos": ignore_eos, "say": say,
         }  # fmt: skip
         params = cast(TextParams, {name: value for name, value in given.items() if value is not None})
         said = [{"role": "system", "content": system}] if system else []
-        return cls(messages=[*said, {"role": "user", "content": text}], params=params, answer=max_tokens or 256)
+        modalities = tuple(str(each["modality"]) if isinstance(each, dict) else "image" for each in media)
+        parts = [*({"type": modality} for modality in modalities), {"type": "text", "text": text}]
+        return cls(
+            messages=[*said, {"role": "user", "content": parts if media else text}],
+            media=tuple(media),
+            modalities=modalities,
+            params=params,
+            answer=max_tokens or 256,
+        )
 
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from omnibus.task.types import TaskInput, TaskOutput, Tensor
 
 
 class EncodeInput(TaskInput):
-    """One picture, video or sound as the gateway placed it: a handle, with modality, mime type and content hash."""
+    """One image, video or sound: a client's, an app's own, or one that another task makes."""
 
-    #: One image, video or audio file as the gateway placed it: a handle of its bytes, uint8 [n], with ``modality``,
-    #: ``mime``, ``sha256`` and ``nbytes``.
+    #: A file as the gateway placed it, for a client or for ``Media.of``: a handle of its bytes, uint8 [n], with
+    #: ``modality``, ``mime``, ``sha256`` and ``nbytes``. Or another task's tensor: an image uint8 [height, width, 3].
     media: Any
 
 

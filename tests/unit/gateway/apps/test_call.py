@@ -1,6 +1,7 @@
 """A request in a worker: its graphs run here, its answer comes back, and nothing of it lasts longer than it may."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,44 @@ async def test_a_graph_of_several_calls_is_one_segment_and_calls_one_after_the_o
         1: ["spell", "add"],
     }
     assert run.segments[0].nodes[1].uses == ((0, "codes"),)
+
+
+PLACES = """
+    import numpy as np
+    from omnibus.errors import OmnibusError
+    from omnibus.task import Media
+
+    class Look(CompositeTask):
+        def invoke(self, request):
+            return SPELL.invoke(Words(text=request["modality"]))
+
+    async def serve(request: dict):
+        try:
+            placed = [await Media.of(bytes(request["file"]) or np.zeros((2, 2, 3), np.uint8)) for _ in range(request["n"])]
+        except OmnibusError as error:
+            return error.code
+        return await (await Look()(placed[-1])).letters
+    """
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "placed"),
+    [
+        (b'{"n": 2, "file": []}', b'"image"', 2),
+        (b'{"n": 33, "file": []}', b'"too_large"', 32),
+        (b'{"n": 1, "file": [1, 2]}', b'"bad_media"', 0),
+    ],
+    ids=["an array", "too many", "no media"],
+)
+async def test_an_app_places_files_as_many_as_a_client_may_send(
+    tmp_path: Path, asked: bytes, answer: bytes, placed: int
+) -> None:
+    async with hosted(written(tmp_path, PLACES)) as host:
+        run = Abacus()
+
+        assert await host.invoke(run, asked).read_answer() == answer
+
+    assert len(run.placed) == placed
 
 
 async def test_choices_are_met_evenly_over_requests(tmp_path):

@@ -53,6 +53,7 @@ PLAIN = "async def serve(request):\n"
             "faster than they are taken",
         ),
         ("protocol.Give(1, 'text', ())", "'text' is no output that is awaited"),
+        ("protocol.PlaceMedia(1, 3, '', b'a'), protocol.PlaceMedia(1, 3, '', b'a')", "file 3 comes twice"),
     ],
 )
 async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):

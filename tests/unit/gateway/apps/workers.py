@@ -12,7 +12,7 @@ import numpy as np
 
 from omnibus.app_record import AppSource
 from omnibus.errors import OmnibusError
-from omnibus.graph import as_ref
+from omnibus.graph import HANDLE, as_ref
 from omnibus.process.restart import RestartPolicy
 from omnibus.task import Segment
 from omnibus.tensors.item import Item
@@ -96,6 +96,7 @@ class Abacus:
         self.status = ""
         self.failure: OmnibusError | None = None
         self.segments: dict[int, Segment] = {}
+        self.placed: list[bytes] = []
         self.streams: dict[tuple[int, int, str], ItemStream] = {}
         self.refuses: Exception | None = None
         #: Called with each stream in place of filling it.
@@ -112,6 +113,10 @@ class Abacus:
         made = {output: self._stream(output[1], values[output]) for output in segment.outputs}
         self.streams.update({(step, *output): stream for output, stream in made.items()})
         return made
+
+    async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
+        self.placed.append(data)
+        return {HANDLE: len(self.placed), "modality": about[0], "mime": about[1], "sha256": about[2]}
 
     def _stream(self, name: str, value: Any) -> ItemStream:
         stream = ItemStream()

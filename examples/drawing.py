@@ -1,0 +1,70 @@
+"""Drawings of a wish, judged by a model that sees: the first in which it sees what was wished for wins.
+
+An image that one task makes goes into another one's encoder inside of the graph, without a detour through the client.
+One that the app has itself, here the ``rival`` of a request, is placed by ``Media.of``.
+"""
+
+import asyncio
+import base64
+
+from pydantic import BaseModel, Field, SkipValidation
+
+from omnibus.encoding.image import encode_image
+from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Media, Tensors, Think
+from omnibus.task.library import DecodeImage, Denoise, DrawInput, ImageGeneration, TextEncode
+
+PAINTER, JUDGE = "qwen-image-world", "qwen2.5-omni-world"
+
+
+class Wish(BaseModel):
+    text: str
+    drawings: int = Field(default=3, ge=1, le=8)
+    #: A PNG file in base64 that takes part as if it had been drawn.
+    rival: str = ""
+
+
+class Drawing(BaseModel):
+    #: A PNG file in base64.
+    image: str
+    #: What the judge sees in each drawing; the one that was chosen, from 0.
+    seen: list[str]
+    chosen: int
+
+
+class Judged(BaseModel):
+    drawn: SkipValidation[Tensors]
+    seen: list[str]
+
+
+class JudgedDrawings(CompositeTask[Wish, Judged]):
+    painter: ImageGeneration = ImageGeneration(
+        text_encoder=TextEncode(model=PAINTER, component="text_encoder"),
+        denoiser=Denoise(model=PAINTER, component="dit"),
+        decoder=DecodeImage(model=PAINTER, component="vae"),
+    )
+    judge: MLLM = MLLM(
+        encoders={"image": Encode(model=JUDGE, component="vision")}, thinker=Think(model=JUDGE, component="thinker")
+    )
+
+    async def invoke(self, wish: Wish) -> Judged:
+        drawn = self.painter.invoke(
+            DrawInput(prompt=wish.text, n=wish.drawings, width=64, height=64, steps=8, guidance=2.0, seed=1)
+        )
+        rivals = [await Media.of(base64.b64decode(wish.rival))] if wish.rival else []
+        answers = [
+            self.judge.invoke(ChatInput.of("What do you see?", media=[image], max_tokens=20, temperature=0)).text
+            for image in [*drawn.images, *rivals]
+        ]
+        return Judged(drawn=drawn.images, seen=await asyncio.gather(*answers))
+
+
+JUDGED_DRAWINGS = JudgedDrawings()
+
+
+async def serve(wish: Wish) -> Drawing:
+    judged = await JUDGED_DRAWINGS(wish)
+    chosen = next((number for number, words in enumerate(judged.seen) if words == wish.text), 0)
+    if chosen == wish.drawings:
+        return Drawing(image=wish.rival, seen=judged.seen, chosen=chosen)
+    image = await asyncio.to_thread(encode_image, await judged.drawn[chosen], "png")
+    return Drawing(image=base64.b64encode(image).decode(), seen=judged.seen, chosen=chosen)

@@ -1,0 +1,55 @@
+"""Files that an app has itself, put into the arena for the calls of one request: see ``omnibus.task.Media``."""
+
+import asyncio
+from typing import Any, Protocol
+
+from omnibus.app import protocol
+from omnibus.errors import BadMedia, TooLarge
+from services.gateway.media.headers.sniff import sniff_mime
+from services.gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, inspect_media
+
+_MODALITIES = frozenset({"image", "video", "audio"})
+#: Bytes that are inspected in the event loop; more are hashed in a thread.
+_MAX_INLINE_BYTES = 1 << 20
+
+
+class FilePlacer(Protocol):
+    """Part of ``services.gateway.request.request.ClientRequest`` that places files."""
+
+    async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]: ...
+
+
+class PlacedMedia:
+    """The files of one request of an app: as many and as large as those that a client may send."""
+
+    def __init__(self, run: FilePlacer) -> None:
+        self._run = run
+        self._count = 0
+        self._nbytes = 0
+
+    async def place(self, message: protocol.PlaceMedia) -> dict[str, Any]:
+        """Put a file into the arena until the request ends; returns the literal that names it in calls.
+
+        Raises ``BadMedia``, ``TooLarge``, and what the arena raises.
+        """
+        self._count_file(len(message.data))
+        modality = message.modality or sniff_mime(message.data).partition("/")[0]
+        if modality not in _MODALITIES:
+            raise BadMedia("the file is neither an image, nor a video, nor sound that is accepted here", param="media")
+        info = await _inspect_file(message.data, modality)
+        return await self._run.place_input(message.data, (info.modality, info.mime, info.sha256))
+
+    def _count_file(self, nbytes: int) -> None:
+        self._count += 1
+        self._nbytes += nbytes
+        limits = DEFAULT_LIMITS
+        if self._count > limits.items or self._nbytes > limits.request_bytes:
+            raise TooLarge(
+                f"an app may place {limits.items} files with {limits.request_bytes} bytes in one request", param="media"
+            )
+
+
+async def _inspect_file(data: bytes, modality: str) -> MediaInfo:
+    if len(data) <= _MAX_INLINE_BYTES:
+        return inspect_media(data, modality, param="media")
+    return await asyncio.to_thread(inspect_media, data, modality, param="media")
