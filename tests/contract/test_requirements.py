@@ -4,6 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from tools.hashes import hashed_requirements
+
 ROOT = Path(__file__).parents[2]
 PINNED = re.compile(r"^([\w-]+)==(\S+) ", re.MULTILINE)
 
@@ -26,6 +30,20 @@ def test_installing_checks_them_before_anything_else_brings_them_along():
     ):
         assert rule.splitlines()[0] == "\t$(SERVERS)"
     assert "--require-hashes" in (ROOT / "Makefile").read_text()
+
+
+def test_hashes_are_written_of_all_that_pip_would_install():
+    def entry(name: str, info: dict[str, object]) -> dict[str, object]:
+        return {"metadata": {"name": name, "version": "1.0"}, "download_info": info}
+
+    here = entry("omnibus-serve", {"url": "file:///here", "dir_info": {}})
+    wheels = [entry(name, {"archive_info": {"hashes": {"sha256": name * 64}}}) for name in ("b", "A")]
+
+    text = hashed_requirements({"install": [here, *wheels]})
+
+    assert text == f"A==1.0 --hash=sha256:{'A' * 64}\nb==1.0 --hash=sha256:{'b' * 64}\n"
+    with pytest.raises(ValueError, match="c==1.0"):
+        hashed_requirements({"install": [entry("c", {"archive_info": {}})]})
 
 
 def test_the_page_of_dependencies_says_what_each_of_them_is_for():

@@ -1,0 +1,30 @@
+"""Hashes of what pip would install here: ``pip install --dry-run --report - ... | python -m tools.hashes``.
+
+Prints requirements that ``pip install --require-hashes --no-deps -r`` takes. They hold for one kind of machine and one
+index: whoever makes the file believes what the index says on that day, and nobody has to believe it any more later on.
+"""
+
+import json
+import sys
+from typing import Any
+
+
+def hashed_requirements(report: dict[str, Any]) -> str:
+    """Return a line for each distribution that ``report``, pip's installation report, names; none for local projects.
+
+    Raises ``ValueError`` for a file whose SHA-256 the index does not say.
+    """
+    lines = []
+    for each in report["install"]:
+        if "dir_info" in each["download_info"]:
+            continue
+        named = f"{each['metadata']['name']}=={each['metadata']['version']}"
+        digest = each["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+        if not digest:
+            raise ValueError(f"{named} has no SHA-256: its index does not say one")
+        lines.append(f"{named} --hash=sha256:{digest}\n")
+    return "".join(sorted(lines, key=str.lower))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(hashed_requirements(json.load(sys.stdin)))
