@@ -125,7 +125,7 @@ class InflightInvocation:
                 self.nodes.add(member.status.node)
                 member.charge_work(self._work[node], first=self._left[executor] == 1)
                 if self._left[executor] == 1:
-                    member.drain.add_invocation(self.id)
+                    member.drain.add_invocation(self.invocation.id)
 
     def finish_node(self, hop: Hop) -> None:
         """A node is done: its executor has that much less to do."""
@@ -149,9 +149,9 @@ class InflightInvocation:
         if self._left[executor]:
             return
         if finished:
-            member.drain.finish_invocation(self.id, self._service_seconds(executor))
+            member.drain.finish_invocation(self.invocation.id, self._service_seconds(executor))
         else:
-            member.drain.drop_invocation(self.id)
+            member.drain.drop_invocation(self.invocation.id)
 
     def _service_seconds(self, executor: str) -> float:
         """Seconds that the engines of ``executor`` computed for this invocation; 0 if they do not tell."""
@@ -203,7 +203,7 @@ class InflightInvocation:
 
     def with_places(self, invocation: Invocation, home: str) -> Invocation:
         """Return ``invocation`` as executors get it: where it uses other nodes than the gateway's, it says which."""
-        if not self.nodes - {home}:
+        if self.nodes <= {home}:
             return invocation
         members = [self._members.get(executor) for executor in invocation.route]
         places = tuple([member.status.node if member is not None else "" for member in members])

@@ -8,6 +8,7 @@ as a lower throughput. Where an executor batches, its throughput rises with what
 import math
 import time
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from omnibus.errors import Overloaded
 
@@ -142,6 +143,13 @@ class DrainRate:
         rate, present = self.rate, len(self._started) + 1
         return present / (rate * self._max_speedup(present)) if rate < math.inf else 0.0
 
+    @property
+    def most_total(self) -> float:
+        """Seconds that ``total`` is at most, without a look at the clock; infinite while that is not known."""
+        if not self.measured or self._busy <= 0:
+            return math.inf
+        return (len(self._started) + 1) * _MAX_SLOWDOWN * self._busy / self._done
+
     def _max_speedup(self, present: int) -> float:
         """The most by which it can be faster with ``present`` invocations than with those it was measured with.
 
@@ -195,6 +203,9 @@ class DrainRate:
         return max(self.residence - age, 0.1 * self.residence)
 
 
+_most_total = attrgetter("most_total")
+
+
 def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds: float) -> None:
     """Check that a request which has ``left`` seconds ends in time, and waits for others no longer than it may.
 
@@ -203,8 +214,12 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     longer than it is served, for a long queue serves no more than a short one. All executors of a request get it at
     once, so the slowest one says how long it takes. Raises ``Overloaded``, which says when there will be room.
     """
+    drains = list(executors)
+    patience = min(left / _DEADLINE_MARGIN, queue_seconds)
+    if max(map(_most_total, drains), default=0.0) <= patience:  # nearly always: no need to look at the clock
+        return
     slowest, total, service, served = None, -1.0, 0.0, True
-    for each in executors:
+    for each in drains:
         service += each.service
         served = served and each.service > 0
         if (seconds := each.total) > total:

@@ -151,7 +151,9 @@ class ExecutorTable:
         if pool is None:
             return []
         now = time.monotonic()
-        others = [member for id, member in pool.members.items() if id not in exclude]
+        others = (
+            [member for id, member in pool.members.items() if id not in exclude] if exclude else pool.members.values()
+        )
         return [member for member in others if member.is_fit(now)] or [
             member for member in others if member.is_fit(now, EXECUTOR_LAST_RESORT_SECONDS)
         ]

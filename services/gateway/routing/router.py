@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
-from secrets import token_hex
+from os import urandom
 from typing import NamedTuple
 
 from omnibus import plan as plans
@@ -23,7 +23,7 @@ from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
 from services.gateway.routing import pins as pinning
 from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity
-from services.gateway.routing.assignment import Assignment, ModelPart, PlanScope
+from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.nearness import Nearness, are_apart
 
@@ -62,6 +62,7 @@ class Router:
         self._plan: Plan | None = None
         self._scope: PlanScope | None = None
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._known_stages: dict[tuple[ModelPart, str], dict[str, list[int]]] = {}
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         self._origins: dict[tuple[str, str], str] = {}
         self._encode: frozenset[tuple[str, str]] = frozenset()
@@ -79,6 +80,7 @@ class Router:
         self._plan = plan
         self._scope = PlanScope(plan) if plan is not None else None
         self._paths = {}
+        self._known_stages = {}
         models = plan.models if plan is not None else {}
         self._origins = {
             (name, option): model.option_origin(option)
@@ -147,7 +149,7 @@ class Router:
     def new_id(self, of: str) -> str:
         """An id of this gateway; ``of`` tells apart what it is for. It does not count up, for that would tell each
         client how many requests all others send."""
-        return f"{self.gateway}-{of}-{token_hex(8)}"
+        return f"{self.gateway}-{of}-{urandom(8).hex()}"
 
     def choose_path(self, part: ModelPart, ticket: InvocationTicket) -> Path:
         """The path of this part: the same for the same number and plan seed, whoever computes it."""
@@ -217,20 +219,46 @@ class Router:
             candidates = self._candidate_paths(part, ticket, pinned, pins, several)
             path, serving = self._first_live_path(part, candidates, exclude)
             names.append(f"{part.model}={path.name}" if several else path.name)
-            own: dict[str, list[int]] = {}
-            for node, component in zip(part.nodes, part.components, strict=True):
-                option = path.options[component]
-                options[node] = f"{part.model}/{option}" if several else option
-                own.setdefault(option, []).append(node)
-            for option, found in own.items():
-                asked = [_affinity_item(assignment.nodes[node], work[node] if work else 1) for node in found]
-                encode = (part.model, option) in self._encode
-                sources = self._count_sources(assignment.nodes, found, chosen, serving[option])
-                given = self._choose_executors(serving[option], asked, encode, sources)
+            for option, found in self._stages(part, path).items():
+                name = f"{part.model}/{option}" if several else option
+                given = self._place_nodes(part.model, option, assignment.nodes, found, work, serving[option], chosen)
                 for node, one in zip(found, given, strict=True):
-                    chosen[node] = one
+                    options[node], chosen[node] = name, one
         executors, counts = zip(*chosen, strict=True)
         return ExecutorRoute(",".join(names), tuple(options), executors, counts)
+
+    def _stages(self, part: ModelPart, path: Path) -> Mapping[str, Sequence[int]]:
+        """The nodes of ``part`` by the option that runs them on ``path``, found once per plan."""
+        key = (part, path.name)
+        stages = self._known_stages.get(key)
+        if stages is None:
+            if len(self._known_stages) >= MAX_CACHED_SHAPES:
+                self._known_stages.clear()
+            stages = self._known_stages[key] = {}
+            for node, component in zip(part.nodes, part.components, strict=True):
+                stages.setdefault(path.options[component], []).append(node)
+        return stages
+
+    def _place_nodes(
+        self,
+        model: str,
+        option: str,
+        nodes: Sequence[GraphNode],
+        found: Sequence[int],
+        work: Sequence[int],
+        serving: Sequence[ExecutorEntry],
+        chosen: Sequence[ChosenReplica],
+    ) -> list[ChosenReplica]:
+        """Choose one of ``serving`` for each node of ``nodes`` that ``option`` of ``model`` runs, those ``found``.
+
+        ``work`` is in tokens per node, and ``chosen`` are the executors of the nodes before them.
+        """
+        encode = (model, option) in self._encode
+        if len(serving) == 1 and not encode:  # nothing to compare: measured, 4 us less per option
+            only = serving[0].status.id
+            return [ChosenReplica(only, work[node] if work else 1) for node in found]
+        items = [_affinity_item(nodes[node], work[node] if work else 1) for node in found]
+        return self._choose_executors(serving, items, encode, self._count_sources(nodes, found, chosen, serving))
 
     def _choose_executors(
         self,
@@ -290,13 +318,11 @@ class Router:
         missing: list[list[str]] = []
         for path in candidates:
             serving = {
-                option: self._serving_executors(part.model, option, exclude)
-                for option in dict.fromkeys(path.options[component] for component in part.used)
+                option: self._serving_executors(part.model, option, exclude) for option in self._stages(part, path)
             }
-            absent = [component for component in part.used if not serving[path.options[component]]]
-            if not absent:
+            if all(serving.values()):
                 return path, serving
-            missing.append(absent)
+            missing.append([component for component in part.used if not serving[path.options[component]]])
         ordered = [component for component in part.components if component in missing[0]]
         stage = next((name for name in ordered if all(name in others for others in missing)), ordered[0])
         raise StageUnavailable(f"no live executor for stage {stage!r} of {part.model}: start one, or wait", stage=stage)
@@ -329,9 +355,7 @@ class Router:
                 raise StageUnavailable(
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
                 )
-            asked = [_affinity_item(nodes[node], work[node] if work else 1) for node in found]
-            sources = self._count_sources(nodes, found, chosen, serving)
-            given = self._choose_executors(serving, asked, (name, plain) in self._encode, sources)
+            given = self._place_nodes(name, plain, nodes, found, work, serving, chosen)
             for node, one in zip(found, given, strict=True):
                 chosen[node] = one
         several = len(through) > 1

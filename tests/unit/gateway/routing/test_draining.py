@@ -297,3 +297,24 @@ def test_what_was_dropped_is_no_completion():
     assert drain.rate == math.inf
     drain.finish_invocation("never sent", 1.0)
     assert not drain.measured
+
+
+def test_what_is_at_most_is_at_least_what_is_predicted():
+    """Else a request that waits too long would be let in without a look at the clock."""
+    rng = random.Random(3)
+    checked = 0
+    for _ in range(200):
+        now = [0.0]
+        drain = DrainRate(lambda now=now: now[0], slots=rng.choice([0, 1, 8]))  # type: ignore[misc]
+        present: list[str] = []
+        for number in range(rng.randint(1, 60)):
+            now[0] += rng.expovariate(1 / rng.choice([0.01, 1.0]))
+            if present and rng.random() < 0.5:
+                drain.finish_invocation(present.pop(rng.randrange(len(present))), rng.choice([0.0, 0.5]))
+            else:
+                present.append(str(number))
+                drain.add_invocation(present[-1])
+        now[0] += rng.choice([0.0, 10.0])
+        checked += drain.measured
+        assert drain.most_total >= max(drain.total, drain.queued_seconds) * (1 - 1e-9)
+    assert checked > 50
