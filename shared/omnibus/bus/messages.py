@@ -248,27 +248,27 @@ _plan = msgspec.json.Decoder(PlanEvent).decode
 
 _HEAD = b'{"v":%d,"msgs":[' % WIRE_VERSION
 _TAIL = b"]}"
-_FRAME_OVERHEAD_BYTES = len(_HEAD) + len(_TAIL)
+FRAME_OVERHEAD_BYTES = len(_HEAD) + len(_TAIL)
 
 
 def check_message_size(message: bytes, limit: int) -> None:
     """Raise ``ProtocolError`` for a message that fits into no frame: that is a defect, bulk goes by handle."""
-    if len(message) + _FRAME_OVERHEAD_BYTES > limit:
+    if len(message) + FRAME_OVERHEAD_BYTES > limit:
         raise ProtocolError(f"a message of {len(message)} bytes is over the bus limit of {limit}: send it by handle")
 
 
 def join_frames(messages: list[bytes], limit: int) -> Iterator[bytes]:
     """Join encoded messages into frames of at most ``limit`` bytes each. Raises as ``check_message_size`` does."""
-    if messages and _FRAME_OVERHEAD_BYTES + sum(map(len, messages)) + len(messages) <= limit:
+    if messages and FRAME_OVERHEAD_BYTES + sum(map(len, messages)) + len(messages) <= limit:
         yield _HEAD + b",".join(messages) + _TAIL
         return
     batch: list[bytes] = []
-    size = _FRAME_OVERHEAD_BYTES
+    size = FRAME_OVERHEAD_BYTES
     for message in messages:
         check_message_size(message, limit)
         if batch and size + len(message) + 1 > limit:
             yield _HEAD + b",".join(batch) + _TAIL
-            batch, size = [], _FRAME_OVERHEAD_BYTES
+            batch, size = [], FRAME_OVERHEAD_BYTES
         batch.append(message)
         size += len(message) + 1
     if batch:

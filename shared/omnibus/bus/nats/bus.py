@@ -72,7 +72,7 @@ class NatsBus:
                 "larger inputs travel by handle"
             )
         nc = self._nc
-        if nc.is_closed or nc.is_draining:
+        if not nc.takes_commands:
             raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
         if nc.pending_data_size + len(data) > MAX_PENDING_BYTES:
             raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")

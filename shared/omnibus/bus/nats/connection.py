@@ -33,6 +33,7 @@ PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 #: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
 _MAX_UNWRITTEN_BYTES = 64 << 10
 _NO_RESPONDERS = b" 503"
+_CLOSING_STATES = frozenset({Client.CLOSED, Client.DRAINING_SUBS, Client.DRAINING_PUBS})
 
 
 class NatsConnection(Client):
@@ -44,6 +45,11 @@ class NatsConnection(Client):
         self.on_reconnect: Callable[[], None] = lambda: None
         self.last_problem: Exception | None = None
         self._flushes = False  # by the end of this turn of the event loop
+
+    @property
+    def takes_commands(self) -> bool:
+        """True unless the connection is closed, or about to be."""
+        return self._status not in _CLOSING_STATES  # one look in place of two properties: publishing is frequent
 
     @property
     def is_clustered(self) -> bool:
@@ -109,9 +115,9 @@ def encode_publish(subject: str, data: bytes, reply: str, headers: dict[str, str
 
     Parts of subjects come from messages, so a blank or line break in one must not become protocol.
     """
-    for name in (subject, reply):
-        if " " in name or not name.isprintable():
-            raise ProtocolError(f"{name[:80]!r} is no subject")
+    both = f"{subject}{reply}"
+    if " " in both or not both.isprintable():
+        raise ProtocolError(f"{subject[:80]!r} or {reply[:80]!r} is no subject")
     if headers is None:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
     lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
