@@ -127,6 +127,11 @@ class DrainRate:
         self._at = now
 
     @property
+    def is_in_use(self) -> bool:
+        """True while an invocation of this gateway is here."""
+        return bool(self._started)
+
+    @property
     def rate(self) -> float:
         """Completions in a second with work; infinite before anything was to be seen."""
         self._advance_clock()
@@ -226,6 +231,9 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
             slowest, total = each, seconds
     if slowest is None:
         return
+    slowest.end_overload_in_time()
+    if not slowest.is_in_use:  # else one that was slow once would get nothing more, and stay slow
+        return
     beyond = total - left / _DEADLINE_MARGIN if total > service else 0.0
     if slowest.measured and served:
         beyond = max(beyond, _seconds_beyond(slowest, service, queue_seconds))
@@ -240,8 +248,7 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
 
 
 def _seconds_beyond(executor: DrainRate, service: float, queue_seconds: float) -> float:
-    """Seconds by which one more would wait longer than it may; begins and ends an overload."""
-    executor.end_overload_in_time()
+    """Seconds by which one more would wait longer than it may; begins an overload."""
     waits = executor.queued_seconds - service
     if not executor.overloaded and waits <= max(service, queue_seconds):
         return 0.0

@@ -208,6 +208,23 @@ def test_a_burst_is_not_refused_by_what_was_measured_one_by_one_where_requests_s
             drain.add_invocation(f"beyond {number}")
 
 
+def test_an_executor_that_was_slow_gets_the_next_request_once_it_has_none():
+    now = 0.0
+    drain = DrainRate(lambda: now)
+    for number in range(8):
+        drain.add_invocation(str(number))
+    for number in range(8):
+        now += 25.0  # a machine that had no time for it
+        drain.finish_invocation(str(number), 1.0)
+
+    check_queue_time([drain], 30.0, 10.0)
+    drain.add_invocation("next")
+    with pytest.raises(Overloaded) as refused:
+        check_queue_time([drain], 30.0, 10.0)
+
+    assert refused.value.retry_after > 0
+
+
 def test_clients_that_leave_do_not_make_an_executor_seem_slow():
     now = 0.0
     drain = DrainRate(lambda: now)
