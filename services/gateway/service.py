@@ -41,6 +41,7 @@ from services.gateway.media.files import FILE, FileStore
 from services.gateway.media.peer_files import FileResponder, FileSource, KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.media.spoken_answers import SpokenAnswers
+from services.gateway.realtime.service import Realtime
 from services.gateway.replay.replay import Replayer
 from services.gateway.request import metrics
 from services.gateway.request.continuing import Continuations
@@ -86,6 +87,7 @@ class GatewayService:
         self._videos: Videos | None = None
         self._responses: Responses | None = None
         self._batches: Batches | None = None
+        self._realtime: Realtime | None = None
         self._console: Console | None = None
         self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -181,6 +183,7 @@ class GatewayService:
         await responses.startup()
         self._closing.push_async_callback(responses.shutdown)
         table = RouteTable(runs, chat, self._files, videos, responses)
+        self._realtime = table.sessions
         batches = self._batches = table.batches
         batches.startup()
         self._closing.push_async_callback(batches.shutdown)
@@ -254,11 +257,15 @@ class GatewayService:
             await self._responses.leave_background()
         if self._batches is not None:
             await self._batches.shutdown()
+        if self._realtime is not None:
+            self._realtime.begin_stop()
         await self._linger_before_close()
         if self._dispatcher is not None and self._apps is not None:
             await asyncio.gather(
                 self._requests.wait_finished(seconds), self._dispatcher.wait_idle(seconds), self._apps.drain(seconds)
             )
+            if self._realtime is not None:
+                await self._realtime.wait_closed(FINAL_RESPONSES_SECONDS)
             await self._requests.end_all(self._dispatcher.fail_all)
         await self._close_server()
 

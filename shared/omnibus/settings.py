@@ -190,6 +190,10 @@ class GatewaySettings(Settings, frozen=True):
     response_deadline: float = 3600.0
     response_kept: float = 30 * 24 * 3600.0
     responses: int = 4096
+    #: Realtime sessions that are open at the same time, seconds that one lasts, and that its client may send nothing.
+    realtime_sessions: int = 256
+    realtime_seconds: float = 3600.0
+    realtime_idle: float = 900.0
     #: Seconds after which another gateway takes a video up when this one is silent.
     video_lease: float = 15.0
     #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,
@@ -200,7 +204,8 @@ class GatewaySettings(Settings, frozen=True):
     video_pixels: int = 1 << 28
     #: Bytes of the videos that are kept below the media directory before no more are taken on.
     video_bytes: int = 4 << 30
-    #: The share of ``videos_open``, ``videos_kept`` and ``video_bytes`` that one tenant may have; 1 for all of it.
+    #: The share of ``videos_open``, ``videos_kept``, ``video_bytes`` and ``realtime_sessions`` that one tenant may
+    #: have; 1 for all of it.
     tenant_share: float = 0.25
     #: One in so many chats has its graph recorded and replayed in full, and compared with the one that is kept for all
     #: chats of its kind. 1: each one.

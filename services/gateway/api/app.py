@@ -76,6 +76,8 @@ class Frontend:
             route = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
             if route is not None:
                 return route(scope, receive, send)
+            if scope["type"] == "websocket":
+                return self._table.realtime(scope, receive, send)
             if scope["type"] == "http" and not scope["path"].isprintable():
                 # A route's pattern would match in front of a line's end, so the path names something else.
                 return send_error(send, NotFound("there is nothing at this path"))
@@ -127,6 +129,7 @@ class Frontend:
         self._table.files.add_routes(app)
         self._table.videos.add_routes(app)
         self._table.responses.add_routes(app)
+        self._table.realtime.add_routes(app)
         self._table.conversations.add_routes(app)
         self._table.batch_routes.add_routes(app)
         if self._console is not None:

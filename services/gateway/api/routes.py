@@ -10,6 +10,7 @@ from services.gateway.api.embeddings import EmbeddingRoute
 from services.gateway.api.files import FileRoutes
 from services.gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from services.gateway.api.invocations import InvocationRoutes
+from services.gateway.api.realtime import ClientSecretRoute, RealtimeRoute
 from services.gateway.api.responses import ResponseRoute, ResponseRoutes
 from services.gateway.api.speech import SpeechRoute
 from services.gateway.api.transcriptions import TranscriptionRoute
@@ -20,7 +21,10 @@ from services.gateway.http.exchange import PostRoute
 from services.gateway.media.files import FileStore
 from services.gateway.openai import completions, embeddings, openapi, speech, transcriptions
 from services.gateway.openai import images as pictures
+from services.gateway.openai.realtime.client_secrets import CLIENT_SECRETS
 from services.gateway.openai.responses import request as response_requests
+from services.gateway.realtime.secrets import ClientSecrets
+from services.gateway.realtime.service import Realtime
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
 from services.gateway.responses.service import Responses
@@ -42,6 +46,10 @@ class RouteTable:
         answered = ChatRoute(settings, chat, drawn, translate)
         spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
         self._chatting = answered, spoken, written
+        self.sessions = Realtime(settings, chat)
+        secrets = ClientSecrets(settings, videos.store)
+        #: Answers all WebSockets.
+        self.realtime = RealtimeRoute(self.sessions, secrets)
         self.posts: dict[str, PostRoute] = {
             openapi.PATH: answered,
             response_requests.PATH: ResponseRoute(settings, responses),
@@ -52,6 +60,7 @@ class RouteTable:
             embeddings.PATH: EmbeddingRoute(settings, runs),
             speech.PATH: spoken,
             transcriptions.PATH: written,
+            CLIENT_SECRETS: ClientSecretRoute(settings, self.sessions, secrets),
         }
         #: Continues streamed chats.
         self.resume = ResumeRoute(settings, chat, answered)
@@ -66,11 +75,11 @@ class RouteTable:
 
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Routes that batches may name: those whose bodies and answers are JSON."""
-        forms = (pictures.EDITS, pictures.VARIATIONS, speech.PATH, transcriptions.PATH)
+        forms = (pictures.EDITS, pictures.VARIATIONS, speech.PATH, transcriptions.PATH, CLIENT_SECRETS)
         return {path: route for path, route in self.posts.items() if path not in forms}
 
     def add_apps(self, apps: AppChats) -> None:
         """From now on ``apps`` are known too."""
-        self._made.chats = apps
+        self._made.chats = self.sessions.chats = apps
         for route in self._chatting:
             route.chats = apps

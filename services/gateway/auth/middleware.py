@@ -4,12 +4,14 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omnibus.api_key import KeyRecord
+from omnibus.api_key import KeyRecord, hash_key
 from omnibus.errors import OmnibusError, Overloaded, Unauthorized
+from omnibus.store import SECRET_PREFIX, Store
 from services.gateway.auth.admin import AdminAuth, bearer_token
 from services.gateway.http.response import refuse_request
+from services.gateway.http.websocket import rejecting_send, sent_authorization
 from services.gateway.tenancy.key_store import KeyStore
-from services.gateway.tenancy.rate_limits import RateLimits
+from services.gateway.tenancy.rate_limits import KEY_LIMITS, RateLimits
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
 
 #: What is behind the gate, besides everything below ``/v1/``.
@@ -28,13 +30,19 @@ _STRANGER = Tenant("\n")
 class ApiKeyMiddleware:
     """Asks for keys in front of ``application``."""
 
-    def __init__(self, application: ASGIApp, admin: AdminAuth, book: KeyStore, limits: RateLimits) -> None:
+    def __init__(
+        self, application: ASGIApp, admin: AdminAuth, book: KeyStore, limits: RateLimits, store: Store
+    ) -> None:
+        self._store = store
         self._application = application
         self._admin = admin
         self._book = book
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._answer_handshake(scope, receive, send)
+            return
         if scope["type"] != "http" or not requires_key(scope["path"]):
             with acting_as(self._sender_of_file_request(scope)):
                 await self._application(scope, receive, send)
@@ -53,6 +61,30 @@ class ApiKeyMiddleware:
             await self._answer_key(tenant, tenant.key, scope, receive, send)
         except OmnibusError as error:  # the application answers its own: these are the gate's
             await refuse_request(send, error)
+
+    async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a client in that opens a WebSocket. What it does there counts against its key's limits by itself."""
+        try:
+            tenant = await self._authenticate_socket(sent_authorization(scope))
+            if tenant.key is not None:
+                with self._limits.limit_request(tenant.key):
+                    scope[KEY_LIMITS] = self._limits
+        except OmnibusError as error:
+            await refuse_request(rejecting_send(scope, send), error)
+            return
+        with acting_as(tenant):
+            await self._application(scope, receive, send)
+
+    async def _authenticate_socket(self, authorization: str) -> Tenant:
+        """Raises ``Unauthorized``, and ``StoreUnavailable`` where nobody can know whether a client secret is good."""
+        token = bearer_token(authorization)
+        if not token.startswith(SECRET_PREFIX):
+            return self._authenticate_tenant(authorization)
+        secret = await self._store.client_secret(hash_key(token))
+        record = self._book.records.get(secret.key) if secret is not None else None
+        if record is None and not (secret is not None and secret.is_operators):
+            raise Unauthorized("this client secret is unknown or expired: create another one")
+        return Tenant(record.tenant, record.weight, record) if record is not None else NOBODY
 
     async def _answer_key(self, tenant: Tenant, key: KeyRecord, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of ``key`` within its limits, which are told in headers."""

@@ -17,6 +17,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
 from services.gateway.auth.cors import cors_origins
 from services.gateway.http.response import refuse_request
+from services.gateway.http.websocket import rejecting_send, sent_authorization
 
 #: For probes, which hold no keys either, and files by ids that nobody can guess.
 _PUBLIC_PATHS = ("/health", "/readyz", "/version")
@@ -41,11 +42,11 @@ class SameOriginMiddleware:
         self.allows = lru_cache(1024)(self._is_allowed_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._origin_error(scope) if scope["type"] == "http" else None
+        error = self._origin_error(scope) if scope["type"] in ("http", "websocket") else None
         if error is None:
             await self._application(scope, receive, send)
         else:
-            await refuse_request(send, error)
+            await refuse_request(rejecting_send(scope, send), error)
 
     def _origin_error(self, scope: Scope) -> Forbidden | None:
         path: str = scope["path"]
@@ -55,7 +56,7 @@ class SameOriginMiddleware:
         if (
             path in _PUBLIC_PATHS
             or path.startswith(_FILES_PREFIX)
-            or self._admin.is_operator(_decode_header(headers.get(b"authorization", b"")))
+            or self._admin.is_operator(sent_authorization(scope))
         ):
             return None
         if host and not self.allows(host):
@@ -91,7 +92,7 @@ class SameOriginMiddleware:
 
 def _is_navigation(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     """Return whether somebody followed a link: the page that it was on does not see where it led."""
-    return scope["method"] == "GET" and (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (
+    return scope.get("method") == "GET" and (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (
         b"navigate",
         b"document",
     )

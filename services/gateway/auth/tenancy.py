@@ -66,7 +66,7 @@ class Tenancy:
         """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""
         if not self.on:
             return SameOriginMiddleware(application, self._settings)
-        return ApiKeyMiddleware(application, AdminAuth(self._settings), self._book, self._limits)
+        return ApiKeyMiddleware(application, AdminAuth(self._settings), self._book, self._limits, self._store)
 
     async def shutdown(self) -> None:
         for task in self._tasks:

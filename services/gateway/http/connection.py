@@ -84,6 +84,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = False
         self.is_last = False  # no request follows this one, which may be to come
         self._closing = False  # once the body has come whose answer is complete
+        self._upgraded = False  # to a protocol of its own, which has the connection from now on
 
     # Connection
 
@@ -151,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().data_received(data)
         else:
             self._feed_in_pieces(memoryview(data))
-        if self._in_head and self._timer is None and self._is_idle() and not self._refused:
+        if self._in_head and self._timer is None and self._is_idle() and not self._refused and not self._upgraded:
             self._start_timer(self._limits.head_seconds)
         if self._pieces is not None and self._handover is None:
             self._handover = self.loop.call_later(_DIRECT_BODY_SECONDS, self._hand_over)
@@ -173,14 +174,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.scope[ON_LEFT] = None
 
     def on_headers_complete(self) -> None:
-        self._problem = self._head_error()
+        upgrades = self.parser.should_upgrade() and self._should_upgrade()
+        self._problem = self._head_error() or (self._upgrade_error() if upgrades else None)
         if self._problem is not None:
             raise ValueError("the head is refused")  # stops the parser: ``send_400_response`` says why
         self._in_head = False
         self._overhead = 0
         if self._timer is not None:
             self._stop_timer()
-        if self._direct is not None and self._may_be_direct(self._direct):
+        if upgrades:
+            self._upgraded = True  # ``handle_websocket_upgrade`` follows
+            super().on_headers_complete()
+        elif self._direct is not None and self._may_be_direct(self._direct):
             self._pieces = []
         else:
             self._start_cycle()
@@ -230,6 +235,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return BadRequest("The request has more than one Host or Authorization header.")
         return None
 
+    def _upgrade_error(self) -> OmnibusError | None:
+        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
+            return BadRequest("A WebSocket is opened by GET with HTTP/1.1.")
+        if not self._is_idle() or self.pipeline:
+            return BadRequest("A WebSocket is opened on a connection that has no open request.")
+        return None
+
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
         if self._pieces is not None:
@@ -242,7 +254,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         if self._timer is not None:
             self._stop_timer()
-        if self._pieces is not None and self._begin_directly():
+        if self._upgraded or (self._pieces is not None and self._begin_directly()):
             return
         self.cycle.scope[BODY_COMPLETE] = True
         super().on_message_complete()

@@ -50,7 +50,7 @@ class OpenRequests:
         """``application`` with all its requests known here."""
 
         async def tracked_application(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["path"] in PROBES:
+            if scope["type"] != "http" or scope["path"] in PROBES:  # WebSockets end by themselves
                 await application(scope, receive, send)
             elif self.stopping:
                 await _send_stopping(send)

@@ -13,6 +13,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.http.connection import ON_LEFT as ON_LEFT
 from services.gateway.http.connection import ConnectionLimits, LimitedHttpProtocol
 from services.gateway.http.direct import DirectRoute
+from services.gateway.http.websocket import MAX_MESSAGE_BYTES, PING_SECONDS, GatewayWebSocketProtocol
 
 #: Seconds that a connection which is accepted while the server closes has for its TLS handshake.
 TLS_HANDSHAKE_SECONDS = 2.0
@@ -85,7 +86,11 @@ def create_server(
         uvicorn.Config(
             application,
             http=partial(LimitedHttpProtocol, limits=limits, direct=direct),
-            ws="none",
+            ws=GatewayWebSocketProtocol,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_ping_interval=PING_SECONDS,
+            ws_ping_timeout=PING_SECONDS,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_level="warning",
             access_log=False,

@@ -24,6 +24,7 @@ from services.gateway.openai.openapi_operations import (
     query_parameters,
     schema_ref,
 )
+from services.gateway.openai.openapi_realtime import REALTIME_SHAPES, realtime_paths
 from services.gateway.openai.openapi_responses import RESPONSE_SHAPES, response_paths, with_optional_types
 
 PATH = "/v1/chat/completions"
@@ -36,6 +37,7 @@ _SHAPES = (
     ChatCompletionChunk,
     ErrorBody,
     *RESPONSE_SHAPES,
+    *REALTIME_SHAPES,
     models.ModelObject,
     models.ModelList,
     images.ImageRequest,
@@ -85,6 +87,7 @@ def openapi_paths() -> dict[str, Any]:
         PATH: {"post": _chat_operation()},
         EVENTS: {"get": _continue_chat_operation()},
         **response_paths(),
+        **realtime_paths(),
         images.PATH: {"post": _generation_operation()},
         images.EDITS: {"post": _edit_operation()},
         embeddings.PATH: {"post": _embeddings_operation()},

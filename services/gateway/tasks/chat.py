@@ -142,6 +142,11 @@ class Chat:
         """The composite task of model ``name``, made once per plan epoch."""
         return self._tasks.get_task(name)
 
+    def find_model(self, name: str) -> ModelPlan:
+        """The model ``name`` of the plan. Raises ``NotFound``, and ``BadRequest`` for one that does not chat."""
+        self._tasks.get_task(name)
+        return self._router.get_model(name)
+
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
         """A new request to ``model`` that is a chat in the end; ``pinned`` names its path.
 

@@ -12,6 +12,8 @@ from services.gateway.tenancy.token_bucket import TokenBucket
 
 #: Seconds of its GPU-seconds that a key may use at once.
 BURST_SECONDS = 10.0
+#: Key of the scope under which a WebSocket has the limits of its client's key: each response counts by itself.
+KEY_LIMITS = "omnibus.key_limits"
 
 
 class Allowance:
@@ -54,10 +56,14 @@ class Allowance:
         """Response headers that tell the key's limit on requests, how many are left, and when none will be used."""
         if not self._record.rate:
             return []
-        left, seconds = self._requests.state(now)
-        most = self._request_rate()[1]
-        told = (("limit", f"{floor(most)}"), ("remaining", f"{max(0, floor(left))}"), ("reset", f"{seconds:.3f}s"))
+        most, left, seconds = self.rate_state(now)
+        told = (("limit", f"{most}"), ("remaining", f"{left}"), ("reset", f"{seconds:.3f}s"))
         return [(f"x-ratelimit-{name}-requests".encode(), value.encode()) for name, value in told]
+
+    def rate_state(self, now: float) -> tuple[int, int, float]:
+        """Requests that may be sent at once, those of them that are left, and seconds until all are there again."""
+        left, seconds = self._requests.state(now)
+        return floor(self._request_rate()[1]), max(0, floor(left)), seconds
 
     def check_gpu_seconds(self, now: float) -> None:
         """Raises ``Overloaded`` while its GPU-seconds are used up."""
@@ -114,6 +120,10 @@ class RateLimits:
     def rate_headers(self, record: KeyRecord) -> list[tuple[bytes, bytes]]:
         """Response headers about a key's limits; none where it has no limit on requests."""
         return self.key_allowance(record).rate_headers(self._clock()) if record.rate else []
+
+    def rate_state(self, record: KeyRecord) -> tuple[int, int, float]:
+        """The state of a key's limit on requests, which it has to have."""
+        return self.key_allowance(record).rate_state(self._clock())
 
     def retain_keys(self, hashes: set[str]) -> None:
         """Forget keys that are none any more."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 SoundFormat = Literal["wav", "pcm16", "mp3", "flac", "opus", "aac"]
+#: Samples without a file around them at a rate of their own: G.711 mu-law and A-law at 8 kHz, 16-bit PCM at 24 kHz.
+TelephoneFormat = Literal["pcmu", "pcma", "pcm24k"]
 
 #: MIME types of files. Those of PCM have no header: rate and width must be known.
 MIME: dict[SoundFormat, str] = {
@@ -46,6 +48,9 @@ _CODECS: dict[str, _Codec] = {
     "flac": _Codec("flac", "flac", None, None, {}),
     "opus": _Codec("ogg", "libopus", 48000, 64_000, {"page_duration": "100000"}),
     "aac": _Codec("adts", "aac", 44100, 96_000, {}),
+    "pcmu": _Codec("mulaw", "pcm_mulaw", 8000, None, {}),
+    "pcma": _Codec("alaw", "pcm_alaw", 8000, None, {}),
+    "pcm24k": _Codec("s16le", "pcm_s16le", 24000, None, {}),
 }
 
 
@@ -82,7 +87,7 @@ class StreamingAudioEncoder:
     ``slow``: its calls take a while, and belong into a thread; one at a time.
     """
 
-    def __init__(self, format: SoundFormat, rate: int, speed: float = 1.0) -> None:
+    def __init__(self, format: SoundFormat | TelephoneFormat, rate: int, speed: float = 1.0) -> None:
         self._tempo = _TempoFilter(rate, speed) if speed != 1.0 else None
         self._out = _Sink()
         self._file: _CompressedFile | None = None

@@ -84,6 +84,10 @@ class _Gateway:
     outstanding = CallbackMetric("omnibus_outstanding_tokens", "Work on its way, in tokens.", ["model", "option"])
     #: Videos that clients have asked for and that are made here now.
     videos = CallbackMetric("omnibus_gateway_videos", "Videos being made here.")
+    #: Realtime sessions that were opened, by model.
+    realtime_sessions = Counter("omnibus_realtime_sessions_total", "Realtime sessions.", ["model"], registry=REGISTRY)
+    #: Realtime sessions that are open here, at most OMNIBUS_GATEWAY_REALTIME_SESSIONS.
+    realtime_open = CallbackMetric("omnibus_realtime_open_sessions", "Open realtime sessions.")
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
     #: Nodes of such invocations that began ``again``, and that went on or were done (``spared``). Few are spared: see

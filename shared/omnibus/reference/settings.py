@@ -40,7 +40,7 @@ UNITS = {
     **dict.fromkeys(("metrics_port", "port"), "port"),
     **dict.fromkeys(("near", "verify_every", "least", "admit", "admit_queue"), "requests"),
     **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
-    "responses": "responses",
+    "responses": "responses", "realtime_sessions": "sessions",
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
     "batch_parallel": "lines", "body_rate": "bytes per second",
     "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",

@@ -1,5 +1,5 @@
 """The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, jobs,
-API keys, streamed answers, and stored responses with their conversations.
+API keys and client secrets, streamed answers, and stored responses with their conversations.
 
 Keys, under ``<prefix>:``
 
@@ -21,6 +21,7 @@ Keys, under ``<prefix>:``
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
 ``jobs:<kind>:removed``                          ids of jobs that were removed, for a while
 ``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
+``secret:<sha256>``                              a client secret of ``/v1/realtime``, until it expires
 ``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
 Channels ``plan``, ``apps``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes. Each change is one
@@ -29,6 +30,8 @@ function on the server that refuses whoever is late, so that two writers cannot 
 
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import AppStore as _Apps
+from omnibus.store.client_secrets import SECRET_PREFIX, ClientSecretRecord
+from omnibus.store.client_secrets import ClientSecretStore as _Secrets
 from omnibus.store.connection import REREAD_SECONDS
 from omnibus.store.dump import DumpStore as _Dump
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
@@ -46,7 +49,9 @@ from omnibus.store.streams import StreamStore as _Streams
 
 __all__ = [
     "REREAD_SECONDS",
+    "SECRET_PREFIX",
     "AppConflict",
+    "ClientSecretRecord",
     "ConversationRecord",
     "ItemPage",
     "JobRecord",
@@ -67,5 +72,5 @@ __all__ = [
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Dump):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Secrets, _Dump):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

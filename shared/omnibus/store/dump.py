@@ -8,8 +8,8 @@ import msgspec
 from omnibus.errors import BadRequest, StoreUnavailable
 from omnibus.store.connection import StoreConnection
 
-#: Names that belong to processes that run, and mean nothing later: leaders, and streams that clients may continue.
-_TRANSIENT = ("plan:lead", "stream:")
+#: Names that mean nothing later: leaders, streams that clients may continue, secrets that live for minutes.
+_TRANSIENT = ("plan:lead", "stream:", "secret:")
 _SCAN_COUNT = 1000
 #: What an expiry time is for keys without one.
 _NEVER = -1

@@ -37,6 +37,7 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "BatchRequest": {"endpoint": {"enum": ["/v1/completions"]}, "completion_window": {"enum": ["24h"]}, "input_file_id": {}},
     "SpeechRequest": {"model": {"enum": [OMNI]}, "voice": {"enum": ["alloy", "nobody"]}, "max_tokens": _CODES},
     "TranscriptionForm": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "file": _FILE},
+    "ClientSecretRequest": {},
     "VideoRequest": {"model": {"enum": [DIRECTOR]}, "size": {"enum": ["32x32", "64x32"]}, "seconds": {"enum": ["0.375"]}, "steps": _STEPS, "fps": {"enum": [8, 24]}},
 }  # fmt: skip
 #: What a request may have besides. The rest is only there to be refused, or a second name of one of these.
@@ -59,6 +60,7 @@ _FREE: dict[str, tuple[str, ...]] = {
     "EmbeddingRequest": ("input", "encoding_format", "pooling", "user"),
     "SpeechRequest": ("input", "instructions", "response_format", "speed", "stream_format", "seed", "temperature"),
     "TranscriptionForm": ("language", "prompt", "response_format", "temperature", "stream", "seed"),
+    "ClientSecretRequest": ("expires_after",),
     "VideoRequest": ("prompt", "negative_prompt", "seed", "guidance", "sound"),
 }  # fmt: skip
 #: What messages and their parts may be; tools and files are refused by name.

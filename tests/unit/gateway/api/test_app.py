@@ -129,7 +129,7 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: Hous
     talk = "/v1/conversations/{conversation_id}"
     conversations = {"/v1/conversations", talk, f"{talk}/items", f"{talk}/items/{{item_id}}"}
     videos = {"/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"}
-    around = plain | files | videos | batches | responses | conversations
+    around = plain | files | videos | batches | responses | conversations | {"/v1/realtime"}
     refused = {"/v1/images/variations"}
     chats = {"/v1/chat/completions", "/v1/chat/completions/{token}/events"}
     assert set(document["paths"]) == around | chats | (home.table.posts.keys() - refused)

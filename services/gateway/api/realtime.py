@@ -1,0 +1,99 @@
+"""``/v1/realtime``: sessions over WebSockets, and client secrets that open them from browsers."""
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from omnibus.errors import BadRequest, NotFound, OmnibusError
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from services.gateway.auth.admin import bearer_token
+from services.gateway.http.exchange import PostRequest, PostRoute
+from services.gateway.http.response import JSON, ResponseWriter, refuse_request
+from services.gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
+from services.gateway.openai.realtime.client_secrets import PATH, encode_client_secret, parse_client_secret_request
+from services.gateway.openai.realtime.session import SessionConfig, SessionUpdate
+from services.gateway.realtime.config import ModelAbilities, check_update
+from services.gateway.realtime.secrets import ClientSecrets
+from services.gateway.realtime.service import Realtime
+from services.gateway.tenancy.rate_limits import KEY_LIMITS
+
+#: The subprotocol that browsers name.
+_SUBPROTOCOL = "realtime"
+_QUERY = frozenset({"model"})
+_REFUSED_QUERY = {
+    "call_id": "calls over WebRTC or SIP are not supported: open a session with model",
+    "intent": "sessions of transcription are not supported: leave it out",
+}
+
+
+class RealtimeRoute:
+    """Takes handshakes; everything else about a session is in ``services.gateway.realtime``."""
+
+    def __init__(self, realtime: Realtime, secrets: ClientSecrets) -> None:
+        self._realtime = realtime
+        self._secrets = secrets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = WebSocketConnection(receive, send)
+        try:
+            if scope["path"] != PATH:
+                raise NotFound("there is no WebSocket at this path")
+            config, abilities = await self._open_config(scope)
+            with self._realtime.admit():
+                await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
+                GATEWAY.realtime_sessions.labels(config.model).inc()
+                await self._realtime.serve(connection, config, abilities, scope.get(KEY_LIMITS))
+        except OmnibusError as error:  # before it was accepted: from then on errors are events
+            await refuse_request(rejecting_send(scope, send), error)
+
+    async def _open_config(self, scope: Scope) -> tuple[SessionConfig, ModelAbilities]:
+        """Raises ``BadRequest``, ``NotFound``, ``Unauthorized`` and ``StoreUnavailable``."""
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        for name in query:
+            if name not in _QUERY:
+                hint = _REFUSED_QUERY.get(name, "it is not known: leave it out")
+                raise BadRequest(f"{name[:64]}: {hint}.", param=name[:64])
+        update = await self._secrets.find_update(bearer_token(sent_authorization(scope)))
+        return self._realtime.begin_config(_choose_model(query.get("model", ""), update), update)
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Say to others than WebSockets what this path is."""
+        app.add_route(PATH, _require_upgrade, methods=["GET"], include_in_schema=False)
+
+
+def _choose_model(named: str, update: SessionUpdate | None) -> str:
+    model = named or (update.model if update is not None and update.model else "")
+    if not model:
+        raise BadRequest("Missing required parameter: 'model'.", param="model")
+    return str(model)
+
+
+async def _require_upgrade(_: Request) -> Response:
+    raise HTTPException(426, "open a WebSocket at this path", headers={"Upgrade": "websocket"})
+
+
+class ClientSecretRoute(PostRoute):
+    """Makes client secrets."""
+
+    def __init__(self, settings: GatewaySettings, realtime: Realtime, secrets: ClientSecrets) -> None:
+        super().__init__(settings)
+        self._realtime = realtime
+        self._secrets = secrets
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = parse_client_secret_request(asked.body)
+        update = wanted.session or SessionUpdate(type="realtime")
+        shown: dict[str, Any] = {"type": update.type, "object": "realtime.session"}
+        if update.model:
+            config, _ = self._realtime.begin_config(update.model, update)
+            shown = config.to_event(None, 0)
+        else:
+            check_update(update)
+        secret = await self._secrets.create(wanted, shown)
+        await sending.send_body(JSON, encode_client_secret(secret))

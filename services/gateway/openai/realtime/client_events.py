@@ -1,0 +1,128 @@
+"""Events that clients send, from the text of a frame to a checked struct."""
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.density import check_values
+from services.gateway.openai.parse import invalid_request
+from services.gateway.openai.realtime.items import ItemId, RealtimeItem, RealtimeReference
+from services.gateway.openai.realtime.session import ResponseOptions, SessionUpdate
+
+#: Characters of base64 that one event may append: 15 MiB, as at OpenAI.
+MAX_APPEND_CHARS = 15 << 20
+#: Items that one response may be given in the place of the conversation.
+MAX_INPUT_ITEMS = 512
+EventId = Annotated[str, Meta(max_length=512)]
+
+
+class ClientEvent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    event_id: EventId | None = None
+
+
+class UpdateSession(ClientEvent, frozen=True, tag_field="type", tag="session.update"):
+    session: SessionUpdate
+
+
+class AppendAudio(ClientEvent, frozen=True, tag_field="type", tag="input_audio_buffer.append"):
+    audio: Annotated[str, Meta(max_length=MAX_APPEND_CHARS)]
+
+
+class CommitAudio(ClientEvent, frozen=True, tag_field="type", tag="input_audio_buffer.commit"):
+    """The audio so far becomes a message."""
+
+
+class ClearAudio(ClientEvent, frozen=True, tag_field="type", tag="input_audio_buffer.clear"):
+    """The audio so far is dropped."""
+
+
+class ClearOutput(ClientEvent, frozen=True, tag_field="type", tag="output_audio_buffer.clear"):
+    """Read so that it can be refused by name: a WebSocket has no such buffer."""
+
+    refusal: ClassVar[str] = "output_audio_buffer.clear is for WebRTC: over a WebSocket the client holds the audio."
+
+
+class CreateItem(ClientEvent, frozen=True, tag_field="type", tag="conversation.item.create"):
+    item: RealtimeItem
+    previous_item_id: ItemId | None = None
+
+
+class RetrieveItem(ClientEvent, frozen=True, tag_field="type", tag="conversation.item.retrieve"):
+    item_id: ItemId
+
+
+class TruncateItem(ClientEvent, frozen=True, tag_field="type", tag="conversation.item.truncate"):
+    item_id: ItemId
+    content_index: Annotated[int, Meta(ge=0, le=1 << 20)]
+    audio_end_ms: Annotated[int, Meta(ge=0, le=1 << 40)]
+
+
+class DeleteItem(ClientEvent, frozen=True, tag_field="type", tag="conversation.item.delete"):
+    item_id: ItemId
+
+
+class CreateResponse(ClientEvent, frozen=True, tag_field="type", tag="response.create"):
+    response: ResponseOptions | None = None
+
+
+class CancelResponse(ClientEvent, frozen=True, tag_field="type", tag="response.cancel"):
+    response_id: ItemId | None = None
+
+
+AnyClientEvent = (
+    UpdateSession
+    | AppendAudio
+    | CommitAudio
+    | ClearAudio
+    | ClearOutput
+    | CreateItem
+    | RetrieveItem
+    | TruncateItem
+    | DeleteItem
+    | CreateResponse
+    | CancelResponse
+)
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(AnyClientEvent)
+_INPUT = Annotated[list[RealtimeItem | RealtimeReference], Meta(max_length=MAX_INPUT_ITEMS)]
+
+
+class _EventName(Struct, frozen=True):
+    """The part of an event that its error names."""
+
+    event_id: EventId | None = None
+
+
+_HEAD = msgspec.json.Decoder(_EventName)
+
+
+def read_event_id(text: str) -> str | None:
+    """The id that a client gave an event, as far as it can be read."""
+    try:
+        return _HEAD.decode(text).event_id
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def parse_client_event(text: str) -> Any:
+    """``text`` as one of ``AnyClientEvent``. Raises ``BadRequest`` that names the field, and ``TooLarge``."""
+    check_values(text.encode("utf-8", "surrogatepass"))
+    try:
+        return _DECODER.decode(text)
+    except msgspec.ValidationError as error:
+        raise invalid_request(str(error), _DECODER.type) from None
+    except (msgspec.DecodeError, UnicodeError):
+        raise BadRequest("The event is not valid JSON.") from None
+    except RecursionError:
+        raise BadRequest("The event is nested too deeply.") from None
+
+
+def parse_response_input(found: Any) -> list[RealtimeItem | RealtimeReference]:
+    """``response.input`` of ``response.create``. Raises ``BadRequest``."""
+    try:
+        return msgspec.convert(found, _INPUT)
+    except msgspec.ValidationError as error:
+        wrong = invalid_request(str(error))
+        wrong.param = f"response.input{wrong.param}" if wrong.param.startswith("[") else "response.input"
+        raise wrong from None

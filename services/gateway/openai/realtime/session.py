@@ -1,0 +1,185 @@
+"""The session object: what clients may change of it, and what holds."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from services.gateway.openai.chat_request import Effort, Temperature, VoiceId
+from services.gateway.openai.responses.request import FlatNamedChoice, Metadata
+from services.gateway.openai.tools import MAX_TOOLS, Description, Name
+
+#: Bytes per second of the formats of audio.
+PCM_RATE_HERTZ, G711_RATE_HERTZ = 24000, 8000
+#: Most tokens of text that a response may be limited to.
+MAX_OUTPUT_TOKENS = 4096
+Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=1)]
+Instructions = Annotated[str, Meta(max_length=1 << 20)]
+TokenLimit = Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | Literal["inf"]
+Voice = Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
+
+
+class PcmFormat(Struct, frozen=True, tag_field="type", tag="audio/pcm", forbid_unknown_fields=True):
+    """16-bit little-endian mono."""
+
+    rate: Literal[24000] = 24000
+
+
+class MuLawFormat(Struct, frozen=True, tag_field="type", tag="audio/pcmu", forbid_unknown_fields=True):
+    """G.711 mu-law, 8 kHz."""
+
+
+class ALawFormat(Struct, frozen=True, tag_field="type", tag="audio/pcma", forbid_unknown_fields=True):
+    """G.711 A-law, 8 kHz."""
+
+
+AudioFormat = PcmFormat | MuLawFormat | ALawFormat
+
+
+class RealtimeTool(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """A function that the model may call. ``parameters`` is a JSON schema."""
+
+    name: Name
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+
+
+RealtimeToolChoice = Literal["none", "auto", "required"] | FlatNamedChoice
+Tools = Annotated[list[RealtimeTool], Meta(max_length=MAX_TOOLS)]
+
+
+class RealtimeReasoning(Struct, frozen=True, forbid_unknown_fields=True):
+    effort: Effort | None = None
+
+
+class InputAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
+    format: AudioFormat | UnsetType | None = UNSET
+    turn_detection: Any = UNSET
+    transcription: Any = UNSET
+    noise_reduction: Any = UNSET
+
+
+class OutputAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
+    format: AudioFormat | UnsetType | None = UNSET
+    voice: Voice | UnsetType | None = UNSET
+    speed: Speed | UnsetType | None = UNSET
+
+
+class AudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
+    input: InputAudioUpdate | UnsetType | None = UNSET
+    output: OutputAudioUpdate | UnsetType | None = UNSET
+
+
+class SessionUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields that a client sets; those that are absent stay as they are, null ones get their default."""
+
+    type: Literal["realtime", "transcription"]
+    model: str | UnsetType | None = UNSET
+    instructions: Instructions | UnsetType | None = UNSET
+    output_modalities: Modalities | UnsetType | None = UNSET
+    audio: AudioUpdate | UnsetType | None = UNSET
+    tools: Tools | UnsetType | None = UNSET
+    tool_choice: RealtimeToolChoice | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    max_output_tokens: TokenLimit | UnsetType | None = UNSET
+    truncation: Any = UNSET
+    reasoning: RealtimeReasoning | UnsetType | None = UNSET
+
+    # Extras: as in chats.
+    temperature: Temperature | UnsetType | None = UNSET
+    seed: Seed | UnsetType | None = UNSET
+
+    # Accepted only where they change nothing.
+    tracing: Any = UNSET
+    prompt: Any = UNSET
+    include: Any = UNSET
+
+
+class ResponseAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
+    output: OutputAudioUpdate | UnsetType | None = UNSET
+
+
+class ResponseOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of ``response.create``: they hold for one response in the place of the session's."""
+
+    conversation: Literal["auto", "none"] | UnsetType | None = UNSET
+    input: Any = UNSET
+    instructions: Instructions | UnsetType | None = UNSET
+    output_modalities: Modalities | UnsetType | None = UNSET
+    audio: ResponseAudioUpdate | UnsetType | None = UNSET
+    tools: Tools | UnsetType | None = UNSET
+    tool_choice: RealtimeToolChoice | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    max_output_tokens: TokenLimit | UnsetType | None = UNSET
+    metadata: Metadata | UnsetType | None = UNSET
+    reasoning: RealtimeReasoning | UnsetType | None = UNSET
+    temperature: Temperature | UnsetType | None = UNSET
+    seed: Seed | UnsetType | None = UNSET
+    prompt: Any = UNSET
+
+
+class SessionConfig(Struct, frozen=True, kw_only=True):
+    """Configuration of a session, or of one response of it."""
+
+    model: str
+    instructions: str = ""
+    modality: Literal["text", "audio"] = "audio"
+    input_format: AudioFormat = PcmFormat()
+    output_format: AudioFormat = PcmFormat()
+    voice: str = ""
+    speed: float = 1.0
+    tools: tuple[RealtimeTool, ...] = ()
+    tool_choice: RealtimeToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: int | Literal["inf"] = "inf"
+    truncation: Literal["auto", "disabled"] = "auto"
+    effort: Effort | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+    def to_event(self, id: str | None, expires_at: int) -> dict[str, Any]:
+        """The whole session as events have it."""
+        return {
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": id,
+            "model": self.model,
+            "expires_at": expires_at,
+            "output_modalities": [self.modality],
+            "instructions": self.instructions,
+            "audio": {
+                "input": {
+                    "format": self.input_format,
+                    "turn_detection": None,
+                    "transcription": None,
+                    "noise_reduction": None,
+                },
+                "output": {"format": self.output_format, "voice": self.voice or None, "speed": self.speed},
+            },
+            "tools": list(self.tools),
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "max_output_tokens": self.max_output_tokens,
+            "truncation": self.truncation,
+            "reasoning": {"effort": self.effort} if self.effort else None,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "tracing": None,
+            "prompt": None,
+            "include": None,
+        }
+
+
+def is_given(value: Any) -> bool:
+    """Return whether a client sent the field."""
+    return value is not UNSET
+
+
+def voice_name(voice: Any) -> str:
+    """The name or id of ``voice``."""
+    return voice.id if isinstance(voice, VoiceId) else voice
+
+
+encode_event = msgspec.json.Encoder().encode

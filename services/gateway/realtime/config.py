@@ -1,0 +1,155 @@
+"""Changes of a session's configuration, checked against what its model can do."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.realtime.session import (
+    InputAudioUpdate,
+    OutputAudioUpdate,
+    PcmFormat,
+    ResponseOptions,
+    SessionConfig,
+    SessionUpdate,
+    is_given,
+    voice_name,
+)
+from services.gateway.tasks.chat import OPENAI_VOICES
+
+
+class ModelAbilities(NamedTuple):
+    """Abilities of a model of the plan; an app's model is held to be able to do anything."""
+
+    speaks: bool = True
+    voices: tuple[str, ...] = ()
+
+    @property
+    def default_voice(self) -> str:
+        if not self.speaks:
+            return ""
+        return self.voices[0] if self.voices else OPENAI_VOICES[0]
+
+
+#: Fields that mean the same in a session and in one response, with the value that null stands for.
+_SHARED_DEFAULTS: dict[str, Any] = {
+    "instructions": "",
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "max_output_tokens": "inf",
+    "temperature": None,
+    "seed": None,
+}
+
+
+def default_config(model: str, abilities: ModelAbilities) -> SessionConfig:
+    """The configuration of a session of which its client has said nothing."""
+    return SessionConfig(model=model, modality="audio" if abilities.speaks else "text", voice=abilities.default_voice)
+
+
+def apply_update(
+    config: SessionConfig, update: SessionUpdate, abilities: ModelAbilities, *, has_spoken: bool
+) -> SessionConfig:
+    """``config`` with the fields that ``update`` has. Raises ``BadRequest`` that names what cannot be obeyed."""
+    if update.type != "realtime":
+        raise BadRequest("Sessions of transcription are not supported: send type 'realtime'.", param="session.type")
+    if update.model and update.model != config.model:
+        raise BadRequest(f"The model of a session is fixed: it is {config.model}.", param="session.model")
+    _refuse(update, {"tracing": (None,), "prompt": (None,), "include": (None, [])})
+    changes = _shared_changes(update, abilities, "session")
+    if is_given(update.truncation):
+        if update.truncation not in (None, "auto", "disabled"):
+            raise BadRequest("truncation is 'auto' or 'disabled'.", param="session.truncation")
+        changes["truncation"] = update.truncation or "auto"
+    if update.audio is not None and update.audio is not UNSET:
+        changes |= _input_changes(update.audio.input)
+        changes |= _output_changes(update.audio.output, abilities, "session")
+    if has_spoken and changes.get("voice", config.voice) != config.voice:
+        raise BadRequest("The voice cannot be changed once it has spoken.", param="session.audio.output.voice")
+    return msgspec.structs.replace(config, **changes)
+
+
+def check_update(update: SessionUpdate) -> None:
+    """Raises ``BadRequest`` for what no model can obey."""
+    apply_update(SessionConfig(model=""), update, ModelAbilities(), has_spoken=False)
+
+
+def apply_options(config: SessionConfig, options: ResponseOptions, abilities: ModelAbilities) -> SessionConfig:
+    """``config`` as it is for one response. Raises ``BadRequest``."""
+    _refuse(options, {"prompt": (None,)}, "response")
+    changes = _shared_changes(options, abilities, "response")
+    if options.audio is not None and options.audio is not UNSET:
+        changes |= _output_changes(options.audio.output, abilities, "response")
+    return msgspec.structs.replace(config, **changes)
+
+
+def _shared_changes(update: SessionUpdate | ResponseOptions, abilities: ModelAbilities, place: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for name, default in _SHARED_DEFAULTS.items():
+        value = getattr(update, name)
+        if is_given(value):
+            changes[name] = default if value is None else value
+    if is_given(update.tools):
+        changes["tools"] = tuple(update.tools or ())
+    if update.reasoning is not UNSET:
+        changes["effort"] = update.reasoning.effort if update.reasoning is not None else None
+    if is_given(update.output_modalities):
+        modality = (update.output_modalities or ["audio" if abilities.speaks else "text"])[0]
+        if modality == "audio" and not abilities.speaks:
+            raise BadRequest("The model has no audio output: send ['text'].", param=f"{place}.output_modalities")
+        changes["modality"] = modality
+    return changes
+
+
+def _input_changes(update: InputAudioUpdate | UnsetType | None) -> dict[str, Any]:
+    if update is UNSET:
+        return {}
+    if update is None:
+        return {"input_format": PcmFormat()}
+    _refuse(
+        update,
+        {"noise_reduction": (None,), "transcription": (None,), "turn_detection": (None,)},
+        "session.audio.input",
+    )
+    return {"input_format": update.format or PcmFormat()} if is_given(update.format) else {}
+
+
+def _output_changes(
+    update: OutputAudioUpdate | UnsetType | None, abilities: ModelAbilities, place: str
+) -> dict[str, Any]:
+    if update is UNSET:
+        return {}
+    if update is None:
+        return {"output_format": PcmFormat(), "voice": abilities.default_voice, "speed": 1.0}
+    changes: dict[str, Any] = {}
+    if is_given(update.format):
+        changes["output_format"] = update.format or PcmFormat()
+    if update.speed is not UNSET:
+        changes["speed"] = 1.0 if update.speed is None else float(update.speed)
+    if is_given(update.voice):
+        changes["voice"] = _checked_voice(update.voice, abilities, f"{place}.audio.output.voice")
+    return changes
+
+
+def _checked_voice(voice: Any, abilities: ModelAbilities, param: str) -> str:
+    name = voice_name(voice) if voice is not None else abilities.default_voice
+    if abilities.voices and name not in (*abilities.voices, *OPENAI_VOICES):
+        raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(abilities.voices)}", param=param)
+    return str(name)
+
+
+def _refuse(update: Any, accepted: Mapping[str, tuple[Any, ...]], place: str = "session") -> None:
+    """Raises ``BadRequest`` for a field with a value that cannot be obeyed."""
+    for name, values in accepted.items():
+        value = getattr(update, name)
+        if is_given(value) and value not in values:
+            hint = _HINTS.get(name, "leave it out")
+            raise BadRequest(f"{name} is not supported with this value: {hint}.", param=f"{place}.{name}")
+
+
+_HINTS: dict[str, str] = {
+    "turn_detection": "send null, commit the audio and ask for responses yourself",
+    "transcription": "send null; /v1/audio/transcriptions transcribes files",
+}

@@ -1,0 +1,237 @@
+"""Items of a conversation in their order. One connection changes them, so there is no lock."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pybase64
+
+from omnibus.errors import BadRequest, Conflict
+from services.gateway.openai.realtime.items import (
+    RealtimeFunctionCall,
+    RealtimeFunctionOutput,
+    RealtimeInputAudio,
+    RealtimeInputImage,
+    RealtimeItem,
+    RealtimeMessage,
+    RealtimeOutputAudio,
+)
+from services.gateway.openai.realtime.session import AudioFormat
+from services.gateway.realtime.audio_format import to_bytes, to_milliseconds
+from services.gateway.realtime.errors import unknown_item_error
+
+#: Name of the place before the first item.
+ROOT = "root"
+#: Items of one conversation.
+MAX_ITEMS = 4096
+_OBJECT = "realtime.item"
+
+
+@dataclass
+class ItemPart:
+    """Part of a message. ``text`` is what is written, or the transcript of what is said; ``audio`` its bytes."""
+
+    type: str
+    text: str = ""
+    audio: bytes | bytearray = b""
+    format: AudioFormat | None = None
+    image_url: str = ""
+    detail: Any = None
+
+    @property
+    def milliseconds(self) -> int:
+        """The length of its audio."""
+        return to_milliseconds(len(self.audio), self.format) if self.format is not None else 0
+
+    def to_event(self, *, with_audio: bool = False) -> dict[str, Any]:
+        """The part as events have it; raw audio is in few of them."""
+        if self.type == "input_image":
+            return {"type": self.type, "image_url": self.image_url, "detail": self.detail or "auto"}
+        if self.type not in ("input_audio", "output_audio"):
+            return {"type": self.type, "text": self.text}
+        shown: dict[str, Any] = {"type": self.type, "transcript": self.text or None}
+        return shown | {"audio": encode_base64(self.audio)} if with_audio else shown
+
+
+@dataclass
+class ConversationItem:
+    """A message, a call of a function, or what came of one. ``text`` is a call's arguments, or a call's output."""
+
+    id: str
+    type: str
+    role: str = ""
+    status: str = "completed"
+    parts: list[ItemPart] = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, about."""
+        return len(self.text) + sum(len(each.audio) + len(each.text) + len(each.image_url) for each in self.parts)
+
+    def to_event(self, *, with_audio: bool = False) -> dict[str, Any]:
+        """The item as events have it."""
+        head = {"id": self.id, "object": _OBJECT, "type": self.type, "status": self.status}
+        if self.type == "message":
+            parts = [each.to_event(with_audio=with_audio) for each in self.parts]
+            return {**head, "role": self.role, "content": parts}
+        if self.type == "function_call":
+            return {**head, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        return {**head, "call_id": self.call_id, "output": self.text}
+
+    def truncate_audio(self, index: int, milliseconds: int) -> None:
+        """Forget what of part ``index`` comes after so much audio, its words too. Raises ``BadRequest``.
+
+        Words are not timed: as much of the transcript remains as of the sound, up to the last whole word.
+        """
+        if self.role != "assistant" or self.type != "message":
+            raise BadRequest("Only messages of the assistant can be truncated.", param="item_id")
+        if index >= len(self.parts) or self.parts[index].format is None:
+            raise BadRequest("The item has no audio at this index.", param="content_index")
+        part = self.parts[index]
+        if milliseconds > part.milliseconds:
+            raise BadRequest(
+                f"The audio of the item has {part.milliseconds} ms, less than {milliseconds}.", param="audio_end_ms"
+            )
+        heard = to_bytes(milliseconds, part.format) if part.format is not None else 0
+        if heard < len(part.audio):
+            part.text = _played_words(part.text, heard / len(part.audio))
+            part.audio = part.audio[:heard]
+
+
+def _played_words(transcript: str, share: float) -> str:
+    """The whole words in the first ``share`` of a transcript."""
+    end = int(len(transcript) * share)
+    if end < len(transcript) and not transcript[end].isspace():
+        end = max(transcript.rfind(" ", 0, end), 0)
+    return transcript[:end].rstrip()
+
+
+class Conversation:
+    """Items by their ids, in order. ``changed`` is called with the bytes that an item adds or frees."""
+
+    def __init__(self, id: str, changed: Callable[[int], None] = lambda _: None) -> None:
+        self.id = id
+        self._items: dict[str, ConversationItem] = {}
+        self._changed = changed
+
+    def __iter__(self) -> Iterator[ConversationItem]:
+        return iter(list(self._items.values()))
+
+    @property
+    def last_id(self) -> str | None:
+        return next(reversed(self._items), None)
+
+    def find_item(self, id: str, param: str = "item_id") -> ConversationItem:
+        """The item ``id``. Raises ``NotFound``."""
+        if id not in self._items:
+            raise unknown_item_error(id, param)
+        return self._items[id]
+
+    def insert_item(self, item: ConversationItem, after: str | None = None) -> str | None:
+        """Put ``item`` behind the item ``after``, at the end if that is None; returns the id of the one before it.
+
+        Raises ``NotFound``, ``Conflict`` for an id that is taken, and ``BadRequest`` where there are too many.
+        """
+        if item.id in self._items:
+            raise Conflict(f"The conversation has an item {item.id!r} already.", param="item.id")
+        if len(self._items) >= MAX_ITEMS:
+            raise BadRequest(f"The conversation has {MAX_ITEMS} items, the most accepted: delete some.", param="item")
+        if after not in (None, ROOT):
+            self.find_item(str(after), "previous_item_id")
+        self._changed(item.nbytes)
+        before = self.last_id if after is None else after
+        if before == self.last_id:
+            self._items[item.id] = item
+        else:
+            self._items = dict(_insert_behind(list(self._items.values()), item, str(before)))
+        return None if before == ROOT else before
+
+    def delete_item(self, id: str) -> None:
+        """Remove an item. Raises ``NotFound``, and ``BadRequest`` for one that is being made."""
+        item = self._find_complete(id)
+        del self._items[id]
+        self._changed(-item.nbytes)
+
+    def truncate_item(self, id: str, index: int, milliseconds: int) -> None:
+        """Forget what nobody heard of an item. Raises ``NotFound`` and ``BadRequest``."""
+        item = self._find_complete(id)
+        before = item.nbytes
+        item.truncate_audio(index, milliseconds)
+        self._changed(item.nbytes - before)
+
+    def _find_complete(self, id: str) -> ConversationItem:
+        item = self.find_item(id)
+        if item.status == "in_progress":
+            raise BadRequest("The item is still being made: cancel its response first.", param="item_id")
+        return item
+
+    def count_growth(self, nbytes: int) -> None:
+        """An item in it has ``nbytes`` more. Raises ``Overloaded``."""
+        self._changed(nbytes)
+
+
+def _insert_behind(
+    items: Sequence[ConversationItem], item: ConversationItem, before: str
+) -> Iterator[tuple[str, ConversationItem]]:
+    if before == ROOT:
+        yield item.id, item
+    for each in items:
+        yield each.id, each
+        if each.id == before:
+            yield item.id, item
+
+
+def build_item(wanted: RealtimeItem, new_id: Callable[[str], str], format: AudioFormat) -> ConversationItem:
+    """``wanted`` as it is kept; its audio is of ``format``. Raises ``BadRequest``."""
+    if isinstance(wanted, RealtimeFunctionCall):
+        call_id = wanted.call_id or new_id("call_")
+        return ConversationItem(
+            wanted.id or new_id("item_"), "function_call", call_id=call_id, name=wanted.name, text=wanted.arguments
+        )
+    if isinstance(wanted, RealtimeFunctionOutput):
+        made = ConversationItem(wanted.id or new_id("item_"), "function_call_output", call_id=wanted.call_id)
+        made.text = wanted.output
+        return made
+    parts = [_build_part(wanted, index, format) for index in range(len(wanted.content))]
+    return ConversationItem(wanted.id or new_id("item_"), "message", wanted.role, parts=parts)
+
+
+#: Parts that messages of each role may have.
+_PARTS_OF_ROLES = {
+    "system": ("input_text",),
+    "user": ("input_text", "input_audio", "input_image"),
+    "assistant": ("output_text", "output_audio"),
+}
+
+
+def _build_part(message: RealtimeMessage, index: int, format: AudioFormat) -> ItemPart:
+    part, param = message.content[index], f"item.content[{index}]"
+    type = part.__struct_config__.tag
+    allowed = _PARTS_OF_ROLES[message.role]
+    if type not in allowed:
+        raise BadRequest(f"A message of the {message.role} has {', '.join(allowed)}.", param=f"{param}.type")
+    if isinstance(part, RealtimeInputAudio):
+        return ItemPart("input_audio", part.transcript or "", decode_base64(part.audio, f"{param}.audio"), format)
+    if isinstance(part, RealtimeInputImage):
+        return ItemPart("input_image", image_url=part.image_url, detail=part.detail)
+    if isinstance(part, RealtimeOutputAudio):
+        if part.audio is not None:
+            raise BadRequest("Audio of an assistant cannot be given: send its transcript.", param=f"{param}.audio")
+        return ItemPart("output_audio", part.transcript)
+    return ItemPart(str(type), part.text)
+
+
+def decode_base64(text: str, param: str) -> bytes:
+    """Raises ``BadRequest`` for what is not base64."""
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        raise BadRequest("The audio is not valid base64.", param=param) from None
+
+
+def encode_base64(data: bytes | bytearray) -> str:
+    """``data`` as text."""
+    return pybase64.b64encode_as_string(data)

@@ -1,0 +1,199 @@
+"""Events of one response, built from what a model gives.
+
+Order: response.created, then for each item response.output_item.added, conversation.item.added,
+response.content_part.added, its deltas, their ``done``, response.content_part.done, conversation.item.done,
+response.output_item.done; and response.done. A response that is cut short has all closing events too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from omnibus.errors import ProtocolError
+from services.gateway.openai.chat_response import Usage
+from services.gateway.openai.realtime.session import SessionConfig
+from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart, encode_base64
+
+Event = dict[str, Any]
+
+
+class ResponseEvents:
+    """Builds the events of response ``id``. Its items go into the ``conversation``, unless that is None."""
+
+    def __init__(
+        self,
+        id: str,
+        config: SessionConfig,
+        conversation: Conversation | None,
+        new_id: Callable[[str], str],
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        self.id = id
+        self.items: list[ConversationItem] = []
+        self._config = config
+        self._conversation = conversation
+        self._new_id = new_id
+        self._metadata = metadata
+        self._open: ConversationItem | None = None
+
+    def begin(self) -> list[Event]:
+        """The first event."""
+        return [{"type": "response.created", "response": self._response("in_progress")}]
+
+    def add_text(self, delta: str) -> list[Event]:
+        """More of the answer's text: of what is written, or of what is said."""
+        events, part = self._open_message()
+        part.text += delta
+        self._grow(len(delta))
+        kind = "output_audio_transcript" if self._speaks else "output_text"
+        return [*events, {"type": f"response.{kind}.delta", **self._place(), "content_index": 0, "delta": delta}]
+
+    def add_audio(self, data: bytes) -> list[Event]:
+        """The next bytes of the answer's audio."""
+        events, part = self._open_message()
+        part.audio += data
+        self._grow(len(data))
+        delta = encode_base64(data)
+        return [
+            *events,
+            {"type": "response.output_audio.delta", **self._place(), "content_index": 0, "delta": delta},
+        ]
+
+    def begin_call(self, name: str, call_id: str) -> list[Event]:
+        """The model calls a function."""
+        events = self._close_item("completed")
+        item = ConversationItem(
+            self._new_id("item_"), "function_call", status="in_progress", call_id=call_id, name=name
+        )
+        return [*events, *self._open_item(item)]
+
+    def add_arguments(self, delta: str) -> list[Event]:
+        """More of the arguments of the call that has begun last."""
+        item = self._open
+        if item is None or item.type != "function_call":
+            raise ProtocolError("the answer has arguments of a call that has not begun")
+        item.text += delta
+        self._grow(len(delta))
+        place = {**self._place(), "call_id": item.call_id}
+        return [{"type": "response.function_call_arguments.delta", **place, "delta": delta}]
+
+    def finish(self, status: str, details: Event | None = None, usage: Usage | None = None) -> list[Event]:
+        """The closing events."""
+        events = self._close_item("completed" if status == "completed" else "incomplete")
+        response = self._response(status, details, usage)
+        return [*events, {"type": "response.done", "response": response}]
+
+    # Items
+
+    @property
+    def _speaks(self) -> bool:
+        return self._config.modality == "audio"
+
+    def _open_message(self) -> tuple[list[Event], ItemPart]:
+        """The part that is being made, and the events of its beginning."""
+        if self._open is not None and self._open.type == "message":
+            return [], self._open.parts[0]
+        events = self._close_item("completed")
+        item = ConversationItem(self._new_id("item_"), "message", "assistant", "in_progress")
+        events += self._open_item(item)
+        format = self._config.output_format if self._speaks else None
+        part = ItemPart("output_audio" if self._speaks else "output_text", audio=bytearray(), format=format)
+        item.parts.append(part)
+        shown = self._shown_part(part)
+        place = {**self._place(), "content_index": 0}
+        return [*events, {"type": "response.content_part.added", **place, "part": shown}], part
+
+    def _open_item(self, item: ConversationItem) -> list[Event]:
+        self._open = item
+        added = {"output_index": len(self.items), "item": item.to_event()}
+        self.items.append(item)
+        events: list[Event] = [{"type": "response.output_item.added", "response_id": self.id, **added}]
+        if self._conversation is not None:
+            before = self._conversation.insert_item(item)
+            event = {"type": "conversation.item.added", "previous_item_id": before, "item": item.to_event()}
+            events.append(event)
+        return events
+
+    def _close_item(self, status: str) -> list[Event]:
+        item = self._open
+        if item is None:
+            return []
+        events = self._part_events(item)
+        place = self._place()
+        self._open, item.status = None, status
+        made = item.to_event()
+        if self._conversation is not None:
+            events.append({"type": "conversation.item.done", "item": made})
+        done = {"response_id": self.id, "output_index": place["output_index"], "item": made}
+        return [*events, {"type": "response.output_item.done", **done}]
+
+    def _part_events(self, item: ConversationItem) -> list[Event]:
+        """The events that say that what is in ``item`` is complete."""
+        place = self._place()
+        if item.type == "function_call":
+            place |= {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+            return [{"type": "response.function_call_arguments.done", **place}]
+        part, place = item.parts[0], {**place, "content_index": 0}
+        ended = {"type": "response.content_part.done", **place, "part": self._shown_part(part)}
+        if not self._speaks:
+            return [{"type": "response.output_text.done", **place, "text": part.text}, ended]
+        transcript = {"type": "response.output_audio_transcript.done", **place, "transcript": part.text}
+        return [{"type": "response.output_audio.done", **place}, transcript, ended]
+
+    def _place(self) -> Event:
+        if self._open is None:
+            raise ProtocolError("no item of the response is open")
+        return {"response_id": self.id, "item_id": self._open.id, "output_index": len(self.items) - 1}
+
+    def _shown_part(self, part: ItemPart) -> Event:
+        """A part in events about parts, which call their types otherwise than items do."""
+        return {"type": "audio", "transcript": part.text} if self._speaks else {"type": "text", "text": part.text}
+
+    def _grow(self, nbytes: int) -> None:
+        if self._conversation is not None:
+            self._conversation.count_growth(nbytes)
+
+    def _response(self, status: str, details: Event | None = None, usage: Usage | None = None) -> Event:
+        config = self._config
+        output = {"format": config.output_format, "voice": config.voice or None}
+        return {
+            "object": "realtime.response",
+            "id": self.id,
+            "status": status,
+            "status_details": details,
+            "output": [item.to_event() for item in self.items],
+            "conversation_id": self._conversation.id if self._conversation is not None else None,
+            "output_modalities": [config.modality],
+            "max_output_tokens": config.max_output_tokens,
+            "audio": {"output": output},
+            "usage": _shown_usage(usage) if usage is not None else None,
+            "metadata": self._metadata,
+        }
+
+
+def _shown_usage(usage: Usage) -> Event:
+    prompt, made = usage.prompt_tokens_details, usage.completion_tokens_details
+    text, image, sound = prompt.text_tokens or 0, prompt.image_tokens or 0, prompt.audio_tokens or 0
+    spoken = made.audio_tokens or 0
+    return {
+        "total_tokens": usage.total_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "input_token_details": {
+            "text_tokens": text,
+            "audio_tokens": sound,
+            "image_tokens": image,
+            "cached_tokens": prompt.cached_tokens or 0,
+            "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 0, "image_tokens": 0},
+        },
+        "output_token_details": {"text_tokens": usage.completion_tokens - spoken, "audio_tokens": spoken},
+    }
+
+
+def incomplete_details(reason: str) -> Event:
+    """Details of a response that was cut off, by the ``reason`` with which the model ended."""
+    return {"type": "incomplete", "reason": "max_output_tokens" if reason == "length" else "content_filter"}
+
+
+def event_texts(events: Sequence[Event], new_id: Callable[[str], str], encode: Callable[[Any], bytes]) -> list[str]:
+    """``events`` as frames of text, each with an id of its own."""
+    return [encode({"type": each["type"], "event_id": new_id("event_"), **each}).decode() for each in events]

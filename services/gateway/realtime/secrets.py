@@ -1,0 +1,52 @@
+"""Client secrets: a server makes one for each browser, which opens sessions with it at any gateway."""
+
+import time
+from typing import Any
+
+from omnibus.api_key import hash_key
+from omnibus.errors import Unauthorized
+from omnibus.settings import GatewaySettings
+from omnibus.store import SECRET_PREFIX, ClientSecretRecord, Store
+from services.gateway.media.files import new_secret_id
+from services.gateway.openai.realtime.client_secrets import (
+    ClientSecret,
+    ClientSecretRequest,
+    SecretExpiry,
+    decode_update,
+    encode_update,
+)
+from services.gateway.openai.realtime.session import SessionUpdate
+from services.gateway.tenancy.tenant import current_tenant
+
+
+class ClientSecrets:
+    """Makes and reads client secrets, which are in the ``store``."""
+
+    def __init__(self, settings: GatewaySettings, store: Store) -> None:
+        self._asks_for_keys = settings.keys or bool(settings.keys_file)
+        self._store = store
+
+    async def create(self, wanted: ClientSecretRequest, shown: dict[str, Any]) -> ClientSecret:
+        """A new secret of the current tenant; ``shown`` is the session as it will be. Raises ``StoreUnavailable``."""
+        seconds = (wanted.expires_after or SecretExpiry()).seconds
+        key, value = current_tenant().key, new_secret_id(SECRET_PREFIX)
+        record = ClientSecretRecord(
+            session=encode_update(wanted.session or SessionUpdate(type="realtime")),
+            expires=time.time() + seconds,
+            key=key.sha256 if key is not None else "",
+            is_operators=self._asks_for_keys and key is None,
+        )
+        await self._store.put_client_secret(hash_key(value), record, seconds)
+        return ClientSecret(value, int(record.expires), shown)
+
+    async def find_update(self, token: str) -> SessionUpdate | None:
+        """The update with which sessions of ``token`` begin; None for an API key, which has none.
+
+        Raises ``Unauthorized`` for a secret that is unknown or expired.
+        """
+        if not token.startswith(SECRET_PREFIX):
+            return None
+        record = await self._store.client_secret(hash_key(token))
+        if record is None:
+            raise Unauthorized("this client secret is unknown or expired: create another one")
+        return decode_update(record.session)

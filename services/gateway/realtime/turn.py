@@ -1,0 +1,175 @@
+"""One response, made by a task of its own from the items of a conversation.
+
+Cancelled, its request ends at once: one ``end`` stops every stage before its next step, and the client gets the
+closing events of what it has.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from omnibus.encoding.audio import StreamingAudioEncoder
+from omnibus.errors import ContextTooLong, Fatal, OmnibusError, TooLarge, TooSlow
+from omnibus.metrics import GATEWAY
+from omnibus.structured.calls import CallPart, CallReader
+from services.gateway.apps.chat import AppChats
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_response import call_id
+from services.gateway.openai.realtime.session import SessionConfig
+from services.gateway.realtime.audio_format import encoder_format
+from services.gateway.realtime.conversation import ConversationItem
+from services.gateway.realtime.errors import describe_error
+from services.gateway.realtime.response_events import Event, ResponseEvents, incomplete_details
+from services.gateway.realtime.to_chat import drop_oldest, to_chat
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.lifecycle import run_to_end
+from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.chat_response import join_samples
+from services.gateway.tasks.output_streams import open_output_streams
+
+log = logging.getLogger(__name__)
+
+#: Times that a conversation which is too long for its model is made shorter.
+MAX_TRUNCATIONS = 12
+CLIENT_CANCELLED, TURN_DETECTED = "client_cancelled", "turn_detected"
+
+
+class TurnSpec(NamedTuple):
+    """All that is needed to make a response. ``limit`` counts it against the limits of its client's key."""
+
+    config: SessionConfig
+    items: list[ConversationItem]
+    limit: Callable[[], AbstractContextManager[None]]
+    chat: Chat
+    chats: Chat | AppChats
+
+
+class Turn:
+    """Makes one response; ``post`` takes its events, ``wait_room`` waits until the client has room for more."""
+
+    def __init__(
+        self,
+        spec: TurnSpec,
+        events: ResponseEvents,
+        post: Callable[[Sequence[Event]], None],
+        wait_room: Callable[[], Any],
+    ) -> None:
+        self.id = events.id
+        self._spec = spec
+        self._events = events
+        self._post = post
+        self._wait_room = wait_room
+        self._begun = False
+        self._cancelled_for = ""
+        self._calls = CallReader()
+        self._sound: StreamingAudioEncoder | None = None
+        self._task: asyncio.Task[None] | None = None
+        # What is wrong with the request itself is known before it begins.
+        self._request = to_chat(spec.config, spec.items)
+        self._run = spec.chats.open_request(spec.config.model, spec.config.seed)
+
+    async def wait_over(self) -> None:
+        """Wait until it has ended."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def start(self, over: Callable[["Turn"], None]) -> None:
+        """Begin to make it; ``over`` is called when it has ended."""
+        self._post(self._events.begin())
+        self._task = asyncio.get_running_loop().create_task(self._make(), name=self.id)
+        self._task.add_done_callback(lambda _: over(self))
+
+    async def cancel(self, reason: str) -> None:
+        """End it now, for ``reason``."""
+        if self._task is not None and not self._task.done():
+            self._cancelled_for = self._cancelled_for or reason
+            if not self._begun:  # a task that is cancelled before its first step never ends what it was for
+                await asyncio.sleep(0)
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # The work
+
+    async def _make(self) -> None:
+        self._begun, code = True, "ok"
+        try:
+            with self._spec.limit():
+                closing = await self._answer()
+        except asyncio.CancelledError:
+            code = "cancelled"
+            closing = self._events.finish("cancelled", {"type": "cancelled", "reason": self._cancelled_for or None})
+        except OmnibusError as error:
+            code = error.code
+            closing = self._fail(error)
+        except Exception:
+            log.exception("%s failed", self.id)
+            code = Fatal.code
+            closing = self._fail(Fatal("internal error: the gateway's log has more under this response's id"))
+        self._run.end("failed")  # where it has not begun; else it has ended
+        GATEWAY.request_counter(self._spec.config.model, code).inc()
+        with suppress(TooSlow):  # then the session ends
+            self._post(closing)
+
+    def _fail(self, error: OmnibusError) -> list[Event]:
+        return self._events.finish("failed", {"type": "failed", "error": describe_error(error)})
+
+    async def _answer(self) -> list[Event]:
+        """Make it; returns the closing events. Where it is too long for the model, its beginning is left out."""
+        items = list(self._spec.items)
+        for _ in range(MAX_TRUNCATIONS):
+            try:
+                return await self._answer_once(self._request)
+            except (ContextTooLong, TooLarge):
+                items = drop_oldest(items)
+                if self._spec.config.truncation == "disabled" or not items or self._events.items:
+                    raise
+            self._request = to_chat(self._spec.config, items)
+            self._run = self._spec.chats.open_request(self._spec.config.model, self._spec.config.seed)
+        return await self._answer_once(self._request)
+
+    async def _answer_once(self, request: ChatRequest) -> list[Event]:
+        run, chat = self._run, self._spec.chat
+        got = run.answer = AnswerAccumulator(request.model, run.created)
+        async with run_to_end(run):
+            output = await self._spec.chats.begin_answer(run, await chat.prepare_request(run, request))
+            async for batch in merge_streams(open_output_streams(output)):
+                self._post(self._read_batch(batch, got, run))
+                await self._wait_room()
+            rest = self._sound.close() if self._sound is not None else b""
+            if rest:
+                self._post(self._events.add_audio(rest))
+        if got.finish in ("length", "content_filter"):
+            return self._events.finish("incomplete", incomplete_details(got.finish), got.usage())
+        return self._events.finish("completed", None, got.usage())
+
+    def _read_batch(self, batch: Sequence[tuple[str, Any]], got: AnswerAccumulator, run: ClientRequest) -> list[Event]:
+        events: list[Event] = []
+        for name, item in batch:
+            got.add_item(name, item.data, item.array)
+            if name == "text":
+                if text := item.data.get("text"):
+                    events += self._events.add_text(text)
+                for part in self._calls.read(item.data["calls"]) if item.data.get("calls") else ():
+                    events += self._read_call(part, run)
+        samples = [item.array for _, item in batch if item.array is not None]
+        if samples and (data := self._encode_samples(join_samples(samples, got), got.rate)):
+            events += self._events.add_audio(data)
+        return events
+
+    def _read_call(self, part: CallPart, run: ClientRequest) -> list[Event]:
+        begun = self._events.begin_call(part.name, call_id(run.id, part.number)) if part.name else []
+        return [*begun, *(self._events.add_arguments(part.arguments) if part.arguments else ())]
+
+    def _encode_samples(self, samples: np.ndarray, rate: int) -> bytes:
+        """``samples``, float32 [n], in the format that the client has asked for."""
+        if self._sound is None:
+            format, speed = encoder_format(self._spec.config.output_format), self._spec.config.speed
+            plain = format == "pcm24k" and rate == 24000
+            self._sound = StreamingAudioEncoder("pcm16" if plain else format, rate, speed)
+        return self._sound.push(samples)

@@ -1,0 +1,196 @@
+"""Handshakes, limits and ends of realtime connections, over real sockets."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from services.gateway.auth.origin import SameOriginMiddleware
+from tests.unit.gateway.auth.test_middleware import Gated, write
+from tests.unit.gateway.house import OMNI, TEXT, House, house
+from tests.unit.gateway.realtime_house import Caller, calls, connected
+from tests.unit.gateway.wires import PATIENCE, doorway
+from tests.unit.sidecar.node import until
+
+
+async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
+    """Status and error of a handshake that is refused."""
+    with pytest.raises(InvalidStatus) as caught:
+        async with websockets.connect(url, **more):
+            pass
+    response = caught.value.response
+    return response.status_code, dict(json.loads(response.body)["error"])
+
+
+async def closed(caller: Caller) -> tuple[int, list[str]]:
+    """The close code of a connection that the gateway ends, and the codes of errors before it."""
+    codes: list[str] = []
+    with pytest.raises(ConnectionClosed) as caught:
+        while True:
+            event = await caller.next()
+            codes += [event["error"]["code"]] if event["type"] == "error" else []
+    assert caught.value.rcvd is not None
+    return caught.value.rcvd.code, codes
+
+
+async def test_a_handshake_is_refused_as_a_request_is(home: House):
+    async with doorway(home) as door:
+        base = f"ws://localhost:{door.port}/v1/realtime"
+        assert (await refused(base))[1]["param"] == "model"
+        assert (await refused(f"{base}?model=nobody"))[0] == 404
+        assert (await refused(f"{base}?model={OMNI}&intent=transcription"))[1]["param"] == "intent"
+        assert (await refused(f"{base}?model={OMNI}&colour=red"))[1]["param"] == "colour"
+        assert (await refused(f"ws://localhost:{door.port}/v1/elsewhere"))[0] == 404
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(base.replace("ws", "http", 1))).status_code == 426
+
+
+async def test_a_page_of_somewhere_else_opens_no_session_where_no_keys_are_asked_for(home: House):
+    home.app = SameOriginMiddleware(home.app, home.settings)
+    async with doorway(home, direct=False) as door:
+        base = f"ws://localhost:{door.port}/v1/realtime?model={OMNI}"
+        assert (await refused(base, additional_headers={"Origin": "http://evil.example"}))[0] == 403
+        assert (await refused(base, additional_headers={"Sec-Fetch-Site": "cross-site"}))[0] == 403
+        async with connected(f"ws://localhost:{door.port}"):
+            pass
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "POST /v1/realtime?model=toy.omni HTTP/1.1\r\nContent-Length: 0\r\n",
+        "GET /v1/realtime?model=toy.omni HTTP/1.0\r\n",
+        "GET /v1/realtime?model=toy.omni HTTP/1.1\r\nSec-WebSocket-Version: 13\r\n",
+        "GET /v1/realtime?model=toy.omni HTTP/1.1\r\nX: " + "x" * 20_000 + "\r\n",
+    ],
+)
+async def test_a_broken_handshake_is_answered_and_the_connection_closed(home: House, head: str):
+    async with doorway(home) as door:
+        wire = await door.wire()
+        await wire.send(f"{head}Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n".encode())
+        answer = await wire.rest()
+
+    assert 400 <= int(answer.split()[1]) < 500
+
+
+async def test_a_connection_is_not_taken_for_a_slow_head_once_it_is_upgraded(tmp_path: Path):
+    async with house(tmp_path, head_seconds=0.2) as home:
+        await home.all_of(OMNI)
+        async with calls(home) as caller:
+            await asyncio.sleep(0.5)
+            assert await caller.say("still here")
+
+
+async def test_a_session_ends_when_nothing_is_said_or_it_lasted_long_enough(tmp_path: Path):
+    async with house(tmp_path, realtime_idle=0.3) as home:
+        await home.all_of(OMNI)
+        async with calls(home) as caller:
+            assert await closed(caller) == (1000, ["session_idle_timeout"])
+    async with house(tmp_path, realtime_seconds=0.3) as home:
+        await home.all_of(OMNI)
+        async with calls(home) as caller:
+            assert await closed(caller) == (1001, ["session_expired"])
+
+
+async def test_no_more_sessions_are_opened_than_there_may_be(tmp_path: Path):
+    async with house(tmp_path, realtime_sessions=1) as home:
+        await home.all_of(OMNI)
+        async with doorway(home) as door:
+            base = f"ws://localhost:{door.port}"
+            async with connected(base):
+                status, error = await refused(f"{base}/v1/realtime?model={OMNI}")
+            await until(lambda: home.table.sessions.count == 0)
+            async with connected(base):
+                pass
+
+    assert (status, error["code"]) == (429, "overloaded")
+
+
+async def test_a_gateway_that_stops_finishes_responses_and_sends_clients_elsewhere(home: House):
+    async with calls(home) as caller:
+        await caller.say("hello there")
+        await caller.send("response.create")
+        await caller.until("response.created")
+        home.table.sessions.begin_stop()
+        code, _ = await closed(caller)
+
+    assert code == 1012
+    assert caller.events[-1]["type"] == "response.done"
+    assert caller.events[-1]["response"]["status"] == "completed"
+    await home.table.sessions.wait_closed(PATIENCE)
+    await home.emptied()
+
+
+# Keys
+
+
+@asynccontextmanager
+async def gated(tmp_path: Path, valkey_url: str, **tenants: dict[str, Any]) -> AsyncIterator[tuple[Gated, str]]:
+    """A gateway that asks for keys, and its URL."""
+    store = Store(StoreSettings(url=valkey_url, prefix="secrets"))
+    write(tmp_path / "keys.json", **tenants)
+    async with house(tmp_path, store, keys_file=str(tmp_path / "keys.json")) as home:
+        await home.all_of(TEXT)
+        gate = Gated(home, tmp_path / "keys.json")
+        gate.tenancy._store = store
+        await gate.tenancy.startup(home.bus, lambda: None)
+        home.app = gate.tenancy.guard_application(home.app)
+        async with doorway(home, direct=False) as door:
+            yield gate, f"://localhost:{door.port}"
+        await gate.tenancy.shutdown()
+    await store.close()
+
+
+def bearer(key: str) -> dict[str, Any]:
+    return {"additional_headers": {"Authorization": f"Bearer {key}"}}
+
+
+async def test_a_session_needs_a_key_and_its_responses_count_against_it(tmp_path: Path, valkey_url: str):
+    async with gated(tmp_path, valkey_url, a={"rate": 0.001, "burst": 2}) as (_, place):
+        url = f"ws{place}/v1/realtime?model={TEXT}"
+        assert (await refused(url))[0] == 401
+        assert (await refused(url, **bearer("wrong")))[0] == 401
+        async with connected(f"ws{place}", TEXT, **bearer("a")) as caller:
+            await caller.say("hello")
+            events = await caller.respond()
+            over = (await caller.respond())[-1]["response"]
+        limits = next(each for each in events if each["type"] == "rate_limits.updated")["rate_limits"]
+
+    assert events[-1]["response"]["status"] == "completed"
+    assert (limits[0]["name"], limits[0]["limit"]) == ("requests", 2)
+    assert over["status"] == "failed"
+    assert over["status_details"]["error"]["code"] == "overloaded"
+
+
+async def test_a_client_secret_opens_the_session_that_it_was_made_for(tmp_path: Path, valkey_url: str):
+    async with gated(tmp_path, valkey_url, a={}, b={}) as (gate, place), httpx.AsyncClient() as http:
+        url = f"http{place}/v1/realtime/client_secrets"
+        wanted = {"session": {"type": "realtime", "model": TEXT, "instructions": "Be short."}}
+        assert (await http.post(url, json=wanted)).status_code == 401
+        headers = {"authorization": "Bearer a"}
+        wrong = await http.post(url, json={"session": {"type": "realtime", "colour": "red"}}, headers=headers)
+        made = (await http.post(url, json=wanted, headers=headers)).json()
+        secret = made["value"]
+        protocols = ["realtime", f"openai-insecure-api-key.{secret}"]
+        async with connected(f"ws{place}", query="", subprotocols=protocols, model=TEXT) as caller:
+            session, chosen = caller.events[0]["session"], caller.socket.subprotocol
+        not_a_key = await http.get(f"http{place}/v1/models", headers={"authorization": f"Bearer {secret}"})
+        write(tmp_path / "keys.json", b={})
+        gate.tenancy._book.reload_file(tmp_path / "keys.json")
+        revoked, _ = await refused(f"ws{place}/v1/realtime?model={TEXT}", **bearer(secret))
+        unknown, _ = await refused(f"ws{place}/v1/realtime?model={TEXT}", **bearer("ek_unknown"))
+
+    assert wrong.json()["error"]["param"] == "session.colour"
+    assert secret.startswith("ek_")
+    assert made["session"]["instructions"] == session["instructions"] == "Be short."
+    assert chosen == "realtime"
+    assert (not_a_key.status_code, revoked, unknown) == (401, 401, 401)

@@ -1,0 +1,100 @@
+"""A client of realtime sessions over a real socket, as tests use it."""
+
+import base64
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+from tests.unit.gateway.house import OMNI, House
+from tests.unit.gateway.wires import PATIENCE, doorway
+
+#: Half a second of 24 kHz samples.
+SOUND = bytes(24000)
+
+
+class Caller:
+    """One session. It remembers all events that it was sent."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.events: list[dict[str, Any]] = []
+
+    async def send(self, type: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": type, **fields}))
+
+    async def next(self) -> dict[str, Any]:
+        """The next event."""
+        import asyncio
+
+        found = json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE))
+        self.events.append(found)
+        return dict(found)
+
+    async def until(self, type: str) -> list[dict[str, Any]]:
+        """Events up to the next one of ``type``, which is the last one."""
+        found = [await self.next()]
+        while found[-1]["type"] != type:
+            assert found[-1]["type"] != "error" or type == "error", found[-1]
+            found.append(await self.next())
+        return found
+
+    async def ask(self, type: str, answer: str, **fields: Any) -> dict[str, Any]:
+        """Send an event; the one that answers it."""
+        await self.send(type, **fields)
+        return (await self.until(answer))[-1]
+
+    async def refused(self, type: str, **fields: Any) -> dict[str, Any]:
+        """The error that an event gets."""
+        return dict((await self.ask(type, "error", event_id="mine", **fields))["error"])
+
+    async def update(self, **session: Any) -> dict[str, Any]:
+        found = await self.ask("session.update", "session.updated", session={"type": "realtime", **session})
+        return dict(found["session"])
+
+    async def say(self, text: str, **more: Any) -> str:
+        """A user's message; its id."""
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **more}
+        return str((await self.ask("conversation.item.create", "conversation.item.done", item=item))["item"]["id"])
+
+    async def speak(self, data: bytes = SOUND) -> str:
+        """Audio that is appended and committed; its item's id."""
+        await self.send("input_audio_buffer.append", audio=base64.b64encode(data).decode())
+        return str((await self.ask("input_audio_buffer.commit", "conversation.item.done"))["item"]["id"])
+
+    async def respond(self, **response: Any) -> list[dict[str, Any]]:
+        """The events of a response."""
+        await self.send("response.create", response=response)
+        return await self.until("response.done")
+
+
+@asynccontextmanager
+async def calls(home: House, model: str = OMNI, **more: Any) -> AsyncIterator[Caller]:
+    """A session with a gateway behind a real server; its first two events have been read."""
+    async with doorway(home) as door, connected(f"ws://localhost:{door.port}", model, **more) as caller:
+        yield caller
+
+
+@asynccontextmanager
+async def connected(base: str, model: str = OMNI, query: str = "", **more: Any) -> AsyncIterator[Caller]:
+    url = f"{base}/v1/realtime?{query or f'model={model}'}"
+    async with websockets.connect(url, max_size=None, **more) as socket:
+        caller = Caller(socket)
+        await caller.until("conversation.created")
+        yield caller
+
+
+def types(events: Sequence[dict[str, Any]]) -> list[str]:
+    return [each["type"] for each in events]
+
+
+def joined(events: Sequence[dict[str, Any]], type: str) -> str:
+    """The deltas of ``type`` together."""
+    return "".join(each["delta"] for each in events if each["type"] == type)
+
+
+def sound_of(events: Sequence[dict[str, Any]]) -> bytes:
+    return b"".join(base64.b64decode(each["delta"]) for each in events if each["type"] == "response.output_audio.delta")
