@@ -12,6 +12,7 @@ from services.gateway.openai.realtime.session import (
     OutputAudioUpdate,
     PcmFormat,
     ResponseOptions,
+    ServerVad,
     SessionConfig,
     SessionUpdate,
     is_given,
@@ -24,7 +25,12 @@ class ModelAbilities(NamedTuple):
     """Abilities of a model of the plan; an app's model is held to be able to do anything."""
 
     speaks: bool = True
+    hears: bool = True
     voices: tuple[str, ...] = ()
+
+    @property
+    def default_detection(self) -> ServerVad | None:
+        return ServerVad() if self.hears else None
 
     @property
     def default_voice(self) -> str:
@@ -46,7 +52,12 @@ _SHARED_DEFAULTS: dict[str, Any] = {
 
 def default_config(model: str, abilities: ModelAbilities) -> SessionConfig:
     """The configuration of a session of which its client has said nothing."""
-    return SessionConfig(model=model, modality="audio" if abilities.speaks else "text", voice=abilities.default_voice)
+    return SessionConfig(
+        model=model,
+        modality="audio" if abilities.speaks else "text",
+        voice=abilities.default_voice,
+        turn_detection=abilities.default_detection,
+    )
 
 
 def apply_update(
@@ -64,7 +75,7 @@ def apply_update(
             raise BadRequest("truncation is 'auto' or 'disabled'.", param="session.truncation")
         changes["truncation"] = update.truncation or "auto"
     if update.audio is not None and update.audio is not UNSET:
-        changes |= _input_changes(update.audio.input)
+        changes |= _input_changes(update.audio.input, abilities)
         changes |= _output_changes(update.audio.output, abilities, "session")
     if has_spoken and changes.get("voice", config.voice) != config.voice:
         raise BadRequest("The voice cannot be changed once it has spoken.", param="session.audio.output.voice")
@@ -103,17 +114,16 @@ def _shared_changes(update: SessionUpdate | ResponseOptions, abilities: ModelAbi
     return changes
 
 
-def _input_changes(update: InputAudioUpdate | UnsetType | None) -> dict[str, Any]:
+def _input_changes(update: InputAudioUpdate | UnsetType | None, abilities: ModelAbilities) -> dict[str, Any]:
     if update is UNSET:
         return {}
     if update is None:
-        return {"input_format": PcmFormat()}
-    _refuse(
-        update,
-        {"noise_reduction": (None,), "transcription": (None,), "turn_detection": (None,)},
-        "session.audio.input",
-    )
-    return {"input_format": update.format or PcmFormat()} if is_given(update.format) else {}
+        return {"input_format": PcmFormat(), "turn_detection": abilities.default_detection}
+    _refuse(update, {"noise_reduction": (None,), "transcription": (None,)}, "session.audio.input")
+    changes: dict[str, Any] = {"input_format": update.format or PcmFormat()} if is_given(update.format) else {}
+    if update.turn_detection is not UNSET:
+        changes["turn_detection"] = update.turn_detection
+    return changes
 
 
 def _output_changes(
@@ -150,6 +160,5 @@ def _refuse(update: Any, accepted: Mapping[str, tuple[Any, ...]], place: str = "
 
 
 _HINTS: dict[str, str] = {
-    "turn_detection": "send null, commit the audio and ask for responses yourself",
     "transcription": "send null; /v1/audio/transcriptions transcribes files",
 }

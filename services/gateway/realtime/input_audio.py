@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from omnibus.errors import TooLarge
 from services.gateway.openai.realtime.session import AudioFormat
-from services.gateway.realtime.audio_format import sample_bytes, to_bytes, to_milliseconds
+from services.gateway.realtime.audio_format import rate_of, sample_bytes, to_bytes
 from services.gateway.realtime.errors import EMPTY_COMMIT, EventRefused
 
 #: Seconds of audio of one turn.
@@ -12,7 +12,7 @@ MAX_SECONDS = 600
 
 
 class InputAudioBuffer:
-    """Bytes in the order in which they came. ``total_ms`` counts all audio of the session, also what was dropped.
+    """Bytes in the order in which they came. Positions count all audio of the session, also what was dropped.
 
     ``changed`` is called with the bytes that it holds more, or fewer.
     """
@@ -20,16 +20,18 @@ class InputAudioBuffer:
     def __init__(self, format: AudioFormat, changed: Callable[[int], None] = lambda _: None) -> None:
         self.format = format
         self._data = bytearray()
-        self._before_ms = 0
+        self._begin_ms = 0.0  # of what is held
         self._changed = changed
 
-    def __len__(self) -> int:
-        return len(self._data)
+    @property
+    def end_ms(self) -> float:
+        """Milliseconds of audio that were ever appended."""
+        return self._begin_ms + self._length_ms(len(self._data))
 
     @property
-    def total_ms(self) -> int:
-        """Milliseconds of audio that were ever appended."""
-        return self._before_ms + to_milliseconds(len(self._data), self.format)
+    def held_ms(self) -> float:
+        """Milliseconds of audio that are held."""
+        return self._length_ms(len(self._data))
 
     def append_audio(self, data: bytes) -> None:
         """Take more. Raises ``TooLarge`` for more than one turn may have, and ``Overloaded``."""
@@ -38,12 +40,18 @@ class InputAudioBuffer:
         self._changed(len(data))
         self._data += data
 
-    def commit_audio(self) -> bytes:
-        """All whole samples, which are not held any more. Raises ``EventRefused`` where there are none."""
+    def commit_audio(self, end_ms: float | None = None) -> bytes:
+        """All whole samples up to ``end_ms``, which are not held any more. Raises ``EventRefused`` for none."""
         size = len(self._data) // sample_bytes(self.format) * sample_bytes(self.format)
+        if end_ms is not None:
+            size = min(size, self._position(end_ms))
         if not size:
             raise EventRefused("The input audio buffer is empty: append audio before it is committed.", EMPTY_COMMIT)
         return self._take_bytes(size)
+
+    def drop_before(self, begin_ms: float) -> None:
+        """Drop the audio before a moment."""
+        self._take_bytes(min(self._position(begin_ms), len(self._data)))
 
     def clear_audio(self) -> None:
         """Drop all."""
@@ -55,9 +63,15 @@ class InputAudioBuffer:
             self.clear_audio()
             self.format = format
 
+    def _position(self, ms: float) -> int:
+        return to_bytes(round(max(0.0, ms - self._begin_ms)), self.format)
+
+    def _length_ms(self, nbytes: int) -> float:
+        return nbytes / sample_bytes(self.format) * 1000 / rate_of(self.format)
+
     def _take_bytes(self, size: int) -> bytes:
         taken = bytes(self._data[:size])
-        self._before_ms += to_milliseconds(size, self.format)
+        self._begin_ms += self._length_ms(size)
         del self._data[:size]
         self._changed(-size)
         return taken

@@ -72,7 +72,7 @@ class Realtime:
         if isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model):
             return ModelAbilities()
         found = self._chat.find_model(model)
-        return ModelAbilities(found.has_talker, found.voices)
+        return ModelAbilities(found.has_talker, "audio" in found.encoders, found.voices)
 
     @contextmanager
     def admit(self) -> Iterator[None]:

@@ -22,11 +22,14 @@ from services.gateway.realtime.errors import ACTIVE_RESPONSE, NO_ACTIVE_RESPONSE
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.input_audio import InputAudioBuffer
 from services.gateway.realtime.response_events import Event, ResponseEvents, event_texts
-from services.gateway.realtime.turn import CLIENT_CANCELLED, Turn, TurnSpec
+from services.gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED, Turn, TurnSpec
+from services.gateway.realtime.turn_detection import TurnDetector
 from services.gateway.tasks.chat import Chat
 
 #: Responses of one session at the same time: one of the conversation, the others beside it.
 MAX_TURNS = 8
+#: Milliseconds of audio without speech that are held, for clients that commit it themselves.
+MAX_SILENCE_MS = 30_000
 
 
 class SessionContext(NamedTuple):
@@ -52,9 +55,13 @@ class RealtimeSession:
         self._outbox = outbox
         self._conversation = Conversation(_new_id("conv_"), context.count_bytes)
         self._input = InputAudioBuffer(config.input_format, context.count_bytes)
+        self._detector = self._create_detector()
+        self._speech_id = ""  # of the message that is being spoken
+        self._waits_for_turn = False  # a message that is answered once the response under way is over
         self._turns: dict[str, Turn] = {}
         self._active: Turn | None = None  # the one that writes to the conversation
         self._has_spoken = False
+        self._closing = False
         self._handlers: dict[type, Callable[[Any], Any]] = {
             wire.UpdateSession: self._update_session,
             wire.AppendAudio: self._append_audio,
@@ -102,28 +109,74 @@ class RealtimeSession:
 
     async def close(self) -> None:
         """End all responses."""
+        self._closing = True
         for turn in list(self._turns.values()):
             await turn.cancel(CLIENT_CANCELLED)
 
     # Session and input
 
     def _update_session(self, event: wire.UpdateSession) -> None:
+        before = self.config
         self.config = apply_update(self.config, event.session, self._context.abilities, has_spoken=self._has_spoken)
         self._input.change_format(self.config.input_format)
+        changed = (before.turn_detection, before.input_format) != (self.config.turn_detection, self.config.input_format)
+        if changed:
+            self._detector = self._create_detector()
         self._post([{"type": "session.updated", "session": self._session_event()}])
 
-    def _append_audio(self, event: wire.AppendAudio) -> None:
-        self._input.append_audio(decode_base64(event.audio, "audio"))
+    def _create_detector(self) -> TurnDetector | None:
+        detection = self.config.turn_detection
+        return TurnDetector(detection, self._input.format, self._input.end_ms) if detection is not None else None
+
+    async def _append_audio(self, event: wire.AppendAudio) -> None:
+        data = decode_base64(event.audio, "audio")
+        self._input.append_audio(data)
+        if self._detector is None:
+            return
+        for edge in self._detector.push_audio(data):
+            await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge.at_ms))
+        if not self._detector.is_speaking:
+            self._input.drop_before(self._input.end_ms - MAX_SILENCE_MS)
+
+    async def _begin_speech(self, at_ms: int) -> None:
+        """Somebody speaks: what the model is saying stops at once."""
+        self._input.drop_before(at_ms)
+        self._speech_id = _new_id("item_")
+        self._post([{"type": "input_audio_buffer.speech_started", "audio_start_ms": at_ms, "item_id": self._speech_id}])
+        detection = self.config.turn_detection
+        if self._active is not None and detection is not None and detection.interrupt_response:
+            await self._active.cancel(TURN_DETECTED)
+
+    async def _end_speech(self, at_ms: int) -> None:
+        """Nobody speaks any more: what was said is a message, which the model answers."""
+        self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": at_ms, "item_id": self._speech_id}])
+        self._add_spoken(at_ms)
+        detection = self.config.turn_detection
+        if detection is None or not detection.create_response:
+            return
+        if self._active is None:
+            self._respond()
+        else:
+            self._waits_for_turn = True
 
     def _commit_audio(self, _: wire.CommitAudio) -> None:
-        part = ItemPart("input_audio", audio=self._input.commit_audio(), format=self._input.format)
-        item = ConversationItem(_new_id("item_"), "message", "user", parts=[part])
+        self._add_spoken()
+        if self._detector is not None:
+            self._detector.end_turn()
+
+    def _add_spoken(self, end_ms: int | None = None) -> None:
+        part = ItemPart("input_audio", audio=self._input.commit_audio(end_ms), format=self._input.format)
+        id, self._speech_id = self._speech_id or _new_id("item_"), ""
+        item = ConversationItem(id, "message", "user", parts=[part])
         before = self._conversation.insert_item(item)
         committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
         self._post([committed, *_item_events(item, before)])
 
     def _clear_audio(self, _: wire.ClearAudio) -> None:
         self._input.clear_audio()
+        self._speech_id = ""
+        if self._detector is not None:
+            self._detector.end_turn()
         self._post([{"type": "input_audio_buffer.cleared"}])
 
     def _refuse_output_clear(self, event: wire.ClearOutput) -> None:
@@ -169,6 +222,13 @@ class RealtimeSession:
         metadata = options.metadata if is_given(options.metadata) else None
         self._start_turn(spec, conversation, metadata or None)
 
+    def _respond(self) -> None:
+        """Answer the conversation as the session says. Raises as ``Turn``."""
+        spec = TurnSpec(
+            self.config, list(self._conversation), self._context.limit, self._context.chat, self._context.chats
+        )
+        self._start_turn(spec, self._conversation, None)
+
     def _start_turn(self, spec: TurnSpec, conversation: Conversation | None, metadata: Any) -> None:
         events = ResponseEvents(_new_id("resp_"), spec.config, conversation, _new_id, metadata)
         turn = Turn(spec, events, self._post, self._outbox.wait_room)
@@ -184,6 +244,12 @@ class RealtimeSession:
         self._turns.pop(turn.id, None)
         if self._active is turn:
             self._active = None
+        if self._waits_for_turn and self._active is None and not self._closing:
+            self._waits_for_turn = False
+            try:
+                self._respond()
+            except OmnibusError as error:
+                self.post_error(error)
 
     def _input_items(self, options: ResponseOptions) -> list[ConversationItem]:
         """The items that a response answers. Raises ``NotFound`` for a reference to none."""

@@ -18,6 +18,8 @@ from tests.e2e.system import System
 pytestmark = pytest.mark.e2e
 
 PATIENCE = 120.0
+BY_HAND = {"input": {"turn_detection": None}}
+SILENCE = base64.b64encode(bytes(2 * 24000)).decode()
 TONE = {
     "type": "object",
     "properties": {"tone": {"enum": list(tone_synth.TONES)}},
@@ -40,6 +42,11 @@ async def respond(socket: AsyncRealtimeConnection, item: str, **more: Any) -> tu
     The model has never seen a conversation, so that it is shown one question at a time.
     """
     await socket.response.create(response={"input": [{"type": "item_reference", "id": item}], **more})
+    return await collect(socket)
+
+
+async def collect(socket: AsyncRealtimeConnection) -> tuple[Any, np.ndarray, str]:
+    """The response under way."""
     sound, said = b"", ""
     while (event := await next_event(socket)).type != "response.done":
         if event.type == "response.output_audio.delta":
@@ -80,7 +87,7 @@ async def test_a_conversation_by_voice_with_an_interruption_a_picture_and_a_tool
         "image_url": data_url("image/png", scenes.encode_png(scenes.draw_scene(scene, random))),
     }
     async with house.client() as client, client.realtime.connect(model=OMNI) as socket:
-        await socket.session.update(session={"type": "realtime", "temperature": 0})  # type: ignore[typeddict-unknown-key]
+        await socket.session.update(session={"type": "realtime", "temperature": 0, "audio": BY_HAND})  # type: ignore[typeddict-unknown-key]
         for seed, row in enumerate([("low",), ("middle",)]):
             response, sound, said = await respond(socket, await speak(socket, row, seed))
             assert (response.status, said.split(), audio_oracle.recognize_words(sound)) == ("completed", [*row], [*row])
@@ -106,6 +113,24 @@ async def test_a_conversation_by_voice_with_an_interruption_a_picture_and_a_tool
 
         response, sound, said = await respond(socket, await speak(socket, ("high", "low"), 7))
         assert (said.split(), audio_oracle.recognize_words(sound)) == (["high", "low"], ["high", "low"])
+    await house.ledger_is_empty()
+
+
+async def test_a_turn_is_found_in_what_a_microphone_gives_and_answered_aloud(house: System):
+    async with house.client() as client, client.realtime.connect(model=OMNI) as socket:
+        await socket.session.update(session={"type": "realtime", "temperature": 0})  # type: ignore[typeddict-unknown-key]
+        for part in (SILENCE, tones(("low",), 0), SILENCE):
+            await socket.input_audio_buffer.append(audio=part)
+        started = await next_event(socket, "input_audio_buffer.speech_started")
+        stopped = await next_event(socket, "input_audio_buffer.speech_stopped")
+        response, sound, said = await collect(socket)
+        await socket.conversation.item.retrieve(item_id=started.item_id)
+        taken = base64.b64decode((await next_event(socket, "conversation.item.retrieved")).item.content[0].audio)
+
+    # Without a question in words the model says something, but it has not learned what.
+    assert 600 <= started.audio_start_ms <= 1000 < stopped.audio_end_ms
+    assert audio_oracle.recognize_tones(np.frombuffer(taken, "<i2") / 32767, 24000) == ["low"]
+    assert (response.status, bool(said), len(sound) > 0) == ("completed", True, True)
     await house.ledger_is_empty()
 
 

@@ -38,6 +38,31 @@ class ALawFormat(Struct, frozen=True, tag_field="type", tag="audio/pcma", forbid
 AudioFormat = PcmFormat | MuLawFormat | ALawFormat
 
 
+_Milliseconds = Annotated[int, Meta(ge=0, le=10_000)]
+
+
+class ServerVad(Struct, frozen=True, tag_field="type", tag="server_vad", forbid_unknown_fields=True):
+    """Turns end after some silence. ``idle_timeout_ms`` is taken as null only."""
+
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: _Milliseconds = 300
+    silence_duration_ms: _Milliseconds = 500
+    create_response: bool = True
+    interrupt_response: bool = True
+    idle_timeout_ms: None = None
+
+
+class SemanticVad(Struct, frozen=True, tag_field="type", tag="semantic_vad", forbid_unknown_fields=True):
+    """Turns end after silence as well, a longer one the less eager it is."""
+
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+TurnDetection = ServerVad | SemanticVad
+
+
 class RealtimeTool(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
     """A function that the model may call. ``parameters`` is a JSON schema."""
 
@@ -56,7 +81,7 @@ class RealtimeReasoning(Struct, frozen=True, forbid_unknown_fields=True):
 
 class InputAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
     format: AudioFormat | UnsetType | None = UNSET
-    turn_detection: Any = UNSET
+    turn_detection: TurnDetection | UnsetType | None = UNSET
     transcription: Any = UNSET
     noise_reduction: Any = UNSET
 
@@ -128,6 +153,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     modality: Literal["text", "audio"] = "audio"
     input_format: AudioFormat = PcmFormat()
     output_format: AudioFormat = PcmFormat()
+    turn_detection: TurnDetection | None = None
     voice: str = ""
     speed: float = 1.0
     tools: tuple[RealtimeTool, ...] = ()
@@ -152,7 +178,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
             "audio": {
                 "input": {
                     "format": self.input_format,
-                    "turn_detection": None,
+                    "turn_detection": self.turn_detection,
                     "transcription": None,
                     "noise_reduction": None,
                 },
