@@ -265,7 +265,7 @@ class GatewayService:
                 self._requests.wait_finished(seconds), self._dispatcher.wait_idle(seconds), self._apps.drain(seconds)
             )
             if self._realtime is not None:
-                await self._realtime.wait_closed(FINAL_RESPONSES_SECONDS)
+                await self._realtime.wait_closed(CLOSE_SECONDS)
             await self._requests.end_all(self._dispatcher.fail_all)
         await self._close_server()
 
