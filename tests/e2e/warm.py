@@ -104,10 +104,15 @@ class _WarmStack(Stack):
         return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, module, *arguments))
 
 
+def warm_stack_class(parent_socket: str) -> type[Stack]:
+    """The class of stacks whose fork servers are born by the one at ``parent_socket``."""
+    _WarmStack.parent_socket = parent_socket
+    return _WarmStack
+
+
 def main(parent_socket: str, *arguments: str) -> int:
     """Run ``omnibus`` with ``arguments``."""
-    _WarmStack.parent_socket = parent_socket
-    up.Stack = _WarmStack  # type: ignore[misc]
+    up.Stack = warm_stack_class(parent_socket)  # type: ignore[misc]
     return run_command(arguments)
 
 

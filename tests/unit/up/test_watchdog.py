@@ -25,11 +25,11 @@ from omnibus.settings import BusSettings
 from omnibus.up import infra
 from omnibus.up.health import Endpoints, fetch_status
 from omnibus.up.motion import find_forked_pid, read_thread_states
-from omnibus.up.stack import Stack
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.tiny_models import tiny_models
 from omnibus.up.watchdog import Watchdog
 from omnibus_models import tiny
+from tests.e2e import warm
 from tests.unit.up.programs import WITHIN, Lines, log_to
 
 SILENT = 2.0  # seconds
@@ -231,7 +231,8 @@ async def test_an_executor_is_asked_in_the_process_that_it_says_it_is(tmp_path):
 async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_replaced(tmp_path, lines):
     tiny.build("qwen2_5_vl", tmp_path / "qwen2_5_vl")  # where the declarations look for it
     models = await tiny_models(["qwen2.5-vl-tiny"], tmp_path)
-    async with Stack(models, log=log_to(lines), env={"OMNIBUS_UP_SILENT": "40"}) as stack:
+    warm_stack = warm.warm_stack_class(warm.fork_server_socket())
+    async with warm_stack(models, log=log_to(lines), env={"OMNIBUS_UP_SILENT": "40"}) as stack:
         first = stack.supervisor.pids
         executor = next(name for name in first if "/" in name)
         endpoints = Endpoints(str(stack.metrics_dir))
