@@ -70,6 +70,8 @@ def _import_from_root(root: Path, name: str) -> ModuleType:
         raise BadRequest(f"there is no module {top} in {root}")
     if top in sys.modules:
         raise BadRequest(f"{top} is the name of a module that Python has already: give the app's module another name")
+    # Python takes compiled code for that of a file of the same size and second: an app may be written again at once.
+    sys.dont_write_bytecode = True
     sys.path.insert(0, str(root))
     packages = list(accumulate(name.split("."), "{}.{}".format))
     for package, inner in pairwise(packages):

@@ -17,8 +17,9 @@ GOOD = '"""Echoes."""\nHERE = True\nasync def serve(request):\n    return reques
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """Modules that a test loaded are forgotten after it."""
-    modules, path = set(sys.modules), list(sys.path)
+    modules, path, compiles = set(sys.modules), list(sys.path), sys.dont_write_bytecode
     yield
+    sys.dont_write_bytecode = compiles
     for name in set(sys.modules) - modules:
         del sys.modules[name]
     sys.path[:] = path
@@ -44,6 +45,16 @@ def test_a_module_is_loaded_from_its_directory(tmp_path):
 
     assert module.HERE
     assert Path(module.__file__) == root / "echo_app.py"
+
+
+def test_an_app_is_not_compiled_into_a_file_that_could_be_taken_for_its_next_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    root = written(tmp_path, echo_app=GOOD)
+
+    load_module(below(root, "echo_app"))
+
+    assert not (root / "__pycache__").exists()
 
 
 def test_a_module_of_a_package_is_loaded_with_its_neighbours(tmp_path):
@@ -163,7 +174,7 @@ def test_an_uploaded_text_becomes_a_module_whose_lines_tracebacks_show(caplog):
     assert "raise ValueError('here')" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["json", "numpy", "a.b", "os"])
+@pytest.mark.parametrize("name", ["json", "msgspec", "a.b", "os"])
 def test_an_upload_does_not_take_the_name_of_another_module(name):
     with pytest.raises(BadRequest, match="cannot name an uploaded app"):
         load_module(AppSource(UPLOAD, name), GOOD)
