@@ -79,7 +79,8 @@ def test_a_family_that_nobody_brings_is_refused_with_those_there_are(install: In
     toy(install, "toy_known")
 
     with pytest.raises(
-        BadRequest, match=f"no model family 'tox'; there is {', '.join([*sorted(catalog.FAMILIES), 'toy'])}$"
+        BadRequest,
+        match=rf"no model family 'tox'; there is {', '.join([*sorted(catalog.FAMILIES), 'toy'])}; did you mean toy\?$",
     ):
         catalog.find_family("tox")
 
