@@ -1,8 +1,8 @@
 """``POST /v1/audio/transcriptions``: what is said in a sound, written by a model that chats and hears.
 
-It is a chat with a fixed instruction, greedy unless the client wants a temperature: ``SYSTEM``, then ``USER`` with what
-the client says of language and subject behind it, then the sound. The answer is the text. An app that is a model is
-asked for the same.
+It is a chat with a fixed instruction, greedy unless the client wants a temperature: ``SYSTEM``, then the instruction
+with what the client says of language and subject behind it, then the sound. The answer is the text. An app that is a
+model is asked for the same.
 """
 
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import multipart, transcriptions
 from services.gateway.openai.chat_request import ChatRequest, UserMessage
-from services.gateway.openai.transcriptions import TranscriptionForm
+from services.gateway.openai.transcriptions import SYSTEM, TranscriptionForm, instruct_transcription
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
@@ -27,11 +27,6 @@ from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.output_streams import open_output_streams
 from services.gateway.tasks.resolve import rename_params
-
-SYSTEM = "You are a speech recognition model."
-USER = "Transcribe the audio into text. Write what is said, and nothing else."
-LANGUAGE = " Its language is {language}."
-PROMPT = " It continues, or is about: {prompt}"
 
 TEXT = b"text/plain; charset=utf-8"
 
@@ -102,11 +97,7 @@ def _render_body(wanted: TranscriptionForm, got: AnswerAccumulator, item: Inspec
 
 
 def _prepare_chat(wanted: TranscriptionForm, item: InspectedMedia) -> AskedOfModel:
-    said = USER
-    if wanted.language:
-        said += LANGUAGE.format(language=wanted.language)
-    if wanted.prompt:
-        said += PROMPT.format(prompt=wanted.prompt)
+    said = instruct_transcription(wanted.language, wanted.prompt)
     request = ChatRequest(
         model=wanted.model,
         messages=[UserMessage(content=said)],

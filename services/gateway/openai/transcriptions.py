@@ -93,7 +93,19 @@ class TranscriptDone(Struct, frozen=True, tag_field="type", tag="transcript.text
     usage: TranscriptionUsage
 
 
+SYSTEM = "You are a speech recognition model."
+USER = "Transcribe the audio into text. Write what is said, and nothing else."
+LANGUAGE = " Its language is {language}."
+PROMPT = " It continues, or is about: {prompt}"
 _encode = msgspec.json.Encoder().encode
+
+
+def instruct_transcription(language: str | None, prompt: str | None) -> str:
+    """Instruction to a model that writes down a sound, with what the client says of its language and subject."""
+    said = USER
+    if language:
+        said += LANGUAGE.format(language=language)
+    return said + PROMPT.format(prompt=prompt) if prompt else said
 
 
 def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:

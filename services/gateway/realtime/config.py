@@ -118,11 +118,13 @@ def _input_changes(update: InputAudioUpdate | UnsetType | None, abilities: Model
     if update is UNSET:
         return {}
     if update is None:
-        return {"input_format": PcmFormat(), "turn_detection": abilities.default_detection}
-    _refuse(update, {"noise_reduction": (None,), "transcription": (None,)}, "session.audio.input")
+        return {"input_format": PcmFormat(), "transcription": None, "turn_detection": abilities.default_detection}
+    _refuse(update, {"noise_reduction": (None,)}, "session.audio.input")
     changes: dict[str, Any] = {"input_format": update.format or PcmFormat()} if is_given(update.format) else {}
     if update.turn_detection is not UNSET:
         changes["turn_detection"] = update.turn_detection
+    if update.transcription is not UNSET:
+        changes["transcription"] = update.transcription
     return changes
 
 
@@ -155,10 +157,4 @@ def _refuse(update: Any, accepted: Mapping[str, tuple[Any, ...]], place: str = "
     for name, values in accepted.items():
         value = getattr(update, name)
         if is_given(value) and value not in values:
-            hint = _HINTS.get(name, "leave it out")
-            raise BadRequest(f"{name} is not supported with this value: {hint}.", param=f"{place}.{name}")
-
-
-_HINTS: dict[str, str] = {
-    "transcription": "send null; /v1/audio/transcriptions transcribes files",
-}
+            raise BadRequest(f"{name} is not supported with this value: leave it out.", param=f"{place}.{name}")

@@ -22,6 +22,7 @@ from services.gateway.realtime.errors import ACTIVE_RESPONSE, NO_ACTIVE_RESPONSE
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.input_audio import InputAudioBuffer
 from services.gateway.realtime.response_events import Event, ResponseEvents, event_texts
+from services.gateway.realtime.transcriber import InputTranscriber
 from services.gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED, Turn, TurnSpec
 from services.gateway.realtime.turn_detection import TurnDetector
 from services.gateway.tasks.chat import Chat
@@ -55,6 +56,7 @@ class RealtimeSession:
         self._outbox = outbox
         self._conversation = Conversation(_new_id("conv_"), context.count_bytes)
         self._input = InputAudioBuffer(config.input_format, context.count_bytes)
+        self._transcriber = InputTranscriber(config.model, context.chat, context.chats, context.limit, self._post)
         self._detector = self._create_detector()
         self._speech_id = ""  # of the message that is being spoken
         self._waits_for_turn = False  # a message that is answered once the response under way is over
@@ -110,6 +112,7 @@ class RealtimeSession:
     async def close(self) -> None:
         """End all responses."""
         self._closing = True
+        await self._transcriber.close()
         for turn in list(self._turns.values()):
             await turn.cancel(CLIENT_CANCELLED)
 
@@ -117,7 +120,10 @@ class RealtimeSession:
 
     def _update_session(self, event: wire.UpdateSession) -> None:
         before = self.config
-        self.config = apply_update(self.config, event.session, self._context.abilities, has_spoken=self._has_spoken)
+        config = apply_update(self.config, event.session, self._context.abilities, has_spoken=self._has_spoken)
+        if config.transcription is not None:
+            self._transcriber.find_model(config.transcription)
+        self.config = config
         self._input.change_format(self.config.input_format)
         changed = (before.turn_detection, before.input_format) != (self.config.turn_detection, self.config.input_format)
         if changed:
@@ -171,6 +177,8 @@ class RealtimeSession:
         before = self._conversation.insert_item(item)
         committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
         self._post([committed, *_item_events(item, before)])
+        if self.config.transcription is not None:
+            self._transcriber.start(self.config.transcription, item)
 
     def _clear_audio(self, _: wire.ClearAudio) -> None:
         self._input.clear_audio()

@@ -63,6 +63,14 @@ class SemanticVad(Struct, frozen=True, tag_field="type", tag="semantic_vad", for
 TurnDetection = ServerVad | SemanticVad
 
 
+class InputTranscription(Struct, frozen=True, forbid_unknown_fields=True):
+    """Transcripts of users' audio, by a ``model`` that hears; OpenAI's names for such ones stand for the session's."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)] = "whisper-1"
+    language: Annotated[str, Meta(max_length=64)] | None = None
+    prompt: Annotated[str, Meta(max_length=4096)] | None = None
+
+
 class RealtimeTool(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
     """A function that the model may call. ``parameters`` is a JSON schema."""
 
@@ -82,7 +90,7 @@ class RealtimeReasoning(Struct, frozen=True, forbid_unknown_fields=True):
 class InputAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
     format: AudioFormat | UnsetType | None = UNSET
     turn_detection: TurnDetection | UnsetType | None = UNSET
-    transcription: Any = UNSET
+    transcription: InputTranscription | UnsetType | None = UNSET
     noise_reduction: Any = UNSET
 
 
@@ -154,6 +162,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     input_format: AudioFormat = PcmFormat()
     output_format: AudioFormat = PcmFormat()
     turn_detection: TurnDetection | None = None
+    transcription: InputTranscription | None = None
     voice: str = ""
     speed: float = 1.0
     tools: tuple[RealtimeTool, ...] = ()
@@ -179,7 +188,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
                 "input": {
                     "format": self.input_format,
                     "turn_detection": self.turn_detection,
-                    "transcription": None,
+                    "transcription": self.transcription,
                     "noise_reduction": None,
                 },
                 "output": {"format": self.output_format, "voice": self.voice or None, "speed": self.speed},

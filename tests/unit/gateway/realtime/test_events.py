@@ -8,7 +8,7 @@ import pytest
 from services.gateway.openai.realtime.session import ALawFormat, MuLawFormat
 from services.gateway.realtime.audio_format import to_pcm
 from tests.unit.gateway.house import OMNI, TEXT, House, house
-from tests.unit.gateway.realtime_house import SOUND, Caller, calls
+from tests.unit.gateway.realtime_house import SOUND, Caller, calls, joined
 
 MESSAGE = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
 
@@ -29,6 +29,24 @@ async def test_a_session_says_what_holds_and_what_has_changed(caller: Caller):
     assert changed["tools"][0]["name"] == "weather"
     assert (cleared["instructions"], cleared["tools"], cleared["max_output_tokens"]) == ("", [], 64)
     assert cleared["audio"]["output"]["voice"] == "alloy"
+
+
+async def test_what_is_said_is_written_down_beside_the_conversation(caller: Caller):
+    how = {"model": "gpt-4o-mini-transcribe", "language": "en"}
+    shown = await caller.update(audio={"input": {"transcription": how, "turn_detection": None}})
+    item = await caller.speak()
+    events = await caller.until("conversation.item.input_audio_transcription.completed")
+    kept = await caller.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item)
+    wrong = {"type": "realtime", "audio": {"input": {"transcription": {"model": "nobody"}}}}
+    error = await caller.refused("session.update", session=wrong)
+
+    assert shown["audio"]["input"]["transcription"] == {**how, "prompt": None}
+    told, done = joined(events, "conversation.item.input_audio_transcription.delta"), events[-1]
+    assert (done["item_id"], done["content_index"], done["transcript"]) == (item, 0, told)
+    assert "Transcribe the audio" in told  # the toy says what it is told
+    assert done["usage"]["type"] == "tokens"
+    assert kept["item"]["content"][0]["transcript"] == told
+    assert error["code"] == "not_found"
 
 
 REFUSALS = [

@@ -1,0 +1,111 @@
+"""Transcripts of what users say, made beside the conversation: they show what was heard, and no model reads them."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from omnibus.errors import BadRequest, Fatal, OmnibusError
+from services.gateway.apps.chat import AppChats
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.openai import chat_request as chats
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.realtime.session import InputTranscription
+from services.gateway.openai.transcriptions import SYSTEM, convert_usage, instruct_transcription
+from services.gateway.realtime.audio_format import to_wav
+from services.gateway.realtime.conversation import ConversationItem, encode_base64
+from services.gateway.realtime.errors import describe_error
+from services.gateway.realtime.response_events import Event
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.lifecycle import run_to_end
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.output_streams import open_output_streams
+
+log = logging.getLogger(__name__)
+
+#: Names of OpenAI's models, which clients say by habit: the session's own model does it.
+_HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-z0-9-]*")
+_PREFIX = "conversation.item.input_audio_transcription"
+
+
+class InputTranscriber:
+    """Transcribes committed audio of one session whose model is ``model``; ``post`` takes the events."""
+
+    def __init__(
+        self,
+        model: str,
+        chat: Chat,
+        all_chats: Chat | AppChats,
+        limit: Callable[[], AbstractContextManager[None]],
+        post: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self._model = model
+        self._chat = chat
+        self._chats = all_chats
+        self._limit = limit
+        self._post = post
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find_model(self, config: InputTranscription) -> str:
+        """The model that does it. Raises ``NotFound``, and ``BadRequest`` for one that does not hear."""
+        model = self._model if _HABITUAL_MODELS.fullmatch(config.model) else config.model
+        by_app = isinstance(self._chats, AppChats) and self._chats.is_served_by_app(model)
+        if not by_app:
+            try:
+                self._chat.require_encoder(model, "audio")
+            except BadRequest as error:
+                error.param = "session.audio.input.transcription.model"
+                raise
+        return model
+
+    def start(self, config: InputTranscription, item: ConversationItem) -> None:
+        """Begin to transcribe the audio of ``item``."""
+        task = asyncio.get_running_loop().create_task(self._transcribe(config, item))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all that is under way."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _transcribe(self, config: InputTranscription, item: ConversationItem) -> None:
+        place = {"item_id": item.id, "content_index": 0}
+        try:
+            with self._limit():
+                got = await self._answer(config, item, place)
+        except Exception as error:
+            if not isinstance(error, OmnibusError):
+                log.exception("the transcription of %s failed", item.id)
+                error = Fatal("internal error: the gateway's log has more under this item's id")
+            self._post([{"type": f"{_PREFIX}.failed", **place, "error": describe_error(error)}])
+            return
+        item.parts[0].text = got.text
+        usage = convert_usage(got.usage())
+        self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])
+
+    async def _answer(self, config: InputTranscription, item: ConversationItem, place: Event) -> AnswerAccumulator:
+        request = _build_request(self.find_model(config), config, item)
+        run = self._chats.open_request(request.model)
+        got = run.answer = AnswerAccumulator(request.model, run.created)
+        async with run_to_end(run):
+            output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
+            async for batch in merge_streams(open_output_streams(output)):
+                for name, part in batch:
+                    got.add_item(name, part.data, part.array)
+                    if text := part.data.get("text"):
+                        self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
+        return got
+
+
+def _build_request(model: str, config: InputTranscription, item: ConversationItem) -> ChatRequest:
+    part = item.parts[0]
+    if part.format is None:
+        raise BadRequest("The item has no audio.")
+    heard = chats.InputAudio(encode_base64(to_wav(part.audio, part.format)), "wav")
+    said = instruct_transcription(config.language, config.prompt)
+    content: list[chats.UserPart] = [chats.TextPart(said), chats.InputAudioPart(heard)]
+    return ChatRequest(model=model, messages=[chats.SystemMessage(SYSTEM), chats.UserMessage(content)], temperature=0.0)
