@@ -10,11 +10,14 @@ BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome goog
 BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
 # Which tests `make test` leaves out: measurements, full counts, what needs vLLM, and what needs a browser or ucxx where
 # there is none. `make test MARKS=nightly` runs the full counts.
-MARKS ?= not bench and not nightly and not vllm$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)
+MARKS ?= not bench and not nightly and not vllm and not clients$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
 # An S3 server pins what the rest does not.
 S3_VENV ?= .venv-s3
+# Clients of others pin what the rest does not, and some of them another version of openai than others.
+CLIENTS_VENV ?= .venv-clients
+OPENAI2_VENV ?= .venv-clients-openai2
 # `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too; two processes: whole systems in one, engines in another.
 VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
@@ -29,11 +32,11 @@ NODES ?= 2
 MINUTES ?= 60
 SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV
+export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +72,11 @@ endif
 install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (250 MB)
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
+
+install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (700 MB)
+
+test-clients: $(VENV)/.dev install-clients ## Run every example of docs/clients.md against a running system
+	$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
 
@@ -128,7 +136,7 @@ down: ## Stop the containers and remove their volumes
 	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
 
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -165,6 +173,22 @@ $(VENV)/.ucx: $(VENV)/.dev
 $(S3_VENV)/.installed: requirements-s3.txt
 	test -x $(S3_VENV)/bin/python || $(PYTHON) -m venv $(S3_VENV)
 	$(S3_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-s3.txt
+	@touch $@
+
+$(CLIENTS_VENV)/.installed: requirements-clients.txt
+	test -x $(CLIENTS_VENV)/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients.txt
+	@touch $@
+
+$(OPENAI2_VENV)/.installed: requirements-clients-openai2.txt
+	test -x $(OPENAI2_VENV)/bin/python || $(PYTHON) -m venv $(OPENAI2_VENV)
+	$(OPENAI2_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-openai2.txt
+	@touch $@
+
+# Without a Node.js, its clients are left out.
+$(CLIENTS_VENV)/node/.installed: tests/clients/package.json $(CLIENTS_VENV)/.installed
+	mkdir -p $(@D) && cp $< $(@D)
+	if command -v npm >/dev/null; then npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --silent; fi
 	@touch $@
 
 # Everything is pinned, so nothing is to be resolved: dependencies that vLLM names and nobody needs stay out.

@@ -1,0 +1,41 @@
+"""One system with the trained models and one that makes vectors, for the clients of others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnibus.families import catalog
+from omnibus_models import tiny, world
+from tests.e2e.system import System, declaration, running
+
+OMNI, PAINTER, EMBEDDER = "qwen2.5-omni-world", "qwen-image-world", "my-vectors"
+
+
+@pytest.fixture(scope="package")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    vectors = tiny.build("qwen2", tmp_path_factory.mktemp("checkpoints") / "qwen2")
+    models = {
+        OMNI: _together(declaration("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")), "M"),
+        PAINTER: {
+            **_together(declaration("qwen_image", world.checkpoint_directory("qwen_image")), "TDV"),
+            "image_defaults": catalog.WORLD_IMAGE_DEFAULTS[PAINTER],
+        },
+        EMBEDDER: catalog.embedding_declaration("qwen2", str(vectors)),
+    }
+    with running(tmp_path_factory.mktemp("clients"), models) as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``seen.png`` and ``heard.wav``."""
+    from omnibus_models.world.__main__ import main
+
+    directory = tmp_path_factory.mktemp("media")
+    main(["make", str(directory)])
+    return directory
+
+
+def _together(declared: dict, option: str) -> dict:
+    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option]}]}

@@ -1,0 +1,72 @@
+"""Every example of docs/clients.md runs as it stands there, with its client, against a running system."""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.system import System
+
+pytestmark = [pytest.mark.clients, pytest.mark.e2e]
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "clients.md").read_text()
+#: Environments of clients, below the root: those of Python, those of them that need an older openai, and of Node.js.
+PYTHON3 = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients")
+PYTHON2 = ROOT / os.environ.get("OPENAI2_VENV", ".venv-clients-openai2")
+NODE_MODULES = PYTHON3 / "node" / "node_modules"
+NEEDS_OPENAI2 = ("litellm", "llama-index")
+#: Seconds that an example may take; importing a client takes most of them on a busy machine.
+EXAMPLE_SECONDS = 240.0
+_SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(python|javascript)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+EXAMPLES = [
+    pytest.param(title, language, code, id=f"{title}-{number}")
+    for title, section in _SECTION.findall(PAGE)
+    for number, (language, code) in enumerate(_BLOCK.findall(section), 1)
+]
+
+
+def command(title: str, language: str, directory: Path) -> list[str]:
+    """The program that runs an example in ``directory``; skips the test where it is not installed."""
+    if language == "javascript":
+        if not NODE_MODULES.is_dir() or shutil.which("node") is None:
+            pytest.skip("clients of Node.js are not installed: make install-clients")
+        (directory / "node_modules").symlink_to(NODE_MODULES)
+        return ["node"]
+    environment = PYTHON2 if title in NEEDS_OPENAI2 else PYTHON3
+    if not (environment / ".installed").exists():
+        pytest.skip("clients of Python are not installed: make install-clients")
+    return [str(environment / "bin" / "python")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("title", "language", "code"), EXAMPLES)
+def test_an_example_of_the_page_runs(
+    system: System, media: Path, tmp_path: Path, title: str, language: str, code: str
+) -> None:
+    program = command(title, language, tmp_path)
+    for each in media.iterdir():
+        shutil.copy(each, tmp_path)
+    script = tmp_path / ("example.mjs" if language == "javascript" else "example.py")
+    script.write_text(code)
+    asyncio.run(system.becomes_ready())
+    # Nothing of the tests' own Python, and no look at the internet for what a model costs.
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "true"}
+
+    ended = subprocess.run(
+        [*program, str(script)],
+        cwd=tmp_path,
+        env={**environment, "OPENAI_BASE_URL": f"{system.url}/v1", "OPENAI_API_KEY": "none"},
+        capture_output=True,
+        text=True,
+        timeout=EXAMPLE_SECONDS,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
