@@ -68,7 +68,7 @@ def apply_update(
         raise BadRequest("Sessions of transcription are not supported: send type 'realtime'.", param="session.type")
     if update.model and update.model != config.model:
         raise BadRequest(f"The model of a session is fixed: it is {config.model}.", param="session.model")
-    _refuse(update, {"tracing": (None,), "prompt": (None,), "include": (None, [])})
+    _refuse(update, {"prompt": (None,), "include": (None, [])})
     changes = _shared_changes(update, abilities, "session")
     if is_given(update.truncation):
         if update.truncation not in (None, "auto", "disabled"):

@@ -124,8 +124,10 @@ class SessionUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     temperature: Temperature | UnsetType | None = UNSET
     seed: Seed | UnsetType | None = UNSET
 
-    # Accepted only where they change nothing.
+    #: Accepted and ignored: it changes what OpenAI's dashboard shows, never the answer.
     tracing: Any = UNSET
+
+    # Accepted only where they change nothing.
     prompt: Any = UNSET
     include: Any = UNSET
 

@@ -16,7 +16,7 @@ MESSAGE = {"type": "message", "role": "user", "content": [{"type": "input_text",
 async def test_a_session_says_what_holds_and_what_has_changed(caller: Caller):
     created = caller.events[0]["session"]
     changed = await caller.update(
-        instructions="Be short.", tools=[{"type": "function", "name": "weather"}], max_output_tokens=64
+        tracing="auto", instructions="Be short.", tools=[{"type": "function", "name": "weather"}], max_output_tokens=64
     )
     cleared = await caller.update(instructions=None, tools=[], audio={"output": {"voice": "alloy"}})
 
