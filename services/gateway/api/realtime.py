@@ -1,5 +1,6 @@
 """``/v1/realtime``: sessions over WebSockets, and client secrets that open them from browsers."""
 
+import logging
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -23,6 +24,8 @@ from services.gateway.realtime.secrets import ClientSecrets
 from services.gateway.realtime.service import Realtime
 from services.gateway.tenancy.rate_limits import KEY_LIMITS
 
+log = logging.getLogger(__name__)
+
 #: The subprotocol that browsers name.
 _SUBPROTOCOL = "realtime"
 _QUERY = frozenset({"model"})
@@ -40,17 +43,21 @@ class RealtimeRoute:
         self._secrets = secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = WebSocketConnection(receive, send)
+        connection, accepted = WebSocketConnection(receive, send), False
         try:
             if scope["path"] != PATH:
                 raise NotFound("there is no WebSocket at this path")
             config, abilities = await self._open_config(scope)
             with self._realtime.admit():
                 await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
+                accepted = True
                 GATEWAY.realtime_sessions.labels(config.model).inc()
                 await self._realtime.serve(connection, config, abilities, scope.get(KEY_LIMITS))
-        except OmnibusError as error:  # before it was accepted: from then on errors are events
-            await refuse_request(rejecting_send(scope, send), error)
+        except OmnibusError as error:
+            if accepted:  # from then on errors are events, as long as the client takes any
+                log.warning("a realtime session ended: %s", error)
+            else:
+                await refuse_request(rejecting_send(scope, send), error)
 
     async def _open_config(self, scope: Scope) -> tuple[SessionConfig, ModelAbilities]:
         """Raises ``BadRequest``, ``NotFound``, ``Unauthorized`` and ``StoreUnavailable``."""

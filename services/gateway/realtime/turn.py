@@ -6,6 +6,7 @@ closing events of what it has.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
@@ -66,6 +67,7 @@ class Turn:
         self._post = post
         self._wait_room = wait_room
         self._begun = False
+        self._begin = time.monotonic()
         self._cancelled_for = ""
         self._calls = CallReader()
         self._sound: StreamingAudioEncoder | None = None
@@ -103,6 +105,9 @@ class Turn:
                 closing = await self._answer()
         except asyncio.CancelledError:
             code = "cancelled"
+            GATEWAY.realtime_interruptions.labels(
+                self._spec.config.model, self._cancelled_for or CLIENT_CANCELLED
+            ).inc()
             closing = self._events.finish("cancelled", {"type": "cancelled", "reason": self._cancelled_for or None})
         except OmnibusError as error:
             code = error.code
@@ -169,6 +174,7 @@ class Turn:
     def _encode_samples(self, samples: np.ndarray, rate: int) -> bytes:
         """``samples``, float32 [n], in the format that the client has asked for."""
         if self._sound is None:
+            GATEWAY.realtime_first_audio.labels(self._spec.config.model).observe(time.monotonic() - self._begin)
             format, speed = encoder_format(self._spec.config.output_format), self._spec.config.speed
             plain = format == "pcm24k" and rate == 24000
             self._sound = StreamingAudioEncoder("pcm16" if plain else format, rate, speed)

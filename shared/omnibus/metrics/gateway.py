@@ -88,6 +88,19 @@ class _Gateway:
     realtime_sessions = Counter("omnibus_realtime_sessions_total", "Realtime sessions.", ["model"], registry=REGISTRY)
     #: Realtime sessions that are open here, at most OMNIBUS_GATEWAY_REALTIME_SESSIONS.
     realtime_open = CallbackMetric("omnibus_realtime_open_sessions", "Open realtime sessions.")
+    #: From the end of a user's turn, or the client's request for a response, to the response's first audio.
+    realtime_first_audio = Histogram(
+        "omnibus_realtime_first_audio_seconds",
+        "Time to first audio of a turn.",
+        ["model"],
+        registry=REGISTRY,
+        buckets=LATENCY_BUCKETS_SECONDS,
+    )
+    #: Responses of realtime sessions that ended early: by speech (``turn_detected``) or their client
+    #: (``client_cancelled``).
+    realtime_interruptions = Counter(
+        "omnibus_realtime_interruptions_total", "Interrupted responses.", ["model", "reason"], registry=REGISTRY
+    )
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
     #: Nodes of such invocations that began ``again``, and that went on or were done (``spared``). Few are spared: see

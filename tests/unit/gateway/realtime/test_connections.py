@@ -72,6 +72,7 @@ async def test_a_page_of_somewhere_else_opens_no_session_where_no_keys_are_asked
         "GET /v1/realtime?model=toy.omni HTTP/1.1\r\nSec-WebSocket-Version: 13\r\n",
         "GET /v1/realtime?model=toy.omni HTTP/1.1\r\nX: " + "x" * 20_000 + "\r\n",
     ],
+    ids=["post", "old", "no key", "long header"],
 )
 async def test_a_broken_handshake_is_answered_and_the_connection_closed(home: House, head: str):
     async with doorway(home) as door:

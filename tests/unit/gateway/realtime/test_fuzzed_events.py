@@ -15,8 +15,8 @@ from tests.unit.gateway.realtime_house import Caller, connected
 from tests.unit.gateway.wires import PATIENCE, doorway
 from tests.unit.sidecar.node import until
 
-#: Sequences of a run, and events of one; `make fuzz` style runs set more.
-SEQUENCES = int(os.environ.get("OMNIBUS_FUZZ_SESSIONS", "40"))
+#: Sequences of a run, and events of one; long runs set more.
+SEQUENCES = int(os.environ.get("OMNIBUS_FUZZ_SESSIONS", "25"))
 LONGEST = 12
 AT_ONCE = 4
 SOUND = base64.b64encode(bytes(2400)).decode()

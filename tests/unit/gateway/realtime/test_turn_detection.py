@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omnibus.metrics.collectors import REGISTRY
 from services.gateway.openai.realtime.session import MuLawFormat, PcmFormat, SemanticVad, ServerVad
 from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
 from tests.unit.gateway.house import TEXT, House, house
@@ -14,6 +15,7 @@ from tests.unit.gateway.realtime.test_responses_by_voice import Endless, listeni
 from tests.unit.gateway.realtime_house import Caller, calls, types
 
 RATE = 24000
+INTERRUPTED = {"model": TEXT, "reason": "turn_detected"}
 
 
 def pcm(*parts: tuple[float, float], rate: int = RATE) -> bytes:
@@ -97,7 +99,7 @@ async def test_a_turn_is_committed_and_answered_without_a_word_of_the_client(cal
 
 
 async def test_speech_stops_the_response_under_way_before_its_next_step(tmp_path: Path):
-    thinker = Endless()
+    thinker, before = Endless(), REGISTRY.get_sample_value("omnibus_realtime_interruptions_total", INTERRUPTED) or 0
     async with house(tmp_path) as home:
         await listening(home, TEXT, thinker)
         async with calls(home, TEXT) as caller:
@@ -113,6 +115,7 @@ async def test_speech_stops_the_response_under_way_before_its_next_step(tmp_path
         await home.emptied()
 
     assert types(events)[0] == "input_audio_buffer.speech_started"
+    assert REGISTRY.get_sample_value("omnibus_realtime_interruptions_total", INTERRUPTED) == before + 1
     details = events[-1]["response"]["status_details"]
     assert (events[-1]["response"]["status"], details["reason"]) == ("cancelled", "turn_detected")
 
