@@ -150,8 +150,10 @@ class DrainRate:
 
     @property
     def most_total(self) -> float:
-        """Seconds that ``total`` is at most, without a look at the clock; infinite while that is not known."""
-        if not self.measured or self._busy <= 0:
+        """Seconds that ``total`` is at most, without a look at the clock; infinite while that is not known, and in an
+        overload, in which less than the patience of a request counts.
+        """
+        if self.overloaded or not self.measured or self._busy <= 0:
             return math.inf
         return (len(self._started) + 1) * _MAX_SLOWDOWN * self._busy / self._done
 
