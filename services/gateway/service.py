@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.cluster.nodes import NodeDirectory
+from omnibus.cluster.presence import follow_events
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.process.garbage import tune_garbage_collector
@@ -164,7 +166,10 @@ class GatewayService:
         await bus.add_responder(subjects.REPLAY, replayer.respond, queue="gateways")
         await tenancy.startup(bus, lambda: self._announce_status("ready"))
         self._closing.push_async_callback(tenancy.shutdown)
-        return RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
+        runs = RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
+        await follow_events(bus, {subjects.PLAN: runs.room.handle_plan_event}, partial(log.warning, "%s"))
+        self._closing.callback(runs.room.close)
+        return runs
 
     async def _open_frontend(self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy) -> None:
         """Follow plans, apps and videos, and answer over HTTP."""

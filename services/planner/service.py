@@ -11,7 +11,7 @@ import msgspec
 from omnibus import bus as buses
 from omnibus.app_record import AppRecord
 from omnibus.bus import subjects
-from omnibus.bus.messages import PlanEvent
+from omnibus.bus.messages import ModelGrowth, PlanEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
@@ -22,6 +22,7 @@ from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, read_s
 from omnibus.store import PlanProblem, Store
 from services.planner import metrics, reconcile
 from services.planner.autoscale.autoscaler import Autoscaler
+from services.planner.autoscale.growth import plan_growth
 from services.planner.declared import app_models, declarations_file
 from services.planner.jetstream_metrics import StreamMetrics
 from services.planner.optimize.job import PlanningJob
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: Why a plan is as it is when no app has changed.
 DECLARED, REDECLARED, MEASURED = "declared", "declarations changed", "profiles changed"
+#: Seconds between two announcements of the plan while executors can be added.
+GROWTH_SECONDS = 5.0
 #: Seconds between two looks at the declarations file, and between two attempts to read profiles.
 POLL_SECONDS = 1.0
 
@@ -72,7 +75,7 @@ class PlannerService:
         await self._changes.run_available_steps()
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
-        work.append(self._follow.run())
+        work += [self._follow.run(), self._announce_growth()]
         work.append(StreamMetrics(self._bus).run())
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
@@ -121,12 +124,27 @@ class PlannerService:
     def _announce_plan(self, plan: Plan) -> None:
         PLANNER.swaps.inc()
         log.info("plan epoch %d (%s): %s", plan.epoch, plan.reason, ", ".join(plan.models) or "no models")
+        self._publish_plan(PlanEvent(plan.epoch, self._plan_growth(plan)))
+
+    async def _announce_growth(self) -> None:
+        """Say again and again to which models executors can be added, while there are any."""
+        while True:
+            await asyncio.sleep(GROWTH_SECONDS)
+            plan = self._changes.plan
+            if plan is not None and (growth := self._plan_growth(plan)):
+                self._publish_plan(PlanEvent(plan.epoch, growth))
+
+    def _plan_growth(self, plan: Plan) -> dict[str, ModelGrowth]:
+        planner = self._planning.planner
+        return plan_growth(plan, planner, self._planning.gpu_counts) if planner is not None else {}
+
+    def _publish_plan(self, event: PlanEvent) -> None:
         if self._bus is None:
             return
         try:
-            self._bus.publish(subjects.event_subject(subjects.PLAN), msgspec.json.encode(PlanEvent(plan.epoch)))
+            self._bus.publish(subjects.event_subject(subjects.PLAN), msgspec.json.encode(event))
         except BusUnavailable as error:  # who needs the plan follows the store as well
-            log.warning("plan epoch %d is not announced: %s", plan.epoch, error.message)
+            log.warning("plan epoch %d is not announced: %s", event.epoch, error.message)
 
     async def _follow_plan(self) -> None:
         async for _ in self._store.plan_changes():

@@ -49,6 +49,9 @@ STAGED, SHAPED = "goodput.staged_over_naive", "goodput.planned_over_staged"
 #: The goodput with 256 slots over that with 32 (at least): slots that are free cost nothing.
 SLOTS = "goodput.slots256_over_32"
 GOODPUT = {STAGED: 1.18, SHAPED: 1.5, SLOTS: 1.0}
+#: A burst from 1 to 10 images a request (``tests/bench/burst.py``): requests that are refused, seconds until the last
+#: executors that were added serve, and until the 99th percentile is back (at most).
+BURST = {"refused": 0.0, "scaled_s": 20.0, "p99_back_s": 60.0}
 #: How many requests a second of vLLM's own server Omnibus serves in front of vLLM (at least), by how many are sent at
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}

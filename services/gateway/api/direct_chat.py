@@ -56,7 +56,7 @@ class DirectChatRoute(DirectRoute):
 
     def _prepare(self, body: bytes) -> PlainChat | None:
         """The chat in ``body``; None for one that is not plain, or not right: the general way says what is wrong."""
-        if not self._is_free():
+        if not self._is_free() or self._runs.room.waiting:
             return None
         try:
             request = parse_chat(body)

@@ -14,7 +14,7 @@ from services.gateway.apps.graph_submission import SegmentRunner, SegmentSubmiss
 from services.gateway.apps.output_buffer import AppOutputStream, check_json_line, output_names
 from services.gateway.apps.worker_process import WorkerProcess
 from services.gateway.dispatch.streams import ItemStream
-from services.gateway.request.request import app_deadline_error
+from services.gateway.request.ends import app_deadline_error
 
 
 class Call:

@@ -101,6 +101,13 @@ class InflightInvocation:
         """True once every executor of the route has said that it works on this, or is done with it."""
         return all(executor in self.accepted or not self._left[executor] for executor in self.invocation.route)
 
+    def notify_when_accepted(self, notify: Callable[[], None]) -> None:
+        """Call ``notify`` once no executor can refuse this any more, at once where that is so."""
+        if self.is_accepted:
+            notify()
+        else:
+            self.on_taken = notify
+
     def notify_accepted(self) -> None:
         """Tell who waits: the route is taken, or there is output, which says more."""
         if self.on_taken is not None:

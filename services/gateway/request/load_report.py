@@ -36,9 +36,21 @@ _SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
 class LoadCounters:
     """Counters of one model and request type since the last event."""
 
-    __slots__ = ("came", "done", "estimated", "estimated_done", "failed", "first", "quantities", "refused", "total")
+    __slots__ = (
+        "came",
+        "done",
+        "estimated",
+        "estimated_done",
+        "failed",
+        "first",
+        "quantities",
+        "refused",
+        "total",
+        "waiting",
+    )
 
     def __init__(self) -> None:
+        self.waiting = 0  # now, not since the last event
         self.clear()
 
     def clear(self) -> None:
@@ -51,7 +63,7 @@ class LoadCounters:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to tell."""
-        return not (self.came or self.done or self.failed or self.refused)
+        return not (self.came or self.done or self.failed or self.refused or self.waiting)
 
     def to_load(self) -> LoadCounts:
         sums, estimated, ended = (
@@ -59,7 +71,16 @@ class LoadCounters:
             for values in (self.quantities, self.estimated, self.estimated_done)
         )
         return LoadCounts(
-            self.came, self.done, self.failed, self.refused, sums, self.first, self.total, estimated, ended
+            self.came,
+            self.done,
+            self.failed,
+            self.refused,
+            sums,
+            self.first,
+            self.total,
+            estimated,
+            ended,
+            self.waiting,
         )
 
 
@@ -95,6 +116,11 @@ class LoadReporter:
         self.inflight += 1
         self._start_timer()
         return counted
+
+    def count_waiting(self, counted: CountedInvocation, change: int) -> None:
+        """One more (1), or one less (-1), of those that came waits for room."""
+        for slot in counted.slots:
+            slot.waiting += change
 
     def count_end(
         self,
@@ -137,10 +163,11 @@ class LoadReporter:
                 slot.failed += 1
 
     def count_limit_refusal(self, model: str) -> None:
-        """There was no room for a request to ``model`` before its type was known."""
-        self._model_counters(model, "").refused += 1
+        """There was no room for a request to ``model``, or "" for an app, before its type was known."""
         GATEWAY.rejection_counter(model, "gateway").inc()
-        self._start_timer()
+        if model:
+            self._model_counters(model, "").refused += 1
+            self._start_timer()
 
     def count_rejection(self, assignment: Assignment, estimates: Estimates = ()) -> None:
         """An invocation never had its turn: somebody wanted it, so the planner hears of it."""

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from omnibus import tracing
-from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded, ProtocolError
+from omnibus.errors import DeadlineExceeded, OmnibusError, Overloaded, ProtocolError
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.plan import choice_point
@@ -31,10 +31,13 @@ from services.gateway.media.blob_store import MediaStore
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
+from services.gateway.request.ends import app_deadline_error, request_over_error
+from services.gateway.request.entrance import Entrance
 from services.gateway.request.load_report import CountedInvocation, Estimates, LoadReporter
 from services.gateway.request.record import Records
-from services.gateway.request.segment_inputs import Place, fill_references, has_references
+from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
+from services.gateway.request.waiting_room import WaitingRoom
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.draining import check_queue_time as check_room
 from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
@@ -71,16 +74,15 @@ class RequestFactory:
         self.admission = admission
         #: Seconds that a queue may grow to: where deadlines are short, less than would use them up.
         self.queue_seconds = min(settings.queue_seconds, MAX_QUEUE_OVER_DEADLINE * settings.deadline)
+        self.room = WaitingRoom(router)
         self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
 
     def open_request(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "ClientRequest":
         """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
-        if self.dispatcher.inflight_count >= self.settings.max_inflight:
-            if model:
-                self.loads.count_limit_refusal(model)
-            else:
-                GATEWAY.rejection_counter("", "gateway").inc()
-            raise Overloaded(f"{self.dispatcher.inflight_count} requests are in flight here: try again later")
+        inflight = self.dispatcher.inflight_count + self.room.waiting
+        if inflight >= self.settings.max_inflight:
+            self.loads.count_limit_refusal(model)
+            raise Overloaded(f"{inflight} requests are in flight here: try again later")
         return ClientRequest(self, app, model, next(self._numbers[_app_letters(app)]), seed, pinned)
 
 
@@ -109,6 +111,7 @@ class ClientRequest:
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._patient = False
         self._counted: list[CountedInvocation] = []  # of each segment
+        self._entrance: Entrance | None = None  # where it had to wait for room
         self.tenant = tenants.current_tenant()
         self._stay = AdmissionSlot(runs.admission, self.tenant) if runs.admission is not None else None
 
@@ -129,8 +132,6 @@ class ClientRequest:
         """Seconds since it came."""
         return time.time() - self.created
 
-    # What the client is told
-
     @property
     def path(self) -> str:
         return self.segments[0].invocation.path if self.segments else ""
@@ -143,11 +144,7 @@ class ClientRequest:
         """Call ``notify`` once no executor can refuse what was sent last; False when nothing was sent."""
         if not self.segments:
             return False
-        running = self.segments[-1]
-        if running.is_accepted:
-            notify()
-        else:
-            running.on_taken = notify
+        self.segments[-1].notify_when_accepted(notify)
         return True
 
     # Runtime
@@ -165,7 +162,9 @@ class ClientRequest:
             runs, name = self._runs, self._invocation_id(step)
             try:
                 nodes = await fill_references(
-                    nodes, self._find_earlier, TensorPlacer(runs.tensors, runs.kept, name, self.deadline)
+                    nodes,
+                    partial(find_earlier, self.segments),
+                    TensorPlacer(runs.tensors, runs.kept, name, self.deadline),
                 )
             except BaseException:
                 runs.tensors.end_invocation(name)
@@ -174,11 +173,6 @@ class ClientRequest:
         for stream in streams.values():
             stream.fingerprint = Fingerprint()
         return streams
-
-    def _find_earlier(self, place: Place) -> ResultStream | None:
-        step, node, output = place
-        running = next((each for each in self.segments if each.invocation.step == step), None)
-        return running.streams.get((node, output)) if running is not None else None
 
     def choice_point(self, site: int) -> float:
         salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
@@ -198,8 +192,10 @@ class ClientRequest:
         return self.tenant.salt(settings.salt, settings.isolate)
 
     async def wait_admission(self, segment: Segment, step: int = 0) -> None:
-        """Wait once for the tenant's turn. Raises ``Overloaded``. ``release_admission`` if nothing is sent."""
+        """Wait once, for a turn or for room. Raises ``Overloaded``. ``release_admission`` if nothing is sent."""
         if self._stay is None:
+            if self._runs.router.growing and not (self.segments or self._patient):
+                await self._wait_for_room(segment)
             return
         assignment = self._runs.router.assign(segment.nodes, self.model)
         try:
@@ -208,12 +204,25 @@ class ClientRequest:
             if error.reason in CAPACITY_REASONS:
                 self._runs.loads.count_rejection(assignment, self.estimates)
             raise
-        if self.status:  # it ended while it waited
+        self._check_open()
+
+    async def _wait_for_room(self, segment: Segment) -> None:
+        self._entrance = Entrance(self._runs.room, self._runs.loads)
+        assignment = self._runs.router.assign(segment.nodes, self.model)
+        if await self._entrance.wait(assignment, self.estimates, self.seconds_left):
+            self._patient = True
+            self._check_open()
+
+    def _check_open(self) -> None:
+        """Raise what ended the request while it waited, if anything did."""
+        if self.status:
             self.release_admission()
-            raise self.failure or _over_error()
+            raise self.failure or request_over_error()
 
     def release_admission(self) -> None:
         """Give the turn back: nothing is at work any more."""
+        if self._entrance is not None and (unsent := self._entrance.leave()) is not None:
+            self._runs.loads.count_failure(unsent, self.failure)
         if self._stay is not None:
             self._stay.release(self.segments)
 
@@ -252,7 +261,7 @@ class ClientRequest:
         ``assignment`` is for who knows it already, by the plan in force.
         """
         if self.status:
-            raise self.failure or _over_error()
+            raise self.failure or request_over_error()
         if any(running.invocation.step == step for running in self.segments):
             raise ProtocolError(f"segment {step} of {self.id} was sent already")
         runs = self._runs
@@ -264,7 +273,9 @@ class ClientRequest:
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
-        counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
+        counted = self._entrance.leave() if self._entrance is not None else None
+        if counted is None:
+            counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
         try:
             running = self._dispatch_segment(segment, assignment, ticket, step)
         except BaseException as error:
@@ -380,19 +391,10 @@ class ClientRequest:
         self._runs.records.write_end(running, status, self.answer if first else None, later)
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
-                stream.fail(self.failure or _over_error())
+                stream.fail(self.failure or request_over_error())
 
 
 @lru_cache(4096)
 def _app_letters(app: str) -> str:
     """Ids are short: an app's own sequence is told apart by a few letters of it."""
     return sha256(app.encode()).hexdigest()[:4]
-
-
-def app_deadline_error(app: str) -> DeadlineExceeded:
-    """The error of an app that has not answered by the deadline."""
-    return DeadlineExceeded(f"the app {app} did not answer within its deadline", stage=app)
-
-
-def _over_error() -> Fatal:
-    return Fatal("the request is over: nothing of it runs any more")

@@ -11,6 +11,7 @@ from omnibus.graph import HANDLE, REF, GraphNode, call_digest
 from omnibus.task.item_codec import unwrap_value
 from omnibus.task.record import FROM
 from omnibus.tensors.item import Item
+from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.request.arena_inputs import TensorPlacer
 
@@ -22,6 +23,13 @@ Place = tuple[int, int, str]
 def has_references(nodes: Sequence[GraphNode]) -> bool:
     """Return whether ``nodes`` may need something of an earlier segment."""
     return any(FROM in str(node.inputs) for node in nodes)
+
+
+def find_earlier(segments: Sequence[InflightInvocation], place: Place) -> ResultStream | None:
+    """The result at ``place``, of the segments that were sent before; None where there is none."""
+    step, node, output = place
+    running = next((each for each in segments if each.invocation.step == step), None)
+    return running.streams.get((node, output)) if running is not None else None
 
 
 async def fill_references(

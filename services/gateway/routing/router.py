@@ -18,6 +18,7 @@ from os import urandom
 from typing import NamedTuple
 
 from omnibus import plan as plans
+from omnibus.bus.messages import ModelGrowth
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
@@ -64,6 +65,8 @@ class Router:
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._known_stages: dict[tuple[ModelPart, str], dict[str, list[int]]] = {}
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
+        #: Models to which the planner can add executors, as it says.
+        self.growing: Mapping[str, ModelGrowth] = {}
         self._origins: dict[tuple[str, str], str] = {}
         self._encode: frozenset[tuple[str, str]] = frozenset()
         self._spread = EncoderAffinity()
@@ -318,7 +321,7 @@ class Router:
         missing: list[list[str]] = []
         for path in candidates:
             serving = {
-                option: self._serving_executors(part.model, option, exclude) for option in self._stages(part, path)
+                option: self.serving_executors(part.model, option, exclude) for option in self._stages(part, path)
             }
             if all(serving.values()):
                 return path, serving
@@ -350,7 +353,7 @@ class Router:
             plain = option.removeprefix(f"{name}/") if first.model else option
             self.get_model(name)
             through.setdefault(name, []).append(plain)
-            serving = self._serving_executors(name, plain, exclude)
+            serving = self.serving_executors(name, plain, exclude)
             if not serving:
                 raise StageUnavailable(
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
@@ -363,7 +366,8 @@ class Router:
         executors, counts = zip(*chosen, strict=True)
         return ExecutorRoute(",".join(names), tuple(options), executors, counts)
 
-    def _serving_executors(self, model: str, option: str, exclude: frozenset[str]) -> list[ExecutorEntry]:
+    def serving_executors(self, model: str, option: str, exclude: frozenset[str] = NOBODY) -> list[ExecutorEntry]:
+        """Executors that can be given requests to ``option`` of ``model`` now."""
         served = self._lent.get((model, option))
         if served is None:
             # The plan that lent it may be gone, the lender need not be.

@@ -200,7 +200,15 @@ class Chat:
         if refs or asked.needs_arena:
             return None
         kind = self._kinds.find_kind(request.model, task, asked.input)
-        return PlainChat(request, task, asked, kind) if kind is not None else None
+        if kind is None or (self._router.growing and self._must_wait(kind)):
+            return None
+        return PlainChat(request, task, asked, kind)
+
+    def _must_wait(self, kind: ChatKind) -> bool:
+        """Return whether a chat of ``kind`` would wait for room."""
+        assignment = self._kinds.known_assignment(kind)
+        room = self._runs.room
+        return assignment is not None and room.growth(assignment) is not None and not room.has_room(assignment)
 
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
         """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""

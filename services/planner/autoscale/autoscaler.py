@@ -22,9 +22,9 @@ from services.planner.autoscale.candidates import (
     serves_more,
     solve_for_load,
 )
+from services.planner.autoscale.forecast import BurstForecast, relative_error
 from services.planner.autoscale.load_window import LoadWindows
 from services.planner.autoscale.policy import (
-    BURST_SECONDS,
     ScalingGoal,
     ScalingPolicy,
     ScalingRules,
@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND = 1.0, 10.0
 #: Where a plan that follows the load says which one, in ``Plan.explain``.
 LOAD = "load"
+#: Where a plan that meets a burst says what was expected, and the part by which that may be off.
+FORECAST = "forecast"
 
 
 class Autoscaler:
@@ -70,7 +72,7 @@ class Autoscaler:
         self._want = want
         self._clock = clock
         self._windows = LoadWindows(settings.window, clock)
-        self._bursts = LoadWindows(BURST_SECONDS, clock)
+        self._bursts = BurstForecast(clock)
         self._guard = ReplanGuard(3 * settings.window, clock)
         self._heard = asyncio.Event()
         self._bus: Bus | None = None
@@ -165,12 +167,12 @@ class Autoscaler:
         self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
     ) -> bool:
         """Want more executors at once where the last seconds brought more than what runs serves, or were refused."""
-        recent = self._bursts.current_loads()
         try:
+            recent = self._bursts.expected_loads(lambda loads: planner.capacity(running, loads))
             capacity = planner.capacity(running, recent)
         except OmnibusError:  # requests that nobody has measured are left to the longer window
             return False
-        short = adapt.find_shortage(recent, capacity, self._bursts.refused_rates())
+        short = adapt.find_shortage(recent, capacity, self._bursts.refused_rates(), self._bursts.waiting_counts())
         if not short:
             return False
         expected = {**self._load, **{name: recent[name] for name in recent if name not in self._load}, **short}
@@ -184,6 +186,8 @@ class Autoscaler:
         chosen = await _with_explanation(found.rerouted if enough else found.best)
         if self._is_current(plan):
             self._load = expected
+            told = {name: {"rate": load.rate, "error": relative_error(load.rate)} for name, load in short.items()}
+            chosen = msgspec.structs.replace(chosen, explain={**chosen.explain, FORECAST: told})
             self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
             adapt.note_plan_change()
         return True

@@ -159,6 +159,17 @@ class LoadWindows:
                     rates[name] = rates.get(name, 0.0) + per_second * refused
         return rates
 
+    def waiting_counts(self) -> dict[str, int]:
+        """Per model the requests that wait for room at gateways now."""
+        self._expire_events()
+        found: dict[str, int] = {}
+        for event in self._recent.latest_events():
+            for name, types in event.models.items():
+                waiting = sum(load.waiting for load in types.values())
+                if waiting > 0:
+                    found[name] = found.get(name, 0) + waiting
+        return found
+
     def _expire_events(self) -> None:
         self._remove_events(self._recent.drop_expired())
         oldest = self._clock() - max(FORGET_AFTER_SECONDS, 2 * self.seconds)

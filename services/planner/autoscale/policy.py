@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +38,10 @@ BURST_SECONDS = 5.0
 #: A burst exceeds what runs serves by this part; where requests are refused, so much more than comes, or than
 #: what runs was taken to serve, is planned for.
 _BURST_MARGIN, _REFUSED_FACTOR = 0.05, 1.25
+#: Seconds for which a burst must have been seen, unless requests were refused.
+CONFIRM_SECONDS = 0.9
+#: Seconds in which requests that wait for room are to be served beside those that come.
+DRAIN_SECONDS = 15.0
 #: A gain is no more than this: what serves nothing now would gain without end.
 _MAX_GAIN = 100.0
 
@@ -105,17 +110,20 @@ class ScalingPolicy:
     ) -> None:
         self._goals = dict(goals)
         self._rules = rules
+        self._start = start
         self._patience = max(rules.hold, SCALE_DOWN_START_COUNT * start)
         self._clock = clock
         self._began = clock()
         self._changed = -math.inf
         self._true: dict[str, float] = {}  # what is true, since when
+        self._short_since: float | None = None
         self._mixes: deque[tuple[float, dict[str, dict[str, float]]]] = deque()
         self._highest = {name: _SlidingMaximum(self._patience, self._began, goal.rate) for name, goal in goals.items()}
 
     def note_plan_change(self) -> None:
         """There is another plan, or one is on its way: what was held against the old one says nothing any more."""
         self._changed = self._clock()
+        self._short_since = None
         self._true.clear()
 
     def reset_measurements(self) -> None:
@@ -145,28 +153,42 @@ class ScalingPolicy:
         }
 
     def find_shortage(
-        self, recent: Loads, capacity: Mapping[str, float], refused: Mapping[str, float]
+        self,
+        recent: Loads,
+        capacity: Mapping[str, float],
+        refused: Mapping[str, float],
+        waiting: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[str, ModelLoad]:
         """The load of models with goal "gpus" whose last ``BURST_SECONDS`` call for more at once; empty: none.
 
-        ``capacity`` is what runs serves of ``recent``, ``refused`` what was refused of it, in req/s by model.
+        ``capacity`` is what runs serves of ``recent``, ``refused`` what was refused of it, in req/s by model;
+        ``waiting`` counts requests that wait for room: they, and those that come while executors start, are to be
+        served as well.
         """
         now = self._clock()
-        if now - self._changed < BURST_SECONDS:
-            return {}
-        found = {}
+        found, sudden = dict[str, ModelLoad](), False
         for name, load in recent.items():
             known = name in self._goals and self._goals[name].gpus
             if not known or load.rate * self._rules.window < self._rules.least:
                 continue
-            if refused.get(name, 0.0) > 0:
-                most = max(load.rate, capacity.get(name, 0.0))
+            queued = waiting.get(name, 0) + max(0.0, load.rate - capacity.get(name, 0.0)) * self._start
+            needed = load.rate + queued / DRAIN_SECONDS
+            if refused.get(name, 0.0) > 0 and now - self._changed >= BURST_SECONDS:
+                sudden = True
+                most = max(needed, capacity.get(name, 0.0))
                 found[name] = msgspec.structs.replace(load, rate=most * _REFUSED_FACTOR)
-            elif load.rate > capacity.get(name, 0.0) * (1 + _BURST_MARGIN):
-                found[name] = load
+            elif needed > capacity.get(name, 0.0) * (1 + _BURST_MARGIN):
+                found[name] = msgspec.structs.replace(load, rate=max(needed, self._highest[name].value))
+        if not self._is_confirmed(bool(found), now) and not sudden:
+            return {}
         for name, load in found.items():
             self._highest[name].add(now, load.rate)
         return found
+
+    def _is_confirmed(self, short: bool, now: float) -> bool:
+        """Return whether something has been ``short`` for a second: what comes first says little of what is coming."""
+        self._short_since = (self._short_since if self._short_since is not None else now) if short else None
+        return self._short_since is not None and now - self._short_since >= CONFIRM_SECONDS
 
     def decide(self, scene: ScalingSnapshot) -> Verdict:
         """Decide what to do now; ``note_plan_change`` is to be called once it is under way."""

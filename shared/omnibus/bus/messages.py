@@ -187,6 +187,7 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     one that every executor turns away after it was counted is taken back, so that ``came`` may be negative.
     ``estimated`` are sums of quantities as they were estimated on arrival, over those that came or were refused, and
     ``estimated_done`` the same over those that ended well: both together say what is on its way before it has ended.
+    ``waiting`` is how many of those that came wait at the gateway for room, now.
     """
 
     came: int = 0
@@ -198,6 +199,7 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     total: float = 0.0
     estimated: dict[str, float] = {}
     estimated_done: dict[str, float] = {}
+    waiting: int = 0
 
 
 class LoadEvent(msgspec.Struct, frozen=True):
@@ -214,10 +216,19 @@ class LoadEvent(msgspec.Struct, frozen=True):
     v: int = WIRE_VERSION
 
 
+class ModelGrowth(msgspec.Struct, frozen=True):
+    """Growth that is left: ``factor`` times as much of a model can run, ``seconds`` after it is needed."""
+
+    factor: float
+    seconds: float
+
+
 class PlanEvent(msgspec.Struct, frozen=True):
-    """A new plan epoch is current."""
+    """A plan epoch is current. ``growth`` names the models to which the planner can add executors; it is said again
+    every few seconds while there are any."""
 
     epoch: int
+    growth: dict[str, ModelGrowth] = {}
     v: int = WIRE_VERSION
 
 

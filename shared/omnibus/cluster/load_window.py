@@ -73,6 +73,14 @@ class LoadWindow:
             end = ends.get(timed.event.gateway, now)
             yield timed.event, _fraction_since(timed, end - self.seconds) / self._covered_seconds(end)
 
+    def latest_events(self) -> list[LoadEvent]:
+        """The last word of each gateway that is not silent."""
+        oldest, found = self._clock() - 2 * MAX_REPORT_GAP_SECONDS, dict[str, LoadEvent]()
+        for timed in self._events:
+            if timed.at > oldest:
+                found[timed.event.gateway] = timed.event
+        return list(found.values())
+
     def _covered_seconds(self, end: float) -> float:
         return max(MIN_WINDOW_SECONDS, min(self.seconds, end - (end if self._since is None else self._since)))
 

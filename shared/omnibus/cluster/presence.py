@@ -19,6 +19,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     subjects.EXECUTOR: messages.decode_status,
     subjects.GATEWAY: messages.decode_gateway,
     subjects.LOAD: messages.decode_load,
+    subjects.PLAN: messages.decode_plan_event,
     subjects.NODE: messages.decode_node,
     subjects.GONE: lambda data: data.decode(errors="replace"),
 }

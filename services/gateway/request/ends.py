@@ -1,0 +1,13 @@
+"""Errors of requests that are over before they are answered."""
+
+from omnibus.errors import DeadlineExceeded, Fatal
+
+
+def app_deadline_error(app: str) -> DeadlineExceeded:
+    """The error of an app that has not answered by the deadline."""
+    return DeadlineExceeded(f"the app {app} did not answer within its deadline", stage=app)
+
+
+def request_over_error() -> Fatal:
+    """The error of whoever still waits for a request that has ended."""
+    return Fatal("the request is over: nothing of it runs any more")

@@ -1,0 +1,39 @@
+"""One request's way in while executors are being added: it waits for room, and is counted from when it came."""
+
+from services.gateway.request.load_report import CountedInvocation, Estimates, LoadReporter
+from services.gateway.request.waiting_room import WaitingRoom
+from services.gateway.routing.assignment import Assignment
+
+
+class Entrance:
+    """Way of a request through the ``WaitingRoom``, before its first segment."""
+
+    def __init__(self, room: WaitingRoom, loads: LoadReporter) -> None:
+        self._room = room
+        self._loads = loads
+        self._entered: tuple[Assignment, CountedInvocation] | None = None  # let in, not sent yet
+
+    async def wait(self, assignment: Assignment, estimates: Estimates, seconds_left: float) -> bool:
+        """Wait where executors can still be added; return whether it had to enter. Raises ``Overloaded``."""
+        growth = self._room.growth(assignment)
+        if growth is None:
+            return False
+        counted = self._loads.count_arrival(assignment, estimates)
+        self._loads.count_waiting(counted, 1)
+        try:
+            await self._room.enter(assignment, growth, seconds_left)
+        except BaseException as error:
+            self._loads.count_failure(counted, error)
+            raise
+        finally:
+            self._loads.count_waiting(counted, -1)
+        self._entered = assignment, counted
+        return True
+
+    def leave(self) -> CountedInvocation | None:
+        """The arrival that was counted before the request waited, once; None where it did not wait."""
+        if self._entered is None:
+            return None
+        (assignment, counted), self._entered = self._entered, None
+        self._room.leave_entrance(assignment)
+        return counted

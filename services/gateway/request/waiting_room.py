@@ -1,0 +1,170 @@
+"""Requests that wait for room here while the planner can still add executors, instead of being refused at once.
+
+What executors have been given stays with them: of executors that start, only requests that still wait here have
+anything. So each executor is given twice what it batches, and the rest waits in order, within its deadline. Models of
+which no planner says that more can be added (``PlanEvent.growth``) know no waiting room: they refuse by time alone.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from omnibus.bus.messages import ModelGrowth, PlanEvent
+from omnibus.errors import Overloaded
+from services.gateway.routing.assignment import Assignment
+from services.gateway.routing.executors import ExecutorEntry
+from services.gateway.routing.router import Router
+
+#: What an executor is given, as a multiple of what it batches: the next batch waits beside it.
+_BATCHES = 2
+#: Seconds for which what the planner has said is good: it says it again twice as often.
+GROWTH_TTL_SECONDS = 10.0
+#: Seconds between two looks for room while somebody waits.
+_LOOK_SECONDS = 0.02
+#: Times its mean that a request may take longer than predicted and still has to end by its deadline.
+_DEADLINE_MARGIN = 1.25
+
+
+class _Waiter(NamedTuple):
+    """A request that waits; ``woken`` is done once there is room."""
+
+    assignment: Assignment
+    woken: "asyncio.Future[None]"
+
+
+class WaitingRoom:
+    """Queues of one gateway, one for each model, or set of models that serve a request together.
+
+    ``waiting`` counts the requests in them, ``entering`` those that were let in and have not been sent yet.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self.waiting = 0
+        self._router = router
+        self._forget: asyncio.TimerHandle | None = None
+        self._queues: dict[str, deque[_Waiter]] = {}
+        self._entering: dict[str, int] = {}
+        self._looking: dict[str, asyncio.TimerHandle] = {}
+
+    def growth(self, assignment: Assignment) -> ModelGrowth | None:
+        """Growth of the model of ``assignment`` that can grow least; None when one of them cannot."""
+        growing = self._router.growing
+        if not growing or not all(part.model in growing for part in assignment.parts):
+            return None
+        return min((growing[part.model] for part in assignment.parts), key=lambda each: each.factor, default=None)
+
+    def handle_plan_event(self, event: PlanEvent) -> None:
+        """The planner says what can be added; a planner that is silent adds nothing."""
+        self._router.growing = event.growth
+        if self._forget is not None:
+            self._forget.cancel()
+        loop = asyncio.get_running_loop()
+        self._forget = loop.call_later(GROWTH_TTL_SECONDS, self._forget_growth) if event.growth else None
+
+    def _forget_growth(self) -> None:
+        self._router.growing, self._forget = {}, None
+
+    def close(self) -> None:
+        """Forget what can be added."""
+        if self._forget is not None:
+            self._forget.cancel()
+
+    def has_room(self, assignment: Assignment) -> bool:
+        """Return whether a request finds room without waiting."""
+        queue = assignment.model
+        return not self._queues.get(queue) and self._free_places(assignment) > self._entering.get(queue, 0)
+
+    async def enter(self, assignment: Assignment, growth: ModelGrowth, left: float) -> None:
+        """Wait until there is room for a request that has ``left`` seconds; ``leave_entrance`` once it is sent, or not.
+
+        Raises ``Overloaded`` when that would take too long, with all that can be added, or did.
+        """
+        if not self.has_room(assignment):
+            self._check_time(assignment, growth, left)
+            await self._wait_in_queue(assignment, left)
+        self._entering[assignment.model] = self._entering.get(assignment.model, 0) + 1
+
+    def leave_entrance(self, assignment: Assignment) -> None:
+        """The request that was let in is at work, or over."""
+        self._entering[assignment.model] -= 1
+
+    async def _wait_in_queue(self, assignment: Assignment, left: float) -> None:
+        queue = self._queues.setdefault(assignment.model, deque())
+        waiter = _Waiter(assignment, asyncio.get_running_loop().create_future())
+        queue.append(waiter)
+        self.waiting += 1
+        self._schedule_check(assignment.model)
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, left)):
+                await waiter.woken
+        except TimeoutError:
+            waited = time.monotonic() - began
+            raise Overloaded(f"there was no room for the request within {waited:.0f} s: try again later") from None
+        finally:
+            self.waiting -= 1
+            if waiter in queue:
+                queue.remove(waiter)
+
+    def _schedule_check(self, name: str) -> None:
+        if name not in self._looking:
+            loop = asyncio.get_running_loop()
+            self._looking[name] = loop.call_later(_LOOK_SECONDS, self._let_in, name)
+
+    def _let_in(self, name: str) -> None:
+        """Wake as many as there is room for, in the order in which they came."""
+        del self._looking[name]
+        queue, given = self._queues[name], self._entering.get(name, 0)
+        while queue and self._free_places(queue[0].assignment) > given:
+            waiter = queue.popleft()
+            if not waiter.woken.done():
+                waiter.woken.set_result(None)
+                given += 1
+        if queue:
+            self._schedule_check(name)
+        else:
+            del self._queues[name]
+
+    def _check_time(self, assignment: Assignment, growth: ModelGrowth, left: float) -> None:
+        """Refuse what cannot have its turn in time. Raises ``Overloaded``."""
+        before = len(self._queues.get(assignment.model, ()))
+        rate = min((self._drain_rate(entries) for entries in self._stages(assignment)), default=0.0)
+        seconds = (before + 1) / rate if rate > 0 else 0.0
+        grown = min(seconds, growth.seconds + max(0.0, seconds - growth.seconds) / growth.factor)
+        if grown > left / _DEADLINE_MARGIN:
+            raise Overloaded(
+                f"too many requests wait already: with the executors that can be added this one would take {grown:.0f} "
+                f"s, and it has {left:.0f} s",
+                retry_after=grown - left / _DEADLINE_MARGIN,
+            )
+
+    # Executors
+
+    def _free_places(self, assignment: Assignment) -> float:
+        """Requests that the scarcest stage of ``assignment`` can be given; infinite while nobody serves a stage:
+        routing says so."""
+        free = [sum(map(_free_places, entries)) for entries in self._stages(assignment) if entries]
+        return min(free, default=float("inf"))
+
+    def _stages(self, assignment: Assignment) -> Iterator[list[ExecutorEntry]]:
+        """Executors of each component, of whichever option."""
+        router = self._router
+        for part in assignment.parts:
+            options: dict[str, set[str]] = {}
+            for path in router.find_paths(part):
+                for component in part.used:
+                    options.setdefault(component, set()).add(path.options[component])
+            for names in options.values():
+                yield [entry for name in sorted(names) for entry in router.serving_executors(part.model, name)]
+
+    @staticmethod
+    def _drain_rate(entries: list[ExecutorEntry]) -> float:
+        return sum(entry.drain.rate for entry in entries)
+
+
+def _free_places(entry: ExecutorEntry) -> float:
+    status = entry.status
+    most = min(status.credits, _BATCHES * status.slots) if status.slots else status.credits
+    return max(0.0, most - entry.own - entry.foreign)

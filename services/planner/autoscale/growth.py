@@ -1,0 +1,39 @@
+"""Growth that is left to planned models: gateways let requests wait for it, rather than refuse them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from omnibus.bus.messages import ModelGrowth
+from omnibus.plan import Plan
+from services.planner.declared.model import Model
+from services.planner.declared.planned_spec import GPUS
+
+if TYPE_CHECKING:  # see ``services.planner.optimize``
+    from services.planner.optimize.planner import Planner
+
+#: Seconds until the planner wants executors that are needed: those of load that it goes by, and of planning.
+REACTION_SECONDS = 7.0
+
+
+def plan_growth(plan: Plan, planner: "Planner", gpus: Mapping[str, int]) -> dict[str, ModelGrowth]:
+    """Growth of the models of ``plan`` that follow their rate within ``gpus`` by type; those that cannot are left out.
+
+    As if all other GPUs were the model's own, and served as much.
+    """
+    found = {}
+    for name, model in planner.models.items():
+        deployed = plan.models.get(name)
+        if deployed is None or not _follows_rate(model):
+            continue
+        mine = {option: each for option, each in deployed.options.items() if each.replicas and not each.of}
+        used = sum(each.replicas * max(1, each.gpus) for each in mine.values())
+        factor = sum(gpus.get(gpu, 0) for gpu in {each.gpu for each in mine.values()}) / used if used else 0.0
+        if factor > 1:
+            starts = max(planner.start_seconds.get((name, option), 0.0) for option in mine)
+            found[name] = ModelGrowth(factor, REACTION_SECONDS + starts)
+    return found
+
+
+def _follows_rate(model: Model) -> bool:
+    asked = model.planned
+    return asked is not None and asked.goal == GPUS and asked.adapt and not asked.cells

@@ -1,0 +1,144 @@
+"""A burst of images that the planner meets: ``python -m tests.bench.burst``.
+
+All of Omnibus runs, with ``sim`` executors on 24 places. 4 requests a second have one image each, then for 75 s ten. For
+them ten times as much has to be encoded, which one encoder cannot. What is measured: requests that were refused, seconds
+from the first request with ten images until the last executors that were added serve, and seconds until the 99th
+percentile of requests from then on is within twice what a request with ten images takes alone.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from omnibus import profile as profiles
+from omnibus.profile import CostLine
+from omnibus.store import Store
+from tests.bench.cases import BURST
+from tests.e2e.planned import cell
+from tests.e2e.questions import ask, image
+from tests.e2e.system import System, running
+
+PLACES, RATE = 24, 4.0
+CALM_SECONDS, BURST_SECONDS = 30.0, 75.0
+FEW, MANY = 1, 10  # images of a request
+SLOWER = 2.0  # within so many times what a request takes alone
+SETTINGS = {
+    "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+    "OMNIBUS_GATEWAY_RECORD": "digest",
+}
+IMAGE = ask(image(1, 32, 24)).messages[0]["content"][0]
+
+
+class Answer(NamedTuple):
+    """One answer: when it was asked for, its seconds, and its status."""
+
+    at: float
+    seconds: float
+    status: int
+
+
+def measured_profile() -> profiles.ModelProfile:
+    """The profile of ``cell``, with seconds of the encoder by image."""
+    found = cell.profile(seen=1.0)
+    seconds = found.options["E"].work[0].seconds
+    return msgspec.structs.replace(found, lines={cell.VISION: CostLine(0.0, {"image_tokens": seconds / cell.IMAGE})})
+
+
+async def request(http: httpx.AsyncClient, images: int, number: int) -> Answer:
+    content = [*[IMAGE] * images, {"type": "text", "text": f"question {number:06d} ".ljust(4 * cell.WORDS, ".")}]
+    body = {"model": cell.MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 64}
+    began = time.monotonic()
+    answer = await http.post("/v1/chat/completions", json=body)
+    return Answer(began, time.monotonic() - began, answer.status_code)
+
+
+async def send(http: httpx.AsyncClient, images: int, seconds: float) -> list[Answer]:
+    """Requests at ``RATE`` whether or not others are answered; returns once all are."""
+    tasks = []
+    for number in range(int(seconds * RATE)):
+        tasks.append(asyncio.create_task(request(http, images, number)))
+        await asyncio.sleep(1 / RATE)
+    return await asyncio.gather(*tasks)
+
+
+async def note_plans(store: Store, plans: list[tuple[float, str, dict[str, int]]]) -> None:
+    """Note each new plan: when it is in force, why, and its replicas."""
+    epoch = 0
+    while True:
+        plan = await store.plan()
+        if plan is not None and plan.epoch != epoch and cell.MODEL in plan.models:
+            epoch = plan.epoch
+            options = plan.models[cell.MODEL].options
+            plans.append((time.monotonic(), plan.reason, {name: each.replicas for name, each in options.items()}))
+        await asyncio.sleep(0.2)
+
+
+def p99(answers: list[Answer]) -> float:
+    seconds = sorted(each.seconds for each in answers)
+    return seconds[max(0, -(-99 * len(seconds) // 100) - 1)]
+
+
+def seconds_until_back(answers: list[Answer], onset: float, within: float) -> float:
+    """Seconds after ``onset`` from which on requests take no longer than ``within``, but for one in a hundred."""
+    ordered = sorted(answers)
+    for place, each in enumerate(ordered):
+        if p99(ordered[place:]) <= within:
+            return each.at - onset
+    return BURST_SECONDS
+
+
+async def measure(system: System) -> dict[str, Any]:
+    plans: list[tuple[float, str, dict[str, int]]] = []
+    async with (
+        system.store() as store,
+        httpx.AsyncClient(base_url=system.url, timeout=130, limits=httpx.Limits(max_connections=None)) as http,
+    ):
+        noting = asyncio.create_task(note_plans(store, plans))
+        alone = [(await request(http, MANY, number)).seconds for number in range(3)]
+        calm = await send(http, FEW, CALM_SECONDS)
+        onset = time.monotonic()
+        burst = await send(http, MANY, BURST_SECONDS)
+        noting.cancel()
+    for at, reason, replicas in plans:
+        print(f"{at - onset:6.1f} s  {replicas}  {reason}", file=sys.stderr)
+    statuses = [each.status for each in (*calm, *burst)]
+    within = SLOWER * max(alone)
+    counts = [sum(replicas.values()) for _, _, replicas in plans]
+    largest = next(at for (at, _, _), count in zip(plans, counts, strict=True) if count == max(counts))
+    return {
+        "refused": float(sum(status != 200 for status in statuses)),
+        "scaled_s": round(largest - onset, 1),
+        "p99_back_s": round(seconds_until_back([each for each in burst if each.status == 200], onset, within), 1),
+        "p99_calm_s": round(p99(calm), 2),
+        "p99_burst_s": round(p99(burst), 2),
+        "alone_s": round(max(alone), 2),
+        "executors": max(counts),
+    }
+
+
+def main() -> int:
+    """Print the figures; 0 when all goals are met."""
+    with tempfile.TemporaryDirectory(prefix="omnibus-burst-") as directory:
+        simulated, measured = Path(directory, "simulated.json"), Path(directory, "profile.json")
+        simulated.write_bytes(msgspec.json.encode(cell.SIMULATED))
+        measured.write_bytes(profiles.encode_profile(measured_profile()))
+        planned = {"profile": str(measured), "goal": "gpus", "rate": RATE, "mix": {cell.SEEN: 1.0}}
+        model = {"family": cell.FAMILY, "checkpoint": str(simulated), "planned": planned}
+        more = {"gpus": {"cpu": {"count": PLACES}}}
+        with running(Path(directory), {cell.MODEL: model}, more=more, **SETTINGS) as system:
+            found = asyncio.run(measure(system))
+            if "-v" in sys.argv:
+                print(system.log[-20_000:], file=sys.stderr)
+    print(json.dumps(found))
+    return 0 if all(found[name] <= goal for name, goal in BURST.items()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
