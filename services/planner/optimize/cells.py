@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.planner.declared.planned_spec import GPUS, GREEDY_CELLS, THROUGHPUT
+from services.planner.declared.planned_spec import GPUS, THROUGHPUT
 from services.planner.optimize.demand import ModelDemand
 from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.solve import cells, mixture, placement
@@ -16,15 +16,18 @@ from services.planner.solve.solution import Flow, Solution
 from services.planner.solve.solver import Solver
 
 
-def solve_cells(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget) -> PlanningOutcome:
-    """Cells of 1, 2, 4, ... GPUs for the one model of ``group``, within ``room``.
+def solve_cells(
+    group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget, largest: int, printed: bool = False
+) -> PlanningOutcome:
+    """Cells of 1, 2, 4, ... and at most ``largest`` GPUs for the one model of ``group``, within ``room``; ``printed``:
+    as many of each as the planner paper's algorithms say.
 
     Raises ``Infeasible`` when no cell serves anything, and ``BadRequest`` for GPUs of several types.
     """
     name, ready = next(iter(group.ready.items()))
     kinds = {option.gpu for option in ready.options.values()}
     require(len(kinds) == 1, f"model {name}: cells need options on GPUs of one type, the profile has {sorted(kinds)}")
-    gpu, largest = next(iter(kinds)), ready.asked.cells
+    gpu = next(iter(kinds))
     asked = group.build_question(demands, {}, GpuBudget({gpu: largest}, {}))
     solver, terms = asked.solver, msgspec.structs.replace(asked.terms, running=None)
     sizes = cells.powers_of_two(largest.bit_length() - 1)
@@ -36,7 +39,7 @@ def solve_cells(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: 
         raise Infeasible(
             f"model {name}: no cell of up to {largest} GPUs holds an executor for each component: allow more"
         )
-    choose = _choose_printed if group.policy == GREEDY_CELLS else _choose_mixture
+    choose = _choose_printed if printed else _choose_mixture
     goal, chosen = choose(best, group.goal, demands[name], room, gpu, asked.weights[name])
     solution = _merge_cells(solver, terms, best, chosen, goal)
     unserved = group.missing_components(demands, solution)

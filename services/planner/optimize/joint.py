@@ -115,7 +115,7 @@ class PlanningGroup:
     def __init__(self, ready: Mapping[str, ModelInputs]) -> None:
         self.ready = dict(ready)
         first = next(iter(ready.values())).asked
-        self.goal, self.celled, self.policy = first.goal, first.cells > 0, first.policy
+        self.goal, self.cells, self.policy = first.goal, first.cells, first.policy
         self.same = {f"{name}/{lent}": lent for name, each in ready.items() for lent in each.lent}
         self._kept: tuple[object, Solver] | None = None
 

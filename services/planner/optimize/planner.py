@@ -14,7 +14,6 @@ from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import (
     EXACT,
     GPUS,
-    GREEDY_CELLS,
     THROUGHPUT,
     DeclaredNode,
     GpuType,
@@ -99,6 +98,25 @@ class Planner:
             planned = self._build_result(found, MAX_ALTERNATIVES if explain else 0)
         return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
+    def plan_baselines(self, load: Loads | None = None) -> dict[str, PlanningResult]:
+        """Return the plans by the rules of others, by policy: for one model that is planned by itself, for the most
+        requests, by no such rule. They have no explanation until ``PlanningResult.why`` is called.
+        """
+        group = self._groups[0]
+        several = len(self._groups) > 1 or len(group.ready) > 1
+        if several or group.goal != THROUGHPUT or group.policy != EXACT or group.cells or self._has_several_mixes(load):
+            return {}
+        found = {}
+        with self._turn:
+            demands = _group_demands(group, self.resolve_demands(load))
+            for policy, outcome in policies.solve_baselines(group, demands, self._room):
+                why = partial(self._explain_outcomes, [outcome])
+                found[policy] = msgspec.structs.replace(self._build_result([outcome], 0), why=why)
+        return found
+
+    def _has_several_mixes(self, load: Loads | None) -> bool:
+        return any(len(demand.mixes) > 1 for demand in self.resolve_demands(load).values())
+
     def _explain_outcomes(self, outcomes: Sequence[PlanningOutcome]) -> dict[str, Any]:
         with self._turn:
             return self._build_result(outcomes).explain
@@ -167,9 +185,9 @@ class Planner:
         self, group: PlanningGroup, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
     ) -> PlanningOutcome:
         mine = _group_demands(group, demands)
-        if group.policy not in (EXACT, GREEDY_CELLS):
-            return policies.solve_by_policy(group, mine, room)
-        return cells.solve_cells(group, mine, room) if group.celled else group.solve(mine, running, room)
+        if group.policy != EXACT:
+            return policies.solve_by_policy(group, mine, room, group.policy, group.cells)
+        return cells.solve_cells(group, mine, room, group.cells) if group.cells else group.solve(mine, running, room)
 
 
 def _group_demands(group: PlanningGroup, demands: Mapping[str, ModelDemand]) -> dict[str, ModelDemand]:

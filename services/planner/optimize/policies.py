@@ -1,16 +1,17 @@
 """Rules of others as policies of a model: the replicas that they choose, served by the best paths over these.
 
-They are what plans are compared with (``planned.policy``): the monolith, TriInfer's Algorithm 2, ModServe's load over
-capacity. The greedy cells of the planner paper are in ``cells.py``.
+They are what plans are compared with (``planned.policy``), and candidates beside the solver's own plan: the monolith,
+TriInfer's Algorithm 2, ModServe's load over capacity, and the greedy cells of the planner paper (``cells.py``).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from omnibus.errors import BadRequest
-from services.planner.declared.planned_spec import GPUS, MODSERVE, MONOLITH
+from omnibus.errors import BadRequest, DeadlineExceeded
+from services.planner.declared.planned_spec import GPUS, GREEDY_CELLS, MODSERVE, MONOLITH, POLICIES
+from services.planner.optimize.cells import solve_cells
 from services.planner.optimize.demand import ModelDemand
 from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from services.planner.optimize.model_inputs import ModelInputs
@@ -26,32 +27,50 @@ _STAGES = {
     "EP": ("encode", "prefill"),
     "ED": ("encode", "decode"),
 }
+#: The largest cell of greedy cells that are a candidate, in GPUs, as in the planner paper.
+_MAX_CELL_GPUS = 8
 #: Relative precision of the most that ModServe's rule serves.
 _PRECISION = 1e-4
 
 
-def solve_by_policy(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget) -> PlanningOutcome:
-    """The deployment that the policy of the one model of ``group`` chooses within ``room``.
+def solve_baselines(
+    group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget
+) -> Iterator[tuple[str, PlanningOutcome]]:
+    """The deployments by each policy that fits the one model of ``group``, and that run all of its components."""
+    for policy in filter(None, POLICIES):
+        try:
+            found = solve_by_policy(group, demands, room, policy, cells=_MAX_CELL_GPUS)
+        except (BadRequest, Infeasible, DeadlineExceeded):
+            continue
+        if not found.unserved and (found.places or not room.nodes):
+            yield policy, found
+
+
+def solve_by_policy(
+    group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget, policy: str, cells: int
+) -> PlanningOutcome:
+    """The deployment that ``policy`` chooses for the one model of ``group`` within ``room``; ``cells`` is the largest
+    cell in GPUs.
 
     Raises ``BadRequest`` for options that the policy does not know, ``Infeasible`` when it serves nothing.
     """
+    if policy == GREEDY_CELLS:
+        return solve_cells(group, demands, room, cells, printed=True)
     name, ready = next(iter(group.ready.items()))
     kinds = {option.gpu for option in ready.options.values()}
     if len(kinds) != 1:
-        raise BadRequest(
-            f"model {name}: policy {group.policy!r} needs options on GPUs of one type, not {sorted(kinds)}"
-        )
+        raise BadRequest(f"model {name}: policy {policy!r} needs options on GPUs of one type, not {sorted(kinds)}")
     have = None if room.gpus is None else room.gpus.get(next(iter(kinds)), 0)
     frame = _mixed_frame(group, demands, room)
-    if group.policy == MONOLITH:
+    if policy == MONOLITH:
         replicas = _plan_monolith(frame, group.goal, name, have)
-    elif group.policy == MODSERVE:
+    elif policy == MODSERVE:
         replicas = _plan_modserve(frame, group.goal, name, have)
     else:
         replicas = _plan_triinfer(frame, name, ready, have)
     found = group.route_running(demands, replicas, room)
     if found.solution.rate <= 0:
-        raise Infeasible(f"model {name}: what policy {group.policy!r} chooses serves no requests")
+        raise Infeasible(f"model {name}: what policy {policy!r} chooses serves no requests")
     return found
 
 

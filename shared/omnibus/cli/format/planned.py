@@ -56,7 +56,8 @@ def _promise_lines(promise: Any) -> Iterator[str]:
     solver, simulated = _number_text(promise.get("solver")), _number_text(promise.get("simulated"))
     which = "" if promise.get("agrees") else ", which is what is promised"
     rounds = f"{promise.get('rounds')} round{'s' if promise.get('rounds') != 1 else ''}"
-    yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds})"
+    policy = f", as policy {promise['policy']} has it" if promise.get("policy") else ""
+    yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds}){policy}"
 
 
 def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

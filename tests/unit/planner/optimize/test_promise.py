@@ -143,3 +143,18 @@ def test_a_simulated_gain_is_that_of_the_plan_over_what_runs(profile: ModelProfi
 
     assert gain > error
     assert none == pytest.approx(0.0)
+
+
+def test_no_rule_of_others_serves_more_in_the_same_simulation_even_without_time_for_a_second_round(
+    profile: ModelProfile,
+):
+    load = mix_load(MIXES["image-heavy"])
+    checker = PromiseChecker(planner(profile))
+    baselines = checker.planner.plan_baselines(load)
+
+    made = checker.plan(load, within=1e-9)
+
+    assert {"monolith", "modserve", "greedy_cells"} <= baselines.keys()
+    for policy, each in baselines.items():
+        served = each.capacity["omni"] * min(1.0, checker.simulate(each, load).served)
+        assert made.explain["planned"]["models"]["omni"]["promise"]["simulated"] >= served, policy
