@@ -25,6 +25,8 @@ from omnibus.up.stack import Stack
 NO_MODELS = '{"models": {}}'
 #: Ends of an executor after which it counts as one that does not start.
 MAX_EXITS = 3
+#: Seconds between two looks at whether executors are still started again.
+LOOK_SECONDS = 1.0
 PLAN_WAIT_SECONDS = 10.0  # seconds that the gateway may take to go by a new plan
 READY_TIMEOUT_SECONDS = 60.0  # seconds that it may take to see its executors
 
@@ -157,14 +159,22 @@ class Testbed:
             nonlocal name
             for name in trial.options:
                 ended = self.hearing.end_count(self._subject.name, name) - ends[name]
-                if ended >= MAX_EXITS and not self._is_ready(trial, name):
+                allowed = MAX_EXITS if self._is_supervised(name) else 1
+                if ended >= allowed and not self._is_ready(trial, name):
                     return True
             return False
 
-        await self.hearing.wait_until(is_failing, self._start_within + READY_TIMEOUT_SECONDS)
+        give_up = time.monotonic() + self._start_within + READY_TIMEOUT_SECONDS
+        while time.monotonic() < give_up and not await self.hearing.wait_until(is_failing, LOOK_SECONDS):
+            pass
         lines = self._log.tail(f"{self._subject.name}/{name}").splitlines()
         words = [line.strip() for line in lines[1:] if line.strip() and not line.strip().startswith("restarting")]
         return NotStarted(f"an executor of option {name} does not start: {_last_message(words)}")
+
+    def _is_supervised(self, name: str) -> bool:
+        """Return whether executors of option ``name`` are started again: one that cannot be configured is not."""
+        own = f"{self._subject.name}/{name}/"
+        return any(f"{each}/".startswith(own) for each in self._stack.supervisor.specs)
 
     def _is_ready(self, trial: Trial, name: str) -> bool:
         option = trial.options[name]
@@ -200,7 +210,7 @@ def _path_names(model: ModelPlan) -> set[str]:
 
 def _last_message(words: list[str]) -> str:
     """Return the last log message of a process before it ended, without its traceback."""
-    messages = [line for line in words if not line.startswith(("ended", "Traceback", "File "))]
+    messages = [line for line in words if not line.startswith(("ended", "given up", "Traceback", "File "))]
     return messages[-1].rpartition(" ERROR ")[2] if messages else "it printed nothing"
 
 
