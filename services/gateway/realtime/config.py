@@ -11,6 +11,7 @@ from services.gateway.openai.realtime.session import (
     InputAudioUpdate,
     OutputAudioUpdate,
     PcmFormat,
+    ResponseFields,
     ResponseOptions,
     ServerVad,
     SessionConfig,
@@ -96,7 +97,7 @@ def apply_options(config: SessionConfig, options: ResponseOptions, abilities: Mo
     return msgspec.structs.replace(config, **changes)
 
 
-def _shared_changes(update: SessionUpdate | ResponseOptions, abilities: ModelAbilities, place: str) -> dict[str, Any]:
+def _shared_changes(update: ResponseFields, abilities: ModelAbilities, place: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, default in _SHARED_DEFAULTS.items():
         value = getattr(update, name)

@@ -90,14 +90,10 @@ class ServeRequest:
         if answered is not None and not answered.done():
             answered.set_result(None) if error is None else answered.set_exception(error)
 
-    def resolve_media(self, message: protocol.MediaPlaced) -> None:
-        placed = self._media.get(message.number)
-        if placed is None or placed.done():
-            return
-        if message.problem is None:
-            placed.set_result(message.literal)
-        else:
-            placed.set_exception(from_problem(message.problem))
+    def resolve_media(self, number: int, literal: dict[str, Any], error: OmnibusError | None = None) -> None:
+        placed = self._media.get(number)
+        if placed is not None and not placed.done():
+            placed.set_result(literal) if error is None else placed.set_exception(error)
 
     def receive_items(self, message: protocol.Items) -> None:
         source = self._sources.get((message.step, message.node, message.output))
@@ -117,7 +113,7 @@ class ServeRequest:
         for step in self._segments:
             self.resolve_submission(step, _request_over_error())
         for number in self._media:
-            self.resolve_media(protocol.MediaPlaced(self.id, number, {}, _request_over_error().to_problem()))
+            self.resolve_media(number, {}, _request_over_error())
         for source in self._sources.values():
             source.close()
 

@@ -103,7 +103,8 @@ class AppWorker:
 
     def _on_placed(self, message: protocol.MediaPlaced) -> None:
         if message.id in self._requests:
-            self._requests[message.id].resolve_media(message)
+            error = from_problem(message.problem) if message.problem is not None else None
+            self._requests[message.id].resolve_media(message.number, message.literal, error)
 
     def _on_more(self, message: protocol.More) -> None:
         if message.id in self._requests:

@@ -105,30 +105,37 @@ class AudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
     output: OutputAudioUpdate | UnsetType | None = UNSET
 
 
-class SessionUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that a client sets; those that are absent stay as they are, null ones get their default."""
+class ResponseFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields that a session has, and each response in their place; null ones get their default."""
 
-    type: Literal["realtime", "transcription"]
-    model: str | UnsetType | None = UNSET
     instructions: Instructions | UnsetType | None = UNSET
     output_modalities: Modalities | UnsetType | None = UNSET
-    audio: AudioUpdate | UnsetType | None = UNSET
     tools: Tools | UnsetType | None = UNSET
     tool_choice: RealtimeToolChoice | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     max_output_tokens: TokenLimit | UnsetType | None = UNSET
-    truncation: Any = UNSET
     reasoning: RealtimeReasoning | UnsetType | None = UNSET
 
     # Extras: as in chats.
     temperature: Temperature | UnsetType | None = UNSET
     seed: Seed | UnsetType | None = UNSET
 
+    #: Accepted only where it changes nothing.
+    prompt: Any = UNSET
+
+
+class SessionUpdate(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields that a client sets; those that are absent stay as they are, null ones get their default."""
+
+    type: Literal["realtime", "transcription"]
+    model: str | UnsetType | None = UNSET
+    audio: AudioUpdate | UnsetType | None = UNSET
+    truncation: Any = UNSET
+
     #: Accepted and ignored: it changes what OpenAI's dashboard shows, never the answer.
     tracing: Any = UNSET
 
-    # Accepted only where they change nothing.
-    prompt: Any = UNSET
+    #: Accepted only where it changes nothing.
     include: Any = UNSET
 
 
@@ -136,23 +143,13 @@ class ResponseAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
     output: OutputAudioUpdate | UnsetType | None = UNSET
 
 
-class ResponseOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponseOptions(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields of ``response.create``: they hold for one response in the place of the session's."""
 
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
     input: Any = UNSET
-    instructions: Instructions | UnsetType | None = UNSET
-    output_modalities: Modalities | UnsetType | None = UNSET
     audio: ResponseAudioUpdate | UnsetType | None = UNSET
-    tools: Tools | UnsetType | None = UNSET
-    tool_choice: RealtimeToolChoice | UnsetType | None = UNSET
-    parallel_tool_calls: bool | UnsetType | None = UNSET
-    max_output_tokens: TokenLimit | UnsetType | None = UNSET
     metadata: Metadata | UnsetType | None = UNSET
-    reasoning: RealtimeReasoning | UnsetType | None = UNSET
-    temperature: Temperature | UnsetType | None = UNSET
-    seed: Seed | UnsetType | None = UNSET
-    prompt: Any = UNSET
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True):
