@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: How often a call is cancelled that does not end, and seconds between two cancellations.
+_CANCELLATIONS, _CANCELLATION_SECONDS = 50, 0.1
+
 
 async def keep_cancellation(call: Awaitable[T]) -> T:
     """Result of ``call``, unless this task was cancelled meanwhile: then that is raised, also if ``call`` dropped it.
@@ -20,6 +23,32 @@ async def keep_cancellation(call: Awaitable[T]) -> T:
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
     return result
+
+
+async def finish_within(seconds: float, call: Coroutine[Any, Any, T]) -> T:
+    """Result of ``call``, which has ``seconds``. Raises ``TimeoutError`` after that, whatever becomes of the call.
+
+    ``asyncio.timeout`` cancels once. A call that tries again and again, and drops this one cancellation (as
+    ``keep_cancellation`` says), goes on for ever; here it is cancelled until it ends.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+        if done:
+            return task.result()
+        raise TimeoutError
+    finally:
+        await _cancel_until_done(task)
+
+
+async def _cancel_until_done(task: asyncio.Task[Any]) -> None:
+    for _ in range(_CANCELLATIONS):
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCELLATION_SECONDS)
+    if task.done() and not task.cancelled():
+        task.exception()  # now it is known, and not reported as never retrieved
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, T]) -> list[T]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.concurrency import gather_calls, keep_cancellation
+from omnibus.concurrency import finish_within, gather_calls, keep_cancellation
 from omnibus.errors import BadMedia
 
 
@@ -110,3 +110,42 @@ async def test_a_timeout_ends_what_follows_a_call_that_dropped_it():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await never_ending()
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 5])
+async def test_a_call_that_drops_cancellations_and_goes_on_ends_in_time_all_the_same(dropped: int):
+    cancellations = 0
+
+    async def try_again() -> None:
+        nonlocal cancellations
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancellations += 1
+                if cancellations > dropped:
+                    raise
+
+    async with asyncio.timeout(20):
+        with pytest.raises(TimeoutError):
+            await finish_within(0.01, try_again())
+
+    assert cancellations == dropped + 1
+
+
+async def test_a_call_that_finishes_in_time_has_its_result_or_its_error():
+    assert await finish_within(20, after(2, "answer")) == "answer"
+    with pytest.raises(BadMedia):
+        await finish_within(20, after(2, BadMedia("broken")))
+
+
+async def test_who_waits_for_a_call_and_is_cancelled_takes_it_along():
+    ended: list[str] = []
+    caller = asyncio.ensure_future(finish_within(20, for_ever(ended, "call")))
+    await asyncio.sleep(0.01)
+
+    caller.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended == ["call"]

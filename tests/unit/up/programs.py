@@ -5,7 +5,7 @@ import io
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -61,8 +61,14 @@ def python_code(name: str, code: str, lines: Lines | None = None, **fields: obje
 
 def all_gone(pids: Iterable[int]) -> bool:
     """Wait until none of ``pids`` is alive. A zombie is dead; init may take its time to reap it."""
+    waited_for = list(pids)
+    return becomes_true(lambda: not any(is_alive(pid) for pid in waited_for))
+
+
+def becomes_true(holds: Callable[[], bool]) -> bool:
+    """Wait until ``holds()``, ``WITHIN`` seconds at most, and return whether it does."""
     give_up = time.monotonic() + WITHIN
-    while any(is_alive(pid) for pid in pids):
+    while not holds():
         if time.monotonic() > give_up:
             return False
         time.sleep(0.01)

@@ -24,7 +24,7 @@ from omnibus.up.stack import FORK_SERVER_MODULES, ROOT, Stack
 from omnibus.up.tiny_models import tiny_models
 from omnibus_models import tiny
 from tests.unit.up.births import ForkServer, numbers
-from tests.unit.up.programs import WITHIN, Lines, all_gone, log_to
+from tests.unit.up.programs import WITHIN, Lines, all_gone, becomes_true, log_to
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +161,13 @@ def test_a_sprout_waits_for_a_fork_server_that_starts_again(tmp_path):
 def test_a_hundred_births_leave_no_descriptor_and_no_zombie(fork_server_, process):
     template = psutil.Process(process.pid)
     fork_server_.run("returns")
-    before = template.num_fds()
+    before = template.num_fds()  # those of the first birth may be among them: they close just after its end is known
 
     with ThreadPoolExecutor(8) as pool:
         codes = list(pool.map(lambda n: fork_server_.run("exits", str(n)).returncode, range(100)))
 
     assert codes == list(range(100))
-    assert template.num_fds() == before
-    assert template.children() == []
+    assert becomes_true(lambda: template.num_fds() <= before and not template.children())
 
 
 @pytest.mark.parametrize(

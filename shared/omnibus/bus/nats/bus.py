@@ -51,7 +51,7 @@ class NatsBus:
     @classmethod
     async def connect(cls, settings: BusSettings, name: str) -> "NatsBus":
         """Connect within ``settings.connect_timeout``; raises ``BusUnavailable`` with the URL."""
-        return cls(await keep_cancellation(open_connection(settings, name)), settings)
+        return cls(await open_connection(settings, name), settings)
 
     @property
     def connected(self) -> bool:

@@ -5,6 +5,7 @@ task for it, which costs more than the handler.
 """
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from nats.aio.msg import Msg
 
 from omnibus.bus import Delivery, Handler
 from omnibus.bus.permissions import inbox_prefix
-from omnibus.concurrency import keep_cancellation
+from omnibus.concurrency import finish_within, keep_cancellation
 from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
 from omnibus.metrics import PROCESS
 from omnibus.settings import BusSettings
@@ -32,6 +33,8 @@ MIN_SERVER_VERSION = (2, 12)
 PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 #: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
 _MAX_UNWRITTEN_BYTES = 64 << 10
+#: Seconds that closing a connection which was never made may take.
+_CLOSE_SECONDS = 1.0
 _NO_RESPONDERS = b" 503"
 _CLOSING_STATES = frozenset({Client.CLOSED, Client.DRAINING_SUBS, Client.DRAINING_PUBS})
 
@@ -140,23 +143,26 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     if settings.tls_ca:
         options["tls"] = _tls_context(settings)
     try:
-        async with asyncio.timeout(settings.connect_timeout):
-            await connection.connect(
-                urls,
-                name=name,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]
-                ping_interval=PING_INTERVAL_SECONDS,
-                max_outstanding_pings=MAX_OUTSTANDING_PINGS,
-                pending_size=MAX_PENDING_BYTES,
-                allow_reconnect=True,
-                error_cb=connection.notify_problem,
-                reconnected_cb=connection.notify_reconnected,
-                inbox_prefix=inbox_prefix(settings.user).encode(),
-                skip_subject_validation=True,
-                **options,
-            )
+        connecting = connection.connect(
+            urls,
+            name=name,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.2,  # type: ignore[arg-type]
+            ping_interval=PING_INTERVAL_SECONDS,
+            max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+            pending_size=MAX_PENDING_BYTES,
+            allow_reconnect=True,
+            error_cb=connection.notify_problem,
+            reconnected_cb=connection.notify_reconnected,
+            inbox_prefix=inbox_prefix(settings.user).encode(),
+            skip_subject_validation=True,
+            **options,
+        )
+        # It tries again for ever, and drops a cancellation that arrives together with a server's refusal.
+        await finish_within(settings.connect_timeout, connecting)
     except (TimeoutError, OSError, nats.errors.Error) as error:
+        with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
+            await finish_within(_CLOSE_SECONDS, connection.close())
         raise BusUnavailable(_describe_failure(settings, connection.last_problem or error)) from error
     version = connection.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
