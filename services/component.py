@@ -3,13 +3,14 @@
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
+from omnibus.executor.job_clock import ComputeBill, Share, current_shares
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models import cuda_stream
 from omnibus_models.contract import ModelComponent
@@ -27,24 +28,42 @@ class Compute:
     """Calls functions one after another in one thread, without gradients. ``threads`` are torch's.
 
     ``clock`` tells how many seconds they took. On a GPU that is named as ``device`` they run in a stream of their own.
+    Where the seconds are ``billed`` they are charged to jobs, see ``omnibus.executor.job_clock``.
     """
 
-    def __init__(self, name: str, threads: int, device: str = "") -> None:
+    def __init__(self, name: str, threads: int, device: str = "", *, billed: bool = False) -> None:
         self.clock = Stopwatch()
+        self._bill = ComputeBill() if billed else None
         self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
         self._stream = cuda_stream.own_stream(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call_timed, function, args, kwargs)
+        shares = current_shares()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._call_timed, shares, function, args, kwargs
+        )
+
+    def reset_clock(self) -> None:
+        """Begin to count anew: what was computed so far was for nobody."""
+        self.clock.seconds = 0.0
+        if self._bill is not None:
+            self._bill.unpaid = 0.0
 
     async def close(self) -> None:
         """Wait for the call in progress and end the thread."""
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     @torch.inference_mode()
-    def _call_timed(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        with self._stream:
-            return self.clock(function, *args, **kwargs)
+    def _call_timed(
+        self, shares: Sequence[Share], function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> R:
+        before = self.clock.seconds
+        try:
+            with self._stream:
+                return self.clock(function, *args, **kwargs)
+        finally:
+            if self._bill is not None:
+                self._bill.add_seconds(self.clock.seconds - before, shares)
 
 
 class ComponentSource(NamedTuple):
@@ -66,7 +85,7 @@ class Hosted(Generic[M]):
     def __init__(self, source: ComponentSource, threads: int, *, beside: bool = False) -> None:
         self.model: M
         self._source = source
-        self._compute = Compute(source.component, threads, source.device if beside else "")
+        self._compute = Compute(source.component, threads, source.device if beside else "", billed=True)
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -78,7 +97,7 @@ class Hosted(Generic[M]):
         component, family, checkpoint, device, dtype = self._source
         self.model = await self._compute(find(family).load, component, checkpoint, device, dtype)
         await self._set_up()
-        self._compute.clock.seconds = 0.0
+        self._compute.reset_clock()
 
     async def close(self) -> None:
         if self._serving is not None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.job_clock import charge, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget
-from omnibus.executor.start_time import current_moment
 from omnibus_models.contract import Prepared
 
 Run = Callable[[Sequence[Prepared]], Awaitable[Sequence[Any]]]
@@ -30,12 +30,12 @@ class EngineLoop(Protocol):
 class QueuedItem:
     """One prepared item and the future of its result."""
 
-    __slots__ = ("batcher", "began", "item", "result")
+    __slots__ = ("batcher", "clock", "item", "result")
 
     def __init__(self, batcher: "Batcher", item: Prepared) -> None:
         self.batcher = batcher
         self.item = item
-        self.began = current_moment()
+        self.clock = current_clock()
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @property
@@ -111,9 +111,10 @@ class Batcher:
         if not batch:
             return
         for entry in batch:
-            entry.began.set_now()
+            entry.clock.set_now()
         try:
-            results = await self._run([entry.item for entry in batch])
+            with charge([(entry.clock, float(entry.tokens)) for entry in batch]):
+                results = await self._run([entry.item for entry in batch])
         except Exception as error:  # noqa: BLE001 - one of these items is guilty: find it, and let the others go on
             await self._run_one_by_one(batch, error)
             return

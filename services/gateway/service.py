@@ -43,6 +43,7 @@ from services.gateway.media.files import FILE, FileStore
 from services.gateway.media.peer_files import FileResponder, FileSource, KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.media.spoken_answers import SpokenAnswers
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.realtime.service import Realtime
 from services.gateway.replay.replay import Replayer
 from services.gateway.request import metrics
@@ -159,7 +160,7 @@ class GatewayService:
         await dispatcher.startup()
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
-        records = Records(bus, settings.record != "digest", self._keep, dead, HOLD_SECONDS)
+        records = Records(bus, UsageMeter(router), settings.record != "digest", self._keep, dead, HOLD_SECONDS)
         self._closing.callback(records.close)
         metrics.register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.start_time import current_moment
+from omnibus.executor.job_clock import charge, current_clock
 from omnibus_models.contract import Denoising, Resumable, Stepper
 from services.component import Compute
 from services.generator.step_scheduler import StepScheduler, StepSize
@@ -47,7 +47,7 @@ class ImageJob:
         self._checkpoints = checkpoints
         self.every = every
         self.show = show
-        self.began = current_moment()
+        self.clock = current_clock()
         self._news: asyncio.Queue[DenoiseStep | Exception] = asyncio.Queue()  # never more than its steps
 
     def push_result(self, news: DenoiseStep | Exception) -> None:
@@ -128,9 +128,10 @@ class StepLoop:
     async def _step_batch(self, batch: Sequence[ImageJob]) -> None:
         """Let ``batch`` take a step and tell them; raises nothing."""
         for making in batch:
-            making.began.set_now()
+            making.clock.set_now()
         try:
-            news = await self._compute(self._compute_step, batch)
+            with charge([(making.clock, float(making.denoising.tokens)) for making in batch]):
+                news = await self._compute(self._compute_step, batch)
         except Exception as error:  # noqa: BLE001 - one of these is guilty: find it, and let the others go on
             await self._step_one_by_one(batch, error)
             return

@@ -97,7 +97,8 @@ class PlannerService:
         models = {**declared, **app_models.app_models(self._apps, declared)}
         planner, load = self._planning.planner, self._follow.last_load
         route = partial(planner.reroute_running, load=load) if planner is not None else None
-        self._changes.set_target(PlanTarget(models, reason, planned.explain, self._planning.gpu_counts, route))
+        counts, prices = self._planning.gpu_counts, self._planning.prices
+        self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
 
     async def _replan_models(self, reason: str) -> None:
         """Plan the planned models again, from their profiles as they are now."""

@@ -17,6 +17,8 @@ from omnibus.graph import UNREADABLE, WIRE_VERSION
 
 #: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.
 GOLDEN = 0.6180339887498949
+#: The GPU type of a place without a GPU.
+CPU = "cpu"
 
 
 class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,11 +120,18 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cut_paths(self.types[min(wider, key=lambda kind: (kind.count("+"), kind))], self.components, used)
 
 
+class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prices of a plan: what one GPU of a type costs for an hour in ``currency``. Without a currency there are none."""
+
+    currency: str = ""
+    per_hour: dict[str, float] = {}
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All models at one epoch. ``seed`` offsets the low-discrepancy sequence of path choices.
 
     ``reason`` says why this plan followed the one before, ``explain`` what its maker knows of it, as JSON: for
-    people alone, nothing decides by them.
+    people alone, nothing decides by them. ``prices`` are what requests are charged by.
     """
 
     epoch: int
@@ -132,6 +141,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     v: int = WIRE_VERSION
     reason: str = ""
     explain: dict[str, Any] = {}
+    prices: PriceList = PriceList()
 
     def task_owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """Each unit task's name and the (model, component) pairs that it is bound to."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import httpx
 
+from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
-from omnibus.executor.start_time import current_moment
 from tests.bench.cases import OVERLOAD
 from tests.unit.gateway.house import TEXT, House, house, think
 
@@ -68,9 +68,9 @@ async def measure(name: str, engine: Engine, directory: Path) -> dict[str, float
     places = asyncio.Semaphore(engine.slots)
 
     async def work(job: Job) -> None:
-        moment = current_moment()
+        clock = current_clock()
         async with places:
-            moment.set_now()
+            clock.set_now()
             await asyncio.sleep(engine.seconds)
         await think(job)
 

@@ -21,6 +21,7 @@ from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.task import UnitTask, use
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
 from services.gateway.request.request import ClientRequest, RequestFactory
@@ -72,7 +73,7 @@ class Estate:
         self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT, quarantine=600.0)
         settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
         keep = MediaStore(settings.media_dir, settings.media_bytes)
-        records = Records(bus, True, keep)
+        records = Records(bus, UsageMeter(self.router), True, keep)
         loads = LoadReporter(self.router, bus, LIMIT)
         self.runs = RequestFactory(settings, self.router, self.dispatcher, tensors, records, keep, loads)
         await bus.open_records(600.0, 1 << 30)

@@ -1,6 +1,6 @@
 """``POST /v1/chat/completions``, the one hot path: for models of the plan, and for apps."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 
@@ -14,6 +14,8 @@ from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai import vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
+from services.gateway.pricing.headers import wants_usage
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.continuing import OriginalRequest, ResumableStream
 from services.gateway.request.lifecycle import run_to_end
@@ -46,12 +48,23 @@ class ChatRoute(PostRoute):
         if self._chat.continuations is not None:
             request = OriginalRequest(asked.body, asked.pinned)
             continued = self._chat.continuations.begin_stream(wanted, asked.headers, request)
-        return self.answer_chat(wanted, asked.pinned, sending, continued)
+        return self.answer_chat(wanted, asked.pinned, sending, continued, self._meter(asked.headers))
+
+    def _meter(self, headers: Mapping[bytes, bytes]) -> UsageMeter | None:
+        """The meter, for a client that asks what its answer took."""
+        return self._chat.meter if wants_usage(headers) else None
 
     async def answer_chat(
-        self, wanted: ChatRequest, pinned: str, sending: ResponseWriter, continued: ResumableStream | None
+        self,
+        wanted: ChatRequest,
+        pinned: str,
+        sending: ResponseWriter,
+        continued: ResumableStream | None,
+        meter: UsageMeter | None = None,
     ) -> None:
-        """Answer ``wanted`` by the path that it is ``pinned`` to; with ``continued`` others can go on with it."""
+        """Answer ``wanted`` by the path that it is ``pinned`` to; with ``continued`` others can go on with it, with a
+        ``meter`` the answer says what it took.
+        """
         try:
             run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
             got = run.answer = AnswerAccumulator(wanted.model, run.created)
@@ -61,10 +74,10 @@ class ChatRoute(PostRoute):
                 output = await self.chats.begin_answer(run, await self._chat.prepare_request(run, wanted))
                 if wanted.stream:
                     extra = await continued.save_record(run) if continued is not None else None
-                    parts = stream_events(run, wanted, output, got, self._chat.spoken, continued)
+                    parts = stream_events(run, wanted, output, got, self._chat.spoken, continued, meter)
                     await sending.send_stream(parts, extra=extra)
                     return
-                body = await render_completion(run, wanted, output, got, self._chat.spoken)
+                body = await render_completion(run, wanted, output, got, self._chat.spoken, meter)
             await sending.send_body(JSON, body)
         finally:
             if continued is not None:

@@ -6,6 +6,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from omnibus.pricing import RequestUsage
+
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
@@ -28,11 +30,14 @@ class CompletionDetails(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
+    """``omnibus`` is an extra for clients that ask for it by the header ``x-omnibus-usage``."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
+    omnibus: RequestUsage | UnsetType = UNSET
 
 
 class ChatCompletionAudio(Struct, frozen=True):

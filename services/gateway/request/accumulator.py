@@ -4,9 +4,12 @@ import hashlib
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from omnibus.metrics import GATEWAY
+from omnibus.pricing import RequestUsage
 from omnibus.recording.records import RecordedAnswer
 from omnibus.structured.calls import split_calls
 from services.gateway.openai import chat_response
@@ -31,6 +34,8 @@ class AnswerAccumulator:
         self._pcm: list[bytes] = []
         self._samples = 0
         self._usage: dict[str, int] = {}
+        #: GPU-seconds and money, where the client asked for them and all of the answer has come.
+        self.price: RequestUsage | UnsetType = UNSET
         self._pace = StreamLatency(created)
 
     def add_item(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
@@ -94,7 +99,7 @@ class AnswerAccumulator:
         counted = self._usage
         image = counted.get("image_tokens", 0) + counted.get("video_tokens", 0)
         sound = counted.get("audio_tokens", 0)
-        return chat_response.build_usage(
+        usage = chat_response.build_usage(
             prompt_text=counted.get("prompt_tokens", 0) - image - sound,
             prompt_image=image,
             prompt_audio=sound,
@@ -102,6 +107,7 @@ class AnswerAccumulator:
             audio=self._samples * 50 // self.rate,
             reasoning=counted.get("reasoning_tokens", 0),
         )
+        return usage if self.price is UNSET else msgspec.structs.replace(usage, omnibus=self.price)
 
     def to_answer(self) -> RecordedAnswer:
         text = self.text

@@ -17,6 +17,7 @@ from omnibus.recording import records
 from omnibus.recording.records import EndRecord, KeptOutput, Record, RecordedAnswer
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.dead_letters import DeadLetters
 
@@ -45,13 +46,20 @@ class _HeldBegin(NamedTuple):
 class Records:
     """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests.
 
-    The beginning of an invocation is held back for ``hold_seconds``.
+    The beginning of an invocation is held back for ``hold_seconds``; ``meter`` says what each took.
     """
 
     def __init__(
-        self, bus: Bus, full: bool, keep: MediaStore, dead: DeadLetters | None = None, hold_seconds: float = 0.0
+        self,
+        bus: Bus,
+        meter: UsageMeter,
+        full: bool,
+        keep: MediaStore,
+        dead: DeadLetters | None = None,
+        hold_seconds: float = 0.0,
     ) -> None:
         self.bus = bus
+        self.meter = meter
         self._dead = dead
         self._keep = keep
         self.full = full
@@ -105,8 +113,9 @@ class Records:
         status: str,
         got: AnswerAccumulator | None = None,
         segments: Sequence[str] = (),
+        tenant: str = "",
     ) -> None:
-        """Write the end of one invocation; ``got`` is what a chat's client received."""
+        """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received."""
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
         if got is not None and self.full and answer.audio_sha256:
             self._keep.put_nowait(answer.audio_sha256, got.pcm)
@@ -130,6 +139,8 @@ class Records:
             node=running.failed,
             kept=tuple(self._store_captures(running)),
             pulls=running.pull_log.costs() if running.pull_log is not None else (),
+            usage=self.meter.measure(running),
+            tenant=tenant,
         )
         self._publish_end(invocation, messages.encode(ended))
         if status == "failed" and self._dead is not None:

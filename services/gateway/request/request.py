@@ -388,7 +388,7 @@ class ClientRequest:
     def _record_end(self, running: InflightInvocation, status: str) -> None:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
-        self._runs.records.write_end(running, status, self.answer if first else None, later)
+        self._runs.records.write_end(running, status, self.answer if first else None, later, self.tenant.name)
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
                 stream.fail(self.failure or request_over_error())

@@ -128,6 +128,7 @@ class Chat:
         files: ClientFiles | None = None,
     ) -> None:
         self._runs = runs
+        self.meter = runs.records.meter
         self.files = files if files is not None else ClientFiles(runs.settings)
         self.spoken = spoken
         self.schemas = SchemaCheck()

@@ -17,6 +17,7 @@ from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.openai import chat_response, vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import DONE, ChatStream
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.continuing import ResumableStream
 from services.gateway.request.event_ids import NumberedStream
@@ -55,9 +56,12 @@ async def render_completion(
     output: ChatOutput,
     got: AnswerAccumulator,
     keeper: SpokenAnswers | None = None,
+    meter: UsageMeter | None = None,
 ) -> bytes:
-    """The body of a ``chat.completion``; with a ``keeper`` its sound may be referred to."""
+    """The body of a ``chat.completion``; with a ``keeper`` its sound may be referred to, a ``meter`` adds its price."""
     spoken = await store_speech(request, await collect_samples(output, got), got, keeper)
+    if meter is not None:
+        got.price = await meter.measure_request(run.segments)
     return encode_answer(run, request, got, spoken)
 
 
@@ -97,15 +101,16 @@ async def stream_events(
     got: AnswerAccumulator,
     keeper: SpokenAnswers | None = None,
     continued: ResumableStream | None = None,
+    meter: UsageMeter | None = None,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer: frames that are ready together leave together.
 
     The first frames leave once all executors have taken the request, or with the first output if that comes before.
     ``run`` ends before the last frame leaves; with a ``keeper`` its sound may be referred to. One that is ``continued``
-    leaves out what its client has. Raises whatever fails.
+    leaves out what its client has. With a ``meter`` its usage is sent, and says its price. Raises whatever fails.
     """
     record = continued.record if continued is not None else None
-    plain = open_event_stream(run, request, record)
+    plain = open_event_stream(run, request, record, priced=meter is not None)
     format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
     stream: ChatStream | NumberedStream = continued.number_events(plain, format) if continued is not None else plain
     head = [stream.role("" if request.wants_text else None)]
@@ -135,6 +140,8 @@ async def stream_events(
         begun = True
     if output.audio is not None:
         tail = [stream.audio(await sound.close(got)), stream.audio_end(await sound.store_answer(got.text))]
+    if meter is not None:
+        got.price = await meter.measure_request(run.segments)
     stream.complete()
     run.end("done")
     yield b"".join([*([] if begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
@@ -165,13 +172,19 @@ def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str],
     )
 
 
-def open_event_stream(run: ClientRequest, request: ChatRequest, record: StreamRecord | None = None) -> ChatStream:
-    """The maker of events of a streamed answer; of one with a ``record`` as they were promised."""
+def open_event_stream(
+    run: ClientRequest, request: ChatRequest, record: StreamRecord | None = None, *, priced: bool = False
+) -> ChatStream:
+    """The maker of events of a streamed answer; of one with a ``record`` as they were promised.
+
+    One that is ``priced`` says its usage, whether or not its body asks for that.
+    """
+    wants_usage = bool(request.stream_options and request.stream_options.include_usage)
     return vllm_omni.answer_encoders(request).stream(
         record.id if record is not None else f"chatcmpl-{run.id}",
         run.model,
         record.created if record is not None else int(run.created),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=wants_usage or priced,
         fingerprint=f"epoch-{run.epoch}",
     )
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.job_clock import charge, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
 from omnibus.executor.stopwatch import Stopwatch
@@ -145,6 +146,7 @@ class BatchingEngine(Generic[S]):
         """Go on with a sequence that pauses in its slot; its owner until now has no part in it any more."""
         self.raise_if_failed()
         sequence.owner += 1
+        sequence.clock = current_clock()
         self.schedule.start_decode(sequence)
         with self._hold_ownership(sequence):
             yield sequence
@@ -226,8 +228,10 @@ class BatchingEngine(Generic[S]):
         arrived, self._arrived = self._arrived, []
         alive = [sequence for sequence in arrived if not sequence.gone]
         for sequence in alive:
-            sequence.began.set_now()
-        for sequence, error in await self._compute(self._steps.insert_sequences, alive):
+            sequence.clock.set_now()
+        with charge([(sequence.clock, float(sequence.length)) for sequence in alive]):
+            inserted = await self._compute(self._steps.insert_sequences, alive)
+        for sequence, error in inserted:
             if error is not None:
                 sequence.fail(error)
             elif not sequence.gone:
@@ -236,11 +240,14 @@ class BatchingEngine(Generic[S]):
 
     async def _step_language_model(self, turn: StepPlan[Any]) -> None:
         if turn.decode:
-            self._deliver_outcomes(await self._compute(self.decoding, self._steps.decode, turn.decode))
+            with charge([(sequence.clock, 1.0) for sequence in turn.decode]):
+                outcomes = await self._compute(self.decoding, self._steps.decode, turn.decode)
+            self._deliver_outcomes(outcomes)
         if turn.prefill:
             for sequence, _ in turn.prefill:
-                sequence.began.set_now()
-            begun = await self._compute(self._steps.prefill, turn.prefill)
+                sequence.clock.set_now()
+            with charge([(sequence.clock, float(size)) for sequence, size in turn.prefill]):
+                begun = await self._compute(self._steps.prefill, turn.prefill)
             for sequence, result in begun:
                 if isinstance(result, TokenStep) and not (sequence.gone or sequence.pauses or result.finish):
                     self.schedule.start_decode(sequence)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus.executor.start_time import current_moment
+from omnibus.executor.job_clock import current_clock
 from omnibus_models.attention import Attention
 from omnibus_models.contract import PrefillInputs
 from services.llm.engine.sampler import Picker, TokenLogprobs
@@ -89,7 +89,7 @@ class DecoderSequence:
         self.gone = False  # finished, failed or cancelled: its slot is to be freed
         self.broken = False  # its keys and values may hold NaN
         self.inbox = Inbox()
-        self.began = current_moment()  # when the first step that it is in began
+        self.clock = current_clock()  # of the job that its steps are for
         self.goes: Packed = ({}, None)  # its cache, for another executor
         self.came: Packed = ({}, None)  # its cache, from another executor
         #: Tokens that an earlier attempt generated: they are prefilled behind the prompt, ``prompt`` positions long.

@@ -25,31 +25,6 @@ from services.llm.vllm.request import TalkerRows, VllmRequest
 from services.llm.vllm.supervisor import EngineSupervisor
 
 
-class BusyTimer:
-    """Counts ``seconds`` in which somebody is inside."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._since = 0.0
-        self._seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds + (time.monotonic() - self._since if self._count else 0.0)
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if not self._count:
-            self._since = time.monotonic()
-        self._count += 1
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._seconds += time.monotonic() - self._since
-
-
 class PreparedVllmRequest(NamedTuple):
     """One request, ready for the engine. ``order`` is to be closed. ``known`` are the first tokens of its answer, which
     an earlier attempt has generated; ``limit`` counts them as well. ``thinking``: see ``TokenizedPrompt``.

@@ -4,10 +4,11 @@ from contextlib import aclosing, closing
 from typing import Any
 
 from omnibus.executor.runner import Job
+from omnibus.executor.stopwatch import OccupancyTimer
 from services.llm.runners.request import open_reply
 from services.llm.runners.talker_inputs import SpeechWriter
 from services.llm.runners.thinker import send_answer
-from services.llm.vllm.model import BusyTimer, VllmCore
+from services.llm.vllm.model import VllmCore
 
 
 class VllmPart:
@@ -15,7 +16,7 @@ class VllmPart:
 
     def __init__(self, core: VllmCore) -> None:
         self._core = core
-        self._inside = BusyTimer()
+        self._inside = OccupancyTimer()
 
     @property
     def serving(self) -> bool:

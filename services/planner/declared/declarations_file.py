@@ -25,7 +25,7 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE
-from omnibus.plan import DeploymentOption, ModelPlan, Path, cut_paths, request_type
+from omnibus.plan import DeploymentOption, ModelPlan, Path, PriceList, cut_paths, request_type
 from services.planner.declared import shared_components
 from services.planner.declared.bus_names import BusNames
 from services.planner.declared.model import DeclaredModel, DeclaredPath, Model, require_valid_model
@@ -40,6 +40,14 @@ class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, DeclaredModel]
     gpus: dict[str, GpuType] = {}
     nodes: dict[str, DeclaredNode] = {}
+    #: Of the prices of ``gpus``, as "EUR"; empty: they compare options, and requests have no price in money.
+    currency: str = ""
+
+    @property
+    def prices(self) -> PriceList:
+        """The prices that requests are charged by."""
+        known = self.gpus if self.currency else {}
+        return PriceList(self.currency, {name: kind.weight for name, kind in known.items()})
 
 
 def read_models(path: str) -> dict[str, DeclaredModel]:
@@ -53,7 +61,7 @@ def read_declarations(path: str) -> Declarations:
         return Declarations({})
     try:
         found = msgspec.json.decode(File(path).read_bytes(), type=Declarations)
-        check_gpus(found.gpus, found.nodes)
+        check_gpus(found.gpus, found.nodes, found.currency)
         return found
     except BadRequest as error:
         raise BadRequest(f"{path}: {error.message}") from error

@@ -12,8 +12,6 @@ import msgspec
 
 from omnibus.errors import BadRequest
 
-#: The GPU type of executors that take no GPU: its count are places for them.
-CPU = "cpu"
 #: What may be planned for: most requests within the GPUs, or fewest GPUs for a rate.
 THROUGHPUT, GPUS = "throughput", "gpus"
 #: The value of ``options`` that adds every set of components to those that were measured.
@@ -27,11 +25,18 @@ MAX_CELL_GPUS = 256
 
 
 class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """GPUs of one type: how many, the memory of one in GB (0: unknown), and its price in any unit."""
+    """GPUs of one type: how many, the memory of one in GB (0: unknown), and its price: for an hour in the declared
+    currency, else in any unit.
+    """
 
     count: int
     memory_gb: float = 0.0
-    price: float = 1.0
+    price: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """The price as options are compared by it: one without a price counts as 1."""
+        return 1.0 if self.price is None else self.price
 
 
 class DeclaredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,12 +118,15 @@ def check_planned_model(model: str, asked: PlannedModel) -> None:
         require_valid(bool(asked.options), "options is an empty list: leave it out to use all of the profile")
 
 
-def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> None:
-    """Raises ``BadRequest`` that names the GPU type or node at fault."""
+def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode], currency: str = "") -> None:
+    """Raises ``BadRequest`` that names the GPU type or node at fault. With a ``currency`` each type needs a price."""
     for name, kind in gpus.items():
         _require_valid(kind.count >= 0, f"gpus: there are {kind.count} of type {name!r}")
-        for field in ("memory_gb", "price"):
-            value = getattr(kind, field)
+        _require_valid(
+            not currency or kind.price is not None,
+            f"gpus: {name!r} has no price; with a currency each type has one, for an hour",
+        )
+        for field, value in (("memory_gb", kind.memory_gb), ("price", kind.weight)):
             _require_valid(
                 math.isfinite(value) and value >= 0, f"gpus: {field} of {name!r} is {value}: it must be 0 or more"
             )

@@ -11,9 +11,10 @@ import msgspec
 from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from omnibus.families.plugins import join_names
+from omnibus.plan import CPU
 from omnibus.profile import ModelProfile, OptionProfile
 from services.planner.declared.model import Model, require_valid_model
-from services.planner.declared.planned_spec import ALL, CPU, GpuType
+from services.planner.declared.planned_spec import ALL, GpuType
 from services.planner.optimize.kv_memory import KvMemory
 from services.planner.solve.enumerate import GAMMA, Gpu, enumerate_options
 from services.planner.solve.problem import Infeasible, SolverOption
@@ -71,7 +72,7 @@ def usable_options(model: Model, profile: ModelProfile, gpus: Mapping[str, GpuTy
 def to_solver_option(option: OptionProfile, gpus: Mapping[str, GpuType]) -> SolverOption:
     """The option as the solver knows it; without a price of its own it costs what its GPUs do."""
     known = gpus.get(option.gpu)
-    price = option.price if option.price is not None else known.price * option.gpus if known else None
+    price = option.price if option.price is not None else known.weight * option.gpus if known else None
     return SolverOption(
         option.components, option.gpus, option.gpu, option.tp, option.weights_gb, price, max(0.0, option.start_s)
     )

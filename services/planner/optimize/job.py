@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from omnibus import profile as profiles
 from omnibus.errors import BadRequest, OmnibusError, StoreUnavailable
 from omnibus.metrics import PLANNER
-from omnibus.plan import ModelPlan
+from omnibus.plan import ModelPlan, PriceList
 from omnibus.profile import ModelProfile
 from omnibus.store import PlanProblem, Store
 from services.planner.declared import declarations_file
@@ -70,6 +70,11 @@ class PlanningJob:
     def adaptive_models(self) -> set[str]:
         """Models that are planned again as their load changes."""
         return {name for name, model in self._models.items() if model.planned is not None and model.planned.adapt}
+
+    @property
+    def prices(self) -> PriceList:
+        """The prices that requests are charged by, as they are declared."""
+        return self._declared.prices
 
     @property
     def gpu_counts(self) -> dict[str, int]:

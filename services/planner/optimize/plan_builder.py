@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from omnibus.plan import DeploymentOption, ModelPlan, Path, cut_paths, request_type
-from services.planner.declared.planned_spec import CPU
+from omnibus.plan import CPU, DeploymentOption, ModelPlan, Path, cut_paths, request_type
 from services.planner.optimize.candidates import option_service
 from services.planner.optimize.joint import PlanningOutcome
 from services.planner.optimize.model_inputs import ModelInputs

@@ -170,6 +170,9 @@ class PlanRollout:
     async def _advance_to_goal(self, stand: PlanState, models: Models, goal: PlanTarget) -> float:
         now = time.monotonic()
         self._open = models != goal.models
+        if not self._open and self.plan is not None and self.plan.prices != goal.prices:
+            await self._swap_plan(stand, goal, models, (), ())
+            return 0.0
         aim = await self._ways.next_step(models, goal, now)
         found = self._trials.classify_changes(
             independent_changes(models, aim.target.models), self._ready.count_missing, now
@@ -281,7 +284,9 @@ class PlanRollout:
                         [f"epoch {stand.pin} cannot be served: it is lost, or of another build"], 0.0
                     )
                     return None
-                self._pin = PlanTarget(pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus)
+                self._pin = PlanTarget(
+                    pinned.models, f"rollback to {stand.pin}", pinned.explain, self._target.gpus, prices=pinned.prices
+                )
             else:
                 self._target = self._target._replace(reason="resumed")
             self._pinned, self._pending = stand.pin, True
@@ -291,7 +296,9 @@ class PlanRollout:
         """The store has lost the plan, and with it what was pinned: write both again."""
         log.warning("the store lost plan epoch %d: writing it again", known.epoch)
         number = max(known.epoch, stand.epoch) + 1
-        plan = _build_plan(number, known.models, PlanTarget(known.models, STORE_LOST_REASON, known.explain))
+        plan = _build_plan(
+            number, known.models, PlanTarget(known.models, STORE_LOST_REASON, known.explain, prices=known.prices)
+        )
         await self._store.swap_plan(plan, pin=bool(self._pinned))
         self._pinned = number if self._pinned else 0
         if self._base == known.epoch:  # else it was another planner's, and goes on being followed
@@ -313,4 +320,4 @@ class PlanRollout:
 
 
 def _build_plan(epoch: int, models: dict[str, ModelPlan], target: PlanTarget) -> Plan:
-    return Plan(epoch, SEED, time.time(), models, reason=target.reason, explain=target.explain)
+    return Plan(epoch, SEED, time.time(), models, reason=target.reason, explain=target.explain, prices=target.prices)

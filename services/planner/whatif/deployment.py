@@ -80,7 +80,7 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
         plans=plans,
         simulated=simulated_models(known, plans, devices, explain),
         goals={name: dict(each.planned.goals.active_goals()) for name, each in models.items() if each.planned},
-        prices={name: kind.price for name, kind in gpus.items()},
+        prices={name: kind.weight for name, kind in gpus.items()},
         links=simulation_links(nodes),
     )
 

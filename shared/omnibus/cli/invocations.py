@@ -12,7 +12,7 @@ import msgspec
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.waterfall import graph_lines, waterfall_lines
+from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
 from omnibus.recording import waterfall as waterfalls
@@ -86,6 +86,8 @@ def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[st
     moved = f", after {ended.attempts} attempts" if ended.attempts > 1 else ""
     lines += [*graph_lines(invocation, ended.route), *waterfall_lines(waterfalls.build_waterfall(invocation, ended))]
     lines.append(f"status  {ended.status}{moved}")
+    if ended.usage is not None:
+        lines += usage_lines(ended.usage)
     answer = ended.answer
     if answer.text:
         lines.append(f"answer  {answer.text[:200]!r}")

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+from msgspec import UNSET, UnsetType
+
 from omnibus.cli.format.tables import size_text
 from omnibus.graph import Invocation
+from omnibus.pricing import RequestUsage
 from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Pull, Row, Waterfall
 
 BAR_COLUMNS = 44  # columns of the bars
@@ -50,6 +53,26 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
             yield f"again   {names}; all others went on, or were done"
         for output, count in move.resumed.items():
             yield f"resumed {output} behind {count}, which were not computed again"
+
+
+def usage_lines(usage: RequestUsage) -> Iterator[str]:
+    """GPU-seconds and money, in all and by stage."""
+    whole = f"{_seconds_text(usage.gpu_seconds)} GPU-seconds{_money_text(usage.money, usage.currency)}"
+    yield f"usage   {whole}{'' if usage.complete else ', and stages that did not report'}"
+    if usage.nbytes:
+        yield f"  {size_text(usage.nbytes)} between nodes"
+    for stage in usage.stages:
+        place = f"{stage.gpus} {stage.gpu or 'GPU'}"
+        took = f"{_seconds_text(stage.seconds)} s on {place}"
+        yield f"  [{stage.node}] {stage.component:<8} {took:<28}{_money_text(stage.money, usage.currency)}".rstrip()
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
+
+
+def _money_text(money: float | UnsetType, currency: str | UnsetType) -> str:
+    return "" if money is UNSET or currency is UNSET else f", {money:.9f}".rstrip("0").rstrip(".") + f" {currency}"
 
 
 def _pull_line(pull: Pull) -> str:

@@ -14,9 +14,9 @@ from omnibus.bus.pull_log import REQUEST_INPUT, PullLog
 from omnibus.errors import OmnibusError, ProtocolError
 from omnibus.executor.connections import find_connections
 from omnibus.executor.inputs import Channel, ChannelChunk
+from omnibus.executor.job_clock import JobClock
 from omnibus.executor.outputs import NodeOutput, OutputSource, Record, RowBlockWriter, Sibling
 from omnibus.executor.runner import Item
-from omnibus.executor.start_time import Moment
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, find_refs
 from omnibus.tensors.client import Block, TensorClient
 from omnibus.tensors.handle import Handle
@@ -32,7 +32,7 @@ class LiveJob:
 
     __slots__ = (
         "_blocks", "_channels", "_executor", "_inline", "_invocation", "_literals", "_opened", "_outputs", "_pulls",
-        "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "began", "index", "next_edge",
+        "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "clock", "index", "next_edge",
         "node", "taken",
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ class LiveJob:
         self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
         self._blocks: list[Block] = []
         self._pulls: PullLog | None = None
-        self.began = Moment()
+        self.clock = JobClock()
         self.taken = time.time()
         self._ready = self.taken
 
@@ -299,6 +299,7 @@ class LiveJob:
         for block in self._blocks:
             block.seal()
         self._blocks.clear()
+        self.clock.closed = True
         return self.make_hop()
 
     def make_hop(self) -> Hop:
@@ -313,10 +314,11 @@ class LiveJob:
             first=self._source.first or now,
             end=now,
             attempt=self._invocation.attempt,
-            began=self.began.at,
+            began=self.clock.began,
             arrived=tuple([self._channels[key].began for key in self.node.uses]),
             nbytes=sum(target.moved for target in self._outputs.values()),
             pulls=self._pulls.costs() if self._pulls is not None else (),
+            computed=round(self.clock.seconds, 7),
         )
 
     def release_memory(self) -> None:

@@ -27,8 +27,8 @@ from omnibus.executor.early_edges import EarlyMessages
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.inputs import ChannelChunk
 from omnibus.executor.job import LiveJob
+from omnibus.executor.job_clock import set_current_clock
 from omnibus.executor.runner import Item, Runner
-from omnibus.executor.start_time import set_current_moment
 from omnibus.executor.status import Vitals
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
@@ -185,7 +185,7 @@ class Executor:
 
     async def _run_job(self, live: LiveAttempt, job: LiveJob) -> None:
         component = self.identity.tasks.get(job.node.task, "")
-        set_current_moment(job.began)
+        set_current_clock(job.clock)
         try:
             runner = self._runners.get(component)
             if runner is None:

@@ -9,8 +9,8 @@ import importlib
 import inspect
 import logging
 import sys
-import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from omnibus.app_record import TaskRecord
 from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.runner import Job, Runner
 from omnibus.executor.settings import ExecutorSettings
+from omnibus.executor.stopwatch import OccupancyTimer
 
 log = logging.getLogger(__name__)
 
 _decode = msgspec.json.Decoder(list[TaskRecord]).decode
 
-Execute = Callable[[Any, Job, "Computing"], Awaitable[None]]
+Execute = Callable[[Any, Job, AbstractContextManager[Any]], Awaitable[None]]
 
 
 def engine(component: str, settings: ExecutorSettings) -> Runner:
@@ -41,30 +42,6 @@ def engine(component: str, settings: ExecutorSettings) -> Runner:
     return OwnRunner(record, instantiate_task(record), execute)
 
 
-class Computing:
-    """Seconds in which at least one job's ``run`` was under way. Entered once per job, also side by side."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._open = 0
-        self._since = 0.0
-        self._seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds + (self._clock() - self._since if self._open else 0.0)
-
-    def __enter__(self) -> None:
-        if not self._open:
-            self._since = self._clock()
-        self._open += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._open -= 1
-        if not self._open:
-            self._seconds += self._clock() - self._since
-
-
 class OwnRunner:
     """Runs one unit task's own ``run``; its ``load`` and ``close``, if it has them, come before and after."""
 
@@ -72,7 +49,7 @@ class OwnRunner:
         self._record = record
         self._task = task
         self._execute = execute
-        self._computing = Computing()
+        self._computing = OccupancyTimer()
 
     @property
     def busy(self) -> float:
@@ -82,7 +59,7 @@ class OwnRunner:
         await _call_if_defined(self._task, "load")
 
     async def run(self, job: Job) -> None:
-        await self._execute(self._task, job, self._computing)
+        await self._execute(self._task, job, self._computing())
 
     async def close(self) -> None:
         await _call_if_defined(self._task, "close")

@@ -9,6 +9,7 @@ from omnibus.bus import Bus, Delivery, subjects
 from omnibus.bus.messages import Hop, PullCost
 from omnibus.errors import NotFound, ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
+from omnibus.pricing import RequestUsage
 
 
 class RecordedAnswer(msgspec.Struct, omit_defaults=True):
@@ -82,6 +83,10 @@ class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     kept: tuple[KeptOutput, ...] = ()
     #: What the gateway pulled from other nodes; what nodes of the graph did is in ``hops``.
     pulls: tuple[PullCost, ...] = ()
+    #: What it took of GPUs and money; None from gateways before there were prices.
+    usage: RequestUsage | None = None
+    #: Who sent it; empty where no API keys are required, and for the operator.
+    tenant: str = ""
 
 
 class Record(NamedTuple):

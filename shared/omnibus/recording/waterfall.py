@@ -16,6 +16,7 @@ import msgspec
 from omnibus.bus.messages import Hop
 from omnibus.errors import ProblemDetails
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation, find_refs
+from omnibus.pricing import RequestUsage
 from omnibus.recording.records import EndRecord
 
 #: Of the document.
@@ -181,6 +182,8 @@ class Waterfall(msgspec.Struct, frozen=True):
     pulls: tuple[Pull, ...] = ()
     #: ``full``: inputs are kept and it can be replayed. ``digest``: sizes and digests of them only.
     record: str = "full"
+    #: GPU-seconds by stage, and money by the plan's prices.
+    usage: RequestUsage | None = None
     v: int = VERSION
 
 
@@ -210,6 +213,7 @@ def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfal
         pulls=tuple(_build_pulls(ended)) if ended is not None else (),
         outcome=_build_outcome(ended) if ended is not None else None,
         problem=ended.problem if ended is not None else None,
+        usage=ended.usage if ended is not None else None,
         record="digest" if any(_is_digest(node) for node in invocation.nodes) else "full",
     )
 

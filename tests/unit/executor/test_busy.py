@@ -1,16 +1,18 @@
 """What an executor says of its work: seconds that its engines computed, and jobs that they finished."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.python_task import Computing
+from omnibus.executor.job_clock import ComputeBill, JobClock, set_current_clock
 from omnibus.executor.runner import Job
+from omnibus.executor.stopwatch import OccupancyTimer
 from omnibus.metrics import render_exposition
 from omnibus.task.execute import execute_task
 from tests.unit.executor.arithmetic import Place, call, forever, invocation, number
-from tests.unit.executor.simulated import bench, media, profile
+from tests.unit.executor.simulated import bench, chat, media, profile
 from tests.unit.jobs import MemoryJob
 from tests.unit.sidecar.node import until
 from tests.unit.task.tasks import ONE
@@ -58,7 +60,51 @@ async def test_a_simulated_engine_is_busy_for_its_own_part_of_the_device():
         assert here["vocoder"].busy == 0.0
 
 
-# Tasks that are their own engine
+async def test_the_seconds_of_a_batch_are_divided_among_its_jobs():
+    """What a request costs: all jobs together are charged what the engine was busy, whoever shares a step."""
+    clocks: list[JobClock] = []
+
+    async def work(component: str, job: MemoryJob) -> None:
+        clocks.append(JobClock())
+        set_current_clock(clocks[-1])
+        await here[component].run(job)
+
+    async with bench(profile()) as here:
+        for component in ("vision", "thinker"):
+            await here[component].load()
+        jobs = [("vision", media()) for _ in range(6)] + [("thinker", chat()) for _ in range(5)]
+        await asyncio.gather(*(work(*each) for each in jobs))
+        busy = here["vision"].busy + here["thinker"].busy
+
+    assert sum(clock.seconds for clock in clocks) == pytest.approx(busy, rel=0.01)
+    assert clocks[0].seconds == pytest.approx(5.0 / 4), "four pictures in a batch of five seconds"
+
+
+def test_a_step_that_was_for_nobody_is_charged_with_the_next_one():
+    bill, over, going, other = ComputeBill(), JobClock(), JobClock(), JobClock()
+    over.closed = True
+
+    bill.add_seconds(2.0, [(over, 1.0)])
+    bill.add_seconds(1.0, [(over, 1.0), (going, 1.0), (other, 2.0)])
+
+    assert (over.seconds, going.seconds, other.seconds) == (0.0, 1.0, 2.0)
+
+
+# Engines that batch by themselves, and tasks that are their own engine
+
+
+def test_jobs_side_by_side_share_their_seconds(clock: list[float], computing: OccupancyTimer):
+    first, second = JobClock(), JobClock()
+    set_current_clock(first)
+    with computing():
+        clock[0] += 1
+        set_current_clock(second)
+        with computing():
+            clock[0] += 2
+        set_current_clock(first)
+        clock[0] += 4
+
+    assert (first.seconds, second.seconds) == (6.0, 1.0)
 
 
 @pytest.fixture
@@ -68,26 +114,26 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def computing(clock: list[float]) -> Computing:
-    return Computing(lambda: clock[0])
+def computing(clock: list[float]) -> OccupancyTimer:
+    return OccupancyTimer(lambda: clock[0])
 
 
-def test_jobs_side_by_side_count_once(clock: list[float], computing: Computing):
-    with computing:
+def test_jobs_side_by_side_count_once(clock: list[float], computing: OccupancyTimer):
+    with computing():
         clock[0] += 1
-        with computing:
+        with computing():
             clock[0] += 2
         clock[0] += 4
         assert computing.seconds == 7.0
     clock[0] += 8
-    with computing:
+    with computing():
         clock[0] += 16
 
     assert computing.seconds == 23.0
 
 
-def test_a_job_that_fails_was_computed_as_well(clock: list[float], computing: Computing):
-    with pytest.raises(ValueError, match="no"), computing:
+def test_a_job_that_fails_was_computed_as_well(clock: list[float], computing: OccupancyTimer):
+    with pytest.raises(ValueError, match="no"), computing():
         clock[0] += 3
         raise ValueError("no")
     clock[0] += 5
@@ -95,13 +141,13 @@ def test_a_job_that_fails_was_computed_as_well(clock: list[float], computing: Co
     assert computing.seconds == 3.0
 
 
-async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: Computing):
+async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: OccupancyTimer):
     class Late(MemoryJob):
         async def value(self, name: str) -> Any:
             clock[0] += 10
             return await super().value(name)
 
-    await execute_task(ONE, Late({"x": 6}, ("n",)), computing)
+    await execute_task(ONE, Late({"x": 6}, ("n",)), computing())
 
     assert clock[0] > 100.0
     assert computing.seconds == 0.0

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest, ContextTooLong, OmnibusError
+from omnibus.executor.job_clock import JobClock, set_current_clock
 from omnibus.executor.runner import Item
 from omnibus.executor.sim.language import WORDS, SimulatedDecode, SimulatedPrefill
-from omnibus.executor.start_time import Moment, set_current_moment
 from tests.unit.executor.simulated import (
     THINKER,
     bench,
@@ -50,12 +50,14 @@ async def test_a_job_begins_with_the_first_batch_that_it_is_in():
     """The time of service, by which gateways predict how long a request would wait, is what follows."""
     begun: list[float] = []
 
-    class Watched(Moment):
+    class Watched(JobClock):
         def set_now(self) -> None:
-            begun.append(here.time.passed)
+            if not self.began:
+                self.began = 1.0
+                begun.append(here.time.passed)
 
     async def work(job: MemoryJob) -> None:
-        set_current_moment(Watched())
+        set_current_clock(Watched())
         await here["vision"].run(job)
 
     async with bench(profile()) as here:
@@ -65,7 +67,7 @@ async def test_a_job_begins_with_the_first_batch_that_it_is_in():
 
         begun.clear()
         await here["thinker"].load()
-        set_current_moment(Watched())
+        set_current_clock(Watched())
         await here["thinker"].run(chat())
         assert begun == [8.0], "a sequence begins once, whatever steps it takes"
 

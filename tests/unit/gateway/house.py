@@ -33,6 +33,7 @@ from services.gateway.media.blob_store import MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
 from services.gateway.media.files import FileStore
 from services.gateway.media.spoken_answers import SpokenAnswers
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.replay.replay import Replayer
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.dead_letters import DeadLetters
@@ -196,7 +197,9 @@ class House:
         self.dispatcher.retention.policy = settings.retain
         self.keep = MediaStore(settings.media_dir, settings.media_bytes)
         self.dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
-        self.records = Records(self.bus, settings.record != "digest", self.keep, self.dead, hold_seconds)
+        self.records = Records(
+            self.bus, UsageMeter(self.router), settings.record != "digest", self.keep, self.dead, hold_seconds
+        )
         fetcher = Fetcher(FetchRules())
         self.loads = LoadReporter(self.router, self.bus, LIMIT)
         self.runs = RequestFactory(

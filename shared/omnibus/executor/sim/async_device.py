@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from omnibus.errors import StageUnavailable
+from omnibus.executor.job_clock import ComputeBill, current_clock
 from omnibus.executor.sim.device import CombinedTurn, Device, DeviceTurn, Lane, SimSequence, SimWork
-from omnibus.executor.start_time import current_moment
 
 
 class Timer(Protocol):
@@ -71,6 +71,7 @@ class SimulatedMachine:
         self._starting: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
         self._began = 0.0
+        self._bill = ComputeBill()
 
     async def start(self) -> None:
         """Wait until the executor would be ready; all its components load together."""
@@ -109,7 +110,7 @@ class SimulatedMachine:
             raise self._failed
         ticket = WorkTicket()
         work.told = ticket.notify
-        work.moment = current_moment()
+        work.clock = current_clock()
         lane.queue_work(work, self._clock.now())
         self._tickets.add(ticket)
         self._wake.set()
@@ -138,9 +139,10 @@ class SimulatedMachine:
                 if turn is None:
                     await self._wake.wait()
                     continue
-                _set_moments(turn)
+                _set_begun(turn)
                 steps = await self._wait_for_turn(turn, at)
                 at += turn.ends[steps - 1]
+                self._charge_turn(turn, steps)
                 device.finish_turn(turn, at, steps)
         except Exception as error:  # the device's own boundary: whoever waits for it must not wait for ever
             self._fail_tickets(error)
@@ -168,16 +170,25 @@ class SimulatedMachine:
         await asyncio.sleep(0)  # late, but everybody else has a turn too
         return steps
 
+    def _charge_turn(self, turn: DeviceTurn | CombinedTurn, steps: int) -> None:
+        """Divide the first ``steps`` of ``turn`` among the jobs of its works, lane by lane, as lanes count them."""
+        for each in turn.turns:
+            shares = [
+                (work.clock, seconds)
+                for (work, _), seconds in zip(each.works, each.seconds_by_work(), strict=True)
+                if work.clock is not None
+            ]
+            self._bill.add_seconds(each.ends[steps - 1], shares)
+
     def _fail_tickets(self, error: Exception) -> None:
         self._failed = self._failed or error
         for ticket in self._tickets:
             ticket.fail(self._failed)
 
 
-def _set_moments(turn: DeviceTurn | CombinedTurn) -> None:
+def _set_begun(turn: DeviceTurn | CombinedTurn) -> None:
     """Let the jobs of works whose first turn this is begin now."""
     for each in turn.turns:
         for work, _ in each.works:
-            if work.moment is not None:
-                work.moment.set_now()
-                work.moment = None
+            if work.clock is not None:
+                work.clock.set_now()

@@ -20,8 +20,8 @@ from itertools import accumulate, islice, repeat
 from math import inf
 from typing import Any, NamedTuple
 
+from omnibus.executor.job_clock import JobClock
 from omnibus.executor.sim.distributions import Curve
-from omnibus.executor.start_time import Moment
 
 #: Hears the time of what happened to a work.
 Told = Callable[[float], None]
@@ -33,16 +33,16 @@ MAX_TURN_STEPS = 256
 class SimWork:
     """One item of a batch: ``tokens`` of it. ``factor`` multiplies its share of the time.
 
-    ``moment`` is that of its job, until its first turn begins.
+    ``clock`` is that of its job, where there is one.
     """
 
-    __slots__ = ("factor", "gone", "left", "moment", "ready", "tokens", "told")
+    __slots__ = ("clock", "factor", "gone", "left", "ready", "tokens", "told")
 
     def __init__(self, tokens: int, factor: float = 1.0, told: Told | None = None) -> None:
         self.tokens = tokens
         self.factor = factor
         self.told = told
-        self.moment: Moment | None = None
+        self.clock: JobClock | None = None
         self.left = tokens
         self.ready = 0.0
         self.gone = False
@@ -120,7 +120,9 @@ class DeviceTurn(NamedTuple):
     def seconds_by_work(self) -> list[float]:
         """The seconds divided among the works."""
         curve = self.lane.step if self.stepping else self.lane.batch
-        costs = curve.split_seconds([tokens for _, tokens in self.works]) if curve is not None else []
+        if curve is None:
+            return [0.0] * len(self.works)
+        costs = curve.split_seconds([tokens for _, tokens in self.works])
         return [self.seconds * cost / sum(costs) for cost in costs]
 
 

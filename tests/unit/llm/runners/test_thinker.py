@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, Rejected
+from omnibus.executor.job_clock import JobClock, set_current_clock
 from omnibus.executor.runner import Item
 from omnibus_models.contract import Encoded, Thinker
 from omnibus_models.families import load_family
@@ -63,6 +64,23 @@ def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
     prefill = thinker.assemble_prefill(thinker.prompt(asked.inputs["messages"]), media)
     params = asked.inputs["params"]
     return greedy(thinker, prefill, params["max_tokens"], () if params["ignore_eos"] else thinker.eos)
+
+
+async def test_the_seconds_of_all_requests_are_those_that_the_engine_computed(runner: ThinkRunner) -> None:
+    """Within 1 %: what each is charged is its part of the steps that it shares, whoever joins and leaves."""
+    clocks: list[JobClock] = []
+
+    async def charged(one: MemoryJob) -> None:
+        clock = JobClock()
+        clocks.append(clock)
+        set_current_clock(clock)
+        await run(runner, one)
+        clock.closed = True
+
+    await asyncio.gather(*map(charged, mixed(12)))
+
+    assert sum(clock.seconds for clock in clocks) == pytest.approx(runner.busy, rel=0.01)
+    assert all(clock.seconds for clock in clocks)
 
 
 @pytest.mark.numeric

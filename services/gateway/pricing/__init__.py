@@ -1,0 +1,1 @@
+"""Prices of requests: their usage by the plan's prices, and quotes before they run."""

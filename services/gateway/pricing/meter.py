@@ -1,0 +1,101 @@
+"""Usage of requests by the prices of the plan in force."""
+
+import asyncio
+from collections.abc import Sequence
+
+from omnibus.plan import CPU, DeploymentOption, Plan, PriceList
+from omnibus.pricing import SECONDS_PER_HOUR, RequestUsage, StageRate, join_usages, stage_usage, sum_stages
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.routing.router import Router
+
+#: Seconds that an answer which says its usage waits for the last times of its stages.
+REPORT_SECONDS = 1.0
+
+_UNKNOWN = StageRate("", 1, None)
+
+
+class UsageMeter:
+    """Measures requests of the plan that ``router`` follows."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._plan: Plan | None = None
+        self._rates: dict[tuple[str, str], StageRate] = {}  # by model and option, of that plan
+
+    @property
+    def currency(self) -> str:
+        """Currency of the plan's prices; empty where it has none."""
+        plan = self._router.plan
+        return plan.prices.currency if plan is not None else ""
+
+    def find_rate(self, model: str, option: str) -> StageRate:
+        """The rate of an executor of ``option``."""
+        plan = self._router.plan
+        if plan is not self._plan:
+            self._plan, self._rates = plan, {}
+        rate = self._rates.get((model, option))
+        if rate is None:
+            rate = self._rates[model, option] = _option_rate(plan, model, option)
+        return rate
+
+    def measure(self, running: InflightInvocation) -> RequestUsage:
+        """The usage of ``running`` as far as its stages have reported."""
+        invocation, hops = running.invocation, running.hops
+        stages = []
+        nbytes = sum([cost.nbytes for cost in running.pull_log.costs()]) if running.pull_log is not None else 0
+        for index, (node, option) in enumerate(zip(invocation.nodes, invocation.options, strict=True)):
+            hop = hops.get(index)
+            if hop is None:
+                continue
+            rate = self.find_rate(node.model or invocation.model, option)
+            stages.append(stage_usage(index, node.component, option, rate, hop.computed))
+            if hop.pulls:
+                nbytes += sum([cost.nbytes for cost in hop.pulls])
+        return sum_stages(stages, self.currency, nbytes, complete=running.all_reported)
+
+    async def measure_request(self, segments: Sequence[InflightInvocation]) -> RequestUsage:
+        """The usage of a request whose results have all come; waits a moment for the times of its stages."""
+        for running in segments:
+            await _wait_reported(running)
+        return join_usages(map(self.measure, segments))
+
+
+async def _wait_reported(running: InflightInvocation) -> None:
+    if running.all_reported or running.over:
+        return
+    reported = asyncio.Event()
+    running.on_settled = reported.set
+    try:
+        async with asyncio.timeout(REPORT_SECONDS):
+            await reported.wait()
+    except TimeoutError:
+        pass  # the usage says that it is not complete
+    finally:
+        running.on_settled = None
+
+
+def _option_rate(plan: Plan | None, model: str, name: str) -> StageRate:
+    option = _find_option(plan, model, name)
+    if plan is None or option is None:
+        return _UNKNOWN
+    gpu, gpus = _gpu_type(option, plan.prices), max(1, option.gpus)
+    price = plan.prices.per_hour.get(gpu) if plan.prices.currency else None
+    return StageRate(gpu, gpus, None if price is None else price * gpus / SECONDS_PER_HOUR)
+
+
+def _find_option(plan: Plan | None, model: str, name: str) -> DeploymentOption | None:
+    """The option whose executors run it: those of another model where a component is shared."""
+    known = plan.models.get(model) if plan is not None else None
+    option = known.options.get(name) if known is not None else None
+    if option is None or not option.of:
+        return option
+    owner, _, lent = option.of.rpartition("/")
+    return _find_option(plan, owner, lent)
+
+
+def _gpu_type(option: DeploymentOption, prices: PriceList) -> str:
+    """The type of the GPUs: the one that is declared, where there is one alone and the option names none."""
+    if option.gpu or not option.gpus:
+        return option.gpu or CPU
+    types = [name for name in prices.per_hour if name != CPU]
+    return types[0] if len(types) == 1 else ""

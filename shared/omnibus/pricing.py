@@ -1,0 +1,90 @@
+"""Usage of a request: the seconds of engines by stage, GPU-seconds, bytes between nodes, and money by a plan's prices.
+
+Data and sums alone. The seconds are those that fall to the request: what an engine computes for several at once is
+divided among them, so that over all requests they are the seconds that executors were busy.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+SECONDS_PER_HOUR = 3600.0
+#: Decimal places of seconds, and of money.
+_SECONDS_PLACES, _MONEY_PLACES = 7, 12
+
+
+class StageRate(NamedTuple):
+    """Rate of a stage: a second of it takes ``gpus`` GPUs (or places) of type ``gpu``, and ``money`` if known."""
+
+    gpu: str
+    gpus: int
+    money: float | None
+
+
+class StageUsage(msgspec.Struct, frozen=True):
+    """Usage of one node of the graph: ``seconds`` of its engine on ``gpus`` GPUs of type ``gpu``.
+
+    ``gpu`` is "cpu" for a place without a GPU, of which there is one, and empty where the plan names no type.
+    """
+
+    node: int
+    component: str
+    option: str
+    gpu: str
+    gpus: int
+    seconds: float
+    gpu_seconds: float
+    money: float | UnsetType = UNSET
+
+
+class RequestUsage(msgspec.Struct, frozen=True):
+    """Usage of a request. ``money`` in ``currency`` is absent where the plan has no price for one of its stages.
+
+    ``nbytes`` crossed between nodes for it. ``complete`` is False where a stage did not report, as one that failed.
+    """
+
+    stages: tuple[StageUsage, ...]
+    gpu_seconds: float
+    nbytes: int = 0
+    money: float | UnsetType = UNSET
+    currency: str | UnsetType = UNSET
+    complete: bool = True
+
+
+def stage_usage(node: int, component: str, option: str, rate: StageRate, seconds: float) -> StageUsage:
+    """The usage of a node whose engine computed ``seconds`` for it."""
+    money = UNSET if rate.money is None else round(seconds * rate.money, _MONEY_PLACES)
+    gpu_seconds = round(seconds * rate.gpus, _SECONDS_PLACES)
+    return StageUsage(node, component, option, rate.gpu, rate.gpus, seconds, gpu_seconds, money)
+
+
+def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, complete: bool = True) -> RequestUsage:
+    """The usage of all ``stages`` together."""
+    found = tuple(stages)
+    amounts = [stage.money for stage in found]
+    known = [money for money in amounts if money is not UNSET]
+    priced = bool(currency) and len(known) == len(found)
+    return RequestUsage(
+        found,
+        round(sum([stage.gpu_seconds for stage in found]), _SECONDS_PLACES),
+        nbytes,
+        round(sum(known), _MONEY_PLACES) if priced else UNSET,
+        currency if priced else UNSET,
+        complete,
+    )
+
+
+def join_usages(usages: Iterable[RequestUsage]) -> RequestUsage:
+    """The usage of several segments of one request."""
+    found = list(usages)
+    if len(found) == 1:
+        return found[0]
+    currencies = {each.currency for each in found if each.currency is not UNSET}
+    return sum_stages(
+        [stage for each in found for stage in each.stages],
+        str(currencies.pop()) if len(currencies) == 1 else "",
+        sum(each.nbytes for each in found),
+        complete=all(each.complete for each in found),
+    )

@@ -1,0 +1,106 @@
+"""What answers cost: the seconds of engines that fall to a request, by stage, and money by the plan's prices."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.executor.job_clock import current_clock
+from omnibus.executor.runner import Job
+from omnibus.plan import DeploymentOption, PriceList
+from services.gateway.pricing.meter import UsageMeter
+from tests.unit.gateway.house import VL, House, answered, encode, error, events, image, question, text, think
+
+#: Seconds that the engines of these tests compute for a request, and the price of a place for an hour.
+ENCODED, THOUGHT, PRICE = 0.25, 2.0, 3.6
+ASKED = {"x-omnibus-usage": "1"}
+EUROS = PriceList("EUR", {"cpu": PRICE})
+
+
+async def costly_encode(job: Job) -> None:
+    current_clock().seconds += ENCODED
+    await encode(job)
+
+
+async def costly_think(job: Job) -> None:
+    current_clock().seconds += THOUGHT
+    await think(job)
+
+
+async def open_model(home: House, prices: PriceList = EUROS) -> None:
+    home.serve(VL)
+    home.router.plan = msgspec.structs.replace(home.router.plan, prices=prices)  # type: ignore[type-var]
+    await home.executor(VL, "E", "vision", vision=costly_encode)
+    await home.executor(VL, "L", "thinker", thinker=costly_think)
+    await home.executor(VL, "EL", "vision", "thinker", vision=costly_encode, thinker=costly_think)
+
+
+async def ask(home: House, content: Any, headers: dict[str, str] = ASKED, **more: Any) -> Any:
+    return await home.http.post("/v1/chat/completions", json=question(VL, content, **more), headers=headers)
+
+
+async def test_an_answer_says_what_it_cost_to_who_asks(home: House):
+    await open_model(home)
+
+    response = await ask(home, [text("what is it?"), image()])
+    plain = await ask(home, "hello there", {})
+
+    usage = response.json()["usage"]["omnibus"]
+    assert [(each["component"], each["gpu"], each["gpu_seconds"]) for each in usage["stages"]] == [
+        ("vision", "cpu", ENCODED),
+        ("thinker", "cpu", THOUGHT),
+    ]
+    assert (usage["gpu_seconds"], usage["currency"], usage["complete"]) == (ENCODED + THOUGHT, "EUR", True)
+    assert usage["money"] == pytest.approx((ENCODED + THOUGHT) * PRICE / 3600)
+    assert "omnibus" not in plain.json()["usage"]
+    ended = await home.ended(response.headers["x-request-id"])
+    assert json.loads(msgspec.json.encode(ended.usage)) == usage
+    assert (await home.ended(plain.headers["x-request-id"])).usage.gpu_seconds == THOUGHT  # type: ignore[union-attr]
+
+
+async def test_a_streamed_answer_says_it_with_its_usage(home: House):
+    await open_model(home)
+
+    response = await ask(home, "hello there", stream=True)
+
+    last = [each for each in events(response) if isinstance(each, dict) and each.get("usage")][-1]
+    assert last["usage"]["omnibus"]["gpu_seconds"] == THOUGHT
+    assert json.dumps(last["usage"]["omnibus"]).count("money") == 2, "of the stage, and of all"
+
+
+async def test_without_a_currency_there_is_no_money(home: House):
+    await open_model(home, PriceList())
+
+    usage = (await ask(home, "hello there")).json()["usage"]["omnibus"]
+
+    assert usage["gpu_seconds"] == THOUGHT
+    assert not {"money", "currency"} & {*usage, *usage["stages"][0]}
+
+
+async def test_a_header_that_says_neither_yes_nor_no_is_refused(home: House):
+    await open_model(home)
+
+    response = await ask(home, "hello there", {"x-omnibus-usage": "maybe"})
+
+    assert (response.status_code, error(response)["param"]) == (400, "x-omnibus-usage")
+    assert answered(await ask(home, "hello there", {"x-omnibus-usage": "0"}))
+
+
+def test_a_lent_option_costs_what_its_owner_pays(home: House):
+    """By the GPUs of the executors that run it, whatever model the request is to."""
+    home.serve(VL)
+    plan = home.router.plan
+    assert plan is not None
+    (model,) = plan.models.values()
+    big = DeploymentOption(("vision",), "encoder", gpus=2, gpu="H100")
+    models = {
+        "org/a": msgspec.structs.replace(model, options={"E": big}),
+        "b": msgspec.structs.replace(model, options={"org/a/E": DeploymentOption(("vision",), "", 0, of="org/a/E")}),
+    }
+    home.router.plan = msgspec.structs.replace(plan, models=models, prices=PriceList("EUR", {"H100": 3.6}))
+
+    rate = UsageMeter(home.router).find_rate("b", "org/a/E")
+
+    assert (rate.gpu, rate.gpus) == ("H100", 2)
+    assert rate.money == pytest.approx(0.002)
