@@ -91,6 +91,12 @@ class OmnibusError(Exception):
         )
 
 
+def error_line(error: OmnibusError | ProblemDetails, as_json: bool) -> str:
+    """``error`` as a command prints it on stderr; as JSON ``{"error": {"code": ..., "message": ...}}``."""
+    problem = error.to_problem() if isinstance(error, OmnibusError) else error
+    return msgspec.json.encode({"error": problem}).decode() if as_json else f"omnibus: {problem.message}"
+
+
 class Rejected(OmnibusError):
     code, status, kind = "rejected", 400, "invalid_request_error"
 

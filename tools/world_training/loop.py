@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from omnibus.cli.progress import ProgressBar
+
 WARM = 100  # steps until the rate is whole
 _LEAST = 0.02  # of the rate is left at the end
 _CLIPPED = 1.0
@@ -20,7 +22,7 @@ def train(
     name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3,
     matrices: Iterable[nn.Parameter] = (), until: int | None = None, warm: int = WARM,
 ) -> None:  # fmt: skip
-    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then.
+    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then, above a bar on a terminal.
 
     Those of the ``parameters`` that are among ``matrices`` are learnt by Muon, which needs fewer steps for layers of
     transformers. The rates fall as for all ``steps``, also when there are only those ``until`` another one.
@@ -36,8 +38,9 @@ def train(
         whole = [each for each in learned if id(each) in turned]
         optimizers.append(torch.optim.Muon(whole, lr=_MUON * rate, weight_decay=_DECAY))
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: _share(step, steps, warm)) for each in optimizers]
-    began, told = time.monotonic(), 0.0
-    for step in range(until or steps):
+    began, told, count = time.monotonic(), 0.0, until or steps
+    bar = ProgressBar()
+    for step in range(count):
         for parameter in learned:
             parameter.grad = None
         found = loss(step)
@@ -47,9 +50,11 @@ def train(
             optimizer.step()
             schedule.step()
         told += float(found.detach()) / _TOLD
+        bar.update(f"training {name}", step + 1, count)
         if (step + 1) % _TOLD == 0:
             say(f"{name}: step {step + 1} of {steps}, loss {told:.4f}, {time.monotonic() - began:.0f} s")
             told = 0.0
+    bar.close()
     for parameter in learned:
         parameter.requires_grad_(False)
 

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path as File
 
-from omnibus.errors import OmnibusError
+import msgspec
+
+from omnibus.errors import NotFound, OmnibusError, error_line
 from omnibus.process.spec import ROOT
 from services.planner.lab.page import format_value, write_page
 from services.planner.lab.registry import EXPERIMENTS, PAPERS
@@ -30,28 +32,42 @@ PAGE = "docs/lab.md"
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when all experiments were run."""
     options = _parse_arguments(arguments)
-    unknown = sorted(set(options.names) - EXPERIMENTS.keys())
-    if unknown:
-        sys.stderr.write(f"omnibus: there is no experiment {unknown[0]!r}; there is {', '.join(EXPERIMENTS)}\n")
-        return 1
     try:
+        if unknown := sorted(set(options.names) - EXPERIMENTS.keys()):
+            raise NotFound(f"there is no experiment {unknown[0]!r}; there is {', '.join(EXPERIMENTS)}")
         if options.write or options.check:
             return _write_results(options)
-        if not options.names:
-            sys.stdout.write("\n".join(_list_lines()) + "\n")
-        for name, result in run_experiments(options.names, options.jobs):
-            sys.stdout.write("\n".join(_result_lines(name, result)) + "\n\n")
-            sys.stdout.flush()
+        _print_results(options)
     except OmnibusError as error:
-        sys.stderr.write(f"omnibus: {error}\n")
+        sys.stderr.write(f"{error_line(error, options.json)}\n")
         return 1
     return 0
+
+
+def _print_results(options: argparse.Namespace) -> None:
+    """Print the results of the experiments that were named as they come, or the list of all."""
+    if not options.names:
+        every = [
+            {"name": each.name, "title": each.title, "figures": each.figures, "paper": PAPERS[each.paper]}
+            for each in EXPERIMENTS.values()
+        ]
+        sys.stdout.write(
+            f"{msgspec.json.encode(every).decode()}\n" if options.json else "\n".join([*_list_lines(), ""])
+        )
+    for name, result in run_experiments(options.names, options.jobs):
+        if options.json:
+            found = {"name": name, "seconds": result.seconds, **msgspec.to_builtins(result.findings)}
+            sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
+        else:
+            sys.stdout.write("\n".join(_result_lines(name, result)) + "\n\n")
+        sys.stdout.flush()
 
 
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="omnibus lab", description="Repeat the experiments of the papers.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: list them")
     parser.add_argument("--jobs", type=int, default=2, help="experiments at a time (default 2)")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line for each experiment")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE} of what the code has changed for")
     parser.add_argument("--all", action="store_true", help="with --write: run all")
     parser.add_argument("--check", action="store_true", help="say which results are older than their code")

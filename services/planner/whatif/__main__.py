@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from omnibus.bus.nats import NatsBus
-from omnibus.errors import OmnibusError
+from omnibus.errors import OmnibusError, error_line
 from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from services.planner.simulate.arrivals import Arrival
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text = asyncio.run(answer_question(question))
     except OmnibusError as error:
-        sys.stderr.write(f"omnibus: {error}\n")
+        sys.stderr.write(f"{error_line(error, question.json)}\n")
         return 1
     sys.stdout.write(f"{text}\n")
     return 0

@@ -4,11 +4,14 @@
 import argparse
 from typing import Any
 
+from omnibus.cli.output import add_output_options
+
 
 def add_access_commands(commands: Any, parser: argparse.ArgumentParser) -> None:
     """Add the arguments to ``commands`` of ``parser``, that of ``omnibus``."""
     _add_keys(commands)
-    commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")
+    env = commands.add_parser("env", help="print variables with which other tools find the running `omnibus up`")
+    add_output_options(env)
     completion = commands.add_parser("completion", help="print a script that completes these commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='as in eval "$(omnibus completion bash)"')
     completion.set_defaults(parser=parser)
@@ -45,5 +48,5 @@ def _add_keys(commands: Any) -> None:
     add("--offline", action="store_true", help="store nothing; print the key and its record for a file of keys")
     revoke.add_argument("id", metavar="KEY", help="what `omnibus keys list` calls it")
     for command in (create, listed, revoke):
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_output_options(command, names="ids" if command is listed else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")

@@ -19,6 +19,7 @@ from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD
 from omnibus.app_record import AppSource
 from omnibus.cli import app_target
 from omnibus.cli.format.tables import field_lines
+from omnibus.cli.output import print_json
 from omnibus.errors import BadRequest, DeadlineExceeded, from_problem
 from omnibus.process import run_module
 
@@ -35,7 +36,10 @@ async def check_app(options: argparse.Namespace) -> int:
     about = msgspec.to_builtins(description)
     if not options.upload:  # whose code runs restricted
         about |= await _draw_graph(options.target, options.request)
-    print(json.dumps(about) if options.json else "\n".join(description_lines(about)))
+    if options.json:
+        print_json(about)
+    else:
+        print("\n".join(description_lines(about)))
     return 0
 
 

@@ -11,6 +11,7 @@ from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app
 from omnibus.cli.apps import print_response, register_app
 from omnibus.cli.gateway import Gateway
+from omnibus.cli.progress import ProgressBar
 from omnibus.cli.up import NO_MODELS, load_declarations
 from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.families import catalog
@@ -21,10 +22,18 @@ from omnibus.up.tiny_models import tiny_models
 
 async def run_app(options: argparse.Namespace) -> int:
     """Start a stack, register the app, call it once if a request is given."""
+    with ProgressBar(silent=options.json) as bar:
+        return await _run_app(options, bar)
+
+
+async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
     once = options.body is not None
     request = app_target.parse_request(options.body)
     description = await describe_app(options.target)  # what is wrong with it is said before everything starts
-    models = await load_declarations(options) if _chooses_models(options) else await _declare_tiny_models(description)
+    if _chooses_models(options):
+        models = await load_declarations(options, bar.update)
+    else:
+        models = await _declare_tiny_models(description, bar)
     root = app_target.locate_module(options.target)[1] if app_target.is_file(options.target) else Path.cwd()
     quiet = io.StringIO()
     stack = Stack(
@@ -34,9 +43,11 @@ async def run_app(options: argparse.Namespace) -> int:
         log=Log(quiet) if once else None,
         fork_server=models != NO_MODELS,
         passing=once,
+        report=bar.update,
     )
     try:
         async with stack:
+            bar.close()
             there = Gateway(stack.url, stack.admin_token, str(root), stack.certificate)
             app = await asyncio.to_thread(register_app, there, options.target, None)
             if once:
@@ -60,13 +71,13 @@ def _chooses_models(options: argparse.Namespace) -> bool:
     return bool(options.models or options.only or options.no_models)
 
 
-async def _declare_tiny_models(app: Description) -> str:
+async def _declare_tiny_models(app: Description, bar: ProgressBar) -> str:
     """Declarations of the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
     named = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
     others = [model for model in named if model not in catalog.LOCAL]
     if others:
         raise BadRequest(f"{app.name} needs {', '.join(others)}: declare it in a file and name that with --models FILE")
-    return await tiny_models(list(named)) if named else NO_MODELS
+    return await tiny_models(list(named), report=bar.update) if named else NO_MODELS
 
 
 def _choose_port(port: int | None, once: bool) -> int:

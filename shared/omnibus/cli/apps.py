@@ -12,6 +12,7 @@ from omnibus.cli import app_target, gateway
 from omnibus.cli.app_check import check_app, description_lines
 from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cli.gateway import Gateway
+from omnibus.cli.output import print_json, print_names
 
 APPS = "/v1/apps"
 
@@ -61,7 +62,7 @@ def _update_app(there: Gateway, options: argparse.Namespace) -> int:
 
 def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: str) -> int:
     if options.json:
-        print(json.dumps(app))
+        print_json(app)
         return 0
     print(f"{app['name']} is {what}, version {app['version']}: call it with `omnibus app invoke {app['name']} JSON`")
     if app["model"]:
@@ -72,7 +73,10 @@ def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: s
 def _list_apps(there: Gateway, options: argparse.Namespace) -> int:
     apps = there.call("GET", APPS)["data"]
     if options.json:
-        print(json.dumps(apps))
+        print_json(apps)
+        return 0
+    if options.quiet:
+        print_names(app["name"] for app in apps)
         return 0
     rows = [
         [
@@ -91,7 +95,7 @@ def _list_apps(there: Gateway, options: argparse.Namespace) -> int:
 def _show_app(there: Gateway, options: argparse.Namespace) -> int:
     app = there.call("GET", _app_url_path(options.name))
     if options.json:
-        print(json.dumps(app))
+        print_json(app)
         return 0
     source, worker = app["source"], app["worker"] or {}
     where = " ".join(filter(None, [source["kind"], source["module"], source.get("directory"), source.get("sha256")]))
@@ -114,7 +118,10 @@ def _invoke_app(there: Gateway, options: argparse.Namespace) -> int:
 
 def _unregister_app(there: Gateway, options: argparse.Namespace) -> int:
     gone = there.call("DELETE", _app_url_path(options.name))
-    print(json.dumps(gone) if options.json else f"{gone['name']} is unregistered")
+    if options.json:
+        print_json(gone)
+    else:
+        print(f"{gone['name']} is unregistered")
     return 0
 
 

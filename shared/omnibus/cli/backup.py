@@ -5,11 +5,10 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import msgspec
-
 from omnibus.bus.nats import NatsBus
 from omnibus.cli import plans
 from omnibus.cli.invocations import connect_bus
+from omnibus.cli.output import print_json
 from omnibus.recording.backup import BackupManifest, BackupReader, restore_backup, write_backup
 from omnibus.settings import BusSettings, read_settings
 from omnibus.store import Store
@@ -45,7 +44,7 @@ async def _connect(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[
 
 def _print_manifest(options: argparse.Namespace, manifest: BackupManifest, verb: str) -> None:
     if options.json:
-        print(msgspec.json.encode(manifest).decode())
+        print_json(manifest)
         return
     counts = [f"{manifest.keys} keys of the store", *(f"{count} of {name}" for name, count in manifest.streams.items())]
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from omnibus.cli.output import add_output_options
+
 
 def add_backup_commands(commands: Any) -> None:
     """Add the arguments to ``commands``."""
@@ -13,6 +15,6 @@ def add_backup_commands(commands: Any) -> None:
         command.add_argument(
             "--no-streams", action="store_true", help="leave out recorded invocations and dead letters"
         )
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_output_options(command)
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")

@@ -9,6 +9,7 @@ import msgspec
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.invocations import connect_bus, replay_and_print
+from omnibus.cli.output import print_json, print_names
 from omnibus.errors import ProtocolError
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
@@ -35,7 +36,10 @@ async def run_dead_letters(options: argparse.Namespace) -> int:
 async def _list_letters(bus: NatsBus, options: argparse.Namespace) -> int:
     letters = await _read_letters(bus, options.limit)
     if options.json:
-        print(msgspec.json.encode(letters).decode())
+        print_json(letters)
+        return 0
+    if options.quiet:
+        print_names(letter.inv for letter in letters)
         return 0
     rows = [
         (_time_text(each), each.inv, each.model, each.reason, _component_text(each), _problem_text(each))
@@ -76,7 +80,7 @@ def _problem_text(letter: DeadLetter) -> str:
 async def _show_letter(bus: NatsBus, options: argparse.Namespace) -> int:
     letter = await dead_letters.read_dead_letter(bus, options.id)
     if options.json:
-        print(msgspec.json.encode(letter).decode())
+        print_json(letter)
         return 0
     print("\n".join(letter_lines(letter)))
     return 0
@@ -120,6 +124,10 @@ async def _retry_letter(bus: NatsBus, options: argparse.Namespace) -> int:
 
 
 async def _remove_letter(bus: NatsBus, options: argparse.Namespace) -> int:
-    await dead_letters.delete_dead_letter(bus, await dead_letters.read_dead_letter(bus, options.id))
-    print(f"{options.id} is no dead letter any more")
+    letter = await dead_letters.read_dead_letter(bus, options.id)
+    await dead_letters.delete_dead_letter(bus, letter)
+    if options.json:
+        print_json(letter)
+    else:
+        print(f"{options.id} is no dead letter any more")
     return 0

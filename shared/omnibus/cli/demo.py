@@ -7,11 +7,14 @@ import io
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from omnibus.cli import demo_drawing, demo_media, demo_world
 from omnibus.cli.invocations import invocation_lines
+from omnibus.cli.progress import ProgressBar
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.process.logs import Log
@@ -45,10 +48,9 @@ async def run_demo(options: argparse.Namespace) -> int:
     _print_line(_TRAINED if trained else _RANDOM)
     began = time.monotonic()
     _print_line("starting NATS, Valkey, the services and the model ...")
-    declared = await tiny_models([options.model, *([demo_drawing.MODEL] if shown.wish else [])])
     log = io.StringIO()
     try:
-        async with Stack(declared, log=Log(log), passing=True) as stack:
+        async with _demo_stack(options.model, shown, log) as stack:
             took = time.monotonic() - began
             _print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
             id, answer = await asyncio.to_thread(_send_request, stack.url, options, content, speaks)
@@ -64,6 +66,16 @@ async def run_demo(options: argparse.Namespace) -> int:
         raise
     _print_line(f"\neverything is stopped; `{_program_name()} up` starts it again, until Ctrl-C")
     return 0
+
+
+@asynccontextmanager
+async def _demo_stack(model: str, shown: demo_world.DemoSample, log: io.StringIO) -> AsyncIterator[Stack]:
+    """Everything runs inside, with the model and, where something is drawn, the one that draws."""
+    with ProgressBar() as bar:
+        declared = await tiny_models([model, *([demo_drawing.MODEL] if shown.wish else [])], report=bar.update)
+        async with Stack(declared, log=Log(log), passing=True, report=bar.update) as stack:
+            bar.close()
+            yield stack
 
 
 _RANDOM = "Omnibus demo. Real services and architectures, tiny random weights: expect gibberish, not sense.\n"

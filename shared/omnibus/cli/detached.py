@@ -8,6 +8,9 @@ import sys
 import tempfile
 
 from omnibus.cli.format.runs import address_text
+from omnibus.cli.output import print_json
+from omnibus.cli.processes import run_summary
+from omnibus.cli.progress import ProgressBar
 from omnibus.errors import DeadlineExceeded
 from omnibus.process.spec import python_path
 from omnibus.up import runs
@@ -31,12 +34,17 @@ async def start_detached(options: argparse.Namespace) -> int:
             stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             env={**os.environ, "PYTHONPATH": python_path()},
         )  # fmt: skip
-        state = await _wait_until_ready(child)
+        with ProgressBar() as bar:
+            state = await _wait_until_ready(child, bar)
         if state is None:
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
-            print("\n".join(lines[-_SHOWN_LINES:]), file=sys.stderr)
+            shown = [line for line in lines if line.startswith('{"error"')] if options.json else lines
+            print("\n".join((shown or lines)[-_SHOWN_LINES:]), file=sys.stderr)
             return child.returncode or 1
+    if options.json:
+        print_json(run_summary(state))
+        return 0
     name = state.name
     print(
         f"{address_text(state, state.admin_token)}\nIn the background as {name}: `omnibus logs --run {name}`, ", end=""
@@ -57,14 +65,16 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     return [*(word for word in options.arguments if word not in _DETACHING), "--detached"]
 
 
-async def _wait_until_ready(child: asyncio.subprocess.Process) -> RunState | None:
+async def _wait_until_ready(child: asyncio.subprocess.Process, bar: ProgressBar) -> RunState | None:
     """The state of the run of ``child`` once it serves; None when it has ended."""
     try:
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
             while child.returncode is None:
-                found = [state for state in runs.list_runs() if state.pid == child.pid and state.ready]
-                if found:
-                    return found[0]
+                found = next((state for state in runs.list_runs() if state.pid == child.pid), None)
+                if found is not None and found.ready:
+                    return found
+                if found is not None and found.executors:
+                    bar.update("loading weights", found.loaded, found.executors)
                 await asyncio.sleep(_POLL_SECONDS)
             return None
     except TimeoutError:

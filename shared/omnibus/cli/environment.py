@@ -3,10 +3,15 @@
 import argparse
 import shlex
 
+from omnibus.cli.output import print_json
 from omnibus.up import runs
 
 
-async def print_environment(_: argparse.Namespace) -> int:
+async def print_environment(options: argparse.Namespace) -> int:
     """Print ``export NATS_URL=...``, with the password of this run. Raises ``StageUnavailable`` when nothing runs."""
-    print(f"export NATS_URL={shlex.quote(runs.read_state().nats_url)}")
+    variables = {"NATS_URL": runs.read_state().nats_url}
+    if options.json:
+        print_json(variables)
+    else:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
     return 0

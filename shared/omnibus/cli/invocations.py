@@ -12,6 +12,7 @@ import msgspec
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
+from omnibus.cli.output import print_json
 from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
@@ -38,7 +39,7 @@ async def connect_bus(options: argparse.Namespace) -> NatsBus:
 
 async def tail_records(options: argparse.Namespace) -> int:
     bus = await connect_bus(options)
-    await bus.subscribe(subjects.RECORDS, lambda delivery: print("\n".join(_record_lines(delivery)), flush=True))
+    await bus.subscribe(subjects.RECORDS, lambda delivery: _print_records(delivery, options.json))
     print("watching omnibus.inv.> (Ctrl-C ends)", file=sys.stderr)
     try:
         await asyncio.Event().wait()
@@ -47,8 +48,10 @@ async def tail_records(options: argparse.Namespace) -> int:
     return 0
 
 
-def _record_lines(delivery: Delivery) -> list[str]:
-    return [_record_line(part) for part in records.split_records(delivery.data) if part]
+def _print_records(delivery: Delivery, as_json: bool) -> None:
+    for part in records.split_records(delivery.data):
+        if part:
+            print(part.decode().strip() if as_json else _record_line(part), flush=True)
 
 
 def _record_line(data: bytes) -> str:
@@ -70,7 +73,7 @@ async def show_invocation(options: argparse.Namespace) -> int:
         await bus.drain()
     if options.json:
         whole = {"invocation": found.invocation, "end": found.ended, "waterfall": waterfalls.build_waterfall(*found)}
-        print(msgspec.json.encode(whole).decode())
+        print_json(whole)
         return 0
     print("\n".join(invocation_lines(*found)))
     return 0

@@ -1,15 +1,13 @@
 """``omnibus keys``: API keys of tenants, in the store."""
 
 import argparse
-import json
 import time
-
-import msgspec
 
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
 from omnibus.cli import plans
 from omnibus.cli.format.tables import table_lines
+from omnibus.cli.output import print_json, print_names
 from omnibus.store import Store
 
 
@@ -27,7 +25,10 @@ async def run_keys(options: argparse.Namespace) -> int:
             _print_new_key(key, record, options)
         elif options.keys_command == "revoke":
             gone = await store.drop_key(options.id)
-            print(_key_json(gone) if options.json else f"the key {gone.id} of {gone.tenant} is revoked")
+            if options.json:
+                print_json(gone)
+            else:
+                print(f"the key {gone.id} of {gone.tenant} is revoked")
         else:
             _print_keys(sorted((await store.keys()).values(), key=lambda each: (each.tenant, each.created)), options)
     finally:
@@ -53,7 +54,7 @@ def _make_key(options: argparse.Namespace) -> tuple[str, KeyRecord]:
 
 def _print_new_key(key: str, record: KeyRecord, options: argparse.Namespace) -> None:
     if options.json or options.offline:
-        print(json.dumps({"key": key, "record": msgspec.to_builtins(record)}))
+        print_json({"key": key, "record": record})
         return
     print(key)
     print(f"a key of {record.tenant}, called {record.id}: it is shown only now and is not stored")
@@ -61,7 +62,10 @@ def _print_new_key(key: str, record: KeyRecord, options: argparse.Namespace) -> 
 
 def _print_keys(found: list[KeyRecord], options: argparse.Namespace) -> None:
     if options.json:
-        print(json.dumps([msgspec.to_builtins(each) for each in found]))
+        print_json(found)
+        return
+    if options.quiet:
+        print_names(each.id for each in found)
         return
     rows = [
         [
@@ -77,7 +81,3 @@ def _print_keys(found: list[KeyRecord], options: argparse.Namespace) -> None:
         for each in found
     ]
     print("\n".join(table_lines(["KEY", "TENANT", "WEIGHT", "RATE", "AT ONCE", "GPU-S/S", "SINCE", "NOTE"], rows)))
-
-
-def _key_json(record: KeyRecord) -> str:
-    return json.dumps(msgspec.to_builtins(record))

@@ -10,8 +10,9 @@ from typing import Any
 
 from omnibus import __version__
 from omnibus.cli import access, backup_arguments, help_texts, lab, runs, whatif
-from omnibus.cli.parser import CommandParser
-from omnibus.errors import OmnibusError, Rejected
+from omnibus.cli.output import USAGE, add_output_options, print_error
+from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
+from omnibus.errors import OmnibusError, ProblemDetails, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
 #: Module and function of each command, of words below it where these have a function of their own.
@@ -47,15 +48,20 @@ _HANDLERS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. Errors are one line on stderr."""
-    options = _build_parser().parse_args(arguments)
+    """Run one command; returns its exit code. Errors are one line on stderr, of JSON where the command prints JSON."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options = _build_parser().parse_args(given)
+    except UsageError as error:
+        print_error(ProblemDetails(USAGE, str(error)), "--json" in given)
+        sys.exit(USAGE_EXIT_CODE)
     if options.command == "up":
-        options.arguments = list(sys.argv[1:] if arguments is None else arguments)
+        options.arguments = given
     runs.choose_run(options)
     try:
         return asyncio.run(_dispatch_command(options))
     except OmnibusError as error:
-        print(f"omnibus: {error}", file=sys.stderr)
+        print_error(error, getattr(options, "json", False))
         return EXIT_MISCONFIGURED if options.command == "up" and isinstance(error, Rejected) else 1
     except KeyboardInterrupt:
         return 130
@@ -119,6 +125,8 @@ def _add_up(commands: Any) -> None:
         "--app", action="append", default=[], metavar="TARGET", help="register this module or file (repeatable)"
     )
     up.add_argument("--apps-dir", metavar="DIR", help="where apps may lie that are registered by path (default .)")
+    up.add_argument("-q", "--quiet", action="store_true", help="do not print what the processes log")
+    add_output_options(up, json="once everything serves, print the run as JSON")
 
 
 def _add_demo(commands: Any) -> None:
@@ -141,7 +149,9 @@ def _add_record_commands(commands: Any) -> None:
     replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
     for command in (show, replay):
         command.add_argument("id", help="an invocation, e.g. from the x-request-id header")
-        command.add_argument("--json", action="store_true", help="print JSON")
+    add_output_options(tail, json="print the records as JSON, one a line")
+    add_output_options(show)
+    add_output_options(replay, json="print JSON, a line for each thing that is said")
     replay.add_argument(
         "--from", dest="start", default="", metavar="STAGE", help="run only this node or component, and those after it"
     )
@@ -163,12 +173,12 @@ def _add_dead_letters(commands: Any) -> None:
     for command in (show, retry, remove):
         command.add_argument("id", help="an invocation of `omnibus deadletters`")
     retry.add_argument("--keep", action="store_true", help="do not delete the letter when the input succeeds")
-    dead.set_defaults(limit=20, json=False, nats=None)  # words before and after the command mean the same
+    dead.set_defaults(limit=20, json=False, quiet=False, nats=None)  # words before and after the command mean the same
     for command in (dead, listed, show, retry, remove):
         add = partial(command.add_argument, default=argparse.SUPPRESS)
         add("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
-        if command is not remove:
-            add("--json", action="store_true", help="print JSON")
+        names = "invocations" if command in (dead, listed) else ""
+        add_output_options(command, names=names, default=argparse.SUPPRESS)
         if command in (dead, listed):
             add("--limit", type=int, metavar="N", help="letters to list (default 20)")
 
@@ -176,7 +186,7 @@ def _add_dead_letters(commands: Any) -> None:
 def _add_top(commands: Any) -> None:
     top = commands.add_parser("top", help="watch arrivals, executors and their load")
     top.add_argument("--once", action="store_true", help="observe for two seconds, print, and end")
-    top.add_argument("--json", action="store_true", help="print JSON, one line each time")
+    add_output_options(top, json="print JSON, one line each time")
     top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="how often (default 1)")
     top.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
     top.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
@@ -213,7 +223,7 @@ def _add_app(commands: Any) -> None:
     )
     tasks = commands.add_parser("tasks", help="unit tasks: who uses them and who runs them")
     for command in (register, update, check, listed, show, invoke, unregister, run, tasks):
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_output_options(command, names={listed: "names", tasks: "names"}.get(command, ""))
     for command in (register, update, listed, show, invoke, unregister, tasks):
         command.add_argument("--url", help="the gateway; without it the running `omnibus up` is found")
 
@@ -238,7 +248,7 @@ def _add_plan(commands: Any) -> None:
     rollback.add_argument("epoch", type=int, metavar="EPOCH", help="an epoch of `omnibus plan history`")
     show.add_argument("--nats", metavar="URL", help="the bus, which knows who is up")
     for command in (show, diff, history, rollback, resume):
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_output_options(command, names="epochs" if command is history else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
     solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
@@ -265,11 +275,12 @@ def _add_models(commands: Any) -> None:
             "--dtype", default="", metavar="NAME", help="of the weights in memory (default: as stored)"
         )
     for command in (listed, show, check, get, tiny):
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_output_options(command, names="families" if command is listed else "")
 
 
 def _add_profile(commands: Any) -> None:
-    add = commands.add_parser("profile", help="measure a model's deployment options under a workload").add_argument
+    profile = commands.add_parser("profile", help="measure a model's deployment options under a workload")
+    add = profile.add_argument
     add("app", metavar="APP", help="a model: a tiny one, or of --models; or an app (module or file) that uses one")
     add("--workload", metavar="FILE", required=True, help="JSON requests, or a CSV of sizes (docs/profiling.md)")
     add("--out", metavar="FILE", help="where the profile goes, its plot beside it (default MODEL.profile.json)")
@@ -294,4 +305,4 @@ def _add_profile(commands: Any) -> None:
     add("--resume", action="store_true", help="go on with what a run that was interrupted has measured")
     add("--put", action="store_true", help="put the profile into the store of the running `omnibus up`, too")
     add("--store", default="", metavar="URL", help="put it into this store")
-    add("--json", action="store_true", help="no progress; print JSON")
+    add_output_options(profile, json="no progress; print JSON")

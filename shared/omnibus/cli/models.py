@@ -1,8 +1,8 @@
 """``omnibus models list | show | check | get | tiny``: model families and their checkpoints."""
 
 import argparse
-import json
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from omnibus import checkpoints
 from omnibus.checkpoints.report import Report
 from omnibus.cli import plans
 from omnibus.cli.format import models as models_format
+from omnibus.cli.output import print_json, print_names
+from omnibus.cli.progress import ProgressBar
 from omnibus.errors import BadRequest, NotFound, StageUnavailable, StoreUnavailable
 from omnibus.families import catalog, plugins
 from omnibus.families.specs import ABSENT, KNOWN
@@ -50,7 +52,9 @@ async def _list_models(options: argparse.Namespace) -> int:
             if plan is None
             else {name: models_format.plan_model_summary(model) for name, model in plan.models.items()}
         )
-        print(json.dumps({"families": families, "absent": absent, "running": running}))
+        print_json({"families": families, "absent": absent, "running": running})
+    elif options.quiet:
+        print_names(families)
     else:
         print("\n".join(models_format.list_lines(families, absent, plan)))
     return 0
@@ -60,11 +64,14 @@ async def _show_model(options: argparse.Namespace) -> int:
     family = _find_family(options.what)
     if family:
         about = models_format.family_info(family)
-        print(json.dumps(about) if options.json else "\n".join(models_format.family_lines(about)))
+        if options.json:
+            print_json(about)
+        else:
+            print("\n".join(models_format.family_lines(about)))
         return 0
     report = await examine_checkpoint(options.what, options.dtype)
     if options.json:
-        print(json.dumps({**msgspec.to_builtins(report), "options": models_format.option_bytes(report)}))
+        print_json({**msgspec.to_builtins(report), "options": models_format.option_bytes(report)})
     else:
         print("\n".join(models_format.checkpoint_lines(report)))
     return 0
@@ -76,17 +83,19 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         result = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
-        print(json.dumps({**msgspec.to_builtins(report), **result}))
+        print_json({**msgspec.to_builtins(report), **result})
     else:
         print("\n".join(models_format.check_lines(report, declared)))
     return 0 if report.complete else 1
 
 
 async def _download_checkpoint(options: argparse.Namespace) -> int:
+    shown = not options.json
+    silent = {} if shown and sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # the client draws its own
     found = await run_module.call_module(
-        "omnibus.checkpoints", options.id, within=DOWNLOAD_TIMEOUT_SECONDS, show=not options.json
+        "omnibus.checkpoints", options.id, within=DOWNLOAD_TIMEOUT_SECONDS, env=silent, show=shown
     )
-    print(json.dumps({"id": options.id, "path": found}) if options.json else found)
+    _print_path(options, {"id": options.id, "path": found})
     return 0
 
 
@@ -95,9 +104,18 @@ async def _build_tiny(options: argparse.Namespace) -> int:
     if family not in KNOWN:
         raise NotFound(f"there is no tiny {options.family}; there is one of {', '.join(KNOWN)}")
     directory = Path(options.directory) if options.directory else tiny_models.tiny_directory() / family
-    await (tiny_models.write_checkpoint if options.directory else tiny_models.build_checkpoint)(family, directory)
-    print(json.dumps({"family": family, "path": str(directory)}) if options.json else directory)
+    with ProgressBar(silent=options.json) as bar:
+        bar.update(f"building {KNOWN[family].tiny}", 0, 1)
+        await (tiny_models.write_checkpoint if options.directory else tiny_models.build_checkpoint)(family, directory)
+    _print_path(options, {"family": family, "path": str(directory)})
     return 0
+
+
+def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
+    if options.json:
+        print_json(result)
+    else:
+        print(result["path"])
 
 
 async def examine_checkpoint(checkpoint: str, dtype: str = "") -> Report:

@@ -1,7 +1,6 @@
 """``omnibus plan show | diff | history | rollback | resume``: the plans of the store, for people."""
 
 import argparse
-import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.format import plan as plan_format
 from omnibus.cli.format.tables import table_lines
+from omnibus.cli.output import print_json, print_names
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.monitor.plan_diff import plan_differences
 from omnibus.cluster.presence import ReadyExecutors
@@ -64,7 +64,7 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
             "problems": msgspec.to_builtins(problems),
             "up": None if up is None else [{**kind._asdict(), "count": count} for kind, count in up.items()],
         }
-        print(json.dumps(result))
+        print_json(result)
         return
     lacks = (
         plan_format.missing_executors(replica_counts(staged.models), up)
@@ -83,7 +83,7 @@ async def _diff_plans(store: Store, options: argparse.Namespace) -> None:
     rows = list(plan_differences(before, after))
     if options.json:
         changes = [{"what": what, "before": old, "after": new} for what, old, new in rows]
-        print(json.dumps({"before": before.epoch, "after": after.epoch, "changes": changes}))
+        print_json({"before": before.epoch, "after": after.epoch, "changes": changes})
     elif rows:
         print("\n".join(table_lines(["WHAT", f"EPOCH {before.epoch}", f"EPOCH {after.epoch}"], rows)))
     else:
@@ -111,7 +111,9 @@ async def _plans_to_compare(store: Store, epochs: list[int]) -> tuple[Plan, Plan
 async def _show_history(store: Store, options: argparse.Namespace) -> None:
     stand, history = await store.plan_state(), await store.plan_history(options.limit)
     if options.json:
-        print(json.dumps([_plan_summary(each.epoch, each.plan, each.fault) for each in history]))
+        print_json([_plan_summary(each.epoch, each.plan, each.fault) for each in history])
+    elif options.quiet:
+        print_names(each.epoch for each in history)
     else:
         print("\n".join(plan_format.history_lines(history, stand.epoch, stand.pin)))
 
@@ -141,7 +143,10 @@ async def _resume_planning(store: Store, options: argparse.Namespace) -> None:
 
 
 def _print_result(options: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
-    print(json.dumps(result) if options.json else text)
+    if options.json:
+        print_json(result)
+    else:
+        print(text)
 
 
 async def _require_plan(store: Store, epoch: int) -> Plan:

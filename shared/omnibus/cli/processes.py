@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from omnibus.cli.format.plan import age_text
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.gateway import Gateway
+from omnibus.cli.output import print_json, print_names
 from omnibus.errors import DeadlineExceeded, NotFound, OmnibusError
 from omnibus.up import runs
 from omnibus.up.probes import not_ready
@@ -28,7 +28,10 @@ async def list_runs(options: argparse.Namespace) -> int:
     """Print the runs of this user, the oldest first."""
     running = runs.list_runs()
     if options.json:
-        print(json.dumps([_run_summary(state) for state in running]))
+        print_json([run_summary(state) for state in running])
+        return 0
+    if options.quiet:
+        print_names(state.name for state in running)
         return 0
     rows = [
         [state.name, state.gateway_url, str(state.pid), age_text(state.started), _stage(state)] for state in running
@@ -43,7 +46,9 @@ async def show_status(options: argparse.Namespace) -> int:
     missing = await asyncio.to_thread(not_ready, state.gateway_url, trusted_context(state.certificate))
     models = [] if missing else await asyncio.to_thread(_served_models, state)
     if options.json:
-        print(json.dumps({**_run_summary(state), "missing": missing, "models": models, "pids": state.pids}))
+        print_json({**run_summary(state), "missing": missing, "models": models, "pids": state.pids})
+    elif options.quiet:
+        print(f"missing: {missing}" if missing else "ready")
     else:
         print("\n".join(_status_lines(state, missing, models)))
     return 1 if missing else 0
@@ -56,7 +61,10 @@ async def stop_runs(options: argparse.Namespace) -> int:
         os.kill(state.pid, signal.SIGTERM)
     for state in ended:
         await _wait_for_end(state)
-        print(f"{state.name} is down")
+        if not options.json:
+            print(f"{state.name} is down")
+    if options.json:
+        print_json([run_summary(state) for state in ended])
     return 0
 
 
@@ -71,19 +79,28 @@ async def print_logs(options: argparse.Namespace) -> int:
             f"there is {', '.join(sorted(logged))}"
         )
     chosen = [line for line in file.read_text().splitlines() if _is_chosen(line, options.process)]
-    print("\n".join(chosen[-options.lines :] if options.lines > 0 else []), flush=True)
+    for line in chosen[-options.lines :] if options.lines > 0 else []:
+        _print_log_line(line, options.json)
     if options.follow:
-        await _follow_file(file, state, options.process)
+        await _follow_file(file, state, options)
     return 0
 
 
-async def _follow_file(file: Path, state: RunState, processes: list[str]) -> None:
+def _print_log_line(line: str, as_json: bool) -> None:
+    if as_json:
+        process, _, text = line.partition("|")
+        print_json({"process": process.strip(), "text": text.removeprefix(" ")})
+    else:
+        print(line, flush=True)
+
+
+async def _follow_file(file: Path, state: RunState, options: argparse.Namespace) -> None:
     with file.open() as lines:
         lines.seek(0, os.SEEK_END)
         while runs.is_locked(Path(state.directory)):
             if line := lines.readline():
-                if _is_chosen(line, processes):
-                    print(line, end="", flush=True)
+                if _is_chosen(line, options.process):
+                    _print_log_line(line.removesuffix("\n"), options.json)
             else:
                 await asyncio.sleep(_POLL_SECONDS)
 
@@ -104,10 +121,12 @@ async def _wait_for_end(state: RunState) -> None:
         ) from None
 
 
-def _run_summary(state: RunState) -> dict[str, Any]:
+def run_summary(state: RunState) -> dict[str, Any]:
+    """A run as programs get it, without the tokens that open it."""
     return {
         "name": state.name, "url": state.gateway_url, "pid": state.pid, "started": state.started,
-        "ready": state.ready, "directory": state.directory, "nats_url": state.nats_url, "passing": state.passing,
+        "ready": state.ready, "executors": state.executors, "loaded": state.loaded,
+        "directory": state.directory, "nats_url": state.nats_url, "passing": state.passing,
     }  # fmt: skip
 
 
@@ -130,4 +149,5 @@ def _status_lines(state: RunState, missing: str, models: list[str]) -> Iterator[
 
 def _stage(state: RunState) -> str:
     passing = ", for one command" if state.passing else ""
-    return ("ready" if state.ready else "starting") + passing
+    loading = f"loading {state.loaded}/{state.executors}" if state.executors else "starting"
+    return ("ready" if state.ready else loading) + passing

@@ -3,12 +3,11 @@
 import argparse
 import hashlib
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -16,6 +15,8 @@ from omnibus import profile
 from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app as load_app
 from omnibus.cli.format.tables import table_lines
+from omnibus.cli.output import print_json
+from omnibus.cli.progress import ProgressBar
 from omnibus.cli.up import load_declarations
 from omnibus.errors import BadRequest, Rejected
 from omnibus.executor.settings import ExecutorSettings
@@ -39,24 +40,23 @@ CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
 _CREDITS_PER_REQUEST = 2
 #: The device of executors without GPUs.
 CPU = "cpu"
-_BAR_CHARS = 24  # characters
 
 
 async def profile_model(options: argparse.Namespace) -> int:
     """Measure, write the profile and its picture, print a table."""
     store = _store_settings(options)  # before a stack of our own is the one that runs
-    spec = await _make_spec(options)
+    with ProgressBar(silent=options.json) as bar:
+        spec = await _make_spec(options, bar)
     out = Path(options.out or f"{spec.subject.name.replace('/', '-')}.profile.json")
     keeper = PartialProfile(out, spec.key)
     keeper.read_existing(options.resume)
-    output, bar = io.StringIO(), ProgressBar(sys.stderr, silent=options.json)
+    output = io.StringIO()
     try:
-        measured = await run.run_profiling(spec, keeper, Log(output, {"NO_COLOR": "1"}), bar.update)
+        with ProgressBar(silent=options.json, lines=True) as bar:
+            measured = await run.run_profiling(spec, keeper, Log(output, {"NO_COLOR": "1"}), partial(_report, bar))
     except BaseException as error:
-        bar.close()
         _print_failure(error, output, keeper)
         raise
-    bar.close()
     plot_file = out.with_name(f"{out.name.removesuffix('.json')}.svg")
     write_file(out, msgspec.json.format(profile.encode_profile(measured), indent=1) + b"\n")
     write_file(plot_file, plot.render_svg(measured).encode())
@@ -69,10 +69,14 @@ async def profile_model(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _make_spec(options: argparse.Namespace) -> run.ProfilingSpec:
+def _report(bar: ProgressBar, option: str, done: int, count: int, words: str) -> None:
+    bar.update(option or "omnibus", done, count, words)
+
+
+async def _make_spec(options: argparse.Namespace, bar: ProgressBar) -> run.ProfilingSpec:
     """Return the requested run. Raises ``BadRequest`` for what is not known, before anything is started."""
     _check_options(options)
-    name, declared = await _find_declarations(options)
+    name, declared = await _find_declarations(options, bar)
     subject = measured_model.find_subject(name, declared)
     device = options.gpu or _default_device()
     degrees, notes = _parallel_degrees(options.tp, device)
@@ -155,7 +159,7 @@ def _default_device() -> str:
     return "" if device.startswith("cuda") else device
 
 
-async def _find_declarations(options: argparse.Namespace) -> tuple[str, str]:
+async def _find_declarations(options: argparse.Namespace, bar: ProgressBar) -> tuple[str, str]:
     """The model and the declarations that have it."""
     app = options.app
     if options.models:
@@ -169,7 +173,7 @@ async def _find_declarations(options: argparse.Namespace) -> tuple[str, str]:
     if app in catalog.LOCAL:
         family = catalog.find_family(catalog.LOCAL[app])
         measured_model.chat_components(app, family["components"], family["tasks"])  # before anything is built
-        return app, await tiny_models([app])
+        return app, await tiny_models([app], report=bar.update)
     if app in KNOWN:
         raise BadRequest(
             f"{app} is a family: name its tiny model, {KNOWN[app].tiny}, or one of yours and its file, --models FILE"
@@ -179,7 +183,7 @@ async def _find_declarations(options: argparse.Namespace) -> tuple[str, str]:
         raise BadRequest(f"no model and no app {app!r}; there is {named}, or name a file with --models FILE")
     tiny = [each for each in await _called_models(app) if each in catalog.LOCAL]
     name = _choose_model(app, tiny, options.model)
-    return name, await tiny_models([name])
+    return name, await tiny_models([name], report=bar.update)
 
 
 def _is_app(app: str) -> bool:
@@ -239,7 +243,7 @@ def _print_profile(
     if options.json:
         result = {"model": measured.model, "profile": files[0], "plot": files[1], "notes": notes}
         rates = {name: each.rate for name, each in measured.options.items()}
-        print(json.dumps({**result, "rates": rates}))
+        print_json({**result, "rates": rates})
         return
     kinds = list(measured.types)
     head = ["OPTION", "REQ/S", "BUSY", *(f"S OF {kind or 'ANY'}" for kind in kinds), "START S", "GB"]
@@ -282,30 +286,3 @@ def _option_rows(name: str, measured: ModelProfile, found: OptionMeasurement) ->
 
 def _used_components(measured: ModelProfile, kind: str) -> tuple[str, ...]:
     return measured.types[kind].components if kind in measured.types else ()
-
-
-class ProgressBar:
-    """Progress of the run, on one line of a terminal; elsewhere line by line."""
-
-    def __init__(self, stream: TextIO, silent: bool) -> None:
-        self._stream = stream
-        self._silent = silent
-        self._terminal = stream.isatty()
-        self._width = 0
-
-    def update(self, option: str, done: int, count: int, words: str) -> None:
-        if self._silent:
-            return
-        if not self._terminal:
-            print(f"{option or 'omnibus'}: {words} ({done} of {count})", file=self._stream, flush=True)
-            return
-        full = round(_BAR_CHARS * done / max(1, count))
-        line = f"[{'#' * full}{'.' * (_BAR_CHARS - full)}] {done}/{count} {option} {words}"
-        self._stream.write(f"\r{line:<{self._width}}")
-        self._stream.flush()
-        self._width = len(line)
-
-    def close(self) -> None:
-        if self._width:
-            self._stream.write("\n")
-            self._width = 0

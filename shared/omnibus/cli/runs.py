@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from omnibus.cli.output import add_output_options
 from omnibus.up.runs import RUN
 
 _FOLLOWS_RUN = frozenset({"--nats", "--store", "--url"})
@@ -23,8 +24,11 @@ def add_run_commands(commands: Any) -> None:
     settings = commands.add_parser("settings", help="all settings, and the values that they have in this shell")
     settings.add_argument("words", nargs="*", metavar="WORD", help="only settings with these words in their names")
     settings.add_argument("--set", action="store_true", help="only those that are set in this shell")
-    for command in (listed, status, settings):
-        command.add_argument("--json", action="store_true", help="print JSON")
+    add_output_options(listed, names="names")
+    add_output_options(status, names="`ready`, or what is missing,")
+    add_output_options(down)
+    add_output_options(logs, json='print lines of JSON: {"process": ..., "text": ...}')
+    add_output_options(settings, names="names")
     for command in (status, down, logs):
         _add_run_option(command)
 

@@ -1,7 +1,6 @@
 """``omnibus settings``: all environment variables, with the values that they have here."""
 
 import argparse
-import json
 import os
 import textwrap
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from omnibus.cli.output import print_json, print_names
 from omnibus.environment import Settings, variable_name
 from omnibus.errors import BadRequest
 from omnibus.reference.settings import AREAS, OTHER_VARIABLES, check_environment, described, unit_of
@@ -39,7 +39,9 @@ async def list_settings(options: argparse.Namespace) -> int:
     elif not rows:
         raise BadRequest(f"no setting has {' and '.join(words)} in its name; `omnibus settings` lists all of them")
     if options.json:
-        print(json.dumps([each._asdict() for each in rows]))
+        print_json([each._asdict() for each in rows])
+    elif options.quiet:
+        print_names(each.name for each in rows)
     else:
         print("\n".join(line for each in rows for line in _lines(each)))
     check_environment(os.environ)

@@ -2,17 +2,20 @@
 
 import argparse
 import asyncio
-import json
 
 from omnibus.cli import gateway
 from omnibus.cli.format.tables import table_lines
+from omnibus.cli.output import print_json, print_names
 
 
 async def list_tasks(options: argparse.Namespace) -> int:
     there = gateway.find_gateway(options)
     found = (await asyncio.to_thread(there.call, "GET", "/v1/tasks"))["data"]
     if options.json:
-        print(json.dumps(found))
+        print_json(found)
+        return 0
+    if options.quiet:
+        print_names(task["name"] for task in found)
         return 0
     rows = [
         [

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import shutil
@@ -14,6 +13,7 @@ from math import isfinite
 
 from omnibus.cli import invocations, plans
 from omnibus.cli.format import top as top_format
+from omnibus.cli.output import print_json
 from omnibus.cluster.monitor import Watch, state_values
 from omnibus.errors import BadRequest
 from omnibus.store import Store
@@ -86,10 +86,11 @@ async def _wait_for_stop(stop: asyncio.Event, seconds: float) -> None:
 def _print_state(watch: Watch, as_json: bool, screen: bool) -> None:
     away = watch.poll_presence()
     if as_json:
-        print(json.dumps(state_values(watch.seen, away)), flush=True)
+        print_json(state_values(watch.seen, away))
         return
     size = shutil.get_terminal_size((100, 30))
-    lines = [_strip_control(line) for line in top_format.top_lines(watch.seen, away, size.columns)]
+    width = size.columns if screen or sys.stdout.isatty() or "COLUMNS" in os.environ else 0  # programs get it whole
+    lines = [_strip_control(line) for line in top_format.top_lines(watch.seen, away, width)]
     if screen:
         print(_fit_to_screen(lines, size), end="", flush=True)
     else:

@@ -2,16 +2,21 @@
 
 import argparse
 import asyncio
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omnibus.cli.apps import APPS, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
 from omnibus.cli.gateway import Gateway
+from omnibus.cli.output import print_json
+from omnibus.cli.processes import run_summary
+from omnibus.cli.progress import ProgressBar
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
 from omnibus.families import catalog
+from omnibus.process.logs import Log
 from omnibus.up.preflight import check_start
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
@@ -26,18 +31,29 @@ async def run_up(options: argparse.Namespace) -> int:
     if options.detach:
         return await start_detached(options)
     await check_start(Path(options.models) if options.models else None, options.nodes)
-    stack = Stack(
-        await load_declarations(options),
-        name=options.name,
-        port=options.port,
-        gateways=options.gateways,
-        nodes=options.nodes,
-        apps_dir=Path(options.apps_dir) if options.apps_dir else None,
-        fork_server=not options.no_models,  # it would only cost time and memory
-    )
+    with ProgressBar(silent=options.json) as bar:
+        stack = Stack(
+            await load_declarations(options, bar.update),
+            name=options.name,
+            port=options.port,
+            gateways=options.gateways,
+            nodes=options.nodes,
+            apps_dir=Path(options.apps_dir) if options.apps_dir else None,
+            fork_server=not options.no_models,  # it would only cost time and memory
+            report=bar.update,
+            log=Log(io.StringIO()) if options.quiet else None,
+        )
+        return await _run_stack(stack, options, bar)
+
+
+async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar) -> int:
     async with stack:
+        bar.close()
         apps = [await stack.supervisor.unless_over(_register_everywhere(stack, target)) for target in options.app]
-        _print_addresses(stack, apps)
+        if options.json:
+            print_json({**run_summary(stack.state), "apps": apps})
+        else:
+            _print_addresses(stack, apps)
         if options.detached:
             silence_output()
         await stack.supervisor.run_until_signal()
@@ -75,12 +91,15 @@ def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
         print(f"{name} is up: POST {stack.url}/v1/apps/{name}/invoke\n", flush=True)
 
 
-async def load_declarations(options: argparse.Namespace) -> str:
-    """The declarations file that was named, no models at all, or local ones: by default those that were trained."""
+async def load_declarations(options: argparse.Namespace, report: Callable[[str, int, int], None] | None = None) -> str:
+    """The declarations file that was named, no models at all, or local ones: by default those that were trained.
+
+    ``report`` is that of ``tiny_models``.
+    """
     if options.no_models:
         return NO_MODELS
     if not options.models:
-        return await tiny_models(options.only or list(catalog.WORLD))
+        return await tiny_models(options.only or list(catalog.WORLD), report=report)
     return _read_declarations(Path(options.models))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from omnibus.cli.output import add_output_options
 from omnibus.cli.plan import planner_environment
 from omnibus.errors import StageUnavailable
 from omnibus.process.spec import ROOT, python_command
@@ -23,7 +24,8 @@ _FILES = ("models", "trace", "workload", "engine_profile")
 
 def add_whatif_command(commands: Any) -> None:
     """Add the arguments to those of ``omnibus``."""
-    add = commands.add_parser("whatif", help="simulate a plan under other requests, or on other GPUs").add_argument
+    whatif = commands.add_parser("whatif", help="simulate a plan under other requests, or on other GPUs")
+    add = whatif.add_argument
     add("--plan", default="", metavar="current|FILE", help="the plan that runs, or one of `omnibus plan show --json`")
     add("--models", default="", metavar="FILE", help="declarations: they are planned, unless --plan names a plan")
     add("--gpus", default="", metavar="COUNTS", help="plan anew for these GPUs, such as '8 H100, 4 L40S'")
@@ -37,7 +39,7 @@ def add_whatif_command(commands: Any) -> None:
     add("--engine-profile", default="", metavar="FILE", help="the times that simulated engines follow")
     add("--store", default="", metavar="URL", help="the store; without it the running `omnibus up` is found")
     add("--nats", default="", metavar="URL", help="the bus; without it the running `omnibus up` is found")
-    add("--json", action="store_true", help="print JSON")
+    add_output_options(whatif)
 
 
 async def run_whatif(options: argparse.Namespace) -> int:

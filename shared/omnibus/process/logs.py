@@ -17,15 +17,15 @@ _PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ")
 
 
 class Log:
-    """Writes ``name | line`` to ``stream``, in colour on a terminal unless NO_COLOR is set.
+    """Writes ``name | line`` to ``stream``, by default stderr, in colour on a terminal unless NO_COLOR is set.
 
     What a service logs several times in a row is written once, and how often when another line follows.
     """
 
     def __init__(self, stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = stream
         environ = os.environ if environ is None else environ
-        self._colour = self._stream.isatty() and not environ.get("NO_COLOR")
+        self._colour = (stream or sys.stderr).isatty() and not environ.get("NO_COLOR")
         self._colours: dict[str, int] = {}
         self._tails: dict[str, deque[str]] = {}
         self._repeats: dict[str, int] = {}
@@ -68,8 +68,9 @@ class Log:
             self._write_copy(self._copy, f"{prefix} {text}\n")
         if self._colour:
             prefix = f"\x1b[{self._colours[name]}m{prefix}\x1b[0m"
-        self._stream.write(f"{prefix} {text}\n")
-        self._stream.flush()
+        stream = self._stream or sys.stderr  # as it is now: above a progress bar it is another one
+        stream.write(f"{prefix} {text}\n")
+        stream.flush()
 
     def _write_copy(self, copy: TextIO, line: str) -> None:
         try:

@@ -22,7 +22,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     ``ports`` has one for each gateway: ``gateway``, ``gateway-1`` and so on. ``admin_token`` opens their
     control routes; ``apps_dir`` is where apps that are directories may lie. ``certificate`` is the file of
     gateways that speak TLS. ``passing`` runs answer one command and end: others talk to them only when they are named,
-    or alone. ``ready``: everything serves.
+    or alone. ``ready``: everything serves. ``loaded`` of the ``executors`` that were planned at the start are ready.
     """
 
     directory: str
@@ -41,6 +41,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     name: str = ""
     passing: bool = False
     ready: bool = False
+    executors: int = 0
+    loaded: int = 0
 
 
 def registry_path(environ: Mapping[str, str] | None = None) -> Path:

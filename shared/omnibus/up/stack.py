@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.desired import ID
+from omnibus.cluster.desired import ID, ExecutorKind, replica_counts
 from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
 from omnibus.metrics.http import remove_stale_files
@@ -71,7 +71,8 @@ class Stack:
     on ``nodes``, each of which has a sidecar and an arena of its own.
     Executors are forked from a fork server on Linux, for the default engine on CPUs, unless ``fork_server`` or
     ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they are processes of their own. ``name`` is that of the
-    run, by default its port; ``passing``: see ``RunState``.
+    run, by default its port; ``passing``: see ``RunState``. ``report`` is called with what is done, how many executors
+    have loaded their weights, and of how many.
     """
 
     def __init__(  # noqa: PLR0913 each is an option of the command
@@ -87,6 +88,7 @@ class Stack:
         fork_server: bool = True,
         passing: bool = False,
         name: str = "",
+        report: Callable[[str, int, int], None] = lambda what, done, count: None,
     ) -> None:
         if gateways < 1:
             raise BadRequest(f"{gateways} gateways: one at least must run")
@@ -105,6 +107,11 @@ class Stack:
         self._extra = dict(env or {})
         self._passing = passing
         self._name = name
+        self._report = report
+        self._started = time.time()
+        self._executors = self._loaded = 0
+        self._planned: Mapping[ExecutorKind, int] = {}
+        self._ready = ReadyExecutors()
         self._requested_port = port
         self._gateways = gateways
         self._nodes = Nodes(nodes)
@@ -125,7 +132,7 @@ class Stack:
         await self._stack.aclose()
 
     async def _start_system(self) -> None:
-        run = self._stack.enter_context(RunDirectory(name=self._name))
+        run = self._run = self._stack.enter_context(RunDirectory(name=self._name))
         self.directory = run.path
         self._stack.enter_context(self._log.copied_to(run.path / LOG_FILE))
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
@@ -143,13 +150,13 @@ class Stack:
         )
         await self._stack.enter_async_context(self.supervisor)
         self._start_watchdogs()
-        self._publish_state(run)  # early: whoever cleans up after a kill needs to know what there was
+        self._publish_state()  # early: whoever cleans up after a kill needs to know what there was
         self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
         self._stack.push_async_callback(self._bus.drain)
         await self.supervisor.unless_over(self._start_executors())
         await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
         self.supervisor.confirm_all()
-        self._publish_state(run, ready=True)
+        self._publish_state(ready=True)
 
     def _start_watchdogs(self) -> None:
         """Restart what hangs, and a NATS server whose disk was full, from now on until the end."""
@@ -184,12 +191,15 @@ class Stack:
         store = Store(StoreSettings(url=self.valkey.url, secret=self._store_secret))
         self._stack.push_async_callback(store.close)
         await self._endpoints.listen(self.bus)
-        ready, gateways = ReadyExecutors(), GatewayPlans()
+        ready, gateways = self._ready, GatewayPlans()
         born = Executors(self.supervisor, self._log, self._executor_specs, ready, gateways)
         await ready.listen(self.bus, born.confirm_ready)
         await gateways.listen(self.bus)
         self._stack.push_async_callback(born.close)
-        await born.start(await _first_plan(store), store)
+        plan = await _first_plan(store)
+        self._planned = replica_counts(plan.models)
+        self._executors = sum(self._planned.values())
+        await born.start(plan, store)
 
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """The executors that ``plans`` ask for, by the names of their processes."""
@@ -209,11 +219,11 @@ class Stack:
             raise BusUnavailable("the stack is not up")
         return self._bus
 
-    def _publish_state(self, run: RunDirectory, *, ready: bool = False) -> None:
+    def _publish_state(self, *, ready: bool = False) -> None:
         self.state = RunState(
-            directory=str(run.path),
+            directory=str(self.directory),
             pid=os.getpid(),
-            started=time.time(),
+            started=self._started,
             nats_url=self.nats.url,
             store_url=self.valkey.url,
             monitor_url=self.nats.monitor,
@@ -227,8 +237,10 @@ class Stack:
             name=self._name or str(self.port),
             passing=self._passing,
             ready=ready,
+            executors=self._executors,
+            loaded=self._loaded,
         )
-        run.write_state(self.state)
+        self._run.write_state(self.state)
 
     def _service_environment(self) -> dict[str, str]:
         return {
@@ -326,10 +338,20 @@ class Stack:
         try:
             async with asyncio.timeout(seconds):
                 for url in self.urls:
-                    while missing := await asyncio.to_thread(not_ready, url, self._believed):  # noqa: ASYNC110 HTTP cannot tell us
+                    while missing := await asyncio.to_thread(not_ready, url, self._believed):
+                        self._report_loading()
                         await asyncio.sleep(0.1)
         except TimeoutError:
             raise DeadlineExceeded(f"not ready within {seconds:g} s: {missing}") from None
+
+    def _report_loading(self) -> None:
+        """Report how many executors are ready, and publish it for commands that wait for this run."""
+        loaded = sum(min(count, self._ready.count_ready(kind)) for kind, count in self._planned.items())
+        if self._executors:
+            self._report("loading weights", loaded, self._executors)
+        if loaded != self._loaded:
+            self._loaded = loaded
+            self._publish_state(ready=self.state.ready)
 
     async def _announce_exit(self, exit: Exit) -> None:
         remove_stale_files(self.metrics_dir)

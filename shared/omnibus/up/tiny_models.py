@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from asyncio.subprocess import STDOUT
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,19 @@ from omnibus.suggestions import did_you_mean
 #: Seed of the LLMs of twins, which have all else from the model they share with.
 TWIN_SEED = 1
 BUILD_TIMEOUT_SECONDS = 300.0  # seconds
+#: What is reported while checkpoints are built.
+BUILDING = "building tiny models"
 #: Checkpoints of the trained ones, by family.
 TRAINED = SHARED / "omnibus_models" / "world" / "weights"
 
 
-async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> str:
+async def tiny_models(
+    only: Sequence[str] = (), cache: Path | None = None, report: Callable[[str, int, int], None] | None = None
+) -> str:
     """Declarations of the tiny models, whose checkpoints are built on first use, or were trained.
 
     ``only`` chooses among them; a twin is there when it is chosen, and brings the model it shares with.
+    ``report`` is called with what is done, how many are built, and of how many, whenever one is.
     """
     cache = cache or tiny_directory()
     alone = {**catalog.TINY, **catalog.ON_DEMAND_MODELS}
@@ -35,16 +40,31 @@ async def tiny_models(only: Sequence[str] = (), cache: Path | None = None) -> st
     twins = {name: shared for name, shared in catalog.TWINS.items() if name in only}
     names = {*(only or catalog.TINY), *twins.values()}
     chosen = {name: family for name, family in alone.items() if name in names}
-    await asyncio.gather(
+    builds = [
         *(build_checkpoint(family, cache / family) for family in chosen.values()),
         *(build_checkpoint(catalog.LOCAL[name], cache / name, *_twin_arguments(name)) for name in twins),
-    )
+    ]
+    await _build_all(builds, report or (lambda what, done, count: None))
     models = {name: catalog.model_declaration(family, str(cache / family)) for name, family in chosen.items()}
     trained = {name: family for name, family in catalog.WORLD.items() if name in only}
     models |= {name: _trained_declaration(name, family) for name, family in trained.items()}
     return json.dumps(
         {"models": {**models, **{name: catalog.shared_encoder_declaration(name, str(cache / name)) for name in twins}}}
     )
+
+
+async def _build_all(builds: Sequence[Coroutine[Any, Any, None]], report: Callable[[str, int, int], None]) -> None:
+    built = 0
+
+    async def build(one: Coroutine[Any, Any, None]) -> None:
+        nonlocal built
+        await one
+        built += 1
+        report(BUILDING, built, len(builds))
+
+    if builds:
+        report(BUILDING, 0, len(builds))
+    await asyncio.gather(*map(build, builds))
 
 
 def _trained_declaration(name: str, family: str) -> dict[str, Any]:

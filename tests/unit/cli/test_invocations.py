@@ -42,12 +42,16 @@ def test_tail_shows_an_end_and_why():
     )
 
 
-def test_tail_shows_both_of_one_message():
+def test_tail_shows_both_of_one_message(capsys: pytest.CaptureFixture[str]):
     whole = records.join_records(json.dumps(INVOCATION).encode(), json.dumps(ENDED).encode())
 
-    begin, end = invocations._record_lines(Delivery("s", whole))
+    invocations._print_records(Delivery("s", whole), as_json=False)
+    begin, end = capsys.readouterr().out.splitlines()
+    invocations._print_records(Delivery("s", whole), as_json=True)
 
     assert ("begin g-0-1" in begin, "end   g-0-1" in end) == (True, True)
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == json.loads(json.dumps([INVOCATION, ENDED]))
 
 
 def test_an_invocation_is_described_from_beginning_to_end():
@@ -186,7 +190,7 @@ async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, cap
 
 
 async def test_tail_prints_what_begins_and_ends(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
-    options = argparse.Namespace(nats=nats_url)
+    options = argparse.Namespace(nats=nats_url, json=False)
     tailing = asyncio.ensure_future(invocations.tail_records(options))
     seen: list[str] = []
 

@@ -1,13 +1,11 @@
 """``omnibus profile``: what is wrong is said in a line before anything is started, and what was measured in a table."""
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 
 from omnibus.cli import main
-from omnibus.cli.profile import ProgressBar
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus_models import tiny
 from tests.unit.profiling.subjects import declared
@@ -104,31 +102,3 @@ def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytes
     PartialProfile(Path("m.profile.json"), {}).path.write_text("{}")
 
     assert "go on with --resume" in said(capsys, "m", *DECLARED, *WORK)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_one_line_on_a_terminal():
-    stream = Terminal()
-    bar = ProgressBar(stream, silent=False)
-    bar.update("E", 1, 3, "8 at a time, 31.2 req/s")
-    bar.update("E", 2, 3, "done")
-    bar.close()
-
-    first, second = stream.getvalue().rstrip("\n").split("\r")[1:]
-    assert first == "[########................] 1/3 E 8 at a time, 31.2 req/s"
-    assert second.rstrip() == "[################........] 2/3 E done"
-    assert len(second) == len(first)
-    assert stream.getvalue().endswith("\n")
-
-
-def test_progress_is_line_by_line_elsewhere_and_may_be_silent():
-    stream, nothing = io.StringIO(), io.StringIO()
-    ProgressBar(stream, silent=False).update("", 0, 3, "starting the system")
-    ProgressBar(nothing, silent=True).update("", 0, 3, "starting the system")
-
-    assert stream.getvalue() == "omnibus: starting the system (0 of 3)\n"
-    assert nothing.getvalue() == ""

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.up.tiny_models import tiny_models
+from omnibus.up.tiny_models import BUILDING, tiny_models
 from omnibus_models import tiny
 from services.planner.declared import declarations_file
 from tests.e2e import warm
@@ -40,8 +40,10 @@ async def test_a_twin_comes_with_the_model_it_shares_with(cache: Path):
 
 
 async def test_the_twins_checkpoint_differs_in_its_llm(cache: Path):
-    await tiny_models([VL, TWIN], cache)
+    reports: list[tuple[str, int, int]] = []
+    await tiny_models([VL, TWIN], cache, lambda *report: reports.append(report))
 
+    assert reports == [(BUILDING, built, 2) for built in (0, 1, 2)]
     markers = [json.loads((cache / name / tiny.MARKER).read_text()) for name in ("qwen2_5_vl", TWIN)]
     assert [marker.get("llm_seed") for marker in markers] == [None, 1]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-#: Characters of the first column that are kept even on a narrow screen.
-_MIN_NAME_CHARS = 12
+#: Characters of names, and of the words of a last column, that are kept even on a narrow screen.
+_MIN_NAME_CHARS, _MIN_WORDS_CHARS = 12, 12
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -26,22 +26,38 @@ def field_lines(named: dict[str, str]) -> Iterator[str]:
 def column_lines(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, words: int = 0, least: int = _MIN_NAME_CHARS
 ) -> Iterator[str]:
-    """Lines of a table of at most ``width``, if names can be cut to that, but not below ``least`` characters: numbers
-    to the right, the first and the last ``words`` columns to the left.
+    """Lines of a table of at most ``width``, 0 for any, if its cells can be cut to that: numbers to the right, the
+    first and the last ``words`` columns to the left.
+
+    What stands last is cut first, where it is words. Names are cut to not less than ``least`` characters, and only as
+    far as all that differ still do; then the table is wider.
     """
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    left = width - sum(each + 2 for each in widths[1:])
-    widths[0] = min(widths[0], max(left, least))
-    for row in [head, *rows]:
-        cells = [shorten_name(row[0], widths[0]).ljust(widths[0])]
+    if width and words and (over := sum(widths) + 2 * (len(widths) - 1) - width) > 0:
+        widths[-1] = min(widths[-1], max(widths[-1] - over, _MIN_WORDS_CHARS))
+    left = width - sum(each + 2 for each in widths[1:]) if width else widths[0]
+    names = shorten_names([head[0], *(row[0] for row in rows)], max(left, least))
+    widths[0] = max(map(len, names))
+    for name, row in zip(names, [head, *rows], strict=True):
+        cells = [name.ljust(widths[0])]
         for column, cell in enumerate(row[1:], 1):
             aligned = cell.ljust if column >= len(row) - words else cell.rjust
-            cells.append(aligned(widths[column]))
+            cells.append(_cut(aligned(widths[column]), widths[column]))
         yield "  ".join(cells).rstrip()
 
 
+def shorten_names(names: Sequence[str], width: int) -> list[str]:
+    """``names`` in ``width`` characters each, or in as many more as keep apart those that differ."""
+    for chars in range(width, max(map(len, names))):
+        short = [shorten_name(name, chars) for name in names]
+        if len(set(short)) == len(set(names)):
+            return short
+    return list(names)
+
+
 def shorten_name(name: str, width: int) -> str:
-    """``name`` in ``width`` characters: of a request type all parts, each a little shorter."""
+    """``name`` in ``width`` characters: of a request type all parts, each a little shorter, of ``MODEL/OPTION`` the
+    option, of all others both ends."""
     if len(name) <= width:
         return name
     parts = name.strip().split("+")
@@ -50,7 +66,22 @@ def shorten_name(name: str, width: int) -> str:
         cut = indent + "+".join(part[:letters] for part in parts)
         if len(cut) <= width:
             return cut
-    return f"{name[: width - 1]}…"
+    model, slash, option = name.rpartition("/")
+    if slash and len(option) + 3 < width:
+        return f"{_cut_middle(model, width - len(option) - 1)}/{option}"
+    return _cut_middle(name, width)
+
+
+def _cut_middle(name: str, width: int) -> str:
+    """``name`` in ``width`` characters: both ends, as names of models differ at either."""
+    if len(name) <= width:
+        return name
+    behind = (width - 1) // 3
+    return f"{name[: width - 1 - behind]}…{name[len(name) - behind :]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def size_text(nbytes: float) -> str:

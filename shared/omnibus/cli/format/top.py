@@ -16,7 +16,10 @@ _NONE = Totals(0.0, 0.0, 0, 0, None, None, {})
 
 
 def top_lines(seen: SystemState, away: Sequence[str], width: int = 100) -> Iterator[str]:
-    """Everything, as lines; tables take ``width`` characters if they can. ``away`` says what cannot be reached."""
+    """Everything, as lines; tables take ``width`` characters if they can, 0 for any.
+
+    ``away`` says what cannot be reached.
+    """
     yield from _state_lines(seen, away)
     yield ""
     yield from _request_lines(seen, width)

@@ -1,0 +1,144 @@
+"""What programs get from commands: JSON and errors as JSON; and tables, whose rows differ on any screen."""
+
+import argparse
+import json
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from omnibus.cli import main
+from omnibus.cli.format import plan as plan_format
+from omnibus.cli.format.tables import column_lines, shorten_names, table_lines
+from omnibus.cli.format.top import top_lines
+from omnibus.cli.main import _build_parser
+from omnibus.cli.output import print_json
+from omnibus.cluster.monitor.snapshot import SystemState
+from omnibus.families import catalog
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from omnibus.store import PlanHistoryEntry
+from tests.unit.cli.watched import Clock
+
+#: Commands that print no facts: a demonstration, a script for a shell, and one that prints JSON in any case.
+WITHOUT_JSON = {"omnibus demo", "omnibus completion", "omnibus plan solve"}
+SCREEN = 80
+
+
+def leaf_commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for action in below:
+        for command in action.choices.values():
+            yield from leaf_commands(command)
+    if not below:
+        yield parser
+
+
+def test_every_command_that_prints_facts_prints_them_as_json_too():
+    without = {each.prog for each in leaf_commands(_build_parser()) if "--json" not in each._option_string_actions}
+
+    assert without == WITHOUT_JSON
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "exit_code"),
+    [
+        (["show", "a-0-1", "--nats", "nats://127.0.0.1:1", "--json"], "bus_unavailable", 1),
+        (["plan", "history", "--store", "redis://127.0.0.1:1", "--json"], "store_unavailable", 1),
+        (["models", "show", "/none", "--json"], "not_found", 1),
+        (["models", "list", "--jsn", "--json"], "usage", 2),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_an_error_of_a_command_for_programs_is_json_too(
+    arguments: list[str], code: str, exit_code: int, capsys: pytest.CaptureFixture[str]
+):
+    try:
+        ended = main(arguments)
+    except SystemExit as error:
+        ended = int(error.code or 0)
+
+    printed = capsys.readouterr()
+    assert (printed.out, ended) == ("", exit_code)
+    problem = json.loads(printed.err)["error"]
+    assert problem["code"] == code
+    assert problem["message"]
+
+
+def test_json_is_one_line_in_utf_8_without_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]):
+    print_json({"name": "Größe", "rate": float("inf")})
+
+    assert capsys.readouterr().out == '{"name":"Größe","rate":null}\n'
+
+
+def test_names_alone_are_one_a_line(capsys: pytest.CaptureFixture[str]):
+    assert main(["settings", "up", "frozen", "-q"]) == 0
+
+    assert capsys.readouterr().out == "OMNIBUS_UP_FROZEN\n"
+
+
+# Tables
+
+
+def test_names_are_cut_only_as_far_as_they_still_differ():
+    models = ["qwen2.5-omni-tiny/E", "qwen2.5-omni-tiny/EV", "qwen2.5-omni-wide/E", "qwen2.5-omni-wide/EV"]
+
+    for width in range(1, 30):
+        short = shorten_names(models, width)
+        assert len(set(short)) == len(models)
+        assert [name.rpartition("/")[2] for name in short] == ["E", "EV", "E", "EV"]
+    assert shorten_names(["qwen2.5-omni-tiny/EV", "qwen2.5-vl-tiny/L"], 12) == ["qwen2.…ny/EV", "qwen2.…iny/L"]
+    assert shorten_names(["vision+thinker"], 9) == ["visi+thin"]
+
+
+def test_words_at_the_end_make_room_for_names():
+    rows = [[f"{'m' * 30}/{option}", "1", "vision, audio, thinker, talker, vocoder"] for option in "ab"]
+
+    lines = list(column_lines(["EXECUTORS", "up", "runs"], rows, 60, words=1))
+
+    assert max(map(len, lines)) <= 60
+    assert all(row[0] in line for row, line in zip(rows, lines[1:], strict=True))
+
+
+@pytest.fixture
+def default_plan() -> Plan:
+    """The default deployment, with names of models that differ at their ends alone."""
+    models = {}
+    for name in ("qwen2.5-omni-world", "qwen2.5-omni-tiny", "qwen2.5-omni-tiny-wide"):
+        family = catalog.find_family("qwen2_5_omni")
+        options = {key: msgspec.convert({"replicas": 1, **each}, DeploymentOption) for key, each in OPTIONS.items()}
+        paths = (Path("E>Th>Ta>V", {"vision": "E", "thinker": "Th", "talker": "Ta", "vocoder": "V"}, 1.0),)
+        models[name] = ModelPlan(
+            "qwen2_5_omni", "/m", tuple(family["components"]), {}, options, {"vision+thinker+talker+vocoder": paths}
+        )
+    return Plan(7, 0, 0.0, models, reason="declared")
+
+
+OPTIONS = {
+    "E": {"components": ("vision", "audio"), "service": "encoder"},
+    "Th": {"components": ("thinker",), "service": "llm"},
+    "Ta": {"components": ("talker",), "service": "llm"},
+    "V": {"components": ("vocoder",), "service": "generator"},
+}
+
+
+def test_rows_of_top_differ_at_80_columns(default_plan: Plan):
+    seen = SystemState(Clock())
+    seen.plan = default_plan
+
+    lines = list(top_lines(seen, (), SCREEN))
+
+    at = next(index for index, line in enumerate(lines) if line.startswith("EXECUTORS"))
+    named = [line.split()[0] for line in lines[at + 1 :] if line]
+    assert len(set(named)) == len(named) == 3 * len(OPTIONS)
+    assert max(map(len, lines)) <= SCREEN
+
+
+def test_rows_of_other_tables_are_whole_on_any_screen(default_plan: Plan):
+    options = [f"{name}/{option}" for name in default_plan.models for option in OPTIONS]
+    plan_rows = "\n".join(plan_format.plan_lines(default_plan, None)).splitlines()
+    history = list(plan_format.history_lines([PlanHistoryEntry(7, default_plan, "")], 7, 0))
+    runs = list(table_lines(["RUN", "URL"], [["8000", "http://127.0.0.1:8000"], ["a" * SCREEN, "http://[::1]:1"]]))
+
+    assert [line.split()[0] for line in plan_rows if "/" in line.split(" ")[0]] == options
+    assert all(name in history[1] for name in default_plan.models)
+    assert [line.split()[0] for line in runs] == ["RUN", "8000", "a" * SCREEN]
