@@ -38,7 +38,7 @@ class BusSettings(Settings, frozen=True):
     #: Seconds and bytes that recorded invocations are kept.
     record_seconds: float = 24 * 3600.0
     record_bytes: int = 1 << 30
-    #: The same of dead letters (inputs that crashed or failed an engine), and of events of responses.
+    #: The same of dead letters (inputs that crashed or failed an engine), and of events of responses and sessions.
     dead_seconds: float = 7 * 24 * 3600.0
     dead_bytes: int = 64 << 20
     response_seconds: float = 3600.0
@@ -194,6 +194,9 @@ class GatewaySettings(Settings, frozen=True):
     realtime_sessions: int = 256
     realtime_seconds: float = 3600.0
     realtime_idle: float = 900.0
+    #: Realtime sessions whose events are kept, so that their clients resume them at another gateway: ``requested`` (by
+    #: their client), ``always``, ``off``.
+    realtime_resume: str = "requested"
     #: Seconds after which another gateway takes a video up when this one is silent.
     video_lease: float = 15.0
     #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,

@@ -18,17 +18,18 @@ from services.gateway.http.exchange import PostRequest, PostRoute
 from services.gateway.http.response import JSON, ResponseWriter, refuse_request
 from services.gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
 from services.gateway.openai.realtime.client_secrets import PATH, encode_client_secret, parse_client_secret_request
-from services.gateway.openai.realtime.session import SessionConfig, SessionUpdate
-from services.gateway.realtime.config import ModelAbilities, check_update
+from services.gateway.openai.realtime.session import SessionUpdate
+from services.gateway.realtime.config import check_update
+from services.gateway.realtime.resume_token import ResumeToken
 from services.gateway.realtime.secrets import ClientSecrets
-from services.gateway.realtime.service import Realtime
+from services.gateway.realtime.service import OpenedSession, Realtime
 from services.gateway.tenancy.rate_limits import KEY_LIMITS
 
 log = logging.getLogger(__name__)
 
 #: The subprotocol that browsers name.
 _SUBPROTOCOL = "realtime"
-_QUERY = frozenset({"model"})
+_QUERY = frozenset({"model", "resumable", "resume", "last_event_id"})
 _REFUSED_QUERY = {
     "call_id": "calls over WebRTC or SIP are not supported: open a session with model",
     "intent": "sessions of transcription are not supported: leave it out",
@@ -47,27 +48,36 @@ class RealtimeRoute:
         try:
             if scope["path"] != PATH:
                 raise NotFound("there is no WebSocket at this path")
-            config, abilities = await self._open_config(scope)
+            opened = await self._open_session(scope)
             with self._realtime.admit():
                 await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
                 accepted = True
-                GATEWAY.realtime_sessions.labels(config.model).inc()
-                await self._realtime.serve(connection, config, abilities, scope.get(KEY_LIMITS))
+                GATEWAY.realtime_sessions.labels(opened.config.model).inc()
+                await self._realtime.serve(connection, opened, scope.get(KEY_LIMITS))
         except OmnibusError as error:
             if accepted:  # from then on errors are events, as long as the client takes any
                 log.warning("a realtime session ended: %s", error)
             else:
                 await refuse_request(rejecting_send(scope, send), error)
 
-    async def _open_config(self, scope: Scope) -> tuple[SessionConfig, ModelAbilities]:
-        """Raises ``BadRequest``, ``NotFound``, ``Unauthorized`` and ``StoreUnavailable``."""
+    async def _open_session(self, scope: Scope) -> OpenedSession:
+        """Raises ``BadRequest``, ``NotFound``, ``Unauthorized``, ``StoreUnavailable`` and ``BusUnavailable``."""
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         for name in query:
             if name not in _QUERY:
                 hint = _REFUSED_QUERY.get(name, "it is not known: leave it out")
                 raise BadRequest(f"{name[:64]}: {hint}.", param=name[:64])
+        if query.get("resumable", "false") not in ("true", "false"):
+            raise BadRequest("resumable is true or false.", param="resumable")
         update = await self._secrets.find_update(bearer_token(sent_authorization(scope)))
-        return self._realtime.begin_config(_choose_model(query.get("model", ""), update), update)
+        if "resume" in query:
+            return await self._realtime.resume_session(
+                ResumeToken.parse(query["resume"]), query.get("last_event_id", "")
+            )
+        if "last_event_id" in query:
+            raise BadRequest("last_event_id is for sessions that are resumed: send resume too.", param="last_event_id")
+        model = _choose_model(query.get("model", ""), update)
+        return self._realtime.open_session(model, update, resumable=query.get("resumable") == "true")
 
     def add_routes(self, app: FastAPI) -> None:
         """Say to others than WebSockets what this path is."""

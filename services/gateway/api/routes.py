@@ -46,7 +46,7 @@ class RouteTable:
         answered = ChatRoute(settings, chat, drawn, translate)
         spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
         self._chatting = answered, spoken, written
-        self.sessions = Realtime(settings, chat)
+        self.sessions = Realtime(settings, chat, runs.records.bus)
         secrets = ClientSecrets(settings, videos.store)
         #: Answers all WebSockets.
         self.realtime = RealtimeRoute(self.sessions, secrets)

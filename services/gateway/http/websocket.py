@@ -44,6 +44,7 @@ class WebSocketConnection:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self.closed_code = 0  # with which the client has closed it
 
     async def accept(self, subprotocol: str | None) -> None:
         """Complete the handshake."""
@@ -58,6 +59,7 @@ class WebSocketConnection:
         """The next message; None when the client has left. Raises ``BadRequest`` for one that is no text."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
+            self.closed_code = int(message.get("code") or 0)
             return None
         text = message.get("text")
         if text is None:

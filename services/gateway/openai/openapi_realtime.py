@@ -14,8 +14,10 @@ def realtime_paths() -> dict[str, Any]:
         "101": {"description": "A WebSocket, on which events go in both directions."},
         "426": failure_response("The request opens no WebSocket."),
     }
-    parameter = {"name": "model", "in": "query", "required": True, "schema": {"type": "string"}}
-    opening = {**operation("open_realtime", "Open a session.", "Realtime", opened), "parameters": [parameter]}
+    text, kinds = {"type": "string"}, {"resumable": {"type": "boolean"}}
+    names = ("model", "resumable", "resume", "last_event_id")
+    parameters = [{"name": name, "in": "query", "schema": kinds.get(name, text)} for name in names]
+    opening = {**operation("open_realtime", "Open or resume a session.", "Realtime", opened), "parameters": parameters}
     made = {"description": "The secret, and the session that it opens.", "content": json_content("ClientSecret")}
     return {
         client_secrets.PATH: {"get": opening},

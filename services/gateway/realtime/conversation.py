@@ -120,6 +120,16 @@ class Conversation:
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(list(self._items.values()))
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._items
+
+    def count_with(self, changed: Callable[[int], None]) -> None:
+        """Call ``changed`` with the bytes of all items, and from now on with what they add or free.
+
+        Raises ``Overloaded``."""
+        changed(sum(each.nbytes for each in self._items.values()))
+        self._changed = changed
+
     @property
     def last_id(self) -> str | None:
         return next(reversed(self._items), None)

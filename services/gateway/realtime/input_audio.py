@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from omnibus.errors import TooLarge
+from omnibus.recording.sessions import InputChange
 from services.gateway.openai.realtime.session import AudioFormat
 from services.gateway.realtime.audio_format import rate_of, sample_bytes, to_bytes
 from services.gateway.realtime.errors import EMPTY_COMMIT, EventRefused
@@ -17,11 +18,25 @@ class InputAudioBuffer:
     ``changed`` is called with the bytes that it holds more, or fewer.
     """
 
-    def __init__(self, format: AudioFormat, changed: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        format: AudioFormat,
+        changed: Callable[[int], None] = lambda _: None,
+        restored: InputChange | None = None,
+    ) -> None:
         self.format = format
-        self._data = bytearray()
-        self._begin_ms = 0.0  # of what is held
         self._changed = changed
+        self._data = bytearray(restored.data if restored is not None else b"")
+        self._begin_bytes, self._begin_ms = 0, 0.0  # of what is held
+        if restored is not None:
+            changed(len(self._data))
+            self._begin_bytes = restored.end_bytes - len(self._data)
+            self._begin_ms = restored.end_ms - self.held_ms
+
+    @property
+    def end_bytes(self) -> int:
+        """Bytes of audio that were ever appended."""
+        return self._begin_bytes + len(self._data)
 
     @property
     def end_ms(self) -> float:
@@ -63,6 +78,10 @@ class InputAudioBuffer:
             self.clear_audio()
             self.format = format
 
+    def read_after(self, position: int) -> bytes:
+        """Bytes that are held behind the first ``position`` bytes of the session."""
+        return bytes(self._data[max(0, position - self._begin_bytes) :])
+
     def _position(self, ms: float) -> int:
         return to_bytes(round(max(0.0, ms - self._begin_ms)), self.format)
 
@@ -71,6 +90,7 @@ class InputAudioBuffer:
 
     def _take_bytes(self, size: int) -> bytes:
         taken = bytes(self._data[:size])
+        self._begin_bytes += len(taken)
         self._begin_ms += self._length_ms(size)
         del self._data[:size]
         self._changed(-size)

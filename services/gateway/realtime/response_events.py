@@ -35,6 +35,12 @@ class ResponseEvents:
         self._metadata = metadata
         self._open: ConversationItem | None = None
 
+    def resume(self, items: Sequence[ConversationItem]) -> None:
+        """Go on behind ``items``, which have been made elsewhere and are in the conversation."""
+        self.items = list(items)
+        last = self.items[-1] if self.items else None
+        self._open = last if last is not None and last.status == "in_progress" else None
+
     def begin(self) -> list[Event]:
         """The first event."""
         return [{"type": "response.created", "response": self._response("in_progress")}]
@@ -194,6 +200,6 @@ def incomplete_details(reason: str) -> Event:
     return {"type": "incomplete", "reason": "max_output_tokens" if reason == "length" else "content_filter"}
 
 
-def event_texts(events: Sequence[Event], new_id: Callable[[str], str], encode: Callable[[Any], bytes]) -> list[str]:
-    """``events`` as frames of text, each with an id of its own."""
-    return [encode({"type": each["type"], "event_id": new_id("event_"), **each}).decode() for each in events]
+def encode_events(events: Sequence[Event], new_id: Callable[[], str], encode: Callable[[Any], bytes]) -> list[bytes]:
+    """``events`` as JSON, each with an id of its own."""
+    return [encode({"type": each["type"], "event_id": new_id(), **each}) for each in events]

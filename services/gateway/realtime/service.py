@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from uvicorn.protocols.utils import ClientDisconnected
 
-from omnibus.errors import Fatal, GatewayStopping, OmnibusError, Overloaded, TooSlow
+from omnibus.bus import Bus
+from omnibus.errors import BadRequest, Conflict, Fatal, GatewayStopping, NotFound, OmnibusError, Overloaded, TooSlow
 from omnibus.metrics import GATEWAY
+from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.chat import AppChats
@@ -21,7 +23,11 @@ from services.gateway.realtime.config import ModelAbilities, apply_update, defau
 from services.gateway.realtime.errors import IDLE_TIMEOUT, SESSION_EXPIRED, EventRefused
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.response_events import Event
-from services.gateway.realtime.session import RealtimeSession, SessionContext
+from services.gateway.realtime.restored import RestoredSession
+from services.gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
+from services.gateway.realtime.session import RealtimeSession
+from services.gateway.realtime.session_log import SessionLog
+from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.body_budget import current_upload
 from services.gateway.tenancy.rate_limits import RateLimits
@@ -29,25 +35,52 @@ from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
+#: What ``OMNIBUS_GATEWAY_REALTIME_RESUME`` may be.
+RESUME_MODES = ("off", "requested", "always")
+
 #: Seconds that a client may take to read what it is sent.
 STALLED_SECONDS = 30.0
+#: Codes with which clients close sessions that they are done with.
+_FINAL_CLOSES = (websocket.NORMAL, websocket.GOING_AWAY)
 #: Events that a client may send in a second; more wait.
 MAX_EVENTS_PER_SECOND = 1000
 
 
 class SessionEnd(NamedTuple):
-    """The end of a session for its client: an error event, if there is one, and how the connection is closed."""
+    """The end of a connection: an error event, if there is one, and how it is closed; code 0 where the client has left.
 
-    code: int
-    reason: str
+    ``over`` is why the session has ended for good; empty: its client may resume it.
+    """
+
+    code: int = 0
+    reason: str = ""
     error: OmnibusError | None = None
+    over: str = ""
+
+
+class OpenedSession(NamedTuple):
+    """A session before its first event here, until ``expires``, Unix seconds. One with a ``log`` can be resumed, by
+    ``token`` if it is new; one that is ``restored`` has a client that has ``seen`` so many events."""
+
+    id: str
+    config: SessionConfig
+    abilities: ModelAbilities
+    expires: float
+    log: SessionLog | None = None
+    token: ResumeToken | None = None
+    restored: RestoredSession | None = None
+    seen: int = 0
 
 
 class Realtime:
     """Opens sessions with models that ``chat`` answers for, and with those of apps once there are any."""
 
-    def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
+    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus) -> None:
+        if settings.realtime_resume not in RESUME_MODES:
+            modes = ", ".join(RESUME_MODES)
+            raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it is one of {modes}")
         self._settings = settings
+        self._bus = bus
         self._chat = chat
         self.chats: Chat | AppChats = chat
         self._open: dict[str, int] = {}
@@ -59,6 +92,32 @@ class Realtime:
     def count(self) -> int:
         """Sessions that are open."""
         return sum(self._open.values())
+
+    def open_session(self, model: str, update: SessionUpdate | None, *, resumable: bool) -> OpenedSession:
+        """A new session with ``model``. Raises ``NotFound``, and ``BadRequest``."""
+        config, abilities = self.begin_config(model, update)
+        expires, mode = time.time() + self._settings.realtime_seconds, self._settings.realtime_resume
+        if mode == "off" or not (resumable or mode == "always"):
+            return OpenedSession(new_session_id(), config, abilities, expires)
+        token = ResumeToken.create()
+        return OpenedSession(token.id, config, abilities, expires, SessionLog(self._bus, token.id), token)
+
+    async def resume_session(self, token: ResumeToken, last_event_id: str) -> OpenedSession:
+        """The session of ``token`` as it was, whoever had it.
+
+        Raises ``NotFound``, also for another tenant's, ``BadRequest``, ``BusUnavailable`` and ``ProtocolError``.
+        """
+        known = await read_session(self._bus, token.id)
+        restored = RestoredSession(known.entries)
+        token.check_opens(restored.origin)
+        if not current_tenant().owns(restored.origin.tenant):
+            raise NotFound("no session of this token is kept: open another one", param="resume")
+        if restored.over or restored.origin.expires <= time.time():
+            raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
+        seen = parse_event_number(token.id, last_event_id, len(restored.events))
+        abilities, log = self._find_abilities(restored.origin.model), SessionLog(self._bus, token.id, known)
+        GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
+        return OpenedSession(token.id, restored.config, abilities, restored.origin.expires, log, None, restored, seen)
 
     def begin_config(self, model: str, update: SessionUpdate | None) -> tuple[SessionConfig, ModelAbilities]:
         """The configuration of a new session with ``model``. Raises ``NotFound``, and ``BadRequest``."""
@@ -93,58 +152,57 @@ class Realtime:
                 del self._open[tenant.name]
             self._closed.set()
 
-    async def serve(
-        self,
-        connection: WebSocketConnection,
-        config: SessionConfig,
-        abilities: ModelAbilities,
-        limits: RateLimits | None,
-    ) -> None:
+    async def serve(self, connection: WebSocketConnection, opened: OpenedSession, limits: RateLimits | None) -> None:
         """Have a session with the client of an accepted connection, until either of them ends it."""
-        expires = time.time() + self._settings.realtime_seconds
-        outbox = EventSender(connection.send_text, STALLED_SECONDS)
-        upload = _HeldBytes()
+        outbox = EventSender(connection.send_text, STALLED_SECONDS, opened.log)
+        session = self._create_session(opened, outbox, limits)
+        end = SessionEnd(websocket.SERVER_ERROR, "internal error", over="internal error")
+        try:
+            if opened.restored is None:
+                session.begin(str(opened.token) if opened.token else "", current_tenant().name)
+            else:
+                await session.resume(opened.restored, opened.seen)
+            end = await self._converse(connection, session, outbox, max(0.0, opened.expires - time.time()))
+        finally:
+            await session.close(over=end.over if opened.log is not None else "closed")
+            if end.code:
+                await self._say_goodbye(connection, session, outbox, end)
+            elif end.over and opened.log is not None:
+                with suppress(OmnibusError, ClientDisconnected):
+                    await outbox.flush_texts()
+
+    def _create_session(self, opened: OpenedSession, outbox: EventSender, limits: RateLimits | None) -> RealtimeSession:
         context = SessionContext(
             self._chat,
             self.chats,
-            abilities,
-            int(expires),
-            upload.count_bytes,
+            opened.abilities,
+            int(opened.expires),
+            _HeldBytes().count_bytes,
             _response_limit(limits),
             _rate_limit_events(limits),
         )
-        session = RealtimeSession(context, config, outbox)
-        session.begin()
-        end: SessionEnd | None = SessionEnd(websocket.SERVER_ERROR, "internal error")
-        try:
-            end = await self._converse(connection, session, outbox)
-        finally:
-            await session.close()
-            if end is not None:
-                await self._say_goodbye(connection, session, outbox, end)
+        return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)
 
     async def _converse(
-        self, connection: WebSocketConnection, session: RealtimeSession, outbox: EventSender
-    ) -> SessionEnd | None:
-        """Answer events until the session ends; returns how, None where the client has left."""
+        self, connection: WebSocketConnection, session: RealtimeSession, outbox: EventSender, seconds: float
+    ) -> SessionEnd:
+        """Answer events until the session ends, after so many seconds at most; returns how."""
         loop = asyncio.get_running_loop()
         reading = loop.create_task(self._read_events(connection, session))
         sending = loop.create_task(_send_events(outbox))
         draining = loop.create_task(self._wait_drained(session))
         tasks = {reading, sending, draining}
         try:
-            done, _ = await asyncio.wait(
-                tasks, timeout=self._settings.realtime_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 error = EventRefused("The session has lasted as long as it may: open another one.", SESSION_EXPIRED)
-                return SessionEnd(websocket.GOING_AWAY, "session expired", error)
+                return SessionEnd(websocket.GOING_AWAY, "session expired", error, over="expired")
             return next(iter(done)).result()
         finally:
             for task in tasks:
                 await until_cancelled(task)
 
-    async def _read_events(self, connection: WebSocketConnection, session: RealtimeSession) -> SessionEnd | None:
+    async def _read_events(self, connection: WebSocketConnection, session: RealtimeSession) -> SessionEnd:
         idle, pace = self._settings.realtime_idle, _EventPace()
         while True:
             try:
@@ -154,16 +212,16 @@ class Realtime:
                 if session.is_responding:
                     continue
                 error = EventRefused(f"The client has sent nothing for {idle:g} s.", IDLE_TIMEOUT)
-                return SessionEnd(websocket.NORMAL, "idle", error)
+                return SessionEnd(websocket.NORMAL, "idle", error, over="idle")
             except OmnibusError as error:
                 session.post_error(error)
                 continue
             if text is None:
-                return None
+                return SessionEnd(over="closed" if connection.closed_code in _FINAL_CLOSES else "")
             try:
                 await session.handle_text(text)
             except TooSlow as error:
-                return SessionEnd(websocket.POLICY, error.message)
+                return SessionEnd(websocket.POLICY, error.message, over="slow")
             except Exception:
                 log.exception("%s failed", session.id)
                 session.post_error(Fatal("internal error: the gateway's log has more under the id of this session"))
@@ -179,7 +237,7 @@ class Realtime:
             async with asyncio.timeout(websocket.CLOSE_SECONDS):
                 await outbox.flush_texts()
         except (ClientDisconnected, TimeoutError, OmnibusError):
-            pass
+            pass  # the client reads nothing, or has the session elsewhere
         await connection.close(end.code, end.reason)
 
     # The stop
@@ -202,14 +260,16 @@ class Realtime:
         return SessionEnd(websocket.RESTART, "the gateway is stopping")
 
 
-async def _send_events(outbox: EventSender) -> SessionEnd | None:
+async def _send_events(outbox: EventSender) -> SessionEnd:
     try:
         await outbox.send_texts()
+    except TooSlow as error:
+        return SessionEnd(websocket.POLICY, error.message, over="slow")
+    except Conflict:
+        return SessionEnd(websocket.POLICY, "the session goes on at another connection")
     except ClientDisconnected:
         pass
-    except TooSlow as error:
-        return SessionEnd(websocket.POLICY, error.message)
-    return None
+    return SessionEnd()
 
 
 class _HeldBytes:

@@ -1,16 +1,18 @@
 """One client's session: what its events do to the conversation, and the responses that they ask for."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from secrets import token_hex
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from omnibus.errors import BadRequest, OmnibusError, Overloaded
-from services.gateway.apps.chat import AppChats
+import msgspec
+
+from omnibus.api_key import hash_key
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.recording.sessions import InsertedItem, SessionEntry, SessionOrigin, TruncatedItem
 from services.gateway.openai.realtime import client_events as wire
 from services.gateway.openai.realtime.items import RealtimeReference
 from services.gateway.openai.realtime.session import ResponseOptions, SessionConfig, encode_event, is_given
-from services.gateway.realtime.config import ModelAbilities, apply_options, apply_update
+from services.gateway.realtime.config import apply_options, apply_update
 from services.gateway.realtime.conversation import (
     Conversation,
     ConversationItem,
@@ -18,52 +20,46 @@ from services.gateway.realtime.conversation import (
     build_item,
     decode_base64,
 )
-from services.gateway.realtime.errors import ACTIVE_RESPONSE, NO_ACTIVE_RESPONSE, EventRefused, describe_error
+from services.gateway.realtime.errors import describe_error
 from services.gateway.realtime.event_sender import EventSender
-from services.gateway.realtime.input_audio import InputAudioBuffer
-from services.gateway.realtime.response_events import Event, ResponseEvents, event_texts
+from services.gateway.realtime.input_turns import InputTurns
+from services.gateway.realtime.logged_items import to_logged
+from services.gateway.realtime.response_events import Event, encode_events
+from services.gateway.realtime.restored import RestoredSession
+from services.gateway.realtime.resume_token import event_id
 from services.gateway.realtime.transcriber import InputTranscriber
-from services.gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED, Turn, TurnSpec
-from services.gateway.realtime.turn_detection import TurnDetector
-from services.gateway.tasks.chat import Chat
-
-#: Responses of one session at the same time: one of the conversation, the others beside it.
-MAX_TURNS = 8
-#: Milliseconds of audio without speech that are held, for clients that commit it themselves.
-MAX_SILENCE_MS = 30_000
-
-
-class SessionContext(NamedTuple):
-    """Surroundings of a session. ``count_bytes`` is called with bytes that are held more, or fewer, and may refuse
-    them; ``limit`` counts a response against the limits of the client's key; ``rate_limits`` shows these."""
-
-    chat: Chat
-    chats: Chat | AppChats
-    abilities: ModelAbilities
-    expires_at: int
-    count_bytes: Callable[[int], None]
-    limit: Callable[[], AbstractContextManager[None]]
-    rate_limits: Callable[[], list[Event]]
+from services.gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED
+from services.gateway.realtime.turns import SessionContext, SessionTurns, new_id
 
 
 class RealtimeSession:
-    """Answers the events of one client through its ``outbox``."""
+    """Answers the events of one client through its ``outbox``. One that is ``restored`` goes on where it was."""
 
-    def __init__(self, context: SessionContext, config: SessionConfig, outbox: EventSender) -> None:
-        self.id = _new_id("sess_")
+    def __init__(
+        self,
+        id: str,
+        context: SessionContext,
+        config: SessionConfig,
+        outbox: EventSender,
+        restored: RestoredSession | None = None,
+    ) -> None:
+        self.id = id
         self.config = config
         self._context = context
         self._outbox = outbox
-        self._conversation = Conversation(_new_id("conv_"), context.count_bytes)
-        self._input = InputAudioBuffer(config.input_format, context.count_bytes)
+        self._input = InputTurns(config, context.count_bytes, restored.input if restored is not None else None)
         self._transcriber = InputTranscriber(config.model, context.chat, context.chats, context.limit, self._post)
-        self._detector = self._create_detector()
-        self._speech_id = ""  # of the message that is being spoken
         self._waits_for_turn = False  # a message that is answered once the response under way is over
-        self._turns: dict[str, Turn] = {}
-        self._active: Turn | None = None  # the one that writes to the conversation
-        self._has_spoken = False
         self._closing = False
+        self._posted = 0  # events
+        if restored is None:
+            self._conversation = Conversation(new_id("conv_"), context.count_bytes)
+        else:
+            self._conversation = restored.conversation
+            self._conversation.count_with(context.count_bytes)
+            self._waits_for_turn, self._posted = restored.waits_for_turn, len(restored.events)
+        self._turns = SessionTurns(context, self._conversation, self._post, outbox, self._on_turn_over)
+        self._turns.has_spoken = restored is not None and restored.has_spoken
         self._handlers: dict[type, Callable[[Any], Any]] = {
             wire.UpdateSession: self._update_session,
             wire.AppendAudio: self._append_audio,
@@ -81,13 +77,42 @@ class RealtimeSession:
     @property
     def is_responding(self) -> bool:
         """True while a response is being made."""
-        return bool(self._turns)
+        return self._turns.count > 0
 
-    def begin(self) -> None:
-        """Send the first events."""
-        self._post([{"type": "session.created", "session": self._session_event()}])
+    def begin(self, token: str = "", tenant: str = "") -> None:
+        """Send the first events. With ``token`` the session can be resumed by clients of ``tenant``."""
+        shown = self._session_event() | ({"resume_token": token} if token else {})
+        origin = SessionOrigin(
+            self.config.model, self._context.expires_at, self._conversation.id, hash_key(token), tenant
+        )
+        config = msgspec.Raw(encode_event(self.config))
+        self._post([{"type": "session.created", "session": shown}], origin=origin, config=config)
         conversation = {"id": self._conversation.id, "object": "realtime.conversation"}
         self._post([{"type": "conversation.created", "conversation": conversation}])
+
+    async def resume(self, restored: RestoredSession, seen: int) -> None:
+        """Send what the client has not seen, which had the first ``seen`` events, and go on with what was under way."""
+        self._outbox.post_texts([body.decode() for body in restored.events[seen:]])
+        self._post(
+            [
+                {
+                    "type": "session.resumed",
+                    "session": self._session_event(),
+                    "input_audio_bytes": self._input.end_bytes,
+                    "active_responses": list(restored.turns),
+                }
+            ]
+        )
+        for turn in restored.turns.values():
+            self._turns.resume_turn(turn)
+        for id, known in restored.transcripts.items():
+            if self.config.transcription is not None and id in self._conversation:
+                self._transcriber.start(self.config.transcription, self._conversation.find_item(id), known)
+        detection = self.config.turn_detection
+        if self._input.speech_id and detection is not None and detection.interrupt_response and self._turns.active:
+            await self._turns.active.cancel(TURN_DETECTED)
+        elif self._waits_for_turn and self._turns.active is None:
+            self._answer_waiting()
 
     async def handle_text(self, text: str) -> None:
         """Do what the event in a frame says; whatever is wrong with it is an ``error`` event that names it."""
@@ -106,85 +131,73 @@ class RealtimeSession:
 
     async def wait_responses(self) -> None:
         """Wait until no response is being made."""
-        while self._turns:
-            await next(iter(self._turns.values())).wait_over()
+        await self._turns.wait_over()
 
-    async def close(self) -> None:
-        """End all responses."""
+    async def close(self, *, over: str) -> None:
+        """End all responses; ``over`` is why the session has ended for good, empty where it can be resumed."""
         self._closing = True
+        if not over:
+            self._outbox.close()
         await self._transcriber.close()
-        for turn in list(self._turns.values()):
-            await turn.cancel(CLIENT_CANCELLED)
+        await self._turns.cancel_all()
+        if over:
+            self._post([], over=over)
 
     # Session and input
 
     def _update_session(self, event: wire.UpdateSession) -> None:
-        before = self.config
-        config = apply_update(self.config, event.session, self._context.abilities, has_spoken=self._has_spoken)
+        config = apply_update(self.config, event.session, self._context.abilities, has_spoken=self._turns.has_spoken)
         if config.transcription is not None:
             self._transcriber.find_model(config.transcription)
         self.config = config
-        self._input.change_format(self.config.input_format)
-        changed = (before.turn_detection, before.input_format) != (self.config.turn_detection, self.config.input_format)
-        if changed:
-            self._detector = self._create_detector()
-        self._post([{"type": "session.updated", "session": self._session_event()}])
-
-    def _create_detector(self) -> TurnDetector | None:
-        detection = self.config.turn_detection
-        return TurnDetector(detection, self._input.format, self._input.end_ms) if detection is not None else None
+        self._input.configure(config)
+        shown = {"type": "session.updated", "session": self._session_event()}
+        self._post([shown], config=msgspec.Raw(encode_event(config)))
 
     async def _append_audio(self, event: wire.AppendAudio) -> None:
-        data = decode_base64(event.audio, "audio")
-        self._input.append_audio(data)
-        if self._detector is None:
-            return
-        for edge in self._detector.push_audio(data):
+        for edge in self._input.append_audio(decode_base64(event.audio, "audio")):
             await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge.at_ms))
-        if not self._detector.is_speaking:
-            self._input.drop_before(self._input.end_ms - MAX_SILENCE_MS)
+        self._post([])
 
     async def _begin_speech(self, at_ms: int) -> None:
         """Somebody speaks: what the model is saying stops at once."""
-        self._input.drop_before(at_ms)
-        self._speech_id = _new_id("item_")
-        self._post([{"type": "input_audio_buffer.speech_started", "audio_start_ms": at_ms, "item_id": self._speech_id}])
+        id = new_id("item_")
+        self._input.begin_speech(at_ms, id)
+        self._post([{"type": "input_audio_buffer.speech_started", "audio_start_ms": at_ms, "item_id": id}])
         detection = self.config.turn_detection
-        if self._active is not None and detection is not None and detection.interrupt_response:
-            await self._active.cancel(TURN_DETECTED)
+        if self._turns.active is not None and detection is not None and detection.interrupt_response:
+            await self._turns.active.cancel(TURN_DETECTED)
 
     async def _end_speech(self, at_ms: int) -> None:
         """Nobody speaks any more: what was said is a message, which the model answers."""
-        self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": at_ms, "item_id": self._speech_id}])
+        id = self._input.speech_id
+        self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": at_ms, "item_id": id}])
         self._add_spoken(at_ms)
         detection = self.config.turn_detection
         if detection is None or not detection.create_response:
             return
-        if self._active is None:
+        if self._turns.active is None:
             self._respond()
         else:
             self._waits_for_turn = True
+            self._post([], waits=True)
 
     def _commit_audio(self, _: wire.CommitAudio) -> None:
         self._add_spoken()
-        if self._detector is not None:
-            self._detector.end_turn()
+        self._input.end_turn()
 
     def _add_spoken(self, end_ms: int | None = None) -> None:
-        part = ItemPart("input_audio", audio=self._input.commit_audio(end_ms), format=self._input.format)
-        id, self._speech_id = self._speech_id or _new_id("item_"), ""
+        id = self._input.speech_id or new_id("item_")
+        part = ItemPart("input_audio", audio=self._input.commit_audio(end_ms), format=self.config.input_format)
         item = ConversationItem(id, "message", "user", parts=[part])
         before = self._conversation.insert_item(item)
         committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
-        self._post([committed, *_item_events(item, before)])
+        self._post([committed, *_item_events(item, before)], inserted=self._log_item(item))
         if self.config.transcription is not None:
             self._transcriber.start(self.config.transcription, item)
 
     def _clear_audio(self, _: wire.ClearAudio) -> None:
         self._input.clear_audio()
-        self._speech_id = ""
-        if self._detector is not None:
-            self._detector.end_turn()
         self._post([{"type": "input_audio_buffer.cleared"}])
 
     def _refuse_output_clear(self, event: wire.ClearOutput) -> None:
@@ -193,9 +206,9 @@ class RealtimeSession:
     # Items
 
     def _create_item(self, event: wire.CreateItem) -> None:
-        item = build_item(event.item, _new_id, self._input.format)
+        item = build_item(event.item, new_id, self.config.input_format)
         before = self._conversation.insert_item(item, event.previous_item_id)
-        self._post(_item_events(item, before))
+        self._post(_item_events(item, before), inserted=self._log_item(item, event.previous_item_id))
 
     def _retrieve_item(self, event: wire.RetrieveItem) -> None:
         item = self._conversation.find_item(event.item_id)
@@ -204,60 +217,44 @@ class RealtimeSession:
     def _truncate_item(self, event: wire.TruncateItem) -> None:
         self._conversation.truncate_item(event.item_id, event.content_index, event.audio_end_ms)
         place = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
-        self._post([{"type": "conversation.item.truncated", "item_id": event.item_id, **place}])
+        truncated = TruncatedItem(event.item_id, event.content_index, event.audio_end_ms)
+        self._post([{"type": "conversation.item.truncated", "item_id": event.item_id, **place}], truncated=truncated)
 
     def _delete_item(self, event: wire.DeleteItem) -> None:
         self._conversation.delete_item(event.item_id)
-        self._post([{"type": "conversation.item.deleted", "item_id": event.item_id}])
+        self._post([{"type": "conversation.item.deleted", "item_id": event.item_id}], deleted=event.item_id)
 
     # Responses
 
     def _create_response(self, event: wire.CreateResponse) -> None:
         options = event.response or ResponseOptions()
-        beside = options.conversation == "none"
-        if not beside and self._active is not None:
-            raise EventRefused(
-                f"The conversation has an active response, {self._active.id}: wait until it is done, or cancel it.",
-                ACTIVE_RESPONSE,
-            )
-        if len(self._turns) >= MAX_TURNS:
-            raise Overloaded(f"{MAX_TURNS} responses of this session are being made: wait for one of them")
+        beside, turns = options.conversation == "none", self._turns
+        turns.check_room(beside)
         config = apply_options(self.config, options, self._context.abilities)
-        spec = TurnSpec(
-            config, self._input_items(options), self._context.limit, self._context.chat, self._context.chats
-        )
-        conversation = None if beside else self._conversation
         metadata = options.metadata if is_given(options.metadata) else None
-        self._start_turn(spec, conversation, metadata or None)
+        turns.begin_turn(config, self._input_items(options), beside, metadata or None)
+        self._post_rate_limits()
 
     def _respond(self) -> None:
         """Answer the conversation as the session says. Raises as ``Turn``."""
-        spec = TurnSpec(
-            self.config, list(self._conversation), self._context.limit, self._context.chat, self._context.chats
-        )
-        self._start_turn(spec, self._conversation, None)
+        self._turns.begin_turn(self.config, list(self._conversation))
+        self._post_rate_limits()
 
-    def _start_turn(self, spec: TurnSpec, conversation: Conversation | None, metadata: Any) -> None:
-        events = ResponseEvents(_new_id("resp_"), spec.config, conversation, _new_id, metadata)
-        turn = Turn(spec, events, self._post, self._outbox.wait_room)
-        self._turns[turn.id] = turn
-        if conversation is not None:
-            self._active = turn
-        self._has_spoken = self._has_spoken or spec.config.modality == "audio"
-        turn.start(self._end_turn)
+    def _post_rate_limits(self) -> None:
         if limits := self._context.rate_limits():
             self._post([{"type": "rate_limits.updated", "rate_limits": limits}])
 
-    def _end_turn(self, turn: Turn) -> None:
-        self._turns.pop(turn.id, None)
-        if self._active is turn:
-            self._active = None
-        if self._waits_for_turn and self._active is None and not self._closing:
-            self._waits_for_turn = False
-            try:
-                self._respond()
-            except OmnibusError as error:
-                self.post_error(error)
+    def _on_turn_over(self) -> None:
+        if self._waits_for_turn and self._turns.active is None and not self._closing:
+            self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        self._waits_for_turn = False
+        self._post([], waits=False)
+        try:
+            self._respond()
+        except OmnibusError as error:
+            self.post_error(error)
 
     def _input_items(self, options: ResponseOptions) -> list[ConversationItem]:
         """The items that a response answers. Raises ``NotFound`` for a reference to none."""
@@ -266,32 +263,39 @@ class RealtimeSession:
         return [
             self._conversation.find_item(each.id, f"response.input[{index}].id")
             if isinstance(each, RealtimeReference)
-            else build_item(each, _new_id, self._input.format)
+            else build_item(each, new_id, self.config.input_format)
             for index, each in enumerate(wire.parse_response_input(options.input))
         ]
 
     async def _cancel_response(self, event: wire.CancelResponse) -> None:
-        turn = self._active if event.response_id is None else self._turns.get(event.response_id)
-        if turn is None and event.response_id is None and self._turns:
-            turn = next(iter(self._turns.values()))
-        if turn is None:
-            raise EventRefused("No response is being made that could be cancelled.", NO_ACTIVE_RESPONSE)
-        await turn.cancel(CLIENT_CANCELLED)
+        await self._turns.find_turn(event.response_id).cancel(CLIENT_CANCELLED)
 
     # Events
 
     def _session_event(self) -> Event:
         return self.config.to_event(self.id, self._context.expires_at)
 
-    def _post(self, events: Sequence[Event]) -> None:
-        for text in event_texts(events, _new_id, encode_event):
-            self._outbox.post_text(text)
+    def _post(self, events: Sequence[Event], **changes: Any) -> None:
+        """Send ``events``. ``changes`` are fields of ``SessionEntry``: what the log has to know besides."""
+        bodies = encode_events(events, self._next_event_id, encode_event)
+        entry = self._build_entry(bodies, changes) if self._outbox.has_log else None
+        if bodies or entry is not None:
+            self._outbox.post_texts([body.decode() for body in bodies], entry)
+
+    def _next_event_id(self) -> str:
+        self._posted += 1
+        return event_id(self.id, self._posted)
+
+    def _build_entry(self, bodies: Sequence[bytes], changes: Mapping[str, Any]) -> SessionEntry | None:
+        input = self._input.take_change()
+        if not bodies and input is None and not any(value not in (None, {}, "") for value in changes.values()):
+            return None
+        return SessionEntry(at=time.time(), events=tuple(map(msgspec.Raw, bodies)), input=input, **changes)
+
+    def _log_item(self, item: ConversationItem, after: str | None = None) -> InsertedItem | None:
+        return InsertedItem(to_logged(item), after) if self._outbox.has_log else None
 
 
 def _item_events(item: ConversationItem, before: str | None) -> list[Event]:
     shown = {"previous_item_id": before, "item": item.to_event()}
     return [{"type": "conversation.item.added", **shown}, {"type": "conversation.item.done", **shown}]
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}{token_hex(12)}"

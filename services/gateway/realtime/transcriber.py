@@ -16,6 +16,7 @@ from services.gateway.openai.transcriptions import SYSTEM, convert_usage, instru
 from services.gateway.realtime.audio_format import to_wav
 from services.gateway.realtime.conversation import ConversationItem, encode_base64
 from services.gateway.realtime.errors import describe_error
+from services.gateway.realtime.known_output import KnownOutput
 from services.gateway.realtime.response_events import Event
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
@@ -59,9 +60,9 @@ class InputTranscriber:
                 raise
         return model
 
-    def start(self, config: InputTranscription, item: ConversationItem) -> None:
-        """Begin to transcribe the audio of ``item``."""
-        task = asyncio.get_running_loop().create_task(self._transcribe(config, item))
+    def start(self, config: InputTranscription, item: ConversationItem, known: str = "") -> None:
+        """Begin to transcribe the audio of ``item``; its client has the beginning that is ``known``."""
+        task = asyncio.get_running_loop().create_task(self._transcribe(config, item, known))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -72,11 +73,11 @@ class InputTranscriber:
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    async def _transcribe(self, config: InputTranscription, item: ConversationItem) -> None:
+    async def _transcribe(self, config: InputTranscription, item: ConversationItem, known: str) -> None:
         place = {"item_id": item.id, "content_index": 0}
         try:
             with self._limit():
-                got = await self._answer(config, item, place)
+                got = await self._answer(config, item, known)
         except Exception as error:
             if not isinstance(error, OmnibusError):
                 log.exception("the transcription of %s failed", item.id)
@@ -87,7 +88,8 @@ class InputTranscriber:
         usage = convert_usage(got.usage())
         self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])
 
-    async def _answer(self, config: InputTranscription, item: ConversationItem, place: Event) -> AnswerAccumulator:
+    async def _answer(self, config: InputTranscription, item: ConversationItem, known: str) -> AnswerAccumulator:
+        place, output_known = {"item_id": item.id, "content_index": 0}, KnownOutput.of_text(known)
         request = _build_request(self.find_model(config), config, item)
         run = self._chats.open_request(request.model)
         got = run.answer = AnswerAccumulator(request.model, run.created)
@@ -96,7 +98,7 @@ class InputTranscriber:
             async for batch in merge_streams(open_output_streams(output)):
                 for name, part in batch:
                     got.add_item(name, part.data, part.array)
-                    if text := part.data.get("text"):
+                    if text := output_known.skip_text(part.data.get("text") or ""):
                         self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
         return got
 

@@ -7,9 +7,9 @@ closing events of what it has.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,11 +25,14 @@ from services.gateway.openai.realtime.session import SessionConfig
 from services.gateway.realtime.audio_format import encoder_format
 from services.gateway.realtime.conversation import ConversationItem
 from services.gateway.realtime.errors import describe_error
+from services.gateway.realtime.known_output import KnownOutput
 from services.gateway.realtime.response_events import Event, ResponseEvents, incomplete_details
+from services.gateway.realtime.restored import RestoredTurn
 from services.gateway.realtime.to_chat import drop_oldest, to_chat
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
+from services.gateway.request.token_ids import TokenIds
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.chat_response import join_samples
 from services.gateway.tasks.output_streams import open_output_streams
@@ -42,13 +45,21 @@ CLIENT_CANCELLED, TURN_DETECTED = "client_cancelled", "turn_detected"
 
 
 class TurnSpec(NamedTuple):
-    """All that is needed to make a response. ``limit`` counts it against the limits of its client's key."""
+    """All that is needed to make a response. ``limit`` counts it against the limits of its client's key; ``restored``
+    is what another gateway has made of it."""
 
     config: SessionConfig
     items: list[ConversationItem]
     limit: Callable[[], AbstractContextManager[None]]
     chat: Chat
     chats: Chat | AppChats
+    restored: RestoredTurn | None = None
+
+
+class PostEvents(Protocol):
+    """Takes events of a response, and the ``tokens`` that they are made of: ids by response."""
+
+    def __call__(self, events: Sequence[Event], *, tokens: Mapping[str, Sequence[int]] = ...) -> None: ...
 
 
 class Turn:
@@ -58,7 +69,7 @@ class Turn:
         self,
         spec: TurnSpec,
         events: ResponseEvents,
-        post: Callable[[Sequence[Event]], None],
+        post: PostEvents,
         wait_room: Callable[[], Any],
     ) -> None:
         self.id = events.id
@@ -72,18 +83,40 @@ class Turn:
         self._calls = CallReader()
         self._sound: StreamingAudioEncoder | None = None
         self._task: asyncio.Task[None] | None = None
+        restored = spec.restored
+        self._known = KnownOutput(restored.items if restored is not None else ())
+        self._token_ids = TokenIds(restored.token_ids if restored is not None else ())
         # What is wrong with the request itself is known before it begins.
         self._request = to_chat(spec.config, spec.items)
-        self._run = spec.chats.open_request(spec.config.model, spec.config.seed)
+        self._run = self._open_run()
 
     async def wait_over(self) -> None:
         """Wait until it has ended."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
+    @property
+    def seed(self) -> int:
+        """Makes the answer the same once more."""
+        return self._run.seed
+
+    @property
+    def deadline(self) -> float:
+        """The time by which it has to be over, Unix seconds."""
+        return self._run.deadline
+
+    def _open_run(self) -> ClientRequest:
+        restored = self._spec.restored
+        if restored is None:
+            return self._spec.chats.open_request(self._spec.config.model, self._spec.config.seed)
+        run = self._spec.chats.open_request(self._spec.config.model, restored.begun.seed)
+        run.resume_until(restored.begun.deadline)
+        if run.model:  # an app's graphs are its own
+            run.known = tuple(restored.token_ids)
+        return run
+
     def start(self, over: Callable[["Turn"], None]) -> None:
-        """Begin to make it; ``over`` is called when it has ended."""
-        self._post(self._events.begin())
+        """Make it; ``over`` is called when it has ended."""
         self._task = asyncio.get_running_loop().create_task(self._make(), name=self.id)
         self._task.add_done_callback(lambda _: over(self))
 
@@ -135,7 +168,7 @@ class Turn:
                 if self._spec.config.truncation == "disabled" or not items or self._events.items:
                     raise
             self._request = to_chat(self._spec.config, items)
-            self._run = self._spec.chats.open_request(self._spec.config.model, self._spec.config.seed)
+            self._run = self._open_run()
         return await self._answer_once(self._request)
 
     async def _answer_once(self, request: ChatRequest) -> list[Event]:
@@ -144,11 +177,15 @@ class Turn:
         async with run_to_end(run):
             output = await self._spec.chats.begin_answer(run, await chat.prepare_request(run, request))
             async for batch in merge_streams(open_output_streams(output)):
-                self._post(self._read_batch(batch, got, run))
+                ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
+                fresh = {self.id: new} if (new := self._token_ids.add(ids)) else {}
+                if (events := self._read_batch(batch, got, run)) or fresh:
+                    self._post(events, tokens=fresh)
                 await self._wait_room()
             rest = self._sound.close() if self._sound is not None else b""
-            if rest:
+            if rest := self._known.skip_audio(rest):
                 self._post(self._events.add_audio(rest))
+            self._known.check_passed()
         if got.finish in ("length", "content_filter"):
             return self._events.finish("incomplete", incomplete_details(got.finish), got.usage())
         return self._events.finish("completed", None, got.usage())
@@ -158,23 +195,27 @@ class Turn:
         for name, item in batch:
             got.add_item(name, item.data, item.array)
             if name == "text":
-                if text := item.data.get("text"):
+                if text := self._known.skip_text(item.data.get("text") or ""):
                     events += self._events.add_text(text)
                 for part in self._calls.read(item.data["calls"]) if item.data.get("calls") else ():
                     events += self._read_call(part, run)
         samples = [item.array for _, item in batch if item.array is not None]
-        if samples and (data := self._encode_samples(join_samples(samples, got), got.rate)):
+        data = self._encode_samples(join_samples(samples, got), got.rate) if samples else b""
+        if data := self._known.skip_audio(data):
             events += self._events.add_audio(data)
         return events
 
     def _read_call(self, part: CallPart, run: ClientRequest) -> list[Event]:
-        begun = self._events.begin_call(part.name, call_id(run.id, part.number)) if part.name else []
-        return [*begun, *(self._events.add_arguments(part.arguments) if part.arguments else ())]
+        begins = bool(part.name) and not self._known.skip_call(part.name)
+        begun = self._events.begin_call(part.name, call_id(run.id, part.number)) if begins else []
+        arguments = self._known.skip_arguments(part.arguments) if part.arguments else ""
+        return [*begun, *(self._events.add_arguments(arguments) if arguments else ())]
 
     def _encode_samples(self, samples: np.ndarray, rate: int) -> bytes:
         """``samples``, float32 [n], in the format that the client has asked for."""
-        if self._sound is None:
+        if self._sound is None and self._spec.restored is None:
             GATEWAY.realtime_first_audio.labels(self._spec.config.model).observe(time.monotonic() - self._begin)
+        if self._sound is None:
             format, speed = encoder_format(self._spec.config.output_format), self._spec.config.speed
             plain = format == "pcm24k" and rate == 24000
             self._sound = StreamingAudioEncoder("pcm16" if plain else format, rate, speed)

@@ -39,6 +39,15 @@ class EnergyDetector:
         self._margin_db = _MARGIN_DB + _THRESHOLD_DB * threshold
         self._noise_db = _FIRST_NOISE_DB
 
+    @property
+    def noise_db(self) -> float:
+        """Decibels of full scale that the noise is held to have."""
+        return self._noise_db
+
+    @noise_db.setter
+    def noise_db(self, level: float) -> None:
+        self._noise_db = level
+
     def classify_frames(self, frames: NDArray[np.float32]) -> list[bool]:
         """Return for each of ``frames``, float32 [n, samples] in [-1, 1], whether it is speech."""
         power = np.mean(np.square(frames, dtype=np.float64), axis=1)
@@ -71,6 +80,17 @@ class TurnDetector:
         self._loud = 0  # frames of speech in a row
         self._quiet = 0  # frames without, since there was some
         self.is_speaking = False
+
+    @property
+    def noise_db(self) -> float:
+        """Decibels of full scale that the noise is held to have."""
+        return self._detector.noise_db
+
+    def resume(self, speaking: bool, noise_db: float | None) -> None:
+        """Go on where another detector of the same session was."""
+        self.is_speaking = speaking
+        if noise_db is not None:
+            self._detector.noise_db = noise_db
 
     def push_audio(self, data: bytes) -> Iterator[SpeechEdge]:
         """Take more audio; yields begins and ends of speech in it, in their order."""

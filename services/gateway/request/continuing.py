@@ -23,13 +23,13 @@ from omnibus.bus import Bus, Delivery, subjects
 from omnibus.errors import BadRequest, Conflict, DeadlineExceeded, NotFound, OmnibusError, StoreUnavailable
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store, StreamRecord
-from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import ChatStream
 from services.gateway.openai.vllm_omni import OmniRequest
 from services.gateway.request.event_ids import NumberedStream, Position, parse_event_id
 from services.gateway.request.request import ClientRequest
+from services.gateway.request.token_ids import TokenIds
 from services.gateway.tenancy import tenant as tenants
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,6 @@ MODES = ("off", "requested", "always")
 HEADER = b"x-omnibus-continue"
 #: Seconds that the first event waits for the store before the stream goes on as one that cannot be continued.
 STORE_WAIT_SECONDS = 2.0
-#: The largest id of a token that is kept.
-MAX_TOKEN_ID = 2**32 - 1
 #: Seconds between two writes of the tokens of all answers; what came after the last one is generated again.
 TOKEN_WRITE_INTERVAL_SECONDS = 0.1
 #: Seconds that a record outlives its deadline, so that who comes late is told why.
@@ -80,11 +78,11 @@ class ResumableStream:
         self.request: OriginalRequest | None = None  # what is still to be saved
         self.known: tuple[int, ...] = ()  # tokens that a language model can begin behind
         self.ids: list[int] = []  # of the tokens that have come here
+        self._made_ids = TokenIds()
         self._store = store
         self._forget = forget
         self._grown = grown
         self._claimed = False
-        self._numbered = True
         self._run: ClientRequest | None = None
 
     async def save_record(self, run: ClientRequest) -> list[tuple[bytes, bytes]]:
@@ -125,13 +123,9 @@ class ResumableStream:
 
     def add_token_ids(self, ids: Sequence[int]) -> None:
         """Keep the ids of tokens that have come. What has no such ids is made from its beginning elsewhere."""
-        if not ids or self.record is None or self._claimed or not self._numbered or len(self.ids) >= MAX_RESUMED_VALUES:
-            return
-        if all(type(id) is int and 0 <= id <= MAX_TOKEN_ID for id in ids):
-            self.ids.extend(ids)
+        if self.record is not None and not self._claimed and (fresh := self._made_ids.add(ids)):
+            self.ids.extend(fresh)
             self._grown(self)
-        else:
-            self._numbered = False
 
     def attach_request(self, run: ClientRequest) -> None:
         """Let ``run`` make the answer, by the deadline of its first request and behind the tokens that are known."""

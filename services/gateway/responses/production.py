@@ -6,7 +6,7 @@ background: whoever asks for the rest of it later, here or at another gateway, h
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,15 +23,14 @@ from omnibus.errors import (
     StoreUnavailable,
 )
 from services.gateway.apps.chat import AppChats
-from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
 from services.gateway.openai.responses.events import AnswerEvents, ending_event
 from services.gateway.openai.responses.response import ResponseObject, failed_response
 from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
 from services.gateway.openai.responses.to_chat import ChatOfResponse
 from services.gateway.request.accumulator import AnswerAccumulator
-from services.gateway.request.continuing import MAX_TOKEN_ID
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
+from services.gateway.request.token_ids import TokenIds
 from services.gateway.responses.answer import AnswerReader, AnswerStep
 from services.gateway.responses.log import LogContent, ResponseLog
 from services.gateway.tasks.chat import Chat
@@ -73,8 +72,8 @@ class Production:
         self._known = spec.known or LogContent()
         self._events = list(self._known.events)
         self._token_ids = list(self._known.token_ids)
-        self._made_ids: list[int] = []  # of this attempt
-        self._numbered = True
+        self._made_ids = TokenIds()  # of this attempt
+        self._unsaved_ids: list[int] = []
         self._followers = 0
         self._over = False
         self._news: list[asyncio.Future[None]] = []
@@ -190,7 +189,7 @@ class Production:
         if self.is_background:
             await self._publish(AnswerStep(events.wait(), []), sequence)
         run, request = self.run, self.spec.asked.request
-        self._made_ids = []
+        self._made_ids, self._unsaved_ids = TokenIds(self._token_ids), []
         run.answer = AnswerAccumulator(request.model, run.created)
         if self.spec.deadline:
             run.resume_until(self.spec.deadline)
@@ -209,27 +208,18 @@ class Production:
 
     async def _publish(self, step: AnswerStep, sequence: EventSequence) -> None:
         """Give out what is new of ``step``, once the log has it."""
-        self._add_token_ids(step.token_ids)
+        self._unsaved_ids += self._made_ids.add(step.token_ids)
         fresh = sequence.number(step.events)
         if not fresh:
             return
         if self.spec.begun is not None and not self._events:
             await self.spec.begun()
         if self.spec.log is not None:
-            unsaved = self._made_ids[len(self._token_ids) :]
-            await self.spec.log.append(fresh, unsaved)
-            self._token_ids += unsaved
+            await self.spec.log.append(fresh, self._unsaved_ids)
+            self._token_ids += self._unsaved_ids
+            self._unsaved_ids = []
         self._events += fresh
         self._wake_followers()
-
-    def _add_token_ids(self, ids: Sequence[int]) -> None:
-        """Remember the tokens of the answer; one whose tokens have no ids is made again from its beginning."""
-        if not ids or not self._numbered or len(self._made_ids) >= MAX_RESUMED_VALUES:
-            return
-        if all(type(id) is int and 0 <= id <= MAX_TOKEN_ID for id in ids):
-            self._made_ids += ids
-        else:
-            self._numbered = False
 
     async def _end_early(self, response: ResponseObject) -> None:
         """End it before its time, as ``response`` says, with the items that are known to be whole."""

@@ -14,7 +14,7 @@
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 | ``omnibus.media``                   | which gateway has some content, for all gateways    |
 | ``omnibus.media.<gateway>``         | a part of content to read, for the gateway that has it |
-| ``omnibus.response.<response>``     | events of a stored response                         |
+| ``omnibus.response.<id>``           | events of a stored response, or realtime session    |
 | ``omnibus.holder.<gateway>``        | asks a gateway whether it makes a stored response, or to stop |
 """
 
@@ -115,7 +115,7 @@ def media_subject(gateway: str) -> str:
 
 
 def response_subject(response: str) -> str:
-    """Return the subject of the events of a stored response."""
+    """Return the subject of the events of a stored response, or of a realtime session."""
     return f"{ROOT}.response.{response}"
 
 

@@ -86,6 +86,10 @@ class _Gateway:
     videos = CallbackMetric("omnibus_gateway_videos", "Videos being made here.")
     #: Realtime sessions that were opened, by model.
     realtime_sessions = Counter("omnibus_realtime_sessions_total", "Realtime sessions.", ["model"], registry=REGISTRY)
+    #: Sessions that went on at another connection.
+    realtime_resumed = Counter(
+        "omnibus_realtime_resumed_total", "Resumed realtime sessions.", ["model"], registry=REGISTRY
+    )
     #: Realtime sessions that are open here, at most OMNIBUS_GATEWAY_REALTIME_SESSIONS.
     realtime_open = CallbackMetric("omnibus_realtime_open_sessions", "Open realtime sessions.")
     #: From the end of a user's turn, or the client's request for a response, to the response's first audio.

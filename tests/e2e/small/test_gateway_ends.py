@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.e2e.small.conversations import Conversation
 from tests.e2e.small.streams import MODEL, PATH, SPOKEN, Answer, model, question, read
 from tests.e2e.system import System, running
 
@@ -230,3 +232,28 @@ async def test_a_response_in_the_background_outlives_its_gateway(talkers: System
             cut.body = (await other.get(f"/v1/responses/{each['id']}", params={"stream": "true"})).content
             assert cut.is_whole
             assert [event["sequence_number"] for event in cut.events] == list(range(len(cut.events)))
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.nightly)])
+async def test_sessions_by_voice_go_on_with_no_sample_lost_or_repeated(talkers: System, kills: int):
+    await talkers.becomes_ready()
+    many = STREAMS if kills > KILLS else STREAMS // 3
+    undisturbed = [Conversation(talkers.urls, number) for number in range(many)]
+    await asyncio.gather(*(each.hold(1) for each in undisturbed))
+    gaps: list[float] = []
+    for _ in range(kills):
+        await talkers.becomes_ready()
+        sessions = [Conversation(talkers.urls, number) for number in range(many)]
+        held = [asyncio.create_task(each.hold(0)) for each in sessions]
+        async with asyncio.timeout(60):
+            while not all(each.sound for each in sessions):
+                await asyncio.sleep(0.01)
+
+        talkers.gateway(0).kill()
+
+        await asyncio.gather(*held)
+        for session, known in zip(sessions, undisturbed, strict=True):
+            assert (session.text, session.sound, session.wrong) == (known.text, known.sound, [])
+            assert session.resumed
+        gaps += [gap for each in sessions for gap in each.gaps]
+    print(f"{kills} kills: {len(gaps)} sessions resumed, {statistics.median(gaps):.3f} s in between")

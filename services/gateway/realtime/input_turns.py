@@ -1,0 +1,109 @@
+"""Audio that a client appends, the turns in it, and what of it is logged.
+
+While somebody speaks, and where the client finds turns itself, all of it is logged. Of silence only its length is,
+up to what may be the beginning of a turn: whoever goes on with the session has that sent once more.
+"""
+
+from collections.abc import Callable, Iterator
+from math import floor
+
+from omnibus.recording.sessions import InputChange
+from services.gateway.openai.realtime.session import SessionConfig
+from services.gateway.realtime.audio_format import to_bytes
+from services.gateway.realtime.input_audio import InputAudioBuffer
+from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
+
+#: Milliseconds of audio without speech that are held, for clients that commit it themselves.
+MAX_SILENCE_MS = 30_000
+#: Milliseconds of silence after which its length is logged.
+_LOGGED_SILENCE_MS = 1000
+#: Milliseconds before the end of silence that may belong to a turn already, however short its padding is.
+_LEAST_PREFIX_MS = 100
+
+
+class InputTurns:
+    """The input of one session; ``changed`` is called with the bytes that are held more, or fewer."""
+
+    def __init__(
+        self, config: SessionConfig, changed: Callable[[int], None], restored: InputChange | None = None
+    ) -> None:
+        self._config = config
+        self._buffer = InputAudioBuffer(config.input_format, changed, restored)
+        self._detector = self._create_detector()
+        self._logged_bytes = self._buffer.end_bytes
+        self._differs = False  # what is held is not what is logged, with more behind it
+        self.speech_id = ""  # of the message that is being spoken
+        if restored is not None:
+            self.speech_id = restored.speech
+            if self._detector is not None:
+                self._detector.resume(bool(restored.speech), restored.noise_db)
+
+    @property
+    def end_bytes(self) -> int:
+        """Bytes that were ever appended."""
+        return self._buffer.end_bytes
+
+    def configure(self, config: SessionConfig) -> None:
+        """Take audio as ``config`` says from now on."""
+        before, self._config = self._config, config
+        self._buffer.change_format(config.input_format)
+        if (before.turn_detection, before.input_format) != (config.turn_detection, config.input_format):
+            self._detector = self._create_detector()
+            self._differs = True
+
+    def _create_detector(self) -> TurnDetector | None:
+        detection, buffer = self._config.turn_detection, self._buffer
+        return TurnDetector(detection, buffer.format, buffer.end_ms) if detection is not None else None
+
+    def append_audio(self, data: bytes) -> Iterator[SpeechEdge]:
+        """Take more; yields begins and ends of speech in it. Raises ``TooLarge`` and ``Overloaded``."""
+        self._buffer.append_audio(data)
+        if self._detector is None:
+            return
+        yield from self._detector.push_audio(data)
+        if not self._detector.is_speaking:
+            self._buffer.drop_before(self._buffer.end_ms - MAX_SILENCE_MS)
+
+    def begin_speech(self, at_ms: int, id: str) -> None:
+        """Somebody speaks since ``at_ms``, in message ``id``."""
+        self._buffer.drop_before(at_ms)
+        self.speech_id, self._differs = id, True
+
+    def commit_audio(self, end_ms: int | None = None) -> bytes:
+        """The audio of a message: all up to ``end_ms``, or until now. Raises ``EventRefused`` for none."""
+        data = self._buffer.commit_audio(end_ms)
+        self.speech_id, self._differs = "", True
+        return data
+
+    def clear_audio(self) -> None:
+        """Drop all."""
+        self._buffer.clear_audio()
+        self.speech_id, self._differs = "", True
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        """The client has ended the turn itself."""
+        if self._detector is not None:
+            self._detector.end_turn()
+
+    def take_change(self) -> InputChange | None:
+        """Changes since the last time, for the log; None for nothing."""
+        buffer, noise = self._buffer, self._detector.noise_db if self._detector is not None else None
+        if self._detector is not None and not self.speech_id:
+            return self._take_silence(self._detector, noise)
+        resets, begin = self._differs, 0 if self._differs else self._logged_bytes
+        if not resets and begin == buffer.end_bytes:
+            return None
+        data = buffer.read_after(begin)
+        self._logged_bytes, self._differs = buffer.end_bytes, False
+        return InputChange(buffer.end_bytes, buffer.end_ms, data, resets, self.speech_id, noise)
+
+    def _take_silence(self, detector: TurnDetector, noise: float | None) -> InputChange | None:
+        buffer = self._buffer
+        back_ms = floor(min(max(detector.prefix_ms, _LEAST_PREFIX_MS), buffer.held_ms))
+        back = to_bytes(back_ms, buffer.format)
+        end = buffer.end_bytes - back
+        if not self._differs and end - self._logged_bytes < to_bytes(_LOGGED_SILENCE_MS, buffer.format):
+            return None
+        self._logged_bytes, self._differs = end, False
+        return InputChange(end, buffer.end_ms - back_ms, resets=True, noise_db=noise)

@@ -1,0 +1,44 @@
+"""Items of a conversation as the log of their session has them."""
+
+import msgspec
+
+from omnibus.errors import ProtocolError
+from omnibus.recording.sessions import LoggedItem, LoggedPart
+from services.gateway.openai.realtime.session import AudioFormat
+from services.gateway.realtime.conversation import ConversationItem, ItemPart
+
+_encode = msgspec.json.Encoder().encode
+_decode_format = msgspec.json.Decoder(AudioFormat).decode
+
+
+def to_logged(item: ConversationItem) -> LoggedItem:
+    """``item`` whole, with its audio."""
+    parts = tuple(
+        LoggedPart(
+            each.type,
+            each.text,
+            bytes(each.audio),
+            msgspec.Raw(_encode(each.format)) if each.format is not None else msgspec.Raw(b"null"),
+            each.image_url,
+            each.detail,
+        )
+        for each in item.parts
+    )
+    return LoggedItem(item.id, item.type, item.role, parts, item.call_id, item.name, item.text)
+
+
+def from_logged(item: LoggedItem) -> ConversationItem:
+    """The item that was logged. Raises ``ProtocolError``."""
+    made = ConversationItem(item.id, item.type, item.role, call_id=item.call_id, name=item.name, text=item.text)
+    for part in item.parts:
+        made.parts.append(
+            ItemPart(part.type, part.text, part.audio, _read_format(part.format), part.image_url, part.detail)
+        )
+    return made
+
+
+def _read_format(format: msgspec.Raw) -> AudioFormat | None:
+    try:
+        return None if bytes(format) in (b"", b"null") else _decode_format(format)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the log of a session has audio of an unknown format: {error}") from error

@@ -1,0 +1,82 @@
+"""Logs of lines on the bus: each is the messages of one subject, which one writer at a time appends to.
+
+Messages of the bus are small, so that a message is any piece of the lines: its own number, ``+`` or ``=``, and the
+piece. One with ``=`` begins a line: what was left of one before it is dropped, for its writer did not live to end it. A
+writer appends behind the message that it knows as the last one; of two, one is refused.
+"""
+
+from secrets import token_hex
+
+from omnibus.bus import Bus
+from omnibus.bus.subjects import StreamSpec
+from omnibus.errors import ProtocolError
+
+#: Bytes of one piece: well below the bus's limit.
+PIECE_BYTES = 48 * 1024
+
+
+class LineAssembler:
+    """Puts lines together from the messages of a log."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the last message, as the stream counts
+        self.pieces = 0
+        self._rest = b""
+
+    @property
+    def is_torn(self) -> bool:
+        """True if the last line has no end."""
+        return bool(self._rest)
+
+    def add_message(self, data: bytes, number: int = 0) -> bool:
+        """Take the next message; False, and nothing is taken, when another one is missing before it."""
+        head, _, piece = data.partition(b"\n")
+        if not head[:-1].isdigit():
+            raise ProtocolError("a message in a log cannot be read")
+        if int(head[:-1]) < self.pieces:
+            return True  # known
+        if int(head[:-1]) > self.pieces:
+            return False
+        self.pieces += 1
+        self.number = max(self.number, number)
+        *lines, self._rest = ((self._rest if head.endswith(b"+") else b"") + piece).split(b"\n")
+        for line in lines:
+            self.add_line(line)
+        return True
+
+    def add_line(self, line: bytes) -> None:
+        """Take the next line. Raises ``ProtocolError``."""
+        raise NotImplementedError
+
+
+class LineWriter:
+    """Appends lines to the log on ``subject``, behind those that are ``known``."""
+
+    def __init__(self, bus: Bus, stream: StreamSpec, subject: str, known: LineAssembler | None = None) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._subject = subject
+        self._number = known.number if known is not None else 0
+        self._pieces = known.pieces if known is not None else 0
+        self._writer = token_hex(8)
+
+    async def append_lines(self, data: bytes) -> None:
+        """Write ``data``, whole lines; returns once they are stored.
+
+        Raises ``Conflict`` when somebody else writes this log, and ``BusUnavailable``.
+        """
+        for begin in range(0, len(data), PIECE_BYTES):
+            await self._append_piece(b"+" if begin else b"=", data[begin : begin + PIECE_BYTES])
+
+    async def _append_piece(self, kind: bytes, piece: bytes) -> None:
+        body = b"%d%b\n%b" % (self._pieces, kind, piece)
+        id = f"{self._writer}.{self._pieces}"
+        self._number = await self._bus.append_record(self._stream, self._subject, body, id, self._number)
+        self._pieces += 1
+
+
+async def read_lines(bus: Bus, stream: StreamSpec, subject: str, content: LineAssembler) -> None:
+    """Read what ``content`` has not of the log on ``subject``. Raises ``BusUnavailable`` and ``ProtocolError``."""
+    for stored in await bus.read_subject(stream, subject, content.number):
+        if not content.add_message(stored.data, stored.number):
+            raise ProtocolError("a log has lost its beginning: it is kept no longer")

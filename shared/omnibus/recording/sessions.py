@@ -1,0 +1,139 @@
+"""Realtime sessions as they are logged: all that happened in one, for a gateway that goes on with it and for people.
+
+Each line of the log is a list of entries that belong together: either all of them hold or none. It is on the bus before
+a client has the events that are in it.
+"""
+
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Bus, subjects
+from omnibus.errors import NotFound, ProtocolError
+from omnibus.recording.line_log import LineAssembler, read_lines
+
+
+class SessionOrigin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Beginning of a session. ``token_sha256`` is of the token that its client goes on with, ``expires`` its end in
+    Unix seconds."""
+
+    model: str
+    expires: int
+    conversation: str
+    token_sha256: str
+    tenant: str = ""
+
+
+class InputChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Audio that a client has appended: ``data`` behind what is held, or in its place if ``resets``.
+
+    ``end_bytes`` and ``end_ms`` count all audio of the session up to here; what the client sent behind it is not held.
+    ``noise_db`` is how loud the detector of turns holds the noise to be; ``speech`` the item that is being spoken.
+    """
+
+    end_bytes: int
+    end_ms: float
+    data: bytes = b""
+    resets: bool = False
+    speech: str = ""
+    noise_db: float | None = None
+
+
+class LoggedPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Part of an item, as ``services.gateway.realtime.conversation.ItemPart``."""
+
+    type: str
+    text: str = ""
+    audio: bytes = b""
+    format: msgspec.Raw = msgspec.Raw(b"null")
+    image_url: str = ""
+    detail: Any = None
+
+
+class LoggedItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An item as a client made it, whole."""
+
+    id: str
+    type: str
+    role: str = ""
+    parts: tuple[LoggedPart, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+
+
+class InsertedItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``item`` was put behind the item ``after``: None for the end of the conversation."""
+
+    item: LoggedItem
+    after: str | None = None
+
+
+class TruncatedItem(msgspec.Struct, frozen=True):
+    """An item of which all that comes after so much audio is forgotten."""
+
+    id: str
+    index: int
+    milliseconds: int
+
+
+class BegunTurn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A response that has begun: all that is needed to make it once more. ``items`` are what it answers: ids of those
+    of the conversation, and others whole."""
+
+    id: str
+    config: msgspec.Raw
+    items: tuple[str | LoggedItem, ...]
+    seed: int
+    deadline: float
+    beside: bool = False
+    metadata: dict[str, str] | None = None
+
+
+class SessionEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Changes at a time, Unix seconds: ``events`` that the client was sent, as they were, and what they change.
+
+    ``tokens`` are ids of tokens that have come of responses; ``waits``: whether somebody has spoken while a response
+    was made that goes on, and is answered then; ``over``: why the session has ended for good.
+    """
+
+    at: float
+    events: tuple[msgspec.Raw, ...] = ()
+    origin: SessionOrigin | None = None
+    config: msgspec.Raw = msgspec.Raw()
+    input: InputChange | None = None
+    inserted: InsertedItem | None = None
+    truncated: TruncatedItem | None = None
+    deleted: str = ""
+    turn: BegunTurn | None = None
+    tokens: dict[str, tuple[int, ...]] = {}
+    waits: bool | None = None
+    over: str = ""
+
+
+#: Of the entries of one line.
+encode_entries = msgspec.json.Encoder().encode
+_decode_entries = msgspec.json.Decoder(list[SessionEntry]).decode
+
+
+class SessionEntries(LineAssembler):
+    """All entries of a session, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[SessionEntry] = []
+
+    def add_line(self, line: bytes) -> None:
+        try:
+            self.entries += _decode_entries(line)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"the log of a session cannot be read: {error}") from error
+
+
+async def read_session(bus: Bus, id: str) -> SessionEntries:
+    """The log of session ``id``. Raises ``NotFound``, ``BusUnavailable`` and ``ProtocolError``."""
+    found = SessionEntries()
+    await read_lines(bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), found)
+    if not found.entries:
+        raise NotFound(f"no realtime session {id[:64]} is kept: it was not opened with resumable=true, or long ago")
+    return found

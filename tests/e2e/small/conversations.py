@@ -1,0 +1,123 @@
+"""Sessions by voice with a simulated model whose clients come back, at any gateway, when their connection breaks."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import websockets
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import InvalidHandshake, WebSocketException
+
+from tests.e2e.small.streams import MODEL
+
+#: Seconds between two tries to connect.
+RETRY_SECONDS = 0.02
+#: Seconds that a session may take.
+PATIENCE = 120.0
+
+
+@dataclass
+class Conversation:
+    """One session: ``turns`` questions and their answers, as its client has them."""
+
+    urls: Sequence[str]
+    seed: int
+    turns: int = 1
+    text: str = ""
+    sound: bytes = b""
+    finished: int = 0
+    events: int = 0
+    resumed: int = 0
+    gaps: list[float] = field(default_factory=list)  # seconds without audio or text after a connection broke
+    wrong: list[str] = field(default_factory=list)
+    _token: str = ""
+    _last: str = ""
+    _broken: float = 0.0
+    _ids: set[str] = field(default_factory=set)
+    _answered: set[str] = field(default_factory=set)
+    _sent: set[str] = field(default_factory=set)  # on this connection
+
+    async def hold(self, first: int) -> None:
+        """Have it, beginning at gateway ``first``."""
+        gateway = first
+        async with asyncio.timeout(PATIENCE):
+            while self.finished < self.turns:
+                try:
+                    async with websockets.connect(self._url(gateway), max_size=None) as socket:
+                        self.resumed += bool(self._last)
+                        await self._converse(socket)
+                except (OSError, WebSocketException, InvalidHandshake, TimeoutError) as error:
+                    self._broken = self._broken or time.monotonic()
+                    if isinstance(error, websockets.InvalidStatus) and error.response.status_code < 500:
+                        raise AssertionError(error.response.body) from error
+                    gateway = (gateway + 1) % len(self.urls)
+                    await asyncio.sleep(RETRY_SECONDS)
+
+    def _url(self, gateway: int) -> str:
+        base = self.urls[gateway].replace("http", "ws", 1) + "/v1/realtime"
+        if not self._last:
+            return f"{base}?model={MODEL}&resumable=true"
+        return f"{base}?resume={self._token}&last_event_id={self._last}"
+
+    async def _converse(self, socket: ClientConnection) -> None:
+        self._sent = set()
+        while self.finished < self.turns:
+            event = json.loads(await socket.recv())
+            self._take(event)
+            if event["type"] in ("conversation.created", "session.resumed", "session.updated", "response.done"):
+                await self._ask(socket)
+
+    async def _ask(self, socket: ClientConnection) -> None:
+        """Send what has no answer yet; what was on its way to a gateway that died may not have come."""
+        audio, number = {"input": {"turn_detection": None}}, self.finished
+        content = [{"type": "input_text", "text": f"question {self.seed} {number}"}]
+        item = {"id": f"item_{number}", "type": "message", "role": "user", "content": content}
+        wanted: dict[str, dict[str, Any]] = {
+            "session.updated": {
+                "type": "session.update",
+                "session": {"type": "realtime", "seed": self.seed, "audio": audio},
+            },
+            f"item_{number}": {"type": "conversation.item.create", "item": item},
+            f"response {number}": {"type": "response.create", "response": {}},
+        }
+        for answer, event in wanted.items():
+            if number < self.turns and answer not in self._answered | self._sent:
+                self._sent.add(answer)
+                await socket.send(json.dumps(event))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        type = event["type"]
+        self.events += 1
+        if event["event_id"] in self._ids:
+            self.wrong.append(f"{type} came twice")
+        self._ids.add(event["event_id"])
+        self._last = event["event_id"]
+        self._note_answer(type, event)
+        if type == "response.output_audio_transcript.delta":
+            self.text += event["delta"]
+        elif type == "response.output_audio.delta":
+            self.sound += base64.b64decode(event["delta"])
+        elif type == "error":
+            self.wrong.append(str(event["error"]))
+        if type.endswith(".delta") and self._broken:
+            self.gaps.append(time.monotonic() - self._broken)
+            self._broken = 0.0
+
+    def _note_answer(self, type: str, event: dict[str, Any]) -> None:
+        """Remember what the gateway has taken."""
+        if type == "session.created":
+            self._token = event["session"]["resume_token"]
+        elif type == "session.updated":
+            self._answered.add(type)
+        elif type == "conversation.item.added":
+            self._answered.add(event["item"]["id"])
+        elif type == "response.created":
+            self._answered.add(f"response {self.finished}")
+        elif type == "response.done":
+            self.finished += 1
+            if event["response"]["status"] != "completed":
+                self.wrong.append(f"{event['response']['status']}: {event['response']['status_details']}")

@@ -1,0 +1,293 @@
+"""Sessions that one gateway begins and another one goes on with: nothing is lost, repeated or somebody else's."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import websockets
+from websockets.exceptions import ConnectionClosed
+
+from omnibus.executor.runner import Job
+from tests.unit.gateway.house import OMNI, House, house
+from tests.unit.gateway.realtime.test_connections import refused
+from tests.unit.gateway.realtime_house import Caller, connected, joined, sound_of, types
+from tests.unit.gateway.responses_house import Pair
+from tests.unit.gateway.wires import doorway
+from tests.unit.sidecar.node import until
+
+WORDS = [f"word{number} " for number in range(8)]
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+PUSH_TO_TALK = {"input": {"turn_detection": None}}
+
+
+class Speaker:
+    """A thinker that says its words one by one, and waits behind the first ``pause`` until it is let go on."""
+
+    def __init__(self, pause: int) -> None:
+        self.pause = pause
+        self.go = asyncio.Event()
+        self.known: list[list[int]] = []
+        self.seeds: list[int] = []
+
+    async def __call__(self, job: Job) -> None:
+        known = list(job.resume_state("text").get("ids", ()))
+        self.known.append(known)
+        self.seeds.append(job.seed)
+        rows = None
+        if job.has_consumer("rows"):
+            await job.put("prompt", {}, np.zeros((3, 4), np.float32))
+            await job.put("layout", {}, np.zeros((3, 1), np.int64))
+            rows = await job.open_rows("rows", len(WORDS), 4, "float32")
+        groups = [known] if known else []
+        for ids in [*groups, *([number] for number in range(len(known), len(WORDS)))]:
+            if ids == [self.pause]:
+                await self.go.wait()
+            if rows is not None:
+                rows.write(np.repeat(np.array(ids, np.float32)[:, None], 4, 1))
+            await job.send("text", {"text": "".join(WORDS[id] for id in ids), "ids": ids})
+        if rows is not None:
+            job.close("rows")
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": len(WORDS)}})
+
+
+class Doors(Pair):
+    """Two gateways over one bus behind real servers."""
+
+    ports: tuple[int, int] = (0, 0)
+
+    @asynccontextmanager
+    async def opened(self, query: str = f"model={OMNI}&resumable=true") -> AsyncIterator[Caller]:
+        async with connected(f"ws://localhost:{self.ports[0]}", query=query) as caller:
+            yield caller
+
+    @asynccontextmanager
+    async def resumed(self, caller: Caller, last: str = "", door: int = 1) -> AsyncIterator[Caller]:
+        token = caller.events[0]["session"]["resume_token"]
+        last = last or caller.events[-1]["event_id"]
+        url = f"ws://localhost:{self.ports[door]}/v1/realtime?resume={token}&last_event_id={last}"
+        async with websockets.connect(url, max_size=None) as socket:
+            yield Caller(socket)
+
+
+@pytest.fixture
+async def doors(tmp_path: Path) -> AsyncIterator[Doors]:
+    async with house(tmp_path) as first:
+        second = House(first.place, first.settings, None, "other")
+        await second.open()
+        made = Doors(first, second)
+        async with doorway(first) as one, doorway(second) as other:
+            made.ports = one.port, other.port
+            yield made
+        await second.close()
+
+
+async def test_a_response_continues_in_the_middle_of_a_word_at_another_gateway(doors: Doors):
+    speaker = Speaker(4)
+    await doors.serve(OMNI, thinker=speaker)
+    async with doors.opened() as caller:
+        await caller.update(audio=PUSH_TO_TALK)
+        item = await caller.speak()
+        await caller.send("response.create", response={"metadata": {"mine": "1"}})
+        await until_said(caller, 4)
+        caller.socket.transport.abort()
+    had = caller.events
+
+    async with doors.resumed(caller) as rest:
+        speaker.go.set()
+        events = await rest.until("response.done")
+        resumed = next(each for each in events if each["type"] == "session.resumed")
+        whole = [*had, *events]
+        again = await rest.respond(seed=speaker.seeds[0])
+        listed = await rest.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item)
+
+    assert resumed["session"]["id"] == had[0]["session"]["id"]
+    assert resumed["active_responses"] == [events[-1]["response"]["id"]]
+    assert resumed["input_audio_bytes"] == len(base64.b64decode(listed["item"]["content"][0]["audio"]))
+    assert speaker.known[1] == [0, 1, 2, 3]
+    assert speaker.seeds[0] == speaker.seeds[1]
+    text = "response.output_audio_transcript.delta"
+    assert joined(whole, text) == joined(again, text) == "".join(WORDS)
+    assert sound_of(whole) == sound_of(again)
+    order = [type for type in types(whole) if type.startswith("response.") and not type.endswith(".delta")]
+    assert order == [type for type in types(again) if type.startswith("response.") and not type.endswith(".delta")]
+    done = events[-1]["response"]
+    assert (done["status"], done["metadata"]) == ("completed", {"mine": "1"})
+    assert done["output"][0]["content"] == again[-1]["response"]["output"][0]["content"]
+    assert len({each["event_id"] for each in whole}) == len(whole)
+    await doors.first.emptied()
+
+
+async def until_said(caller: Caller, words: int) -> None:
+    while joined(caller.events, "response.output_audio_transcript.delta").count(" ") < words:
+        await caller.next()
+
+
+async def test_all_that_the_client_has_not_seen_is_sent_again_from_any_event_on(doors: Doors):
+    speaker = Speaker(4)
+    speaker.go.set()
+    await doors.serve(OMNI, thinker=speaker)
+    async with doors.opened() as caller:
+        await caller.update(tools=[TOOL], instructions="Be short.")
+        await caller.say("one")
+        await caller.respond()
+        caller.socket.transport.abort()
+    every = caller.events
+
+    for place in (1, 5, len(every) // 2, len(every) - 2):
+        async with doors.resumed(caller, every[place]["event_id"], place % 2) as rest:
+            found = await rest.until("session.resumed")
+            assert found[:-1][: len(every) - place - 1] == every[place + 1 :], place
+            assert found[-1]["session"]["instructions"] == "Be short."
+            rest.socket.transport.abort()
+
+
+async def test_the_conversation_is_whole_with_what_was_cut_and_removed(doors: Doors):
+    await doors.serve(OMNI)
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"}
+    async with doors.opened() as caller:
+        await caller.update(audio=PUSH_TO_TALK)
+        first = await caller.say("one")
+        spoken = await caller.speak(bytes(range(250)) * 40)
+        await caller.ask(
+            "conversation.item.create",
+            "conversation.item.done",
+            item={"id": "shown", "type": "message", "role": "user", "content": [image]},
+            previous_item_id="root",
+        )
+        said = (await caller.respond(input=[{"type": "item_reference", "id": first}]))[-1]["response"]["output"][0]
+        await caller.ask(
+            "conversation.item.truncate",
+            "conversation.item.truncated",
+            item_id=said["id"],
+            content_index=0,
+            audio_end_ms=12,
+        )
+        await caller.ask("conversation.item.delete", "conversation.item.deleted", item_id=first)
+        await caller.send("input_audio_buffer.append", audio=base64.b64encode(bytes(700)).decode())
+        kept = [await retrieve(caller, id) for id in ("shown", spoken, said["id"])]
+        await asyncio.sleep(0.3)  # audio alone is not sent back, so it is logged a little later
+        caller.socket.transport.abort()
+
+    async with doors.resumed(caller) as rest:
+        found = await rest.until("session.resumed")
+        assert found[-1]["input_audio_bytes"] == 250 * 40 + 700
+        assert [await retrieve(rest, id) for id in ("shown", spoken, said["id"])] == kept
+        assert (await rest.refused("conversation.item.retrieve", item_id=first))["code"] == "not_found"
+        await rest.send("input_audio_buffer.append", audio=base64.b64encode(bytes(300)).decode())
+        turn = (await rest.ask("input_audio_buffer.commit", "conversation.item.done"))["item"]["id"]
+        audio = (await retrieve(rest, turn))["content"][0]["audio"]
+        before = next(each for each in rest.events if each["type"] == "input_audio_buffer.committed")
+
+    assert len(base64.b64decode(audio)) == 1000
+    assert before["previous_item_id"] == said["id"]
+    assert len(base64.b64decode(kept[2]["content"][0]["audio"])) == 12 * 48
+
+
+async def retrieve(caller: Caller, id: str) -> dict[str, Any]:
+    return dict((await caller.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=id))["item"])
+
+
+async def test_a_turn_that_was_being_spoken_goes_on_without_a_sample_lost(doors: Doors):
+    await doors.serve(OMNI)
+    random = np.random.default_rng(0)
+    speech = (random.standard_normal(24000) * 8000).astype("<i2").tobytes()
+    sent = bytes(48000) + speech + bytes(48000)
+    async with doors.opened() as caller:
+        at = await append(caller, sent, 0, 48000 + 24000)
+        await caller.until("input_audio_buffer.speech_started")
+        await asyncio.sleep(0.3)
+        caller.socket.transport.abort()
+
+    async with doors.resumed(caller) as rest:
+        resumed = (await rest.until("session.resumed"))[-1]
+        assert resumed["input_audio_bytes"] == at
+        await append(rest, sent, resumed["input_audio_bytes"], len(sent))
+        stopped = (await rest.until("input_audio_buffer.speech_stopped"))[-1]
+        await rest.until("response.done")
+        audio = (await retrieve(rest, stopped["item_id"]))["content"][0]["audio"]
+
+    started = next(each for each in caller.events if each["type"] == "input_audio_buffer.speech_started")
+    assert stopped["item_id"] == started["item_id"]
+    begin = started["audio_start_ms"] * 48
+    assert base64.b64decode(audio) == sent[begin : stopped["audio_end_ms"] * 48]
+    assert stopped["audio_end_ms"] == 1000 + 500 + 500 or stopped["audio_end_ms"] == 1000 + 1000 + 500
+
+
+async def append(caller: Caller, audio: bytes, begin: int, end: int) -> int:
+    for at in range(begin, end, 4800):
+        part = audio[at : min(at + 4800, end)]
+        await caller.send("input_audio_buffer.append", audio=base64.b64encode(part).decode())
+    return end
+
+
+async def test_silence_is_not_kept_but_counted(doors: Doors):
+    await doors.serve(OMNI)
+    async with doors.opened() as caller:
+        await append(caller, bytes(48000 * 4), 0, 48000 * 4)
+        await caller.say("all of it has come")
+        caller.socket.transport.abort()
+
+    async with doors.resumed(caller) as rest:
+        position = (await rest.until("session.resumed"))[-1]["input_audio_bytes"]
+    assert 48000 * 2 < position <= 48000 * 4 - 300 * 48  # what may belong to a turn has to come again
+
+
+async def test_of_two_connections_the_last_one_has_the_session(doors: Doors):
+    await doors.serve(OMNI)
+    async with doors.opened() as caller, doors.resumed(caller) as other:
+        await other.until("session.resumed")
+        await caller.send("response.create", response={})
+        with pytest.raises(ConnectionClosed) as caught:
+            while True:
+                await caller.next()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1008
+        await other.say("still here")
+    await doors.first.emptied()
+
+
+async def test_what_cannot_be_resumed_is_refused(doors: Doors):
+    await doors.serve(OMNI)
+    base = f"ws://localhost:{doors.ports[1]}/v1/realtime"
+    async with doors.opened() as caller:
+        token, last = caller.events[0]["session"]["resume_token"], caller.events[-1]["event_id"]
+        assert (await refused(f"{base}?resume={token}x&last_event_id={last}"))[0] == 404
+        assert (await refused(f"{base}?resume=sess_nobody.x&last_event_id={last}"))[0] == 404
+        for wrong in ("", "event_1", last.replace("_2", "_3"), last.replace("_2", "_0")):
+            assert (await refused(f"{base}?resume={token}&last_event_id={wrong}"))[1]["param"] == "last_event_id"
+        assert (await refused(f"{base}?model={OMNI}&resumable=perhaps"))[1]["param"] == "resumable"
+        assert (await refused(f"{base}?model={OMNI}&last_event_id={last}"))[1]["param"] == "last_event_id"
+    await until(lambda: not doors.first.table.sessions.count)
+    status, error = await refused(f"{base}?resume={token}&last_event_id={last}")
+    assert (status, "closed" in error["message"]) == (404, True)
+    async with connected(f"ws://localhost:{doors.ports[0]}") as plain:
+        assert "resume_token" not in plain.events[0]["session"]
+
+
+async def test_an_answer_that_comes_out_otherwise_is_not_continued(doors: Doors):
+    speaker = Speaker(4)
+    await doors.serve(OMNI, thinker=speaker)
+    async with doors.opened() as caller:
+        await caller.update(output_modalities=["text"])
+        await caller.say("one")
+        await caller.send("response.create", response={})
+        while joined(caller.events, "response.output_text.delta").count(" ") < 4:
+            await caller.next()
+        caller.socket.transport.abort()
+    await until(lambda: not doors.first.table.sessions.count)
+    speaker.go.set()
+
+    WORDS[0] = "other0 "
+    try:
+        async with doors.resumed(caller) as rest:
+            done = (await rest.until("response.done"))[-1]["response"]
+    finally:
+        WORDS[0] = "word0 "
+    assert (done["status"], done["status_details"]["error"]["code"]) == ("failed", "cannot_continue")
+    assert json.dumps(done).count("word0") == 1
