@@ -13,16 +13,17 @@ _CANCELLATIONS, _CANCELLATION_SECONDS = 50, 0.1
 async def keep_cancellation(call: Awaitable[T]) -> T:
     """Result of ``call``, unless this task was cancelled meanwhile: then that is raised, also if ``call`` dropped it.
 
-    Libraries await with ``asyncio.wait_for``, which up to Python 3.11 returns its result in the place of a cancellation
-    that arrives in the same turn of the loop. Whoever cancelled then waits for an end that never comes, and the timeout
-    that did so is over: what the task awaits next has no limit any more.
+    Libraries await with ``asyncio.wait_for``, which up to Python 3.11 returns its result, or raises its error, in the
+    place of a cancellation that arrives in the same turn of the loop. Whoever cancelled then waits for an end that
+    never comes, and the timeout that did so is over: what the task awaits next has no limit any more.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    result = await call
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
+    try:
+        return await call
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def finish_within(seconds: float, call: Coroutine[Any, Any, T]) -> T:

@@ -121,10 +121,25 @@ async def test_a_silent_worker_loses_its_job(store: Store):
 
     assert (again.id, again.attempt) == ("a", 2)
     assert not await store.hold_job(KIND, "a", "w1", LONG, 50)
-    assert not await store.free_job(KIND, "a", "w1")
+    assert not await store.free_job(KIND, "a", "w1", counts=True)
     assert not await store.end_job(KIND, "a", "w1", "failed", b"", LONG)
     assert await store.job(KIND, "a") == again
     assert await store.end_job(KIND, "a", "w2", "completed", b"", LONG)
+
+
+async def test_a_silent_worker_counts_against_its_job_until_it_says_otherwise(store: Store):
+    await put(store, "a")
+    for worker in ("w1", "w2"):
+        await take(store, worker, BRIEF)
+
+    assert (await take(store, "w3")).failed_attempts == 2
+    await store.restore_job(KIND, await store.job(KIND, "a"), LONG, "w3")  # what somebody remembers has them, too
+    assert not await store.free_job(KIND, "a", "w1")
+
+    left = await store.job(KIND, "a")
+    assert (left.status, left.attempt, left.failed_attempts) == ("in_progress", 3, 1)
+    assert not await store.free_job(KIND, "unknown", "w1")
+    assert await store.job(KIND, "unknown") is None
 
 
 async def test_a_worker_that_speaks_keeps_its_job(store: Store):
@@ -151,8 +166,8 @@ async def test_what_was_under_way_is_told_to_who_goes_on(store: Store):
     assert (await store.job(KIND, "a")).trace == b""
 
 
-@pytest.mark.parametrize(("counts", "attempt"), [(False, 1), (True, 2)])
-async def test_a_job_that_is_given_back_is_due_again(store: Store, counts: bool, attempt: int):
+@pytest.mark.parametrize("counts", [False, True])
+async def test_a_job_that_is_given_back_is_due_again(store: Store, counts: bool):
     await put(store, "a")
     await take(store)
     await store.hold_job(KIND, "a", "w1", LONG, 40)
@@ -161,7 +176,8 @@ async def test_a_job_that_is_given_back_is_due_again(store: Store, counts: bool,
 
     freed = await store.job(KIND, "a")
     assert (freed.status, freed.progress) == ("queued", 0)
-    assert (await take(store, "w2")).attempt == attempt
+    again = await take(store, "w2")
+    assert (again.attempt, again.failed_attempts) == (2, int(counts))
 
 
 async def test_an_end_is_the_only_one(store: Store):

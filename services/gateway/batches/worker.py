@@ -170,7 +170,7 @@ class BatchWorker:
     async def _release(self, job: JobRecord, lease: JobLease, seconds: float = 0.0) -> None:
         """Give a batch back. If that fails its lease runs out."""
         with suppress(StoreUnavailable):
-            await self._store.free_job(KIND, job.id, lease.owner, seconds, lease.has_trace)
+            await self._store.free_job(KIND, job.id, lease.owner, seconds)
 
 
 @contextmanager

@@ -76,7 +76,10 @@ class VideoGenerator:
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)
                 lease.set_trace(lambda: _encode_trace(run))
-                await self._write_video(run, job, asked, output, lease)
+                try:
+                    await self._write_video(run, job, asked, output, lease)
+                finally:
+                    lease.is_suspect = any(each.died_with for each in run.segments)
 
     async def _write_video(
         self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec, output: VideoOutput, lease: JobLease

@@ -32,6 +32,7 @@ class JobLease:
         self._trace: Callable[[], bytes] = bytes
         self._progress = 0
         self._told: tuple[int, bytes] | None = (0, b"")
+        self.is_suspect = False  # an executor died with what is under way
 
     @property
     def has_trace(self) -> bool:

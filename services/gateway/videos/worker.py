@@ -11,14 +11,12 @@ from typing import Literal
 import msgspec
 
 from omnibus.errors import (
-    ArenaFull,
     DeadlineExceeded,
     Fatal,
     OmnibusError,
     ProtocolError,
     Retryable,
     StageFailed,
-    StageUnavailable,
     StoreUnavailable,
 )
 from omnibus.metrics import GATEWAY
@@ -32,12 +30,13 @@ from services.gateway.videos.storage import VideoStorage
 
 log = logging.getLogger(__name__)
 
-#: Times that a job may be begun and broken off, before it is held to be what breaks gateways and executors.
+#: Attempts of a job that may end with the gateway or an executor, before it is held to be what ends them. What it
+#: lacked (space, executors, the bus, the store, the sidecar) is not its own doing, and is no such attempt.
 MAX_ATTEMPTS = 3
-#: Errors that may be the job's own doing: it asks for too much, or ends executors. Others are of what it works with.
-_BLAMED_ERRORS = (StageUnavailable, ArenaFull, ProtocolError)
 #: Seconds until a job is tried again that could not be done just now, and until the store is asked again.
 _RETRY_PAUSE_SECONDS, _POLL_SECONDS = 5.0, 0.5
+#: Seconds that a stopping gateway tries to give a job back while the store is away.
+_GIVE_BACK_SECONDS = 5.0
 
 #: Told of each job that has ended here, and of one whose end came too late.
 Ended = Callable[[JobRecord, bool], Awaitable[None]]
@@ -137,9 +136,13 @@ class VideoWorker:
                 await self._settle_job(job, lease, making.result())
             else:
                 log.info("%s is not held here any more: it was removed, or another gateway goes on", job.id)
+                await until_cancelled(making)
+                await self._release_job(job, lease.owner)  # the store was away, or this process stood still
         except asyncio.CancelledError:
             await until_cancelled(making)
-            await self._release_job(job, lease.owner)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GIVE_BACK_SECONDS):
+                    await self._release_job(job, lease.owner)
             raise
         finally:
             await until_cancelled(making)
@@ -151,7 +154,7 @@ class VideoWorker:
         if await self._films.expiry_time(job.id):
             return None  # whoever made it did not live to say so
         try:
-            if job.attempt > MAX_ATTEMPTS:
+            if job.failed_attempts >= MAX_ATTEMPTS:
                 raise StageFailed(
                     f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended: ask for less"
                 )
@@ -169,7 +172,7 @@ class VideoWorker:
         later = isinstance(error, Retryable | ProtocolError) and job.until > time.time()
         if error is not None and later:  # those of another build may read what this one cannot
             log.info("%s is tried again: %s", job.id, error)
-            counts = lease.has_trace and isinstance(error, _BLAMED_ERRORS)
+            counts = lease.is_suspect or (lease.has_trace and isinstance(error, ProtocolError))
             await self._release_job(job, lease.owner, getattr(error, "retry_after", _RETRY_PAUSE_SECONDS), counts)
             return
         _count_outcome(job, error)
@@ -202,9 +205,14 @@ class VideoWorker:
         return lost and await self._store.restore_job(KIND, over, 0.0)
 
     async def _release_job(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
-        """Give the job back. If that fails its lease runs out."""
-        with suppress(StoreUnavailable):
-            await self._store.free_job(KIND, job.id, owner, seconds, counts)
+        """Give the job back, as soon as the store can be reached: until it has, the attempt counts against the job."""
+        while time.time() < job.expires:
+            try:
+                await self._store.free_job(KIND, job.id, owner, seconds, counts)
+                return
+            except StoreUnavailable as away:
+                log.warning("%s is given back once the store is there: %s", job.id, away)
+                await asyncio.sleep(_POLL_SECONDS)
 
 
 def _count_outcome(job: JobRecord, error: OmnibusError | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
+from omnibus.concurrency import keep_cancellation
 from omnibus.errors import StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store.seal import Seal
@@ -68,17 +69,14 @@ class StoreConnection:
         return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
 
     async def _run_command(self, command: Any) -> Any:
-        before = _cancellation_count()
         try:
-            answer = await command
+            return await keep_cancellation(command)
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
                 raise FunctionRefused(str(error)) from error
             raise StoreUnavailable(f"the store at {redact_url(self._settings.url)} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"no store at {redact_url(self._settings.url)}: {describe_error(error)}") from error
-        _raise_if_cancelled(before)
-        return answer
 
     async def _follow_channel(self, channel: str, read: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
         """Yield the result of ``read``, at once and whenever it has changed. Reconnects by itself.
@@ -90,26 +88,15 @@ class StoreConnection:
         while True:
             try:
                 async with self._redis.pubsub() as announced:
-                    await announced.subscribe(self._redis_key(channel))
+                    await keep_cancellation(announced.subscribe(self._redis_key(channel)))
                     while True:
                         found = await read()
-                        _raise_if_cancelled()
                         if not known or found != last:
                             known, last = True, found
                             yield found
-                        await announced.get_message(ignore_subscribe_messages=True, timeout=REREAD_SECONDS)
+                        await keep_cancellation(
+                            announced.get_message(ignore_subscribe_messages=True, timeout=REREAD_SECONDS)
+                        )
             except (RedisError, OSError, StoreUnavailable) as error:
                 log.warning("store: %s; reading the %s again when it is back", describe_error(error), channel)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)
-
-
-def _cancellation_count() -> int:
-    task = asyncio.current_task()
-    return task.cancelling() if task is not None else 0
-
-
-def _raise_if_cancelled(before: int = 0) -> None:
-    """redis-py sends with ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes in the
-    same turn as its result. Whoever cancelled would wait for ever. ``before`` there were so many already."""
-    if _cancellation_count() > before:
-        raise asyncio.CancelledError

@@ -276,11 +276,16 @@ redis.register_function('omnibus_take_job', function(keys, args)
     forget(keys, id) -- the server was short of memory, or somebody has removed it by hand
     return 0
   end
+  local before = redis.call('HMGET', job, 'owner', 'silent')
+  if (before[1] or '') ~= '' then -- it fell silent, and may still say that the job was not why
+    redis.call('HSET', job, 'silent', (before[2] or '') .. ' ' .. before[1])
+  end
   redis.call('HSET', job, 'status', 'in_progress', 'owner', args[1], 'progress', '0')
   redis.call('HINCRBY', job, 'attempt', 1)
   redis.call('ZADD', keys[2], whole(time + args[2]), id)
   local found = redis.call(
-    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'ended', 'outcome', 'trace', 'tenant')
+    'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'faults', 'silent', 'ended', 'outcome',
+    'trace', 'tenant')
   table.insert(found, 1, id)
   table.insert(found, redis.call('PEXPIRETIME', job))
   return found
@@ -297,11 +302,25 @@ redis.register_function('omnibus_hold_job', function(keys, args)
   return 1
 end)
 
+-- Take an owner out of those that fell silent: it lives, so the job did not end it.
+local function excuse(job, owner)
+  local silent = redis.call('HGET', job, 'silent')
+  if not silent then return end
+  local others = {}
+  for each in string.gmatch(silent, '%S+') do
+    if each ~= owner then table.insert(others, each) end
+  end
+  redis.call('HSET', job, 'silent', table.concat(others, ' '))
+end
+
 redis.register_function('omnibus_free_job', function(keys, args)
-  if lost(keys, args) then return 0 end
   local job = keys[4] .. args[1]
+  if lost(keys, args) then
+    if args[4] == '0' then excuse(job, args[2]) end
+    return 0
+  end
   redis.call('HSET', job, 'status', 'queued', 'owner', '', 'progress', '0', 'trace', '')
-  redis.call('HINCRBY', job, 'attempt', args[4])
+  redis.call('HINCRBY', job, 'faults', args[4])
   redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
   redis.call('PUBLISH', keys[5], args[1])
   return 1

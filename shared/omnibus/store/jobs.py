@@ -31,9 +31,10 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     """One job. Times are Unix seconds; those of what did not happen yet are 0.
 
     ``request`` and ``outcome`` are its owners' own words, which the store does not read. ``until`` is when nobody
-    waits for it any more, ``expires`` when it is forgotten. ``attempt`` counts who began to work on it, and ``trace``
-    is what its holder has under way for it, which another one may have to clear away. ``tenant`` is who it counts
-    for; empty where tenants are not told apart.
+    waits for it any more, ``expires`` when it is forgotten. ``attempt`` counts who began to work on it; ``faults`` how
+    many of them were kept from it by the job itself, as they said, and ``silent`` names those that never said why they
+    stopped. ``trace`` is what its holder has under way for it, which another one may have to clear away. ``tenant`` is
+    who it counts for; empty where tenants are not told apart.
     """
 
     id: str
@@ -44,6 +45,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     status: JobStatus = "queued"
     progress: int = 0
     attempt: int = 0
+    faults: int = 0
+    silent: tuple[str, ...] = ()
     ended: float = 0.0
     outcome: bytes = b""
     trace: bytes = b""
@@ -52,6 +55,11 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> "JobState":
         return JobState(self.status, self.attempt, self.ended)
+
+    @property
+    def failed_attempts(self) -> int:
+        """Attempts that the job itself ended, as far as anybody knows."""
+        return self.faults + len(self.silent)
 
     @property
     def is_over(self) -> bool:
@@ -153,9 +161,10 @@ class JobStore(StoreConnection):
     async def free_job(self, kind: str, id: str, owner: str, seconds: float = 0.0, counts: bool = False) -> bool:
         """Give a job back, due again in ``seconds``; False when ``owner`` has lost it.
 
-        Unless it ``counts`` that it was begun, it is as if it had not been taken.
+        With ``counts`` the attempt is one of its ``faults``. Without it no attempt of ``owner`` counts, even if
+        ``owner`` has lost the job: it was silent for another reason.
         """
-        told = (id, owner, _milliseconds_text(seconds), "0" if counts else "-1")
+        told = (id, owner, _milliseconds_text(seconds), str(int(counts)))
         return bool(await self._run_function("omnibus_free_job", _job_keys(kind), *told))
 
     async def end_job(
@@ -221,7 +230,10 @@ class JobStore(StoreConnection):
         return {id: _decode_record(id, [*values, expires]) for id, values, expires in bodies if values[0] is not None}
 
 
-_FIELDS = ("request", "created", "until", "status", "progress", "attempt", "ended", "outcome", "trace", "tenant")
+_FIELDS = (
+    "request", "created", "until", "status", "progress", "attempt", "faults", "silent", "ended", "outcome", "trace",
+    "tenant",
+)  # fmt: skip
 _FULL_MESSAGES = {
     "open": "as many jobs wait or are worked on as there may be: try again later",
     "kept": "the limit of stored jobs is reached: delete some, or wait until they expire",
@@ -241,6 +253,8 @@ def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]
         "request": job.request,
         "status": job.status if job.is_over else open_status,
         "attempt": str(job.attempt),
+        "faults": str(job.faults),
+        "silent": " ".join(job.silent),
         "progress": "0" if open_status == "queued" and not job.is_over else str(job.progress),
         "created": _milliseconds_text(job.created),
         "until": _milliseconds_text(job.until),
@@ -254,7 +268,7 @@ def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]
 
 
 def _decode_record(id: str, values: Sequence[Any]) -> JobRecord:
-    request, created, until, status, progress, attempt, ended, outcome, trace, tenant, expires = values
+    request, created, until, status, progress, attempt, faults, silent, ended, outcome, trace, tenant, expires = values
     return JobRecord(
         id=id,
         request=bytes(request),
@@ -263,6 +277,8 @@ def _decode_record(id: str, values: Sequence[Any]) -> JobRecord:
         status=_STATUS[status],
         progress=int(progress),
         attempt=int(attempt),
+        faults=int(faults or 0),
+        silent=tuple(bytes(silent or b"").decode().split()),
         ended=int(ended) / 1000,
         outcome=bytes(outcome),
         trace=bytes(trace or b""),

@@ -97,6 +97,17 @@ async def test_a_cancellation_that_a_call_drops_is_raised_afterwards():
         await task
 
 
+async def test_a_cancellation_that_a_call_drops_for_an_error_is_raised_afterwards():
+    async def refused() -> None:
+        await dropping(asyncio.get_running_loop().create_future())
+        raise BadMedia("refused")
+
+    async with asyncio.timeout(10):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await keep_cancellation(refused())
+
+
 async def test_a_call_that_is_not_cancelled_returns_its_result():
     assert await keep_cancellation(after(2, "answer")) == "answer"
 

@@ -1,7 +1,10 @@
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
+
+from tests.unit.gateway.videos.studio import Studio, studio
 
 
 @pytest.fixture
@@ -16,3 +19,9 @@ async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
 async def cleared(raw: redis.Redis) -> None:
     """The store is empty when a test begins."""
     await raw.flushall()
+
+
+@pytest.fixture
+async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator[Studio]:
+    async with studio(tmp_path, valkey_url) as made:
+        yield made

@@ -15,7 +15,8 @@ import numpy as np
 
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
-from omnibus.store import Store
+from omnibus.store import JobRecord, Store
+from services.gateway.videos.job_payload import KIND
 from tests.unit.gateway.house import FILMER, House, house, read
 from tests.unit.sidecar import node as nodes
 
@@ -161,6 +162,17 @@ async def becomes(at: House, id: str, **wanted: Any) -> dict[str, Any]:
 
 async def fetched(at: House, id: str, **query: str) -> httpx.Response:
     return await at.http.get(f"/v1/videos/{id}/content", params=query)
+
+
+async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes = b"") -> None:
+    """A worker takes the next job and is never heard of again."""
+
+    async def takes() -> bool:
+        return isinstance(await store.take_job(KIND, "nobody", seconds), JobRecord)
+
+    async with stored(url) as store:
+        await nodes.until(takes)
+        await store.hold_job(KIND, id, "nobody", seconds, 30, trace)
 
 
 class Watched(NamedTuple):

@@ -30,6 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is read again at once."""
     monkeypatch.setattr("omnibus.store.connection.REREAD_SECONDS", 0.2)
     monkeypatch.setattr("omnibus.store.connection.RETRY_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("services.gateway.videos.worker._GIVE_BACK_SECONDS", 0.05)
 
 
 class Site(NamedTuple):

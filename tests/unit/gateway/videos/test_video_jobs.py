@@ -1,21 +1,16 @@
 """Videos outlive gateways: each is made by one of them at a time, and whoever is there goes on."""
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
 
 from omnibus.bus import subjects
-from omnibus.errors import BusUnavailable, Overloaded, Retryable
-from omnibus.executor.runner import Job
 from omnibus.store import JobRecord, JobRules
 from services.gateway.media.files import new_secret_id
-from services.gateway.videos import job_payload, storage, worker
+from services.gateway.videos import job_payload, worker
 from services.gateway.videos.job_payload import KIND, ActiveInvocation, VideoJobSpec
 from tests.unit.gateway.house import FILMER, House, error
 from tests.unit.gateway.videos.studio import (
@@ -26,29 +21,13 @@ from tests.unit.gateway.videos.studio import (
     fetched,
     stored,
     studio,
+    taken_by_nobody,
     told,
     watched,
 )
 from tests.unit.sidecar import node as nodes
 
 PATH = "/v1/videos"
-
-
-@pytest.fixture
-async def place(tmp_path: Path, valkey_url: str, cleared: None) -> AsyncIterator[Studio]:
-    async with studio(tmp_path, valkey_url) as made:
-        yield made
-
-
-async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes = b"") -> None:
-    """A worker takes the next job and is never heard of again."""
-
-    async def takes() -> bool:
-        return isinstance(await store.take_job(KIND, "nobody", seconds), JobRecord)
-
-    async with stored(url) as store:
-        await nodes.until(takes)
-        await store.hold_job(KIND, id, "nobody", seconds, 30, trace)
 
 
 async def test_any_gateway_answers_for_a_video(place: Studio):
@@ -137,20 +116,6 @@ async def test_a_video_whose_gateway_fell_silent_is_taken_up(place: Studio, valk
     assert len(seen) == 2
 
 
-async def test_a_video_over_which_gateways_die_is_given_up(place: Studio, valkey_url: str):
-    await place.first.videos.shutdown()
-    id = (await asked(place.first))["id"]
-    for _ in range(worker.MAX_ATTEMPTS):
-        await taken_by_nobody(valkey_url, id, 0.05)
-
-    place.first.videos.startup()
-
-    failed = await becomes(place.first, id, status="failed")
-    assert failed["error"]["code"] == "stage_failed"
-    assert "begun 3 times" in failed["error"]["message"]
-    assert not place.toys.begun
-
-
 @pytest.mark.parametrize("at", ["the same gateway", "another one"])
 async def test_a_video_that_is_removed_in_the_making_stops(place: Studio, at: str):
     other = await place.gateway("gw2")
@@ -209,83 +174,6 @@ async def test_a_job_that_cannot_be_read_stops_no_other(
     for id in made:
         await becomes(place.first, id, status="completed")
     assert "cannot be taken" in caplog.text
-
-
-async def test_a_video_is_made_once_the_disk_has_room_again(
-    place: Studio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.05)
-    caplog.set_level(logging.INFO)
-    full, names = [f"full-{number}" for number in range(worker.MAX_ATTEMPTS + 2)], map(str, count())
-    monkeypatch.setattr(storage, "token_hex", lambda _: full.pop(0) if full else next(names))
-    await place.first.videos.shutdown()
-    id = (await asked(place.first))["id"]
-    (place.media / "videos").mkdir(parents=True, exist_ok=True)
-    for name in full:
-        (place.media / "videos" / f"{id}.{name}.draft").symlink_to("/dev/full")
-
-    place.first.videos.startup()
-
-    await becomes(place.first, id, status="completed")
-    assert caplog.text.count(f"{id} is tried again: the directory of the video is full") == worker.MAX_ATTEMPTS + 2
-    assert not [name for name in place.files if name.endswith(".draft")]
-    await place.first.emptied()
-
-
-async def test_without_executors_a_video_waits_for_them(
-    tmp_path: Path,
-    valkey_url: str,
-    cleared: None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-):
-    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.05)
-    caplog.set_level(logging.INFO)
-    async with studio(tmp_path, valkey_url, hired=False) as place:
-        id = (await asked(place.first))["id"]
-        await nodes.until(lambda: caplog.text.count(f"{id} is tried again: no live executor") > worker.MAX_ATTEMPTS)
-
-        await place.hires()
-
-        await becomes(place.first, id, status="completed")
-
-
-async def test_an_executor_at_its_limit_is_asked_again(place: Studio):
-    times = 0
-
-    async def busy(job: Job) -> None:
-        nonlocal times
-        times += 1
-        if times <= worker.MAX_ATTEMPTS + 1:
-            raise Overloaded("too much", retry_after=0.01)
-
-    place.toys.refuse = busy
-    id = (await asked(place.first))["id"]
-
-    await becomes(place.first, id, status="completed")
-
-    assert times == worker.MAX_ATTEMPTS + 2
-
-
-@pytest.mark.parametrize("error", [Retryable("the sidecar is away"), BusUnavailable("the bus is away")], ids=str)
-async def test_what_a_video_cannot_help_is_not_counted_against_it(
-    place: Studio, monkeypatch: pytest.MonkeyPatch, error: Retryable
-):
-    monkeypatch.setattr(worker, "_RETRY_PAUSE_SECONDS", 0.01)
-    times = 0
-
-    async def away(job: Job) -> None:
-        nonlocal times
-        times += 1
-        if times <= worker.MAX_ATTEMPTS + 1:
-            raise error
-
-    place.toys.refuse = away
-    id = (await asked(place.first))["id"]
-
-    await becomes(place.first, id, status="completed")
-
-    assert times == worker.MAX_ATTEMPTS + 2
 
 
 async def test_a_deadline_holds_while_it_is_made(tmp_path: Path, valkey_url: str, cleared: None):
