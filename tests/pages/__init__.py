@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import errors, mistakes, settings, tasks, values
+from tests.pages import errors, mistakes, settings, sizing, tasks, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
@@ -11,6 +11,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors.page,
     "mistakes.md": mistakes.page,
     "settings.md": settings.page,
+    "sizing.md": sizing.page,
     "tasks.md": tasks.page,
     "values.md": values.page,
 }

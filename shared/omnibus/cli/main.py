@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, backup_arguments, help_texts, lab, runs, whatif
+from omnibus.cli import access, backup_arguments, help_texts, lab, runs, size, whatif
 from omnibus.cli.output import USAGE, add_output_options, print_error
 from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
@@ -38,6 +38,7 @@ _HANDLERS = {
     "restore": "backup:run_restore",
     "settings": "settings:list_settings",
     "show": "invocations:show_invocation",
+    "size": "size:print_size",
     "status": "processes:show_status",
     "tail": "invocations:tail_records",
     "tasks": "tasks:list_tasks",
@@ -87,6 +88,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     whatif.add_whatif_command(commands)
     lab.add_lab_command(commands)
+    size.add_size_command(commands)
     _add_models(commands)
     _add_profile(commands)
     runs.add_run_commands(commands)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -16,6 +17,7 @@ from omnibus.cli.output import print_json
 from omnibus.cluster.monitor.snapshot import SystemState
 from omnibus.families import catalog
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from omnibus.reference.sizing import MIB, USED_SHARE, read_measurements
 from omnibus.store import PlanHistoryEntry
 from tests.unit.cli.watched import Clock
 
@@ -74,6 +76,31 @@ def test_names_alone_are_one_a_line(capsys: pytest.CaptureFixture[str]):
     assert main(["settings", "up", "frozen", "-q"]) == 0
 
     assert capsys.readouterr().out == "OMNIBUS_UP_FROZEN\n"
+
+
+def test_a_workload_is_sized_from_what_was_measured(capsys: pytest.CaptureFixture[str]):
+    measured = read_measurements()
+    chat = measured.kinds["chat-image"]
+    assert main(["size", "chat-image=100", "--seconds", "3", "--keep-days", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["cores"]["gateway"] == pytest.approx(chat.cpu_ms["gateway"] / 10)
+    assert found["arena_mib"] == pytest.approx(chat.arena_bytes * 300 / USED_SHARE / MIB)
+    assert found["disk_mib"] == pytest.approx(chat.disk_bytes * 100 * 86400 / MIB)
+    assert found["bus_mib_s"] == pytest.approx(chat.bus_bytes * 100 / MIB)
+    assert found["gateways"] == math.ceil(found["cores"]["gateway"] / USED_SHARE)
+    assert main(["size"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:8]} == measured.kinds.keys()
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [("chat-imag=1", "did you mean chat-image?"), ("chat", "write KIND=REQ/S"), ("chat=-1", "write KIND=REQ/S")],
+)
+def test_a_workload_that_is_none_is_refused(workload: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["size", workload]) == 1
+
+    assert message in capsys.readouterr().err
 
 
 # Tables

@@ -1,0 +1,260 @@
+"""``python -m tests.bench.sizing``: what a request of each kind costs the services, into ``omnibus/reference/sizing.json``.
+
+The whole system runs on this machine with simulated engines, which compute nothing and send tensors as wide as those of
+a model of 7B parameters: what is measured is all that Omnibus itself does. Images are drawn by a small real model, whose
+executors are left out. A kind is sent ``REQUESTS`` times, one after the other, after some that
+are not counted. CPU time is that of each process's own clock, less what it takes without requests; bytes on the bus and
+in streams are those that NATS counts, less its heartbeats; bytes of the arena are the most at any time.
+"""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import platform
+import time
+import urllib.request
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+from PIL import Image
+
+from omnibus.families import catalog
+from omnibus.process.logs import Log
+from omnibus.reference.sizing import DATA, KindCost, Measurements
+from omnibus.up.stack import Stack
+from omnibus.up.tiny_models import tiny_models
+
+#: Tokens of an answer, and samples a second of what is sent.
+TOKENS, RATE = 32, 16000
+WIDE = {"width": 3584, "dtype": "float16"}
+CHAT, PAINTER = "simulated", "qwen-image-world"
+#: Times that hardly count, and sizes of Qwen2.5-Omni-7B: a token for a KiB of an image, 25 tokens for a second of sound.
+PROFILE = {
+    "default": {
+        "components": {
+            "vision": {"slots": 8, "batch": {"base": 0.001}, "tokens": {"image": {"per": 1.0}}, **WIDE},
+            "audio": {"slots": 8, "batch": {"base": 0.001}, "tokens": {"audio": {"per": 0.8}}, **WIDE},
+            "thinker": {"slots": 8, "batch": {"base": 0.001}, "step": {"base": 0.0005}, "steps": TOKENS, **WIDE},
+            "talker": {"slots": 8, "batch": {"base": 0.001}, "step": {"base": 0.0005}, "steps": 96},
+            "vocoder": {"slots": 8, "batch": {"base": 0.001}, "samples": 480, "rate": 24000},
+        }
+    }
+}
+#: Requests of a kind that are counted, and those before them that are not.
+REQUESTS, WARM = 40, 8
+IDLE_SECONDS = 5.0
+_POLL_SECONDS = 0.003
+
+
+def image_url(pixels: int) -> str:
+    """A PNG of noise, which compresses to nothing less, as data URL."""
+    noise = np.random.default_rng(0).integers(0, 255, (pixels, pixels, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def audio_data(seconds: float) -> str:
+    """A WAV of noise."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(RATE)
+        sound.writeframes(np.random.default_rng(0).integers(-999, 999, int(seconds * RATE), np.int16).tobytes())
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def chat(*parts: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    content = [*parts, {"type": "text", "text": "What do you see and hear?"}]
+    body = {"model": CHAT, "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, **more}
+    return "/v1/chat/completions", body
+
+
+def kinds() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
+    """Each kind: what it is, and the request."""
+    small, large = ({"type": "image_url", "image_url": {"url": image_url(pixels)}} for pixels in (290, 590))
+    sound = {"type": "input_audio", "input_audio": {"data": audio_data(5.0), "format": "wav"}}
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+    return {
+        "chat": (f"text in, {TOKENS} tokens out", chat()),
+        "chat-stream": ("the same, streamed token by token", chat(stream=True)),
+        "chat-image": (f"an image of {_kib(small)} KiB in, {TOKENS} tokens out", chat(small)),
+        "chat-image-large": (f"an image of {_kib(large)} KiB in, {TOKENS} tokens out", chat(large)),
+        "chat-audio": (f"5 s of sound, 156 KiB, in, {TOKENS} tokens out", chat(sound)),
+        "speech": (f"text in, {TOKENS} tokens and their speech out", chat(**spoken)),
+    }
+
+
+def images() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
+    """The kind that a real model answers."""
+    body = {"model": PAINTER, "prompt": "a red circle on blue", "size": "64x64"}
+    return {"image": ("a prompt in, an image of 64x64 out", ("/v1/images/generations", body))}
+
+
+def _kib(part: dict[str, Any]) -> int:
+    return len(part["image_url"]["url"]) * 3 // 4 // 1024
+
+
+class Probe:
+    """What the running services have used so far."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+
+    def cpu_ms(self) -> dict[str, float]:
+        """Milliseconds by service; executors are one, and the fork server and the supervisor are not counted."""
+        found: dict[str, float] = {}
+        for name, pid in self._stack.supervisor.pids.items():
+            service = name if name in SERVICES else "executors"
+            if name != "fork-server":  # Linux: a process's clock is its inverted id and the scheduler's number, 2
+                found[service] = found.get(service, 0.0) + time.clock_gettime_ns((~pid << 3) | 2) / 1e6
+        return found
+
+    def memory_mib(self) -> dict[str, float]:
+        """Resident MiB by service, without the arena; of executors the mean of one."""
+        pids = self._stack.supervisor.pids
+        found = {name: _resident_mib(pids[name]) for name in SERVICES}
+        executors = [_resident_mib(pid) for name, pid in pids.items() if name not in (*SERVICES, "fork-server")]
+        return {**found, "executor": sum(executors) / len(executors)}
+
+    def bus_bytes(self) -> int:
+        """Bytes that clients have sent to NATS and got from it."""
+        found = self._monitor("varz")
+        return int(found["in_bytes"] + found["out_bytes"])
+
+    def disk_bytes(self) -> int:
+        """Bytes in streams: records of invocations."""
+        return int(self._monitor("jsz")["bytes"])
+
+    def arena_bytes(self) -> int:
+        """Bytes of the arena that are in use now."""
+        for line in self._sidecar_metrics().splitlines():
+            if line.startswith("omnibus_arena_used_bytes"):
+                return int(float(line.rsplit(" ", 1)[1]))
+        raise RuntimeError("the sidecar tells no bytes of its arena")
+
+    def _monitor(self, page: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self._stack.nats.monitor}/{page}", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def _sidecar_metrics(self) -> str:
+        pid = self._stack.supervisor.pids["sidecar"]
+        for file in Path(self._stack.metrics_dir).glob("*.json"):
+            for target in json.loads(file.read_text()):
+                if str(pid) in file.name or target.get("labels", {}).get("service") == "sidecar":
+                    with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
+                        return str(answer.read().decode())
+        raise RuntimeError("the sidecar has no endpoint of metrics")
+
+
+SERVICES = ("nats", "valkey", "planner", "sidecar", "gateway")
+
+
+def _resident_mib(pid: int) -> float:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
+
+
+async def measure() -> Measurements:
+    """Measure every kind on this machine."""
+    with TemporaryDirectory() as directory:
+        profile = Path(directory) / "profile.json"
+        profile.write_text(json.dumps(PROFILE))
+        declared = {"models": {CHAT: catalog.model_declaration("qwen2_5_omni", str(profile))}}
+        chats = await _measure_stack(json.dumps(declared), {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim"}, kinds())
+    drawn = await _measure_stack(await tiny_models([PAINTER]), {}, images())
+    for cost in drawn.kinds.values():
+        cost.cpu_ms.pop("executors")  # its engine computes
+    return msgspec.structs.replace(chats, kinds={**chats.kinds, **drawn.kinds})
+
+
+async def _measure_stack(
+    declared: str, env: Mapping[str, str], sent: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
+) -> Measurements:
+    async with Stack(declared, env=env, log=Log(io.StringIO()), fork_server=False) as stack:
+        probe = Probe(stack)
+        async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
+            idle, bus_rate = await _measure_idle(probe)
+            costs = {
+                name: await _measure_kind(probe, client, idle, bus_rate, what, *request)
+                for name, (what, request) in sent.items()
+            }
+        memory = {name: round(mib, 1) for name, mib in probe.memory_mib().items()}
+        return Measurements(_machine(), REQUESTS, memory, round(sum(idle.values()), 2), costs)
+
+
+async def _measure_idle(probe: Probe) -> tuple[dict[str, float], float]:
+    """CPU ms a second by service, and bytes a second on the bus, without requests."""
+    await asyncio.sleep(1.0)
+    began, before, sent = time.perf_counter(), probe.cpu_ms(), probe.bus_bytes()
+    await asyncio.sleep(IDLE_SECONDS)
+    seconds, after, sent_then = time.perf_counter() - began, probe.cpu_ms(), probe.bus_bytes()
+    return {name: (after[name] - before[name]) / seconds for name in after}, (sent_then - sent) / seconds
+
+
+async def _measure_kind(
+    probe: Probe, client: httpx.AsyncClient, idle: Mapping[str, float], bus_rate: float, what: str,
+    path: str, body: dict[str, Any],
+) -> KindCost:  # fmt: skip
+    await _send(client, path, body, WARM)
+    arena = await _arena_peak(probe, client, path, body)
+    await asyncio.sleep(0.5)
+    began, before = time.perf_counter(), (probe.cpu_ms(), probe.bus_bytes(), probe.disk_bytes())
+    await _send(client, path, body, REQUESTS)
+    await asyncio.sleep(0.5)  # until all are ended and recorded
+    seconds, after = time.perf_counter() - began, (probe.cpu_ms(), probe.bus_bytes(), probe.disk_bytes())
+    cpu = {
+        name: round(max(0.0, after[0][name] - before[0][name] - idle[name] * seconds) / REQUESTS, 3) for name in idle
+    }
+    bus = (after[1] - before[1] - bus_rate * seconds) / REQUESTS
+    disk = (after[2] - before[2]) / REQUESTS
+    media = len(json.dumps(body)) * 3 // 4 if "url" in str(body) or "input_audio" in str(body) else 0
+    return KindCost(what, cpu, arena, round(max(0.0, bus)), round(max(0.0, disk)), media)
+
+
+async def _arena_peak(probe: Probe, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
+    """The most bytes of the arena that a request holds, of what is there without it."""
+    base, most, done = probe.arena_bytes(), 0, asyncio.Event()
+
+    async def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, await asyncio.to_thread(probe.arena_bytes))
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        await _send(client, path, body, WARM)
+        done.set()
+    return max(0, most - base)
+
+
+async def _send(client: httpx.AsyncClient, path: str, body: dict[str, Any], count: int) -> None:
+    for seed in range(count):
+        answer = await client.post(path, json={**body, "seed": seed})
+        if answer.status_code != 200:
+            raise RuntimeError(f"{path}: {answer.status_code} {answer.text[:500]}")
+
+
+def _machine() -> str:
+    model = next(line.split(":")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
+    return f"{os.cpu_count()} shared cores of {' '.join(model.split())}, Python {platform.python_version()}"
+
+
+def main() -> None:
+    found = asyncio.run(measure())
+    DATA.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
