@@ -6,6 +6,7 @@
     │   ├── BadMedia          400  an image, sound or video that cannot be used
     │   ├── ContextTooLong    400  the prompt does not fit the model
     │   ├── Unauthorized      401  no API key, or one that is not valid
+    │   ├── CostLimitExceeded 402  it is expected to cost more than its client allows, or nobody knows what
     │   ├── Forbidden         403  switched off here; names the setting
     │   ├── NotFound          404  unknown model, invocation or route
     │   ├── Conflict          409  the name is taken, or somebody else was faster
@@ -115,6 +116,10 @@ class ContextTooLong(Rejected):
 
 class Unauthorized(Rejected):
     code, status, kind = "unauthorized", 401, "authentication_error"
+
+
+class CostLimitExceeded(Rejected):
+    code, status = "cost_limit_exceeded", 402
 
 
 class Forbidden(Rejected):

@@ -63,14 +63,18 @@ def stage_usage(node: int, component: str, option: str, rate: StageRate, seconds
 def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, complete: bool = True) -> RequestUsage:
     """The usage of all ``stages`` together."""
     found = tuple(stages)
-    amounts = [stage.money for stage in found]
-    known = [money for money in amounts if money is not UNSET]
-    priced = bool(currency) and len(known) == len(found)
+    priced, gpu_seconds, money = bool(currency), 0.0, 0.0
+    for stage in found:  # every request comes by here: no comprehensions, which are calls
+        gpu_seconds += stage.gpu_seconds
+        if stage.money is UNSET:
+            priced = False
+        else:
+            money += stage.money
     return RequestUsage(
         found,
-        round(sum([stage.gpu_seconds for stage in found]), _SECONDS_PLACES),
+        round(gpu_seconds, _SECONDS_PLACES),
         nbytes,
-        round(sum(known), _MONEY_PLACES) if priced else UNSET,
+        round(money, _MONEY_PLACES) if priced else UNSET,
         currency if priced else UNSET,
         complete,
     )

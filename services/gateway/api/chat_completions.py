@@ -1,6 +1,6 @@
 """``POST /v1/chat/completions``, the one hot path: for models of the plan, and for apps."""
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -14,8 +14,8 @@ from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai import vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
-from services.gateway.pricing.headers import wants_usage
-from services.gateway.pricing.meter import UsageMeter
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions, read_price_options, refuse_price_options
+from services.gateway.pricing.quotes import choose_path
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.continuing import OriginalRequest, ResumableStream
 from services.gateway.request.lifecycle import run_to_end
@@ -27,6 +27,8 @@ _DIALECT = vllm_omni.HEADER.encode()
 
 class ChatRoute(PostRoute):
     """Answers chat requests; ``draw`` answers those that want pictures, ``translate`` reads those in other dialects."""
+
+    reads_prices = True
 
     def __init__(
         self, settings: GatewaySettings, chat: Chat, draw: ImageChatRoute, translate: DialectTranslator
@@ -42,17 +44,17 @@ class ChatRoute(PostRoute):
         named = asked.headers.get(_DIALECT)
         wanted = parse_chat(asked.body) if named is None else self._translate(named.decode("latin-1"), asked.body)
         sending.model = wanted.model
+        prices = read_price_options(asked.headers)
         if wanted.wants_images:
+            refuse_price_options(asked.headers)
             return self._draw.answer_chat(wanted, asked, sending)
+        if prices.quote:
+            return self._send_quote(wanted, asked.pinned, sending)
         continued = None
         if self._chat.continuations is not None:
             request = OriginalRequest(asked.body, asked.pinned)
             continued = self._chat.continuations.begin_stream(wanted, asked.headers, request)
-        return self.answer_chat(wanted, asked.pinned, sending, continued, self._meter(asked.headers))
-
-    def _meter(self, headers: Mapping[bytes, bytes]) -> UsageMeter | None:
-        """The meter, for a client that asks what its answer took."""
-        return self._chat.meter if wants_usage(headers) else None
+        return self.answer_chat(wanted, asked.pinned, sending, continued, prices)
 
     async def answer_chat(
         self,
@@ -60,28 +62,40 @@ class ChatRoute(PostRoute):
         pinned: str,
         sending: ResponseWriter,
         continued: ResumableStream | None,
-        meter: UsageMeter | None = None,
+        prices: PriceOptions = NO_PRICES,
     ) -> None:
-        """Answer ``wanted`` by the path that it is ``pinned`` to; with ``continued`` others can go on with it, with a
-        ``meter`` the answer says what it took.
+        """Answer ``wanted`` by the path that it is ``pinned`` to; with ``continued`` others can go on with it.
+
+        ``prices`` say whether the answer tells what it took, and what it may cost.
         """
+        chat = self._chat
         try:
             run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
             got = run.answer = AnswerAccumulator(wanted.model, run.created)
+            meter = chat.meter if prices.usage else None
             if continued is not None:
                 continued.attach_request(run)
             async with run_to_end(run):
-                output = await self.chats.begin_answer(run, await self._chat.prepare_request(run, wanted))
+                asked = await chat.prepare_request(run, wanted)
+                if prices.limit is not None:
+                    run.pinned = choose_path(await chat.quote_request(run, asked), prices.limit, pinned)
+                output = await self.chats.begin_answer(run, asked)
                 if wanted.stream:
                     extra = await continued.save_record(run) if continued is not None else None
-                    parts = stream_events(run, wanted, output, got, self._chat.spoken, continued, meter)
+                    parts = stream_events(run, wanted, output, got, chat.spoken, continued, meter)
                     await sending.send_stream(parts, extra=extra)
                     return
-                body = await render_completion(run, wanted, output, got, self._chat.spoken, meter)
+                body = await render_completion(run, wanted, output, got, chat.spoken, meter)
             await sending.send_body(JSON, body)
         finally:
             if continued is not None:
                 continued.close()
+
+    async def _send_quote(self, wanted: ChatRequest, pinned: str, sending: ResponseWriter) -> None:
+        """Answer with the price of ``wanted``, which does not run."""
+        run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+        quote = await self._chat.quote_request(run, await self._chat.prepare_request(run, wanted))
+        await sending.send_body(JSON, msgspec.json.encode(quote))
 
 
 class ResumeRoute(PostRoute):

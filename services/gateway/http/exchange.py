@@ -19,6 +19,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.http.connection import ON_LEFT
 from services.gateway.http.response import ResponseWriter
 from services.gateway.openai.parse import read_body
+from services.gateway.pricing.headers import refuse_price_options
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ class PostRequest(NamedTuple):
 class PostRoute(ABC):
     """Answers requests of one path that have a body. A client that leaves cancels what still runs."""
 
+    #: Whether it reads the headers about prices by itself; others refuse what they would not obey.
+    reads_prices = False
+
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
 
@@ -60,6 +64,8 @@ class PostRoute(ABC):
         sending = ResponseWriter(send)
         async with RequestOutcome(sending) as outcome:
             asked = await read_request(scope, receive, self._settings.max_body)
+            if not self.reads_prices:
+                refuse_price_options(asked.headers)
             async with ConnectedClient(scope, receive):
                 await self.handle_request(asked, sending)
         GATEWAY.request_counter(sending.model, outcome.code).inc()

@@ -1,17 +1,45 @@
-"""Headers by which clients ask what a request costs. Bodies stay those of OpenAI."""
+"""Headers by which clients ask what a request costs, and limit it. Bodies stay those of OpenAI."""
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from omnibus.errors import BadRequest
 
-#: Asks for ``usage.omnibus`` in the answer.
-USAGE_HEADER = b"x-omnibus-usage"
+USAGE_HEADER, QUOTE_HEADER, LIMIT_HEADER = b"x-omnibus-usage", b"x-omnibus-quote", b"x-omnibus-max-cost"
 _YES, _NO = (b"1", b"true"), (b"", b"0", b"false")
 
 
-def wants_usage(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether the answer is to say what it took. Raises ``BadRequest``."""
-    return _read_flag(headers, USAGE_HEADER)
+class PriceOptions(NamedTuple):
+    """``usage``: the answer says what it took. ``quote``: the price is the answer, and nothing runs. ``limit``: what
+    the request may be expected to cost at most, in the plan's currency.
+    """
+
+    usage: bool = False
+    quote: bool = False
+    limit: float | None = None
+
+    @property
+    def before(self) -> bool:
+        """True if the price has to be known before the request runs."""
+        return self.quote or self.limit is not None
+
+
+NO_PRICES = PriceOptions()
+
+
+def read_price_options(headers: Mapping[bytes, bytes]) -> PriceOptions:
+    """Read the headers. Raises ``BadRequest`` that names the one at fault."""
+    if not (USAGE_HEADER in headers or QUOTE_HEADER in headers or LIMIT_HEADER in headers):
+        return NO_PRICES
+    return PriceOptions(_read_flag(headers, USAGE_HEADER), _read_flag(headers, QUOTE_HEADER), _read_limit(headers))
+
+
+def refuse_price_options(headers: Mapping[bytes, bytes]) -> None:
+    """Raise ``BadRequest`` for what only chats obey: a limit that nobody holds would be worse than none."""
+    if read_price_options(headers).before:
+        name = (QUOTE_HEADER if QUOTE_HEADER in headers else LIMIT_HEADER).decode()
+        raise BadRequest(f"{name} is for chats in text and speech alone: leave it out here", param=name)
 
 
 def _read_flag(headers: Mapping[bytes, bytes], name: bytes) -> bool:
@@ -21,3 +49,16 @@ def _read_flag(headers: Mapping[bytes, bytes], name: bytes) -> bool:
     if given not in _NO:
         raise BadRequest(f"{name.decode()} is 1 or 0, not {given[:40].decode('latin-1')!r}", param=name.decode())
     return False
+
+
+def _read_limit(headers: Mapping[bytes, bytes]) -> float | None:
+    name, given = LIMIT_HEADER.decode(), headers.get(LIMIT_HEADER, b"").strip()[:40].decode("latin-1")
+    if not given:
+        return None
+    try:
+        limit = float(given)
+    except ValueError:
+        limit = math.nan
+    if not (math.isfinite(limit) and limit >= 0):
+        raise BadRequest(f"{name} is an amount of the plan's currency, as 0.002, not {given!r}", param=name)
+    return limit

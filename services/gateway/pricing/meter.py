@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 from omnibus.plan import CPU, DeploymentOption, Plan, PriceList
 from omnibus.pricing import SECONDS_PER_HOUR, RequestUsage, StageRate, join_usages, stage_usage, sum_stages
+from omnibus.profile import QUANTITIES
 from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.pricing.cost_fit import CostFits, StageKey
+from services.gateway.pricing.quantities import Estimates, add_quantities
 from services.gateway.routing.router import Router
 
 #: Seconds that an answer which says its usage waits for the last times of its stages.
@@ -21,6 +24,25 @@ class UsageMeter:
         self._router = router
         self._plan: Plan | None = None
         self._rates: dict[tuple[str, str], StageRate] = {}  # by model and option, of that plan
+        #: What it has learned of the requests that have ended.
+        self.fits = CostFits()
+
+    def learn(self, running: InflightInvocation, estimates: Estimates) -> None:
+        """Learn from a request that is done; ``estimates`` are the sizes that it came with."""
+        if not estimates or not self.fits.take_turn() or not running.all_reported:
+            return
+        invocation = running.invocation
+        quantities = [0.0] * len(QUANTITIES)
+        add_quantities(quantities, running.streams.values())
+        self.fits.observe_answer(invocation.model, invocation.type, quantities)
+        for place, value in estimates:  # as they are known when a quote is asked for
+            quantities[place] = value
+        taken: dict[StageKey, float] = {}
+        for index, (node, option) in enumerate(zip(invocation.nodes, invocation.options, strict=True)):
+            key = StageKey(node.model or invocation.model, option, node.component)
+            taken[key] = taken.get(key, 0.0) + running.hops[index].computed
+        for key, seconds in taken.items():
+            self.fits.observe_stage(key, quantities, seconds)
 
     @property
     def currency(self) -> str:
@@ -30,7 +52,9 @@ class UsageMeter:
 
     def find_rate(self, model: str, option: str) -> StageRate:
         """The rate of an executor of ``option``."""
-        plan = self._router.plan
+        return self._plan_rate(self._router.plan, model, option)
+
+    def _plan_rate(self, plan: Plan | None, model: str, option: str) -> StageRate:
         if plan is not self._plan:
             self._plan, self._rates = plan, {}
         rate = self._rates.get((model, option))
@@ -40,18 +64,20 @@ class UsageMeter:
 
     def measure(self, running: InflightInvocation) -> RequestUsage:
         """The usage of ``running`` as far as its stages have reported."""
-        invocation, hops = running.invocation, running.hops
-        stages = []
-        nbytes = sum([cost.nbytes for cost in running.pull_log.costs()]) if running.pull_log is not None else 0
+        invocation, hops, plan = running.invocation, running.hops, self._router.plan
+        stages, nbytes = [], 0
+        if running.pull_log is not None:
+            nbytes = sum([cost.nbytes for cost in running.pull_log.costs()])
         for index, (node, option) in enumerate(zip(invocation.nodes, invocation.options, strict=True)):
             hop = hops.get(index)
             if hop is None:
                 continue
-            rate = self.find_rate(node.model or invocation.model, option)
+            rate = self._plan_rate(plan, node.model or invocation.model, option)
             stages.append(stage_usage(index, node.component, option, rate, hop.computed))
             if hop.pulls:
                 nbytes += sum([cost.nbytes for cost in hop.pulls])
-        return sum_stages(stages, self.currency, nbytes, complete=running.all_reported)
+        currency = plan.prices.currency if plan is not None else ""
+        return sum_stages(stages, currency, nbytes, complete=len(hops) == len(invocation.nodes))
 
     async def measure_request(self, segments: Sequence[InflightInvocation]) -> RequestUsage:
         """The usage of a request whose results have all come; waits a moment for the times of its stages."""

@@ -1,6 +1,7 @@
 """One request's way in while executors are being added: it waits for room, and is counted from when it came."""
 
-from services.gateway.request.load_report import CountedInvocation, Estimates, LoadReporter
+from services.gateway.pricing.quantities import Estimates
+from services.gateway.request.load_report import CountedInvocation, LoadReporter
 from services.gateway.request.waiting_room import WaitingRoom
 from services.gateway.routing.assignment import Assignment
 

@@ -7,8 +7,7 @@ from the first request until nothing is in flight and a whole period had nothing
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omnibus.bus import Bus, messages, subjects
 from omnibus.bus.heartbeats import LOAD_REPORT_SECONDS
@@ -17,20 +16,11 @@ from omnibus.errors import OmnibusError, Overloaded
 from omnibus.metrics import GATEWAY
 from omnibus.profile import QUANTITIES
 from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.dispatch.streams import ResultStream
+from services.gateway.pricing.quantities import Estimates, add_quantities
 from services.gateway.routing.assignment import Assignment, ModelPart
 from services.gateway.routing.router import Router
 
 log = logging.getLogger(__name__)
-
-#: What one request may claim of a quantity: it comes from engines, which may be an app's own code.
-MAX_QUANTITY = 1 << 32
-
-#: Quantities of a request as they are estimated on arrival, by their places in ``QUANTITIES``.
-Estimates = Sequence[tuple[int, float]]
-
-_QUANTITY_INDEX = {name: place for place, name in enumerate(QUANTITIES)}
-_SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
 
 
 class LoadCounters:
@@ -149,7 +139,7 @@ class LoadReporter:
             for place, value in estimates:
                 slot.estimated_done[place] += value
             own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
-            _add_quantities(slot.quantities, own)
+            add_quantities(slot.quantities, own)
 
     def count_failure(self, counted: CountedInvocation, error: BaseException | None) -> None:
         """It ended with ``error``. One that had no room is taken back from what came: that was refused."""
@@ -247,24 +237,6 @@ class LoadReporter:
             self._bus.publish(subjects.event_subject(subjects.LOAD), body)
         except OmnibusError as error:
             log.warning("load not told: %s", error)
-
-
-def _add_quantities(sums: list[float], streams: Iterable[ResultStream]) -> None:
-    """Add what ``streams`` tell of their request: tokens as its thinker counted them, seconds of sound."""
-    for stream in streams:
-        usage = stream.closing.get("usage")
-        if type(usage) is dict:
-            for name, value in usage.items():
-                place = _QUANTITY_INDEX.get(name)
-                if place is not None and type(value) is int and 0 < value < MAX_QUANTITY:
-                    sums[place] += value
-        if stream.samples and stream.first is not None:
-            sums[_SPEECH_INDEX] += _audio_seconds(stream.samples, stream.first.data)
-
-
-def _audio_seconds(samples: int, about: Mapping[str, Any]) -> float:
-    rate = about.get("rate")  # what has none is no sound
-    return samples / rate if isinstance(rate, int | float) and 1 <= rate < MAX_QUANTITY else 0.0
 
 
 def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from omnibus import graph
 from omnibus.bus import Bus, messages, subjects
 from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
+from omnibus.metrics import TENANTS
 from omnibus.recording import records
 from omnibus.recording.records import EndRecord, KeptOutput, Record, RecordedAnswer
 from services.gateway.dispatch.inflight import InflightInvocation
@@ -116,6 +118,9 @@ class Records:
         tenant: str = "",
     ) -> None:
         """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received."""
+        usage = self.meter.measure(running)
+        if tenant and usage.money is not UNSET:
+            TENANTS.cost_counter(tenant, str(usage.currency)).inc(usage.money)
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
         if got is not None and self.full and answer.audio_sha256:
             self._keep.put_nowait(answer.audio_sha256, got.pcm)
@@ -139,7 +144,7 @@ class Records:
             node=running.failed,
             kept=tuple(self._store_captures(running)),
             pulls=running.pull_log.costs() if running.pull_log is not None else (),
-            usage=self.meter.measure(running),
+            usage=usage,
             tenant=tenant,
         )
         self._publish_end(invocation, messages.encode(ended))

@@ -28,12 +28,13 @@ from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.inflight import InflightInvocation, token_resume_states
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.pricing.quantities import Estimates
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
 from services.gateway.request.ends import app_deadline_error, request_over_error
 from services.gateway.request.entrance import Entrance
-from services.gateway.request.load_report import CountedInvocation, Estimates, LoadReporter
+from services.gateway.request.load_report import CountedInvocation, LoadReporter
 from services.gateway.request.record import Records
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
@@ -106,7 +107,7 @@ class ClientRequest:
         self.trace = tracing.current_context()
         self._number = number
         self._seed = seed
-        self._pinned = pinned
+        self.pinned = pinned  # the path that it must take, empty for any
         self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._patient = False
@@ -124,12 +125,10 @@ class ClientRequest:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline."""
         return self.deadline - time.time()
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since it came."""
         return time.time() - self.created
 
     @property
@@ -294,7 +293,7 @@ class ClientRequest:
         try:
             ticket = ticket or runs.router.issue_ticket(assignment.model, assignment.kind, self._invocation_id(step))
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
-            route = again(pinned=self._pinned)  # a header asks for where to begin, not for failing there
+            route = again(pinned=self.pinned)  # a header asks for where to begin, not for failing there
             self._check_queue_time(route)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
@@ -389,6 +388,7 @@ class ClientRequest:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
         self._runs.records.write_end(running, status, self.answer if first else None, later, self.tenant.name)
+        self._runs.records.meter.learn(running, self.estimates if first else ())
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
                 stream.fail(self.failure or request_over_error())

@@ -29,9 +29,10 @@ from services.gateway.media.inspect import InspectedMedia, MediaLimits
 from services.gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
+from services.gateway.pricing.quantities import Estimates
+from services.gateway.pricing.quotes import Quote, Quotes
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
-from services.gateway.request.load_report import Estimates
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.params import sampling_params
@@ -94,6 +95,8 @@ class PreparedChat:
             answer=len(say) // 4 + 1 if say else request.token_limit or DEFAULT_ANSWER_TOKENS,
         )
 
+        #: Whether the answer has all the tokens that it may have.
+        self.answers_whole = bool(say or request.ignore_eos)
         text = len(self.body) / BYTES_PER_TOKEN
         self.estimates: Estimates = ((_PROMPT_INDEX, text),)
         if items:
@@ -129,6 +132,7 @@ class Chat:
     ) -> None:
         self._runs = runs
         self.meter = runs.records.meter
+        self.quotes = Quotes(runs.router, self.meter)
         self.files = files if files is not None else ClientFiles(runs.settings)
         self.spoken = spoken
         self.schemas = SchemaCheck()
@@ -169,6 +173,15 @@ class Chat:
         wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
         with use(run):
             return await run_task(task.invoke, wanted)
+
+    async def quote_request(self, run: ClientRequest, asked: PreparedChat) -> Quote:
+        """The price of each path that ``run`` may take. Raises as ``Quotes.quote`` does."""
+        if not run.model or inspect.iscoroutinefunction((task := self._tasks.get_task(run.model)).invoke):
+            raise BadRequest("a model whose graph follows from results has no price before it runs", param="model")
+        kind = self._kinds.find_kind(run.model, task, asked.input)
+        segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
+        assignment = self._router.assign(segment.nodes, run.model)
+        return await self.quotes.quote(assignment, asked.estimates, asked.input.answer, whole=asked.answers_whole)
 
     async def prepare_request(self, run: ClientRequest, request: ChatRequest) -> PreparedChat:
         """Check ``request``, which ``run`` is to answer, and fetch its media."""
@@ -213,6 +226,7 @@ class Chat:
 
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
         """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
+        run.estimates = chat.asked.estimates
         ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
         graph = self._kinds.build_graph(chat.kind, run, chat.task, chat.asked.input)
         running = run.send_segment(graph.segment, ticket=ticket, assignment=graph.assignment)

@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus replay 4bb189-0-1 --from vocoder        # only this stage and those after it",
         "omnibus replay 4bb189-0-1 --path 'E>L'          # on another path of the plan",
     ),
+    "usage": ("omnibus usage                 # the last day, by tenant and model", "omnibus usage --since 1 --json"),
     "deadletters": ("omnibus deadletters", "omnibus deadletters retry 4bb189-0-1"),
     "top": ("omnibus top", "omnibus top --once --json"),
     "app check": ("omnibus app check my_app.py", 'omnibus app check my_app.py --request \'{"text": "hi"}\''),

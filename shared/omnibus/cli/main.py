@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, backup_arguments, help_texts, lab, runs, size, whatif
+from omnibus.cli import access, backup_arguments, help_texts, lab, record_commands, runs, size, whatif
 from omnibus.cli.output import USAGE, add_output_options, print_error
 from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
@@ -44,6 +44,7 @@ _HANDLERS = {
     "tasks": "tasks:list_tasks",
     "top": "top:run_top",
     "up": "up:run_up",
+    "usage": "usage:show_usage",
     "whatif": "whatif:run_whatif",
 }
 
@@ -81,7 +82,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_demo(commands)
-    _add_record_commands(commands)
+    record_commands.add_record_commands(commands)
     _add_dead_letters(commands)
     _add_top(commands)
     _add_app(commands)
@@ -143,26 +144,6 @@ def _add_demo(commands: Any) -> None:
         "--out", metavar="FILE", default="answer.wav",
         help="where the spoken answer goes, and beside it, as .png, what is drawn (default answer.wav)",
     )  # fmt: skip
-
-
-def _add_record_commands(commands: Any) -> None:
-    tail = commands.add_parser("tail", help="watch invocations as they begin and end")
-    show = commands.add_parser("show", help="one invocation: its graph, route and waterfall")
-    replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
-    for command in (show, replay):
-        command.add_argument("id", help="an invocation, e.g. from the x-request-id header")
-    add_output_options(tail, json="print the records as JSON, one a line")
-    add_output_options(show)
-    add_output_options(replay, json="print JSON, a line for each thing that is said")
-    replay.add_argument(
-        "--from", dest="start", default="", metavar="STAGE", help="run only this node or component, and those after it"
-    )
-    replay.add_argument("--path", default="", metavar="NAME", help="take this path, not the recorded one")
-    replay.add_argument(
-        "--route", default="", metavar="EXECUTORS", help="`recorded`, or an executor for each node, comma separated"
-    )
-    for command in (tail, show, replay):
-        command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
 
 
 def _add_dead_letters(commands: Any) -> None:

@@ -33,6 +33,10 @@ class _Tenants:
     )
     #: GPU-seconds that requests which are over have used. Its rate is GPUs in use; compare tenants by their weights.
     used = Counter("omnibus_tenant_gpu_seconds_total", "GPU-seconds used.", ["tenant"], registry=REGISTRY)
+    #: Money that requests which are over have cost, by the plan's prices; see docs/prices.md. Compare it with budgets.
+    cost = Counter(
+        "omnibus_tenant_cost_total", "Money by the plan's prices.", ["tenant", "currency"], registry=REGISTRY
+    )
     #: Requests that were refused, by the reasons of ``omnibus_rejected_total`` from ``queue`` on. One tenant's:
     #: it asks for more than its keys or its share allow. All tenants': more executors are needed.
     refused = Counter(
@@ -46,6 +50,10 @@ class _Tenants:
     @cache  # noqa: B019 registered tenants alone
     def gpu_seconds(self, tenant: str) -> Any:
         return self.used.labels(self.tenant_label(tenant))
+
+    @cache  # noqa: B019 registered tenants, and currencies of plans
+    def cost_counter(self, tenant: str, currency: str) -> Any:
+        return self.cost.labels(self.tenant_label(tenant), currency)
 
     @cache  # noqa: B019
     def refusal_counter(self, tenant: str, reason: str) -> Any:

@@ -21,6 +21,7 @@ FEW = {
     "code": "the tree of errors",
     "component": "components of models",
     "consumer": "durable consumers",
+    "currency": "that of the plan",
     "direction": "in and out",
     "executor": "one of a process",
     "how": "a few words",

@@ -22,7 +22,8 @@ from omnibus.settings import BusSettings
 from omnibus.task import CompositeTask, choose
 from omnibus.up import infra
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.request.load_report import LoadReporter, _add_quantities
+from services.gateway.pricing.quantities import add_quantities
+from services.gateway.request.load_report import LoadReporter
 from services.gateway.routing.assignment import PlanScope
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
@@ -191,7 +192,7 @@ def test_nonsense_of_an_engine_is_not_counted(usage: Any):
     stream.feed_chunk(Chunk("i", 0, "text", 0, 0, {"usage": usage, "rate": "loud"}, last=True))
     sums = [0.0] * len(QUANTITIES)
 
-    _add_quantities(sums, [stream])
+    add_quantities(sums, [stream])
 
     assert sums == [0.0] * len(QUANTITIES)
 

@@ -1,0 +1,29 @@
+"""Arguments of the commands that read recorded invocations."""
+
+from typing import Any
+
+from omnibus.cli.output import add_output_options
+
+
+def add_record_commands(commands: Any) -> None:
+    """Add them to the commands of ``omnibus``."""
+    tail = commands.add_parser("tail", help="watch invocations as they begin and end")
+    show = commands.add_parser("show", help="one invocation: its graph, route and waterfall")
+    replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
+    for command in (show, replay):
+        command.add_argument("id", help="an invocation, e.g. from the x-request-id header")
+    add_output_options(tail, json="print the records as JSON, one a line")
+    add_output_options(show)
+    add_output_options(replay, json="print JSON, a line for each thing that is said")
+    replay.add_argument(
+        "--from", dest="start", default="", metavar="STAGE", help="run only this node or component, and those after it"
+    )
+    replay.add_argument("--path", default="", metavar="NAME", help="take this path, not the recorded one")
+    replay.add_argument(
+        "--route", default="", metavar="EXECUTORS", help="`recorded`, or an executor for each node, comma separated"
+    )
+    usage = commands.add_parser("usage", help="GPU-seconds and money by tenant, of the requests that are recorded")
+    usage.add_argument("--since", type=float, default=24.0, metavar="HOURS", help="how far back (default 24)")
+    add_output_options(usage)
+    for command in (tail, show, replay, usage):
+        command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")

@@ -1,0 +1,75 @@
+"""Usage of all recorded requests, summed by tenant, model and currency."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from msgspec import UNSET
+
+from omnibus.bus import Bus
+from omnibus.bus.subjects import INVOCATIONS
+from omnibus.errors import OmnibusError
+from omnibus.recording import records
+from omnibus.recording.records import EndRecord
+
+#: Records that are read at once.
+READ_BATCH_COUNT = 256
+
+
+class UsageSum(msgspec.Struct):
+    """Sums of one tenant's requests to one model. ``money`` in ``currency`` is of those that have a price."""
+
+    tenant: str
+    model: str
+    currency: str
+    requests: int = 0
+    gpu_seconds: float = 0.0
+    nbytes: int = 0
+    money: float = 0.0
+
+
+async def sum_usage(bus: Bus, since: float) -> list[UsageSum]:
+    """Sums over requests that ended ``since`` then (Unix seconds), as far as their records are retained: those of the
+    tenants that used most come first.
+    """
+    sums: dict[tuple[str, str, str], UsageSum] = {}
+    models: dict[str, str] = {}
+    ends: dict[str, EndRecord] = {}
+    below = 0
+    while True:
+        stored = await bus.read_latest(INVOCATIONS, READ_BATCH_COUNT, below)
+        latest = 0.0
+        for each in reversed(stored):
+            below = each.number
+            try:
+                invocation, ended = records.decode_message(each.data)
+            except OmnibusError:  # of another version
+                continue
+            latest = max(
+                latest, ended.finished if ended is not None else 0.0, invocation.created if invocation else 0.0
+            )
+            if ended is not None:
+                ends.setdefault(ended.inv, ended)
+            if invocation is not None:
+                models[invocation.id] = invocation.model
+        if not stored or below <= 1 or latest < since:
+            break
+    for ended in _ended_since(ends, since):
+        _add_end(sums, ended, models.get(ended.inv, ""))
+    return sorted(sums.values(), key=lambda one: (-one.money, -one.gpu_seconds, one.tenant, one.model))
+
+
+def _ended_since(ends: Mapping[str, EndRecord], since: float) -> Iterator[EndRecord]:
+    return (ended for ended in ends.values() if ended.usage is not None and ended.finished >= since)
+
+
+def _add_end(sums: dict[tuple[str, str, str], UsageSum], ended: EndRecord, model: str) -> None:
+    usage = ended.usage
+    if usage is None:
+        return
+    currency = "" if usage.currency is UNSET else usage.currency
+    key = (ended.tenant, model, currency)
+    found = sums.setdefault(key, UsageSum(*key))
+    found.requests += 1
+    found.gpu_seconds += usage.gpu_seconds
+    found.nbytes += usage.nbytes
+    found.money += 0.0 if usage.money is UNSET else usage.money
