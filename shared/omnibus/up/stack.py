@@ -21,6 +21,7 @@ from omnibus.plan import Plan
 from omnibus.process.logs import Log
 from omnibus.process.spec import ROOT, ProcessSpec, python_command, python_path
 from omnibus.process.supervise import Exit
+from omnibus.process.tunables import copy_tunables
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, StoreSettings, UpSettings, read_settings
 from omnibus.store import Store
@@ -258,6 +259,7 @@ class Stack:
             "TRANSFORMERS_VERBOSITY": "error",
             "OMP_NUM_THREADS": "1",
             **self._extra,
+            **copy_tunables({**os.environ, **self._extra}),
         }
 
     def _service_specs(self) -> list[ProcessSpec]:

@@ -1,0 +1,25 @@
+"""Copies of tensors go past the caches, unless somebody has said from which size."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibus.process.tunables import VARIABLE, copy_tunables
+
+OURS = "glibc.cpu.x86_non_temporal_threshold=0x400000"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {VARIABLE: OURS}),
+        ("glibc.malloc.check=3", {VARIABLE: f"glibc.malloc.check=3:{OURS}"}),
+        ("glibc.cpu.x86_non_temporal_threshold=0x100000", {}),
+    ],
+)
+def test_a_threshold_is_set_beside_other_tunables_but_not_over_an_operators(given: str | None, expected):
+    assert copy_tunables({} if given is None else {VARIABLE: given}) == expected
+
+
+def test_images_of_containers_have_the_same_one():
+    assert f"{VARIABLE}={OURS}" in (Path(__file__).parents[3] / "deploy/Dockerfile").read_text()
