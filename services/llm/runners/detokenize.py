@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 from services.llm.engine.sampler import TokenLogprobs
 from services.llm.runners.answer_parser import AnswerParser
@@ -18,14 +19,14 @@ class Detokeniser:
     """Text of a growing list of tokens; ``decode`` maps ids to text.
 
     Decodes a short window again with every token. The window starts with text that was already given
-    out, because some decoders drop the space before the first token.
+    out, because some decoders drop the space before the first token: that of the tokens ``given``, if there are any.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], given: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window: list[int] = []
-        self._settled = 0  # tokens of the window whose text was given out
-        self._sent = 0  # characters of the window's text that were given out
+        self._window = list(given)
+        self._settled = len(given)  # tokens of the window whose text was given out
+        self._sent = len(decode(given)) if given else 0  # characters of the window's text that were given out
 
     def push(self, token: int) -> str:
         """Take one token and return the characters that are complete now."""
@@ -84,9 +85,17 @@ class StopGuard:
         return text
 
 
+class TokenDecoder(Protocol):
+    """Makes text of a growing list of tokens."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
 class Reply:
     """The text of one answer, in chunks. A ``parser`` finds reasoning and calls of tools in it, by ``special`` tokens
-    too."""
+    too. ``decode`` maps ids to text, ``detokeniser`` does the same token by token."""
 
     def __init__(
         self,
@@ -94,9 +103,10 @@ class Reply:
         stops: Sequence[str],
         parser: AnswerParser | None = None,
         special: Mapping[int, str] = MappingProxyType({}),
+        detokeniser: TokenDecoder | None = None,
     ) -> None:
         self._decode = decode
-        self._detokeniser = Detokeniser(decode)
+        self._detokeniser = detokeniser or Detokeniser(decode)
         self._guard = StopGuard(stops)
         self._logprobs: list[list[object]] = []  # of each token: its text, its own, and those of the likeliest
         self._logprobs_at = 0  # number of the first of them

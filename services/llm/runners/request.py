@@ -18,6 +18,7 @@ from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.answer_parser import open_parser, special_tokens
 from services.llm.runners.answer_shape import answer_grammar
 from services.llm.runners.detokenize import Reply
+from services.llm.runners.token_stream import open_detokeniser
 
 _NO_TOKENS: dict[int, str] = {}
 
@@ -59,7 +60,7 @@ def open_reply(reader: Reader, params: TextGenerationParams, thinking: bool | No
     """The text of an answer to ``params``, none of which is there yet. ``thinking``: see ``TokenizedPrompt``."""
     parser = open_parser(reader, params, thinking)
     special = special_tokens(reader, params) if parser is not None else _NO_TOKENS
-    return Reply(reader.decode_ids, params.stop, parser, special)
+    return Reply(reader.decode_ids, params.stop, parser, special, open_detokeniser(reader))
 
 
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 VARIABLE = "GLIBC_TUNABLES"
 _NAME = "glibc.cpu.x86_non_temporal_threshold"
 #: Bytes from which a copy goes past the caches. glibc begins at three quarters of a core's share of the last cache,
-#: tens of megabytes on a server. A tensor for another process is not read again by the core that writes it, and to write
-#: through the caches means to read each line of the target first.
+#: tens of megabytes on a server. A tensor for another process is not read again by the core that writes it, and a write
+#: through the caches reads each line of the target first.
 _NON_TEMPORAL_BYTES = 4 << 20
 
 
