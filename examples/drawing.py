@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, SkipValidation
 
 from omnibus.encoding.image import encode_image
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Media, Tensors, Think
-from omnibus.task.library import DecodeImage, Denoise, DrawInput, ImageGeneration, TextEncode
+from omnibus.task.library import DecodeImage, Denoise, DrawInput, ImageGeneration, PlacedMedia, TextEncode
 
 PAINTER, JUDGE = "qwen-image-world", "qwen2.5-omni-world"
 
@@ -50,10 +50,12 @@ class JudgedDrawings(CompositeTask[Wish, Judged]):
         drawn = self.painter.invoke(
             DrawInput(prompt=wish.text, n=wish.drawings, width=64, height=64, steps=8, guidance=2.0, seed=1)
         )
-        rivals = [await Media.of(base64.b64decode(wish.rival))] if wish.rival else []
+        shown: list[PlacedMedia] = [*drawn.images]
+        if wish.rival:
+            shown.append(await Media.of(base64.b64decode(wish.rival)))
         answers = [
             self.judge.invoke(ChatInput.of("What do you see?", media=[image], max_tokens=20, temperature=0)).text
-            for image in [*drawn.images, *rivals]
+            for image in shown
         ]
         return Judged(drawn=drawn.images, seen=await asyncio.gather(*answers))
 

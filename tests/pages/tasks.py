@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -202,10 +202,10 @@ def _on_demand(annotation: Any) -> bool:
 def _type_name(annotation: Any) -> str:
     """An annotation in words: ``Stream[TextChunk]`` as ``stream of TextChunk``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if _on_demand(annotation):
+    if origin is Annotated:
         return _type_name(annotation.__origin__)
     if origin in (Union, UnionType):
-        return " or ".join(map(_type_name, arguments))
+        return " or ".join(dict.fromkeys(map(_type_name, arguments)))
     if origin is dict:
         return f"dict of {_type_name(arguments[0])} to {_type_name(arguments[1])}"
     if origin in _CONTAINERS:

@@ -15,6 +15,7 @@ from omnibus.cli.output import print_json, print_names
 from omnibus.errors import DeadlineExceeded, NotFound, OmnibusError
 from omnibus.up import runs
 from omnibus.up.probes import not_ready
+from omnibus.up.run_dir import remove_leftovers
 from omnibus.up.runs import RunState
 from omnibus.up.stack import LOG_FILE
 from omnibus.up.tls import trusted_context
@@ -25,7 +26,8 @@ _POLL_SECONDS = 0.1
 
 
 async def list_runs(options: argparse.Namespace) -> int:
-    """Print the runs of this user, the oldest first."""
+    """Print the runs of this user, the oldest first. What killed ones have left is removed."""
+    remove_leftovers()
     running = runs.list_runs()
     if options.json:
         print_json([run_summary(state) for state in running])
@@ -56,6 +58,7 @@ async def show_status(options: argparse.Namespace) -> int:
 
 async def stop_runs(options: argparse.Namespace) -> int:
     """End one run, or all of them, and wait until they have ended. Raises ``DeadlineExceeded``."""
+    remove_leftovers()
     ended = runs.list_runs() if options.all else [runs.read_state()]
     for state in ended:
         os.kill(state.pid, signal.SIGTERM)

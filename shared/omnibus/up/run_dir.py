@@ -12,7 +12,7 @@ import msgspec
 from omnibus.errors import Conflict, Fatal
 from omnibus.up import runs
 from omnibus.up.runs import RunState
-from omnibus.up.shm import remove_shared_memory
+from omnibus.up.shm import remove_orphaned_arenas, remove_shared_memory
 
 _PREFIX = "omnibus-run-"
 
@@ -84,6 +84,7 @@ def remove_leftovers(root: Path | None = None) -> list[Path]:
             remove_shared_memory(state.shm_prefix)
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
+    remove_orphaned_arenas()  # of runs whose directories lay elsewhere, or have gone
     return removed
 
 

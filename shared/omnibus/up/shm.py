@@ -1,8 +1,17 @@
 """Shared-memory files that killed processes have left behind."""
 
+import fcntl
+import os
+import re
+import stat
+import time
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+#: Arenas of the nodes of a run, named after its supervisor's process.
+_ARENA = re.compile(r"omnibus-local-(?P<pid>\d+)(-\d+)?")
+#: A process that started later than this after the last change of an arena is another one with the same id.
+_CLOCK_SLACK_SECONDS = 1.0
 
 
 def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[str]:
@@ -16,3 +25,48 @@ def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[s
     for path in found:
         path.unlink(missing_ok=True)
     return [path.name for path in found]
+
+
+def remove_orphaned_arenas(directory: Path = SHARED_MEMORY) -> list[str]:
+    """Remove arenas of this user whose supervisor was killed, and return their names.
+
+    An arena is kept while its sidecar lives, which holds a lock on the file that every container sees, and while its
+    supervisor does, which may be about to start a sidecar again.
+    """
+    if not directory.is_dir():
+        return []
+    return [path.name for path in sorted(directory.iterdir()) if _ARENA.fullmatch(path.name) and _remove_orphan(path)]
+
+
+def _remove_orphan(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # a link, of another user, or gone
+        return False
+    try:
+        found = os.fstat(descriptor)
+        owner = int(path.name.split("-")[2])
+        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode) or _is_running(owner, found.st_mtime):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(found, path.lstat()):  # made anew meanwhile
+            return False
+        path.unlink()
+    except OSError:  # a sidecar lives, or somebody else was faster
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_running(pid: int, since: float) -> bool:
+    """Return whether process ``pid`` runs, and was there at ``since``, in Unix seconds: ids are used again."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    if fields[0] == "Z":
+        return False
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    started = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return started <= since + _CLOCK_SLACK_SECONDS

@@ -12,10 +12,13 @@ from typing import Any, reveal_type
 import numpy as np
 
 from omnibus.task import (
-    MLLM, Audio, ChatInput, ChatOutput, CompositeTask, OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors,
-    TextChunk, Think, UnitTask, Value, choose, merged, tool,
+    MLLM, Audio, ChatInput, ChatOutput, CompositeTask, Encode, Media, OnDemand, Stream, TaskInput, TaskOutput,
+    Tensor, Tensors, TextChunk, Think, UnitTask, Value, choose, merged, tool,
 )
-from omnibus.task.library import DrawInput, ImageGeneration, ThinkInput, VideoGeneration, VideoInput
+from omnibus.task.library import (
+    DrawInput, EditInput, EmbedInput, EncodeInput, ImageGeneration, Say, SayInput, SpeechInput, SpeechParams, ThinkInput,
+    VideoGeneration, VideoInput,
+)
 
 
 class SketchInput(TaskInput):
@@ -143,6 +146,19 @@ async def read_library(chat: MLLM, images: ImageGeneration, videos: VideoGenerat
     reveal_type((await videos(VideoInput(prompt="a boat"))).frames)  # Stream[Tensor]
     reveal_type(await think(ThinkInput(messages=[{"role": "user", "content": "hi"}])))  # ThinkOutput
     return ChatOutput(text=answer.text.transform(lambda chunk: chunk.text), audio=answer.audio)
+
+
+async def give_media_and_speech(eye: Encode, mouth: Say, drawn: Tensor, words: Value[str], request: ChatInput) -> None:
+    placed = await Media.of(np.zeros((2, 2, 3), np.uint8))
+    for media in (placed, drawn, *request.media):
+        reveal_type(await eye(EncodeInput(media=media)))  # EncodeOutput
+    reveal_type(ChatInput.of("hi", media=[placed, drawn]))  # ChatInput
+    params: SpeechParams = {"max_codes": 9, "temperature": 0.0}
+    for text in ("hi", words):
+        reveal_type(await mouth(SayInput(text=text, voice="low", params=params)))  # SayOutput
+    EmbedInput(text=["one", "two"])
+    SpeechInput(text="hi", voice="low", params={"seed": 3})
+    EditInput(prompt="red", image=placed)
 """
 
 MISTAKES = """
@@ -152,7 +168,7 @@ from typing import Any
 from omnibus.task import (
     ChatInput, ChatOutput, CompositeTask, Encode, Stream, TaskInput, TaskOutput, Tensor, Think, UnitTask, Value, merged,
 )
-from omnibus.task.library import EncodeInput, TextEncodeInput, ThinkInput
+from omnibus.task.library import EmbedInput, EncodeInput, SayInput, TextEncodeInput, ThinkInput
 
 
 class NoteInput(TaskInput):
@@ -198,6 +214,11 @@ class Notes(CompositeTask[str, NoteOutput]):
         self.llm.invoke(ThinkInput(params={"max_tokens": 3}))  # mistake
         self.llm.invoke(ThinkInput(messages=[], params={"max_token": 3}))  # mistake
         self.llm.invoke(EncodeInput(media=None))  # mistake
+        EncodeInput(media=b"bytes")  # mistake
+        EncodeInput(media="photo.png")  # mistake
+        SayInput(text=3, voice="low")  # mistake
+        SayInput(text="hi", voice="low", params={"max_tokens": 3})  # mistake
+        EmbedInput(text=3)  # mistake
         TextEncodeInput(prompt=3)  # mistake
         ChatInput.of("hi", max_tokns=3)  # mistake
         return await made.words  # mistake

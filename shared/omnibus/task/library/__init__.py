@@ -51,7 +51,7 @@ from omnibus.task.library.language import (
     ThinkOutput,
     Vectors,
 )
-from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput
+from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput, PlacedMedia
 from omnibus.task.library.speech import (
     Audio,
     Codes,
@@ -61,6 +61,7 @@ from omnibus.task.library.speech import (
     Speech,
     SpeechInput,
     SpeechOutput,
+    SpeechParams,
     Talk,
     TalkInput,
     TalkOutput,
@@ -101,6 +102,7 @@ __all__ = [
     "ImageGeneration",
     "ImageOutput",
     "Omni",
+    "PlacedMedia",
     "Prefill",
     "PrefillDecode",
     "PrefillOutput",
@@ -115,6 +117,7 @@ __all__ = [
     "Speech",
     "SpeechInput",
     "SpeechOutput",
+    "SpeechParams",
     "Talk",
     "TalkInput",
     "TalkOutput",

@@ -1,7 +1,7 @@
 """Chat models: multimodal LLMs, and omni models that also speak."""
 
 from collections.abc import AsyncIterable, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, SkipValidation
@@ -18,8 +18,8 @@ from omnibus.task.library.language import (
     ThinkInput,
     Thought,
 )
-from omnibus.task.library.media import Encode, EncodeInput
-from omnibus.task.library.speech import Audio, Talk, TalkInput, Vocode, VocodeInput
+from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
+from omnibus.task.library.speech import Audio, SpeakParams, Talk, TalkInput, Vocode, VocodeInput
 from omnibus.task.record import pinned
 from omnibus.task.types import Stream
 
@@ -32,7 +32,7 @@ class ChatInput(BaseModel):
     #: As ``ThinkInput.messages``.
     messages: Messages
     #: In the order in which ``messages`` mention them, each as ``EncodeInput.media``.
-    media: tuple[Any, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
     #: Of each of ``media``: ``image``, ``video`` or ``audio``.
     modalities: tuple[str, ...] = ()
     #: Of the text, as ``ThinkInput.params``.
@@ -40,7 +40,7 @@ class ChatInput(BaseModel):
     #: Of speech; empty for models without one.
     voice: str = ""
     #: As ``TalkInput.params``; None asks for text alone.
-    speech: Any = None
+    speech: SpeakParams | None = None
     #: Tokens that each of ``media`` is expected to take, for load estimates.
     tokens: tuple[int, ...] = ()
     #: Tokens that the text of the messages is expected to take, for load estimates.
@@ -54,7 +54,7 @@ class ChatInput(BaseModel):
         text: str,
         system: str = "",
         *,
-        media: Sequence[Any] = (),
+        media: Sequence[PlacedMedia] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,

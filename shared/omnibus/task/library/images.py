@@ -1,7 +1,5 @@
 """Pictures and videos, made from text and from other pictures."""
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from omnibus.task.base import CompositeTask
@@ -20,7 +18,7 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
-from omnibus.task.library.media import Encode, EncodeInput
+from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
 from omnibus.task.library.speech import Audio
 from omnibus.task.types import Stream, Tensor, Tensors, Value
 
@@ -117,7 +115,7 @@ class EditInput(DrawInput):
     """
 
     #: The image that is edited, as ``EncodeInput.media``.
-    image: Any
+    image: PlacedMedia
 
     @property
     def work(self) -> int:

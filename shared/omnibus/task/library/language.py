@@ -202,6 +202,10 @@ class PrefillDecode(CompositeTask[ThinkInput, TextOutput]):
         return Thought(done.text, begun.prompt, begun.layout, done.rows)
 
 
+#: Texts, or token ids of each, or the handle of their JSON when they are long. The engine checks them.
+Texts = Annotated[Sequence[str] | Sequence[Sequence[int]] | Value[list[str]] | Mapping[str, Any], SkipValidation]
+
+
 class EmbedInput(TaskInput):
     """A list of texts, or a handle of its JSON when they are long.
 
@@ -209,7 +213,7 @@ class EmbedInput(TaskInput):
     """
 
     #: A list of texts, or a handle of its JSON when they are long.
-    text: Any
+    text: Texts
     #: ``mean`` of all tokens of a text, or the ``last`` one.
     pooling: str = "mean"
 
@@ -237,7 +241,7 @@ class TextInput(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     #: As ``EmbedInput.text``.
-    text: Any
+    text: Texts
     #: As ``EmbedInput.pooling``.
     pooling: str = "mean"
     #: Tokens that the texts are expected to have, for load estimates.

@@ -1,9 +1,15 @@
 """Media encoders."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import SkipValidation, WithJsonSchema
 
 from omnibus.task.base import UnitTask
 from omnibus.task.types import TaskInput, TaskOutput, Tensor
+
+#: A file as the gateway placed it, for a client or for ``Media.of``, or another task's image tensor. Encoders check it.
+PlacedMedia = Annotated[Mapping[str, Any] | Tensor, SkipValidation, WithJsonSchema({})]
 
 
 class EncodeInput(TaskInput):
@@ -11,7 +17,7 @@ class EncodeInput(TaskInput):
 
     #: A file as the gateway placed it, for a client or for ``Media.of``: a handle of its bytes, uint8 [n], with
     #: ``modality``, ``mime``, ``sha256`` and ``nbytes``. Or another task's tensor: an image uint8 [height, width, 3].
-    media: Any
+    media: PlacedMedia
 
 
 class EncodeOutput(TaskOutput):

@@ -1,15 +1,17 @@
 """Speech: hidden rows or text to codec codes, codes to sound."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, SkipValidation
+from typing_extensions import TypedDict
 
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.item_codec import Part
-from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor
+from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Value
 
 
 class Codes(Part):
@@ -38,6 +40,28 @@ class Audio(Part):
         return Audio(rate=rate, array=np.concatenate(arrays) if arrays else np.zeros(0, np.float32))
 
 
+class SpeechParams(TypedDict, total=False):
+    """Sampling parameters of speech; what is missing has the engine's default.
+
+    ``max_codes`` bounds the speech, in codes of the codec. ``temperature`` is 0 (greedy) to 2, ``top_p`` a share above
+    0 up to 1, ``top_k`` a number of codes (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``seed`` None is
+    the invocation's.
+    """
+
+    max_codes: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    repetition_penalty: float
+    seed: int | None
+
+
+#: Parameters, or their JSON encoded before. The engine checks them.
+SpeakParams = Annotated[SpeechParams | msgspec.Raw, SkipValidation]
+#: A text, one that another task makes, or the handle of its JSON when it is long. The engine checks it.
+SpokenText = Annotated[str | Value[str] | Mapping[str, Any], SkipValidation]
+
+
 class TalkInput(TaskInput):
     """Speech to be made: ``prompt``, ``layout`` and ``rows`` of a ``Think``, and the ``voice``, by its name.
 
@@ -50,7 +74,7 @@ class TalkInput(TaskInput):
     rows: Stream[Tensor]
     #: ``max_codes``, ``temperature`` (0: greedy), ``top_k``, ``top_p``, ``repetition_penalty``, ``seed``; a dict, or
     #: its JSON as ``msgspec.Raw``.
-    params: Any = {}
+    params: SpeakParams = {}
     #: Name of one of the model's voices.
     voice: str
 
@@ -75,13 +99,13 @@ class SayInput(TaskInput):
     """A ``text`` to be spoken by ``voice``, as ``instructions`` say; ``params`` as those of ``TalkInput``."""
 
     #: What is to be spoken: a string.
-    text: Any
+    text: SpokenText
     #: Name of one of the model's voices.
     voice: str
     #: How it is to be spoken, in words, for models that follow such.
     instructions: str | None = None
     #: As ``TalkInput.params``.
-    params: Any = {}
+    params: SpeakParams = {}
 
 
 class SayOutput(TaskOutput):
@@ -119,13 +143,13 @@ class Vocode(UnitTask[VocodeInput, VocodeOutput]):
 class SpeechInput(BaseModel):
     """Text to be spoken."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     #: As those of ``SayInput``.
-    text: Any
+    text: SpokenText
     voice: str
     instructions: str | None = None
-    params: Any = {}
+    params: SpeakParams = {}
     #: Codes that the speech is expected to take, for load estimates.
     codes: int = 1024
 
