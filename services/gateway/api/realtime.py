@@ -18,7 +18,7 @@ from services.gateway.http.exchange import PostRequest, PostRoute
 from services.gateway.http.response import JSON, ResponseWriter, refuse_request
 from services.gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
 from services.gateway.openai.realtime.client_secrets import PATH, encode_client_secret, parse_client_secret_request
-from services.gateway.openai.realtime.session import SessionUpdate
+from services.gateway.openai.realtime.session import SessionKind, SessionUpdate
 from services.gateway.realtime.config import check_update
 from services.gateway.realtime.resume_token import ResumeToken
 from services.gateway.realtime.secrets import ClientSecrets
@@ -29,10 +29,9 @@ log = logging.getLogger(__name__)
 
 #: The subprotocol that browsers name.
 _SUBPROTOCOL = "realtime"
-_QUERY = frozenset({"model", "resumable", "resume", "last_event_id"})
+_QUERY = frozenset({"model", "intent", "resumable", "resume", "last_event_id"})
 _REFUSED_QUERY = {
     "call_id": "calls over WebRTC or SIP are not supported: open a session with model",
-    "intent": "sessions of transcription are not supported: leave it out",
 }
 
 
@@ -76,17 +75,27 @@ class RealtimeRoute:
             )
         if "last_event_id" in query:
             raise BadRequest("last_event_id is for sessions that are resumed: send resume too.", param="last_event_id")
-        model = _choose_model(query.get("model", ""), update)
-        return self._realtime.open_session(model, update, resumable=query.get("resumable") == "true")
+        kind = _choose_kind(query.get("intent", ""), update)
+        model = _choose_model(query.get("model", ""), update, kind)
+        return self._realtime.open_session(model, update, kind, resumable=query.get("resumable") == "true")
 
     def add_routes(self, app: FastAPI) -> None:
         """Say to others than WebSockets what this path is."""
         app.add_route(PATH, _require_upgrade, methods=["GET"], include_in_schema=False)
 
 
-def _choose_model(named: str, update: SessionUpdate | None) -> str:
+def _choose_kind(intent: str, update: SessionUpdate | None) -> SessionKind:
+    if intent not in ("", "transcription"):
+        raise BadRequest("intent is transcription, or left out.", param="intent")
+    if update is not None and intent and update.type != intent:
+        raise BadRequest(f"The client secret opens sessions of type {update.type!r}.", param="intent")
+    return "transcription" if intent else update.type if update is not None else "realtime"
+
+
+def _choose_model(named: str, update: SessionUpdate | None, kind: SessionKind) -> str:
+    """The model of a session; one of transcription may name it later."""
     model = named or (update.model if update is not None and update.model else "")
-    if not model:
+    if not model and kind == "realtime":
         raise BadRequest("Missing required parameter: 'model'.", param="model")
     return str(model)
 
@@ -107,8 +116,8 @@ class ClientSecretRoute(PostRoute):
         wanted = parse_client_secret_request(asked.body)
         update = wanted.session or SessionUpdate(type="realtime")
         shown: dict[str, Any] = {"type": update.type, "object": "realtime.session"}
-        if update.model:
-            config, _ = self._realtime.begin_config(update.model, update)
+        if update.model or update.type == "transcription":
+            config, _ = self._realtime.begin_config(update.model or "", update, update.type)
             shown = config.to_event(None, 0)
         else:
             check_update(update)

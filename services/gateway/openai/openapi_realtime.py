@@ -15,7 +15,7 @@ def realtime_paths() -> dict[str, Any]:
         "426": failure_response("The request opens no WebSocket."),
     }
     text, kinds = {"type": "string"}, {"resumable": {"type": "boolean"}}
-    names = ("model", "resumable", "resume", "last_event_id")
+    names = ("model", "intent", "resumable", "resume", "last_event_id")
     parameters = [{"name": name, "in": "query", "schema": kinds.get(name, text)} for name in names]
     opening = {**operation("open_realtime", "Open or resume a session.", "Realtime", opened), "parameters": parameters}
     made = {"description": "The secret, and the session that it opens.", "content": json_content("ClientSecret")}

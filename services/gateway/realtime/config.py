@@ -9,12 +9,14 @@ from msgspec import UNSET, UnsetType
 from omnibus.errors import BadRequest
 from services.gateway.openai.realtime.session import (
     InputAudioUpdate,
+    InputTranscription,
     OutputAudioUpdate,
     PcmFormat,
     ResponseFields,
     ResponseOptions,
     ServerVad,
     SessionConfig,
+    SessionKind,
     SessionUpdate,
     is_given,
     voice_name,
@@ -51,8 +53,17 @@ _SHARED_DEFAULTS: dict[str, Any] = {
 }
 
 
-def default_config(model: str, abilities: ModelAbilities) -> SessionConfig:
+#: Abilities where nothing is answered: transcripts are made by the model that the session names.
+TRANSCRIBES = ModelAbilities(speaks=False)
+#: Fields of an update that a session of transcription has besides its ``type``.
+_TRANSCRIPTION_FIELDS = frozenset({"type", "audio", "include", "tracing"})
+
+
+def default_config(model: str, abilities: ModelAbilities, kind: SessionKind = "realtime") -> SessionConfig:
     """The configuration of a session of which its client has said nothing."""
+    if kind == "transcription":
+        written = InputTranscription(model) if model else None
+        return SessionConfig(model=model, kind=kind, modality="text", turn_detection=ServerVad(), transcription=written)
     return SessionConfig(
         model=model,
         modality="audio" if abilities.speaks else "text",
@@ -65,8 +76,10 @@ def apply_update(
     config: SessionConfig, update: SessionUpdate, abilities: ModelAbilities, *, has_spoken: bool
 ) -> SessionConfig:
     """``config`` with the fields that ``update`` has. Raises ``BadRequest`` that names what cannot be obeyed."""
-    if update.type != "realtime":
-        raise BadRequest("Sessions of transcription are not supported: send type 'realtime'.", param="session.type")
+    if update.type != config.kind:
+        raise BadRequest(f"The type of a session is fixed: it is {config.kind!r}.", param="session.type")
+    if config.kind == "transcription":
+        _check_transcription(update)
     if update.model and update.model != config.model:
         raise BadRequest(f"The model of a session is fixed: it is {config.model}.", param="session.model")
     _refuse(update, {"prompt": (None,), "include": (None, [])})
@@ -83,9 +96,21 @@ def apply_update(
     return msgspec.structs.replace(config, **changes)
 
 
+def _check_transcription(update: SessionUpdate) -> None:
+    """Raises ``BadRequest`` for fields that only sessions with responses have."""
+    given = [name for name in update.__struct_fields__ if is_given(getattr(update, name))]
+    others = [name for name in given if name not in _TRANSCRIPTION_FIELDS]
+    if update.audio is not None and update.audio is not UNSET and is_given(update.audio.output):
+        others.append("audio.output")
+    if others:
+        raise BadRequest(
+            "A session of transcription has audio.input alone: leave it out.", param=f"session.{others[0]}"
+        )
+
+
 def check_update(update: SessionUpdate) -> None:
     """Raises ``BadRequest`` for what no model can obey."""
-    apply_update(SessionConfig(model=""), update, ModelAbilities(), has_spoken=False)
+    apply_update(SessionConfig(model="", kind=update.type), update, ModelAbilities(), has_spoken=False)
 
 
 def apply_options(config: SessionConfig, options: ResponseOptions, abilities: ModelAbilities) -> SessionConfig:

@@ -165,6 +165,14 @@ class Conversation:
         del self._items[id]
         self._changed(-item.nbytes)
 
+    def drop_audio(self, id: str) -> None:
+        """Forget the audio of an item. Raises ``NotFound``."""
+        item = self.find_item(id)
+        before = item.nbytes
+        for part in item.parts:
+            part.audio = b""
+        self._changed(item.nbytes - before)
+
     def truncate_item(self, id: str, index: int, milliseconds: int) -> None:
         """Forget what nobody heard of an item. Raises ``NotFound`` and ``BadRequest``."""
         item = self._find_complete(id)

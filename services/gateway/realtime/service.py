@@ -18,8 +18,8 @@ from omnibus.settings import GatewaySettings
 from services.gateway.apps.chat import AppChats
 from services.gateway.http import websocket
 from services.gateway.http.websocket import WebSocketConnection
-from services.gateway.openai.realtime.session import SessionConfig, SessionUpdate
-from services.gateway.realtime.config import ModelAbilities, apply_update, default_config
+from services.gateway.openai.realtime.session import SessionConfig, SessionKind, SessionUpdate
+from services.gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
 from services.gateway.realtime.errors import IDLE_TIMEOUT, SESSION_EXPIRED, EventRefused
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.response_events import Event
@@ -27,6 +27,7 @@ from services.gateway.realtime.restored import RestoredSession
 from services.gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
 from services.gateway.realtime.session import RealtimeSession
 from services.gateway.realtime.session_log import SessionLog
+from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.body_budget import current_upload
@@ -93,9 +94,11 @@ class Realtime:
         """Sessions that are open."""
         return sum(self._open.values())
 
-    def open_session(self, model: str, update: SessionUpdate | None, *, resumable: bool) -> OpenedSession:
+    def open_session(
+        self, model: str, update: SessionUpdate | None, kind: SessionKind, *, resumable: bool
+    ) -> OpenedSession:
         """A new session with ``model``. Raises ``NotFound``, and ``BadRequest``."""
-        config, abilities = self.begin_config(model, update)
+        config, abilities = self.begin_config(model, update, kind)
         expires, mode = time.time() + self._settings.realtime_seconds, self._settings.realtime_resume
         if mode == "off" or not (resumable or mode == "always"):
             return OpenedSession(new_session_id(), config, abilities, expires)
@@ -115,19 +118,26 @@ class Realtime:
         if restored.over or restored.origin.expires <= time.time():
             raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
         seen = parse_event_number(token.id, last_event_id, len(restored.events))
-        abilities, log = self._find_abilities(restored.origin.model), SessionLog(self._bus, token.id, known)
+        config, log = restored.config, SessionLog(self._bus, token.id, known)
+        abilities = self._find_abilities(config.model, config.kind)
         GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
         return OpenedSession(token.id, restored.config, abilities, restored.origin.expires, log, None, restored, seen)
 
-    def begin_config(self, model: str, update: SessionUpdate | None) -> tuple[SessionConfig, ModelAbilities]:
+    def begin_config(
+        self, model: str, update: SessionUpdate | None, kind: SessionKind = "realtime"
+    ) -> tuple[SessionConfig, ModelAbilities]:
         """The configuration of a new session with ``model``. Raises ``NotFound``, and ``BadRequest``."""
-        abilities = self._find_abilities(model)
-        config = default_config(model, abilities)
+        abilities = self._find_abilities(model, kind)
+        config = default_config(model, abilities, kind)
         if update is not None:
             config = apply_update(config, update, abilities, has_spoken=False)
         return config, abilities
 
-    def _find_abilities(self, model: str) -> ModelAbilities:
+    def _find_abilities(self, model: str, kind: SessionKind) -> ModelAbilities:
+        if kind == "transcription":
+            if model:
+                require_hearing(self._chat, self.chats, model, "model")
+            return TRANSCRIBES
         if isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model):
             return ModelAbilities()
         found = self._chat.find_model(model)

@@ -48,7 +48,14 @@ class RealtimeSession:
         self._context = context
         self._outbox = outbox
         self._input = InputTurns(config, context.count_bytes, restored.input if restored is not None else None)
-        self._transcriber = InputTranscriber(config.model, context.chat, context.chats, context.limit, self._post)
+        self._transcriber = InputTranscriber(
+            config.model,
+            context.chat,
+            context.chats,
+            context.limit,
+            self._post,
+            self._drop_audio if config.kind == "transcription" else None,
+        )
         self._waits_for_turn = False  # a message that is answered once the response under way is over
         self._closing = False
         self._posted = 0  # events
@@ -174,7 +181,7 @@ class RealtimeSession:
         self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": at_ms, "item_id": id}])
         self._add_spoken(at_ms)
         detection = self.config.turn_detection
-        if detection is None or not detection.create_response:
+        if detection is None or not detection.create_response or self.config.kind == "transcription":
             return
         if self._turns.active is None:
             self._respond()
@@ -187,6 +194,11 @@ class RealtimeSession:
         self._input.end_turn()
 
     def _add_spoken(self, end_ms: int | None = None) -> None:
+        if self.config.kind == "transcription" and self.config.transcription is None:
+            self._input.clear_audio()
+            raise BadRequest(
+                "Nobody transcribes the audio: set a model first.", param="session.audio.input.transcription.model"
+            )
         id = self._input.speech_id or new_id("item_")
         part = ItemPart("input_audio", audio=self._input.commit_audio(end_ms), format=self.config.input_format)
         item = ConversationItem(id, "message", "user", parts=[part])
@@ -195,6 +207,11 @@ class RealtimeSession:
         self._post([committed, *_item_events(item, before)], inserted=self._log_item(item))
         if self.config.transcription is not None:
             self._transcriber.start(self.config.transcription, item)
+
+    def _drop_audio(self, item: ConversationItem) -> None:
+        """Its words are what a session of transcription holds of an item that has been written down."""
+        if item.id in self._conversation:
+            self._conversation.drop_audio(item.id)
 
     def _clear_audio(self, _: wire.ClearAudio) -> None:
         self._input.clear_audio()
@@ -227,6 +244,8 @@ class RealtimeSession:
     # Responses
 
     def _create_response(self, event: wire.CreateResponse) -> None:
+        if self.config.kind == "transcription":
+            raise BadRequest("A session of transcription makes no responses: open a realtime session.", param="type")
         options = event.response or ResponseOptions()
         beside, turns = options.conversation == "none", self._turns
         turns.check_room(beside)

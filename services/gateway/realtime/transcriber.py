@@ -30,6 +30,17 @@ _HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-
 _PREFIX = "conversation.item.input_audio_transcription"
 
 
+def require_hearing(chat: Chat, chats: Chat | AppChats, model: str, param: str) -> None:
+    """Raises ``NotFound``, and ``BadRequest`` for a model that does not hear; an app's is held to."""
+    if isinstance(chats, AppChats) and chats.is_served_by_app(model):
+        return
+    try:
+        chat.require_encoder(model, "audio")
+    except BadRequest as error:
+        error.param = param
+        raise
+
+
 class InputTranscriber:
     """Transcribes committed audio of one session whose model is ``model``; ``post`` takes the events."""
 
@@ -40,24 +51,25 @@ class InputTranscriber:
         all_chats: Chat | AppChats,
         limit: Callable[[], AbstractContextManager[None]],
         post: Callable[[Sequence[Event]], None],
+        on_transcript: Callable[[ConversationItem], None] | None = None,
     ) -> None:
         self._model = model
         self._chat = chat
         self._chats = all_chats
         self._limit = limit
         self._post = post
+        self._on_transcript = on_transcript
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find_model(self, config: InputTranscription) -> str:
         """The model that does it. Raises ``NotFound``, and ``BadRequest`` for one that does not hear."""
         model = self._model if _HABITUAL_MODELS.fullmatch(config.model) else config.model
-        by_app = isinstance(self._chats, AppChats) and self._chats.is_served_by_app(model)
-        if not by_app:
-            try:
-                self._chat.require_encoder(model, "audio")
-            except BadRequest as error:
-                error.param = "session.audio.input.transcription.model"
-                raise
+        if not model:
+            raise BadRequest(
+                f"{config.model} is not served here: name a model of /v1/models that hears.",
+                param="session.audio.input.transcription.model",
+            )
+        require_hearing(self._chat, self._chats, model, "session.audio.input.transcription.model")
         return model
 
     def start(self, config: InputTranscription, item: ConversationItem, known: str = "") -> None:
@@ -85,6 +97,8 @@ class InputTranscriber:
             self._post([{"type": f"{_PREFIX}.failed", **place, "error": describe_error(error)}])
             return
         item.parts[0].text = got.text
+        if self._on_transcript is not None:
+            self._on_transcript(item)
         usage = convert_usage(got.usage())
         self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])
 

@@ -13,6 +13,8 @@ from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 PCM_RATE_HERTZ, G711_RATE_HERTZ = 24000, 8000
 #: Most tokens of text that a response may be limited to.
 MAX_OUTPUT_TOKENS = 4096
+#: Conversations, and sessions that write down what is said.
+SessionKind = Literal["realtime", "transcription"]
 Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=1)]
 Instructions = Annotated[str, Meta(max_length=1 << 20)]
 TokenLimit = Annotated[int, Meta(ge=1, le=MAX_OUTPUT_TOKENS)] | Literal["inf"]
@@ -127,7 +129,7 @@ class ResponseFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class SessionUpdate(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that a client sets; those that are absent stay as they are, null ones get their default."""
 
-    type: Literal["realtime", "transcription"]
+    type: SessionKind
     model: str | UnsetType | None = UNSET
     audio: AudioUpdate | UnsetType | None = UNSET
     truncation: Any = UNSET
@@ -156,6 +158,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """Configuration of a session, or of one response of it."""
 
     model: str
+    kind: SessionKind = "realtime"
     instructions: str = ""
     modality: Literal["text", "audio"] = "audio"
     input_format: AudioFormat = PcmFormat()
@@ -175,21 +178,32 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
     def to_event(self, id: str | None, expires_at: int) -> dict[str, Any]:
         """The whole session as events have it."""
+        shown = self._transcription_event() if self.kind == "transcription" else self._realtime_event()
+        return {"type": self.kind, "id": id, "expires_at": expires_at, **shown}
+
+    def _input_event(self) -> dict[str, Any]:
         return {
-            "type": "realtime",
+            "format": self.input_format,
+            "turn_detection": self.turn_detection,
+            "transcription": self.transcription,
+            "noise_reduction": None,
+        }
+
+    def _transcription_event(self) -> dict[str, Any]:
+        return {
+            "object": "realtime.transcription_session",
+            "audio": {"input": self._input_event()},
+            "include": None,
+        }
+
+    def _realtime_event(self) -> dict[str, Any]:
+        return {
             "object": "realtime.session",
-            "id": id,
             "model": self.model,
-            "expires_at": expires_at,
             "output_modalities": [self.modality],
             "instructions": self.instructions,
             "audio": {
-                "input": {
-                    "format": self.input_format,
-                    "turn_detection": self.turn_detection,
-                    "transcription": self.transcription,
-                    "noise_reduction": None,
-                },
+                "input": self._input_event(),
                 "output": {"format": self.output_format, "voice": self.voice or None, "speed": self.speed},
             },
             "tools": list(self.tools),

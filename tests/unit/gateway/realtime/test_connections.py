@@ -47,7 +47,7 @@ async def test_a_handshake_is_refused_as_a_request_is(home: House):
         base = f"ws://localhost:{door.port}/v1/realtime"
         assert (await refused(base))[1]["param"] == "model"
         assert (await refused(f"{base}?model=nobody"))[0] == 404
-        assert (await refused(f"{base}?model={OMNI}&intent=transcription"))[1]["param"] == "intent"
+        assert (await refused(f"{base}?model={OMNI}&intent=singing"))[1]["param"] == "intent"
         assert (await refused(f"{base}?model={OMNI}&colour=red"))[1]["param"] == "colour"
         assert (await refused(f"ws://localhost:{door.port}/v1/elsewhere"))[0] == 404
         async with httpx.AsyncClient() as http:
