@@ -51,7 +51,8 @@ class RealtimeRoute:
             with self._realtime.admit():
                 await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
                 accepted = True
-                GATEWAY.realtime_sessions.labels(opened.config.model).inc()
+                if opened.restored is None:
+                    GATEWAY.realtime_sessions.labels(opened.config.model).inc()
                 await self._realtime.serve(connection, opened, scope.get(KEY_LIMITS))
         except OmnibusError as error:
             if accepted:  # from then on errors are events, as long as the client takes any

@@ -57,9 +57,15 @@ class TurnSpec(NamedTuple):
 
 
 class PostEvents(Protocol):
-    """Takes events of a response, and the ``tokens`` that they are made of: ids by response."""
+    """Takes events of a response, the ids of ``tokens`` that they are made of, and what ``invocations`` make it."""
 
-    def __call__(self, events: Sequence[Event], *, tokens: Mapping[str, Sequence[int]] = ...) -> None: ...
+    def __call__(
+        self,
+        events: Sequence[Event],
+        *,
+        tokens: Mapping[str, Sequence[int]] = ...,
+        invocations: Mapping[str, str] = ...,
+    ) -> None: ...
 
 
 class Turn:
@@ -176,6 +182,7 @@ class Turn:
         got = run.answer = AnswerAccumulator(request.model, run.created)
         async with run_to_end(run):
             output = await self._spec.chats.begin_answer(run, await chat.prepare_request(run, request))
+            self._post([], invocations={self.id: run.id})
             async for batch in merge_streams(open_output_streams(output)):
                 ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
                 fresh = {self.id: new} if (new := self._token_ids.add(ids)) else {}

@@ -13,6 +13,7 @@ import msgspec
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.output import print_json
+from omnibus.cli.sessions import SESSION_PREFIX, show_session
 from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
@@ -68,6 +69,8 @@ def _record_line(data: bytes) -> str:
 async def show_invocation(options: argparse.Namespace) -> int:
     bus = await connect_bus(options)
     try:
+        if options.id.startswith(SESSION_PREFIX):
+            return await show_session(bus, options)
         found = await records.find_record(bus, options.id)
     finally:
         await bus.drain()

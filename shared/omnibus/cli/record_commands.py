@@ -8,7 +8,7 @@ from omnibus.cli.output import add_output_options
 def add_record_commands(commands: Any) -> None:
     """Add them to the commands of ``omnibus``."""
     tail = commands.add_parser("tail", help="watch invocations as they begin and end")
-    show = commands.add_parser("show", help="one invocation: its graph, route and waterfall")
+    show = commands.add_parser("show", help="one invocation or realtime session, and when what happened in it")
     replay = commands.add_parser("replay", help="run a recorded invocation again and compare the answers")
     for command in (show, replay):
         command.add_argument("id", help="an invocation, e.g. from the x-request-id header")

@@ -93,8 +93,9 @@ class BegunTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 class SessionEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Changes at a time, Unix seconds: ``events`` that the client was sent, as they were, and what they change.
 
-    ``tokens`` are ids of tokens that have come of responses; ``waits``: whether somebody has spoken while a response
-    was made that goes on, and is answered then; ``over``: why the session has ended for good.
+    By response, ``tokens`` are ids of tokens that have come, and ``invocations`` what makes it. ``waits``: whether
+    somebody has spoken while a response was made that goes on, and is answered then. ``over``: why the session has
+    ended for good.
     """
 
     at: float
@@ -107,6 +108,7 @@ class SessionEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     deleted: str = ""
     turn: BegunTurn | None = None
     tokens: dict[str, tuple[int, ...]] = {}
+    invocations: dict[str, str] = {}
     waits: bool | None = None
     over: str = ""
 

@@ -1,0 +1,44 @@
+"""``omnibus show SESSION``: what happened in a realtime session, and when."""
+
+import argparse
+from collections.abc import Iterator
+
+from omnibus.bus.nats import NatsBus
+from omnibus.cli.output import print_json
+from omnibus.recording.session_timeline import SessionTimeline, build_timeline
+from omnibus.recording.sessions import read_session
+
+#: Begins ids of sessions, and of no invocation.
+SESSION_PREFIX = "sess_"
+
+
+async def show_session(bus: NatsBus, options: argparse.Namespace) -> int:
+    """Print the session that is named. Raises ``NotFound`` for one that is not logged."""
+    timeline = build_timeline(options.id, (await read_session(bus, options.id)).entries)
+    if options.json:
+        print_json({"session": timeline})
+    else:
+        print("\n".join(session_lines(timeline)))
+    return 0
+
+
+def session_lines(found: SessionTimeline) -> Iterator[str]:
+    """Its turns and responses, and below them everything in order."""
+    cut = sum(each.reason == "turn_detected" for each in found.responses)
+    yield f"{found.id}  {found.model}  {found.over or 'open, or can be resumed'}"
+    counts = [
+        f"turns {len(found.turns)}",
+        f"responses {len(found.responses)}",
+        f"interrupted {cut}",
+        f"resumed {len(found.resumed)}",
+        f"errors {found.errors}",
+    ]
+    yield f"counts  {', '.join(counts)}"
+    for number, each in enumerate(found.responses, 1):
+        waited = f"first output after {each.waited * 1000:.0f} ms" if each.waited is not None else "no output"
+        heard = f", heard {each.truncated_ms} ms" if each.truncated_ms is not None else ""
+        made = f"  {', '.join(each.invocations)}" if each.invocations else ""
+        yield f"  [{number}] {each.status:<11} {waited}, {each.audio_seconds:.2f} s of audio{heard}{made}"
+    yield "times   seconds since it began"
+    for at, what in found.moments:
+        yield f"  {at:9.3f}  {what}"

@@ -1,0 +1,178 @@
+"""Timeline of a realtime session, from its log: turns, responses, interruptions, and how long each took.
+
+As JSON it is what ``omnibus show SESSION --json`` prints. Sizes and times are in it, never what anybody said. Times are
+seconds since the session began; they are when the gateway logged what happened.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import ProtocolError
+from omnibus.recording.sessions import SessionEntry
+
+#: Bytes of a second of each format of audio.
+_BYTES_PER_SECOND = {"audio/pcm": 48000, "audio/pcmu": 8000, "audio/pcma": 8000}
+_SPEECH = "input_audio_buffer.speech_"
+_TRANSCRIPTION = "conversation.item.input_audio_transcription."
+
+
+class SessionTurn(msgspec.Struct):
+    """A message of the user: ``speech`` is its audio as milliseconds of the session, null where it was not found by
+    the gateway; ``transcribed`` when its transcript was whole."""
+
+    item: str
+    committed: float | None = None
+    speech: list[int] = []
+    transcribed: float | None = None
+
+
+class SessionResponse(msgspec.Struct):
+    """A response: ``waited`` is the time from the end of the last turn, or from its beginning if there was none, to
+    the first audio, or text where it has none. ``truncated_ms`` is what of its audio was heard by who cut it."""
+
+    id: str
+    begun: float
+    invocations: list[str] = []
+    first: float | None = None
+    waited: float | None = None
+    ended: float | None = None
+    status: str = "in_progress"
+    reason: str | None = None
+    audio_seconds: float = 0.0
+    truncated_ms: int | None = None
+
+
+class SessionTimeline(msgspec.Struct):
+    """A whole session. ``moments`` has all in order: a time and what happened. ``audio_in_bytes`` was appended, but for
+    the end of silence, which may belong to a turn."""
+
+    id: str
+    model: str
+    created: float
+    turns: list[SessionTurn] = []
+    responses: list[SessionResponse] = []
+    resumed: list[float] = []
+    errors: int = 0
+    audio_in_bytes: int = 0
+    over: str = ""
+    moments: list[tuple[float, str]] = []
+
+
+def build_timeline(id: str, entries: Sequence[SessionEntry]) -> SessionTimeline:
+    """The timeline of session ``id``. Raises ``ProtocolError`` for a log that cannot be read."""
+    if not entries or entries[0].origin is None:
+        raise ProtocolError("the log of the session has lost its beginning: it is kept no longer")
+    builder = _TimelineBuilder(SessionTimeline(id, entries[0].origin.model, entries[0].at))
+    for entry in entries:
+        builder.add_entry(entry)
+    return builder.made
+
+
+class _TimelineBuilder:
+    def __init__(self, made: SessionTimeline) -> None:
+        self.made = made
+        self._turns: dict[str, SessionTurn] = {}
+        self._responses: dict[str, SessionResponse] = {}
+        self._items: dict[str, SessionResponse] = {}
+        self._bytes_per_second: dict[str, int] = {}
+        self._turn_end: float | None = None
+
+    def add_entry(self, entry: SessionEntry) -> None:
+        at = round(entry.at - self.made.created, 4)
+        if entry.input is not None:
+            self.made.audio_in_bytes = entry.input.end_bytes
+        if entry.turn is not None:
+            config = msgspec.json.decode(entry.turn.config)
+            format = config.get("output_format", {}).get("type", "audio/pcm")
+            self._bytes_per_second[entry.turn.id] = _BYTES_PER_SECOND[format]
+        for event in entry.events:
+            self._add_event(at, msgspec.json.decode(event))
+        for id, invocation in entry.invocations.items():
+            if id in self._responses:
+                self._responses[id].invocations.append(invocation)
+        if entry.over:
+            self.made.over = entry.over
+            self._note(at, f"over: {entry.over}")
+
+    def _note(self, at: float, what: str) -> None:
+        self.made.moments.append((at, what))
+
+    def _add_event(self, at: float, event: dict[str, Any]) -> None:
+        type = event["type"]
+        if type.startswith(_SPEECH) or type == "input_audio_buffer.committed":
+            self._add_input(at, type, event)
+        elif type.startswith(_TRANSCRIPTION):
+            if not type.endswith(".delta"):
+                self._turn(event["item_id"]).transcribed = at
+                self._note(at, f"transcript {type.rpartition('.')[2]}")
+        elif type.startswith("response."):
+            self._add_output(at, type, event)
+        elif type == "conversation.item.truncated":
+            self._add_truncation(at, event)
+        elif type == "session.resumed":
+            self.made.resumed.append(at)
+            self._note(at, f"resumed, {len(event['active_responses'])} responses go on")
+        elif type == "error":
+            self.made.errors += 1
+            self._note(at, f"error {event['error']['code']}")
+
+    def _turn(self, item: str) -> SessionTurn:
+        if item not in self._turns:
+            self._turns[item] = turn = SessionTurn(item)
+            self.made.turns.append(turn)
+        return self._turns[item]
+
+    def _add_input(self, at: float, type: str, event: dict[str, Any]) -> None:
+        turn = self._turn(event["item_id"])
+        if type == f"{_SPEECH}started":
+            turn.speech = [event["audio_start_ms"]]
+            self._note(at, f"speech started at {event['audio_start_ms']} ms of the audio")
+        elif type == f"{_SPEECH}stopped":
+            turn.speech = [*turn.speech, event["audio_end_ms"]]
+            self._note(at, f"speech stopped at {event['audio_end_ms']} ms of the audio")
+        else:
+            turn.committed = self._turn_end = at
+            self._note(at, f"turn {len(self.made.turns)} committed")
+
+    def _add_output(self, at: float, type: str, event: dict[str, Any]) -> None:
+        if type == "response.created":
+            response = SessionResponse(event["response"]["id"], at)
+            self._responses[response.id] = response
+            self.made.responses.append(response)
+            self._note(at, f"response {len(self.made.responses)} began")
+            return
+        found = self._responses.get(event.get("response_id") or event.get("response", {}).get("id", ""))
+        if found is None:
+            return
+        if type == "response.output_item.added":
+            self._items[event["item"]["id"]] = found
+        elif type == "response.output_audio.delta":
+            self._begin_output(found, at, "audio")
+            nbytes = len(event["delta"]) * 3 // 4 - event["delta"].count("=")
+            found.audio_seconds += nbytes / self._bytes_per_second.get(found.id, 48000)
+        elif type in ("response.output_text.delta", "response.function_call_arguments.delta"):
+            self._begin_output(found, at, "output")
+        elif type == "response.done":
+            self._end_response(found, at, event["response"])
+
+    def _begin_output(self, response: SessionResponse, at: float, what: str) -> None:
+        if response.first is None:
+            response.first = at
+            response.waited = round(at - (response.begun if self._turn_end is None else self._turn_end), 4)
+            self._turn_end = None  # the next response is not the answer to this turn
+            self._note(at, f"first {what} after {response.waited * 1000:.0f} ms")
+
+    def _end_response(self, response: SessionResponse, at: float, shown: dict[str, Any]) -> None:
+        details = shown.get("status_details") or {}
+        response.ended, response.status = at, shown["status"]
+        response.reason = details.get("reason") or (details.get("error") or {}).get("code")
+        response.audio_seconds = round(response.audio_seconds, 3)
+        why = f" ({response.reason})" if response.reason else ""
+        self._note(at, f"response {response.status}{why}, {response.audio_seconds:.2f} s of audio")
+
+    def _add_truncation(self, at: float, event: dict[str, Any]) -> None:
+        if event["item_id"] in self._items:
+            self._items[event["item_id"]].truncated_ms = event["audio_end_ms"]
+        self._note(at, f"cut at {event['audio_end_ms']} ms")
