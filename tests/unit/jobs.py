@@ -69,7 +69,9 @@ class MemoryJob(Job):
         invocation: str = "",
         beside: Sequence[Mapping[str, Any]] = (),
         resumes: Mapping[str, Mapping[str, Any]] = {},
+        first_equal: int | None = None,
     ) -> None:
+        self._first_equal = first_equal
         self._invocation = invocation or f"memory-{id(self)}"
         self._inputs = inputs
         self._near = near
@@ -94,6 +96,9 @@ class MemoryJob(Job):
     def peers(self) -> Sequence[Mapping[str, Any]]:
         own = {name: value.data if isinstance(value, Item) else value for name, value in self._inputs.items()}
         return [own, *self._beside]
+
+    def first_equal_call(self, names: Sequence[str]) -> int | None:
+        return self._first_equal
 
     @property
     def seed(self) -> int:

@@ -18,6 +18,7 @@ from tests.vllm.halves import Three, three
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
 TOKENS = 24
+BLOCK_TOKENS = 32  # of the KV cache on a CPU
 FAMILIES = [pytest.param(name, marks=pytest.mark.cell("vllm", name, "tokens")) for name in ("qwen2", "qwen3")]
 CHATS = [
     *(text(number) for number in range(10)),
@@ -76,3 +77,19 @@ async def test_halves_say_what_generate_says(engines: Three, checkpoint: Path, s
     assert said(answers) == [oracle.answer(checkpoint, chat, TOKENS) for chat in CHATS]
     await engines.until_idle()
     assert descriptors() == []
+
+
+@pytest.mark.parametrize("shape", ["L"])
+async def test_several_answers_to_one_prompt_find_it_in_the_prefix_cache(runner: VllmRunner, shape: str) -> None:
+    prompt = [{"role": "user", "content": "the quick brown fox jumps over a warm red mat and sleeps " * 12}]
+    before = runner.stats()["prefix_hits"]
+    asked = [job(prompt, max_tokens=8, temperature=1.0, seed=seed) for seed in range(4)]
+
+    await asyncio.gather(*(run(runner, one) for one in asked))
+
+    length = asked[0].outputs["text"].items[-1].data["usage"]["prompt_tokens"]
+    assert runner.stats()["prefix_hits"] - before >= 3 * (length - 2 * BLOCK_TOKENS)
+    alone = job(prompt, max_tokens=8, temperature=1.0, seed=2)
+    await run(runner, alone)
+    assert alone.ids == asked[2].ids
+    assert len({tuple(one.ids) for one in asked}) > 1

@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from omnibus.errors import NotFound
+from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from services.gateway.api.chat_images import ImageChatRoute
 from services.gateway.api.dialects import DialectTranslator
@@ -17,10 +17,13 @@ from services.gateway.openai.parse import parse_chat
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions, read_price_options, refuse_price_options
 from services.gateway.pricing.quotes import choose_path
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.request.continuing import OriginalRequest, ResumableStream
 from services.gateway.request.lifecycle import run_to_end
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.chat_response import render_completion, stream_events
+from services.gateway.tasks.choices_response import render_choices, stream_choices
 
 _DIALECT = vllm_omni.HEADER.encode()
 
@@ -45,8 +48,9 @@ class ChatRoute(PostRoute):
         wanted = parse_chat(asked.body) if named is None else self._translate(named.decode("latin-1"), asked.body)
         sending.model = wanted.model
         prices = read_price_options(asked.headers)
-        if wanted.wants_images:
+        if wanted.wants_images or wanted.choice_count > 1:
             refuse_price_options(asked.headers)
+        if wanted.wants_images:
             return self._draw.answer_chat(wanted, asked, sending)
         if prices.quote:
             return self._send_quote(wanted, asked.pinned, sending)
@@ -71,6 +75,9 @@ class ChatRoute(PostRoute):
         chat = self._chat
         try:
             run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+            if wanted.choice_count > 1:
+                await self._answer_choices(run, wanted, sending)
+                return
             got = run.answer = AnswerAccumulator(wanted.model, run.created)
             meter = chat.meter if prices.usage else None
             if continued is not None:
@@ -90,6 +97,18 @@ class ChatRoute(PostRoute):
         finally:
             if continued is not None:
                 continued.close()
+
+    async def _answer_choices(self, run: ClientRequest, wanted: ChatRequest, sending: ResponseWriter) -> None:
+        if not run.model:
+            raise BadRequest(f"{wanted.model} is an app, and answers once: leave n out", param="n")
+        got = run.answer = ChoicesAccumulator(wanted.model, run.created, wanted.choice_count)
+        async with run_to_end(run):
+            outputs = await self._chat.begin_choices(run, await self._chat.prepare_request(run, wanted))
+            if wanted.stream:
+                await sending.send_stream(stream_choices(run, wanted, outputs, got))
+                return
+            body = await render_choices(run, wanted, outputs, got)
+        await sending.send_body(JSON, body)
 
     async def _send_quote(self, wanted: ChatRequest, pinned: str, sending: ResponseWriter) -> None:
         """Answer with the price of ``wanted``, which does not run."""

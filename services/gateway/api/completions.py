@@ -22,8 +22,9 @@ from services.gateway.openai.completions import (
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
-from services.gateway.tasks.chat import Chat, PreparedChat
+from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.output_streams import open_output_streams
+from services.gateway.tasks.prepared_chat import PreparedChat
 from services.gateway.tasks.resolve import rename_params
 
 #: What clients call what a chat calls otherwise.

@@ -23,8 +23,8 @@ from services.gateway.openai.speech import SpeechDelta, SpeechDone, SpeechReques
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.output_streams import open_output_streams
+from services.gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.resolve import rename_params
 
 SYSTEM = "You read texts aloud, exactly as they are written."

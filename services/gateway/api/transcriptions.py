@@ -24,8 +24,8 @@ from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.output_streams import open_output_streams
+from services.gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
 from services.gateway.tasks.resolve import rename_params
 
 TEXT = b"text/plain; charset=utf-8"

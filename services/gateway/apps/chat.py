@@ -15,7 +15,8 @@ from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
 from services.gateway.request.arena_inputs import MAX_READERS
 from services.gateway.request.request import ClientRequest, RequestFactory
-from services.gateway.tasks.chat import Chat, PreparedChat
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.prepared_chat import PreparedChat
 
 #: The OpenAI route that apps may claim, as their records name it.
 ROUTE = "chat"
@@ -92,6 +93,8 @@ def parse_app_chat(record: AppRecord, body: bytes) -> ChatRequest:
     if request.stream is not None and request.stream != record.streams:
         how = "part by part" if record.streams else "as a whole"
         raise BadRequest(f"the app {record.name} answers {how}: leave stream out", param="stream")
+    if request.choice_count > 1:
+        raise BadRequest("an app answers once: leave n out", param="n")
     if request.wants_images:
         raise BadRequest("apps answer with what they make: leave modalities out", param="modalities")
     if request.wants_audio and request.audio is not None and request.audio.format != "wav":

@@ -40,6 +40,8 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 #: Tokens whose probability a request may change, and alternatives that it may see of each token.
 MAX_BIASES, MAX_TOP_LOGPROBS = 1024, 20
+#: Answers to one chat.
+MAX_CHOICES = 8
 
 
 class Url(Struct, frozen=True):
@@ -215,8 +217,10 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning_effort: Effort | None = None
 
+    #: Answers to be made.
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+
     # Accepted only with values that change nothing; see ``requests``.
-    n: int | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     verbosity: str | None = None
@@ -238,6 +242,11 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def token_limit(self) -> int | None:
         """Most tokens to generate."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def choice_count(self) -> int:
+        """Answers to be made."""
+        return self.n or 1
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -190,14 +190,27 @@ def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by 
     return _ENCODER.encode(answer)
 
 
+def encode_choices(
+    *, id: str, model: str, created: int, choices: list[ChatCompletionChoice], usage: Usage, fingerprint: str
+) -> bytes:
+    """A whole completion of several answers as JSON."""
+    return _ENCODER.encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint))
+
+
 def build_choice(
-    id: str, text: str | None, audio: ChatCompletionAudio | None, reason: FinishReason, parts: StructuredParts
+    id: str,
+    text: str | None,
+    audio: ChatCompletionAudio | None,
+    reason: FinishReason,
+    parts: StructuredParts,
+    place: int = 0,
 ) -> ChatCompletionChoice:
-    """One answer with all that is in it; ``id`` is the completion's."""
+    """One answer with all that is in it, number ``place`` of the completion ``id``."""
     if parts is NO_PARTS:
-        return ChatCompletionChoice(ChatCompletionMessage(content=text, audio=audio or UNSET), reason)
+        return ChatCompletionChoice(ChatCompletionMessage(content=text, audio=audio or UNSET), reason, place)
+    answer = choice_id(id, place)
     calls = [
-        ChatCompletionToolCall(call_id(id, index), CalledFunction(name, arguments))
+        ChatCompletionToolCall(call_id(answer, index), CalledFunction(name, arguments))
         for index, (name, arguments) in enumerate(parts.calls)
     ]
     message = ChatCompletionMessage(
@@ -207,7 +220,7 @@ def build_choice(
         reasoning_content=parts.reasoning or UNSET,
     )
     logprobs = None if parts.logprobs is None else ChoiceLogprobs(parts.logprobs)
-    return ChatCompletionChoice(message, finish_reason(reason, bool(calls)), logprobs=logprobs)
+    return ChatCompletionChoice(message, finish_reason(reason, bool(calls)), place, logprobs)
 
 
 def token_logprob(token: str, logprob: float, best: list[tuple[str, float]]) -> TokenLogprob:
@@ -225,9 +238,14 @@ def finish_reason(reason: FinishReason, calls: bool) -> FinishReason:
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def call_id(completion: str, index: int) -> str:
-    """The id of call number ``index`` of the answer ``completion``: the same wherever the answer is made again."""
-    return f"call_{blake2b(f'{completion}/{index}'.encode(), digest_size=12).hexdigest()}"
+def choice_id(completion: str, place: int) -> str:
+    """The name of answer number ``place`` of ``completion``: the first one has the completion's own."""
+    return f"{completion}#{place}" if place else completion
+
+
+def call_id(answer: str, index: int) -> str:
+    """The id of call number ``index`` of the ``answer``: the same wherever the answer is made again."""
+    return f"call_{blake2b(f'{answer}/{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 def encode_image_completion(

@@ -14,6 +14,7 @@ from services.gateway.openai.chat_response import (
     TokenLogprob,
     Usage,
     call_id,
+    choice_id,
     finish_reason,
 )
 from services.gateway.openai.errors import error_body
@@ -67,7 +68,7 @@ class ChatCompletionChunk(Struct, frozen=True):
 
 
 class ChatStream:
-    """Builds the frames of one streamed answer, as bytes ready to send.
+    """Builds the frames of one streamed answer, number ``place`` of its completion, as bytes ready to send.
 
     Order: ``role``, then ``text`` and, with audio, ``audio_start``, ``audio`` and ``transcript`` in any
     mix, ``audio_end``; or ``images``; then ``finish``, ``usage`` and ``DONE``. ``error`` may replace the rest at any
@@ -82,8 +83,9 @@ class ChatStream:
         *,
         include_usage: bool = False,
         fingerprint: str = "",
+        place: int = 0,
     ) -> None:
-        self._id = id
+        self._answer = choice_id(id, place)
         self._calls = CallReader()
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
             _json(id),
@@ -93,7 +95,7 @@ class ChatStream:
         self._head += b'"system_fingerprint":%b,"choices":[' % _json(fingerprint or None)
         self._include_usage = include_usage
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._open = self._head + b'{"index":0,"delta":'
+        self._open = self._head + b'{"index":%d,"delta":' % place
         self._close = b',"logprobs":null,"finish_reason":null}]' + self._tail
         self._text = self._open + b'{"content":'
         self._audio = self._open + b'{"audio":{'
@@ -128,7 +130,7 @@ class ChatStream:
         """Frames of ``text``, more calls of tools; ``known`` comes before it, and the client has it."""
         for _ in self._calls.read(known):
             pass
-        deltas = [_call_delta(self._id, part) for part in self._calls.read(text)]
+        deltas = [_call_delta(self._answer, part) for part in self._calls.read(text)]
         return [b"".join((self._open, b'{"tool_calls":[', _json(each), b"]", self._end_text)) for each in deltas]
 
     def logprobs(self, tokens: list[TokenLogprob]) -> bytes:
@@ -181,9 +183,9 @@ class ChatStream:
         return b"".join((self._audio, b'"data":', _json(data), self._end_audio)) if data else b""
 
 
-def _call_delta(completion: str, part: CallPart) -> CallDelta:
+def _call_delta(answer: str, part: CallPart) -> CallDelta:
     """``part`` of a call: the first one says which function is called."""
     if not part.name:
         return CallDelta(part.number, CallDeltaFunction(part.arguments))
     function = CallDeltaFunction(part.arguments, part.name)
-    return CallDelta(part.number, function, call_id(completion, part.number), "function")
+    return CallDelta(part.number, function, call_id(answer, part.number), "function")

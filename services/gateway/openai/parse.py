@@ -44,7 +44,6 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 
 # What each field may hold without changing the answer. Everything else is refused by name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
-    "n": _one_of(1),
     "store": _one_of(False),
     "functions": _one_of([]),
     "function_call": _one_of("none", "auto"),
@@ -162,6 +161,8 @@ def check_chat(request: ChatRequest) -> None:
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
+    if request.n is not None:
+        _check_choices(request)
     if request.tools or request.tool_choice or request.response_format or request.top_logprobs or request.wants_images:
         check_tools(request.tools, request.tool_choice)
         check_response_format(request.response_format)
@@ -221,6 +222,15 @@ def _check_images(request: ChatRequest) -> None:
 def _check_stream(request: ChatRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+
+
+def _check_choices(request: ChatRequest) -> None:
+    if request.choice_count == 1:
+        return
+    if request.wants_audio:
+        raise BadRequest("Several answers are made in text only: leave n out, or audio of modalities.", param="n")
+    if request.wants_images:
+        raise BadRequest("image_config.n is how many pictures an answer has: leave n out.", param="n")
 
 
 def _check_shapes(request: ChatRequest) -> None:

@@ -82,6 +82,8 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), OmniRequest) from None
     check_chat(request)
+    if request.choice_count > 1:
+        raise BadRequest("A chat of this dialect has one answer: leave n out.", param="n")
     if request.stream and request.audio is not None and request.audio.format != "wav":
         raise BadRequest("A stream of this dialect holds WAV files: leave audio.format out.", param="audio.format")
     return request

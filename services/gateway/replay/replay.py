@@ -23,7 +23,7 @@ from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.capture import unpack_chunks
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.dispatch.inflight import TEXT, InflightInvocation
 from services.gateway.dispatch.playback import OutputPlayer
 from services.gateway.dispatch.streams import ResultStream, merge_streams
 from services.gateway.media.blob_store import MediaStore
@@ -31,6 +31,7 @@ from services.gateway.replay import options
 from services.gateway.replay.options import ReplayOptions
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
+from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.request.record import MAX_RECORDED_CHARS, Records, output_digests
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import APP
@@ -66,11 +67,11 @@ class Replayer:
     ) -> AsyncIterator[dict[str, Any]]:
         running, player = await self._submit_replay(recorded, wished, trace)
         now = running.invocation
-        got = AnswerAccumulator(now.model, now.created)
+        got = _open_accumulator(running)
         try:
             begun = {"id": now.id, "replay_of": recorded.id, "path": now.path, "route": now.route}
             yield {"status": "running", **begun, **({"from": wished.start} if wished.start else {})}
-            for stream in running.streams.values() if now.app != APP else ():
+            for stream in running.streams.values() if now.app != APP or isinstance(got, ChoicesAccumulator) else ():
                 stream.fingerprint = Fingerprint()
             await self._collect_in_time(running, got)
         except BaseException as error:  # also when whoever asked has left
@@ -169,6 +170,12 @@ class Replayer:
             ):
                 pass  # their fingerprints are all that is compared
             return
+        if isinstance(got, ChoicesAccumulator):
+            choices = {str(place): stream for place, stream in enumerate(running.streams.values())}
+            async for batch in merge_streams(choices):
+                for name, item in batch:
+                    got.add_text(int(name), item.data)
+            return
         streams = {
             name: stream for name in ("text", "audio") for stream in _chat_streams(running, sound=name == "audio")
         }
@@ -189,7 +196,7 @@ class Replayer:
             ended = None
         if ended is None or ended.status != "done":
             return {"identical": None, "why": "the recorded invocation has no finished answer"}
-        if recorded.app != APP:
+        if recorded.app != APP or isinstance(got, ChoicesAccumulator):
             return _compare_outputs(ended, output_digests(running))
         if _chat_streams(running, sound=False) and ended.answer.text_sha256 != answer.text_sha256:
             return {"identical": False, "why": "the text differs"}
@@ -205,6 +212,13 @@ class Replayer:
             return False
         now = np.frombuffer(pcm, "<i2").astype(np.int32)
         return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= MAX_SAMPLE_DIFFERENCE
+
+
+def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
+    """The accumulator of a chat's answer, or of several: they have a text each."""
+    now = running.invocation
+    texts = [output for _, output in now.outputs].count(TEXT) if now.app == APP else 1
+    return ChoicesAccumulator(now.model, now.created, texts) if texts > 1 else AnswerAccumulator(now.model, now.created)
 
 
 def _chat_streams(running: InflightInvocation, *, sound: bool) -> list[ResultStream]:

@@ -176,7 +176,12 @@ class Continuations:
         mode = self._settings.continue_streams
         requested = mode == "always" or (mode == "requested" and headers.get(HEADER, b"").strip().lower() == b"true")
         fits = len(request.body) <= self._settings.continue_bytes
-        if not (requested and chat.stream and fits) or isinstance(chat, OmniRequest) or chat.logprobs:
+        if (
+            not (requested and chat.stream and fits)
+            or isinstance(chat, OmniRequest)
+            or chat.logprobs
+            or chat.choice_count > 1
+        ):
             return None
         made = self._open_stream(secrets.token_urlsafe(18))
         made.request = request

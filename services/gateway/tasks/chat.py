@@ -13,13 +13,12 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import msgspec
-
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
-from omnibus.profile import QUANTITIES
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
+from omnibus.task.library.choices import ChatChoices, ChatFanOut
 from omnibus.task.runtime import run as run_task
+from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.files.client_files import ClientFiles
 from services.gateway.files.references import resolve_files
@@ -35,79 +34,15 @@ from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
-from services.gateway.tasks.params import sampling_params
+from services.gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
 from services.gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"
-#: Bytes of messages above which they travel by handle.
-MAX_INLINE_BYTES = 16 * 1024
-#: Tokens that a request counts for when it does not say how long its answer may be.
-DEFAULT_ANSWER_TOKENS = 256
-#: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
-DEFAULT_SPEECH_CODES = 1024
-_PROMPT_INDEX = QUANTITIES.index("prompt_tokens")
-_MEDIA_INDEX = {modality: QUANTITIES.index(f"{modality}_tokens") for modality in ("image", "video", "audio")}
-#: Bytes of messages that are about one token.
-BYTES_PER_TOKEN = 4
-#: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
-SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
-GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 #: Clients name these by habit; each is served by one of the model's own voices.
 OPENAI_VOICES = (
     "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
 )  # fmt: skip
-
-#: In one order, so that a call has the same digest before and after it was a document.
-_encode = msgspec.json.Encoder(order="sorted").encode
-
-
-class PreparedChat:
-    """A chat request as it was understood: what a composite task gets, and the media not yet placed.
-
-    With ``say`` that is the answer, and only its sound is to be made.
-    """
-
-    def __init__(
-        self,
-        request: ChatRequest,
-        messages: list[dict[str, Any]],
-        items: list[InspectedMedia],
-        voice: str = "",
-        say: str = "",
-        family: str = "",
-    ) -> None:
-        self.model = request.model
-        self.body = _encode(messages)
-        self.items = items
-        speech = _speech_params(request)
-        self.params = _encode(sampling_params(request) | ({"say": say} if say else {}))
-        self.input = ChatInput.model_construct(
-            messages=msgspec.Raw(self.body),
-            media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
-            modalities=tuple(item.info.modality for item in items),
-            params=msgspec.Raw(self.params),
-            voice=voice,
-            speech=_encode_raw(speech) if speech is not None else None,
-            tokens=tuple([openai_media.estimate_tokens(item.info, family) for item in items]),
-            # In powers of two: requests of one kind share a graph, and how much they wait for need be no finer.
-            prompt=1 << max(5, (len(self.body) // BYTES_PER_TOKEN).bit_length()),
-            answer=len(say) // 4 + 1 if say else request.token_limit or DEFAULT_ANSWER_TOKENS,
-        )
-
-        #: Whether the answer has all the tokens that it may have.
-        self.answers_whole = bool(say or request.ignore_eos)
-        text = len(self.body) / BYTES_PER_TOKEN
-        self.estimates: Estimates = ((_PROMPT_INDEX, text),)
-        if items:
-            media = zip(self.input.modalities, self.input.tokens, strict=True)
-            known = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
-            self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
-
-    @property
-    def needs_arena(self) -> bool:
-        """True if something has to be placed in the arena."""
-        return bool(self.items) or len(self.body) > MAX_INLINE_BYTES or len(self.params) > MAX_INLINE_BYTES
 
 
 class PlainChat(NamedTuple):
@@ -173,6 +108,18 @@ class Chat:
         wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
         with use(run):
             return await run_task(task.invoke, wanted)
+
+    async def begin_choices(self, run: ClientRequest, asked: PreparedChat) -> list[ChatOutput]:
+        """Send what was ``asked``, which has several answers, on its way; returns the streams of each.
+
+        Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph follows from results.
+        """
+        run.estimates = asked.estimates
+        task = self._tasks.get_task(run.model)
+        if inspect.iscoroutinefunction(task.invoke):
+            raise BadRequest(f"{run.model} gives one answer to a request: leave n out", param="n")
+        made: ChatChoices = await self._submit_static(run, ChatFanOut(chat=task), asked)
+        return [ChatOutput(text=text) for text in made.texts]
 
     async def quote_request(self, run: ClientRequest, asked: PreparedChat) -> Quote:
         """The price of each path that ``run`` may take. Raises as ``Quotes.quote`` does."""
@@ -264,10 +211,10 @@ class Chat:
             named = ", ".join(sorted(takes)) or "text only"
             raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
 
-    async def _submit_static(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> ChatOutput:
+    async def _submit_static(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> Any:
         """A graph that follows from the request alone: one segment."""
         kinds = self._kinds
-        kind = kinds.find_kind(run.model, task, asked.input)
+        kind = None if asked.choices else kinds.find_kind(run.model, task, asked.input)
         segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
         await run.wait_admission(segment)
         try:
@@ -282,6 +229,9 @@ class Chat:
         except BaseException:
             run.release_admission()
             raise
+        if asked.choices:
+            for stream in running.streams.values():
+                stream.fingerprint = Fingerprint()
         return graph.bind(running.streams)
 
     async def _place_graph(
@@ -289,7 +239,8 @@ class Chat:
     ) -> RequestGraph:
         """The graph of a request whose inputs are put into the arena, for all its attempts."""
         try:
-            wanted = await self.place_inputs(asked, run.id, run.deadline, MAX_ATTEMPTS + 1, run.salt)
+            readers = (MAX_ATTEMPTS + 1) * max(1, len(asked.choices))
+            wanted = await self.place_inputs(asked, run.id, run.deadline, readers, run.salt)
             return self._kinds.build_graph(kind, run, task, wanted)
         except BaseException:
             self._runs.tensors.end_invocation(run.id)
@@ -310,10 +261,16 @@ class Chat:
             if len(body) > MAX_INLINE_BYTES:
                 if len(body) > self._limits.item_bytes:
                     raise TooLarge(f"{name} have {len(body)} bytes, {self._limits.item_bytes} are allowed", param=name)
-                about = ("text", "application/json", sha256(body).hexdigest())
                 # Both halves of a language model read parameters.
                 reads = readers if name == "messages" else MAX_READERS
-                update[name] = await self._place_input(body, about, holder, deadline, reads, salt)
+                update[name] = await self._place_input(body, _about_json(body), holder, deadline, reads, salt)
+        if any(len(body) > MAX_INLINE_BYTES for body in asked.choices):
+            update["choices"] = tuple(
+                [
+                    await self._place_input(body, _about_json(body), holder, deadline, readers, salt)
+                    for body in asked.choices
+                ]
+            )
         return asked.input.model_copy(update=update)
 
     async def _place_input(
@@ -345,17 +302,5 @@ def _select_voice(name: str, model: ModelPlan, called: str) -> str:
     raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(model.voices)}", param="audio.voice")
 
 
-def _encode_raw(value: Any) -> msgspec.Raw:
-    """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
-    return msgspec.Raw(_encode(value))
-
-
-def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
-    if not request.wants_audio or request.audio is None:
-        return None
-    audio = request.audio
-    how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
-    said = {name: value for name in how if (value := getattr(audio, name)) is not None}
-    if "top_k" in said:
-        said["top_k"] = max(0, said["top_k"])
-    return {**how, **said, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}
+def _about_json(body: bytes) -> tuple[str, str, str]:
+    return "text", "application/json", sha256(body).hexdigest()

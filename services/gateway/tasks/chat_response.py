@@ -156,12 +156,12 @@ def encode_text_events(
     """Events of what came of the text, which is added to what was ``got``; of other streams there are none."""
     frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
     if got.structured:
-        frames = [_structured_frames(stream, say, item.data) for name, item in batch if name == "text"]
+        frames = [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
     return frames
 
 
-def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str], bytes], data: dict[str, Any]) -> bytes:
-    """Events of a chunk that may hold more than text."""
+def encode_chunk(stream: ChatStream | NumberedStream, say: Callable[[str], bytes], data: dict[str, Any]) -> bytes:
+    """Events of a chunk of text that may hold more than text."""
     reasoning, text, calls = data.get("reasoning"), data.get("text"), data.get("calls")
     return b"".join(
         [
@@ -173,9 +173,14 @@ def _structured_frames(stream: ChatStream | NumberedStream, say: Callable[[str],
 
 
 def open_event_stream(
-    run: ClientRequest, request: ChatRequest, record: StreamRecord | None = None, *, priced: bool = False
+    run: ClientRequest,
+    request: ChatRequest,
+    record: StreamRecord | None = None,
+    *,
+    priced: bool = False,
+    place: int = 0,
 ) -> ChatStream:
-    """The maker of events of a streamed answer; of one with a ``record`` as they were promised.
+    """The maker of events of answer number ``place``, streamed; of one with a ``record`` as they were promised.
 
     One that is ``priced`` says its usage, whether or not its body asks for that.
     """
@@ -186,6 +191,7 @@ def open_event_stream(
         record.created if record is not None else int(run.created),
         include_usage=wants_usage or priced,
         fingerprint=f"epoch-{run.epoch}",
+        place=place,
     )
 
 

@@ -44,6 +44,7 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
             "waiting": engine.waiting,
             "tokens": engine.tokens,
             "batches": by_size(engine.batches),
+            "copied_prompts": engine.copied_prompts,
             "kv_bytes_per_token": engine.kv_token_bytes,
             "kv_bytes": engine.kv_token_bytes * self._limits.slots * self.context,
             **self.memory_stats(),

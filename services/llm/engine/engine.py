@@ -94,6 +94,11 @@ class BatchingEngine(Generic[S]):
         return self._steps.batches
 
     @property
+    def copied_prompts(self) -> int:
+        """Prompts that were copied from an equal one instead of being computed."""
+        return self._steps.copied_prompts
+
+    @property
     def kv_token_bytes(self) -> int:
         """Bytes of keys and values of one token, known from ``start`` on."""
         return self._steps.kv_token_bytes
@@ -129,7 +134,11 @@ class BatchingEngine(Generic[S]):
         One that was handed over in the meantime goes on.
         """
         self.raise_if_failed()
-        self.schedule.add_prompt(sequence, sequence.length, time.monotonic(), sequence.spans)
+        member = sequence.member
+        length = 1 if member is not None and member.filled is not None else sequence.length
+        self.schedule.add_prompt(sequence, length, time.monotonic(), sequence.spans if length > 1 else ())
+        if member is not None:
+            member.sequence = sequence
         with self._hold_ownership(sequence):
             yield sequence
 
@@ -248,10 +257,21 @@ class BatchingEngine(Generic[S]):
                 sequence.clock.set_now()
             with charge([(sequence.clock, float(size)) for sequence, size in turn.prefill]):
                 begun = await self._compute(self._steps.prefill, turn.prefill)
+            self._share_prompts(begun)
             for sequence, result in begun:
                 if isinstance(result, TokenStep) and not (sequence.gone or sequence.pauses or result.finish):
                     self.schedule.start_decode(sequence)
             self._deliver_outcomes(begun)
+
+    def _share_prompts(self, begun: list[StepOutcome]) -> None:
+        """Take sequences whose prompts are complete out of their groups; the others there only need a copy."""
+        members = [sequence.member for sequence, _ in begun if sequence.member is not None]
+        for member in members:
+            member.leave()
+            self.schedule.finish_prompt(member.sequence)
+        for member in members:
+            for other in member.waiting():
+                self.schedule.shorten_prompt(other, 1)
 
     async def _encode_media(self, turn: StepPlan[Any]) -> None:
         if turn.media:

@@ -25,6 +25,7 @@ from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
 from services.llm.engine.grammar import Grammars, GrammarState
 from services.llm.engine.params import TextGenerationParams, max_answer_tokens
+from services.llm.engine.prompt_group import PromptGroups
 from services.llm.engine.thinker_feed import ThinkFeed, Thinking
 
 
@@ -71,6 +72,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         self._numbers = count()
         self._paused: dict[int, PausedSequence] = {}
         self._grammars: Grammars | None = None
+        #: Calls that begin with the same prompt.
+        self.prompts = PromptGroups()
 
     async def load(self) -> None:
         self._users += 1

@@ -26,7 +26,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     With ``say`` nothing is generated: it is the answer, word for word, and the model only processes its tokens.
     ``tools`` are as chat templates take them; with ``tool_choice`` ``required`` the answer is calls of them, or of the
     ``allowed_tools``. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
-    variables of the chat template. ``logprobs`` is how many alternatives of each token are reported, None: nothing.
+    variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
+    ``logprobs`` is how many alternatives of each token are reported, None: nothing.
     """
 
     max_tokens: Count | None = None
@@ -49,6 +50,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     allowed_tools: tuple[str, ...] = ()
     structured_outputs: dict[str, Any] | None = None
     template: dict[str, Any] = {}
+    count_only: bool = False
 
     @property
     def changes_logits(self) -> bool:

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 from omnibus.executor.job_clock import current_clock
 from omnibus_models.attention import Attention
 from omnibus_models.contract import PrefillInputs
+from services.llm.engine.prompt_group import PromptMember
 from services.llm.engine.sampler import Picker, TokenLogprobs
 
 _EMPTY_TENSOR = torch.empty(0)
@@ -98,6 +99,7 @@ class DecoderSequence:
         self.sides: list[np.ndarray | None] = []  # what goes with each of them
         self.step: asyncio.Future[None] | None = None  # what its owner waits for besides tokens
         self.owner = 0  # changes when it is handed over
+        self.member: PromptMember | None = None  # of those that begin with the same prompt
 
     @property
     def is_prefilled(self) -> bool:

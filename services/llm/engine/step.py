@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from omnibus.errors import Fatal
 from omnibus_models.contract import Decoder
 from services.llm.engine.cross_attention_cache import CrossCache
+from services.llm.engine.prompt_group import FilledPrompt
 from services.llm.engine.sampler import choose_tokens
 from services.llm.engine.sequence import DecoderSequence, StepOutcome, TokenStep
 from services.llm.engine.slot_cache import SlotCache
@@ -57,6 +58,7 @@ class Steps(Generic[S]):
         self._cache = CrossCache(slots, context, decoder.layers, crossed) if crossed else SlotCache(slots, context)
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
+        self.copied_prompts = 0
 
     @property
     def kv_token_bytes(self) -> int:
@@ -147,13 +149,26 @@ class Steps(Generic[S]):
         return outcomes
 
     def _extend_prefill(self, sequence: S, size: int) -> TokenStep | None:
+        member = sequence.member
+        if member is not None and member.filled is not None:
+            return self._copy_prefill(sequence, member.filled)
         start, end = sequence.done, sequence.done + size
         inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
         mask = None if sequence.attention is None else sequence.attention.mask(start, end)
         hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
         self._feed.observe_prefill(sequence, hidden[0])
         sequence.done = end
-        return self._first_step(sequence, hidden[:, -1]) if sequence.is_prefilled else None
+        if not sequence.is_prefilled:
+            return None
+        if member is not None:
+            member.offer(sequence.cache, hidden[:, -1])
+        return self._first_step(sequence, hidden[:, -1])
+
+    def _copy_prefill(self, sequence: S, filled: FilledPrompt) -> TokenStep:
+        """Take what another sequence has computed of the same prompt."""
+        sequence.cache, sequence.done = filled.cache, sequence.length
+        self.copied_prompts += 1
+        return self._first_step(sequence, filled.hidden)
 
     def _first_step(self, sequence: S, hidden: Tensor) -> TokenStep:
         logits = self._decoder.logits(hidden)

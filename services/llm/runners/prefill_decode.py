@@ -25,9 +25,10 @@ from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start, started_tokens
 from services.llm.runners.request import (
     ThinkRequest,
+    close_counted,
     end_tokens,
     open_reply,
-    read_request,
+    open_request,
     read_text_params,
     resumed_tokens,
 )
@@ -63,7 +64,13 @@ class PrefillRunner(_HalfRunner):
         return self._core.busy - self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        asked = await read_request(self._core, job)
+        async with open_request(self._core, job) as asked:
+            if asked.params.count_only:
+                await _send_start(job, asked, [TokenStep(0, "stop")], None)
+                return
+            await self._prefill(job, asked)
+
+    async def _prefill(self, job: Job, asked: ThinkRequest) -> None:
         sequence = asked.sequence
         sequence.pauses, sequence.stays = True, job.is_local("cache")
         with self._core.engine.admit(sequence):
@@ -99,6 +106,9 @@ class DecodeRunner(_HalfRunner):
     async def run(self, job: Job) -> None:
         core, params = self._core, await read_text_params(job)
         start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
+        if params.count_only:
+            close_counted(job, start.counts)
+            return
         script = await self._core.tokenize_script(params, start.length - start.resumed)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
         grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))

@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Rows
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,12 +37,24 @@ class ThinkRequest(NamedTuple):
     thinking: bool | None
 
 
-async def read_request(core: ThinkerCore, job: Job) -> ThinkRequest:
+@asynccontextmanager
+async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkRequest]:
     """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``.
 
-    It begins behind what an earlier attempt has generated.
+    It begins behind what an earlier attempt has generated. Inside of the block calls with the same prompt share it.
     """
     params = await read_text_params(job)
+    with core.prompts.join(job, params.prompt_options) as member:
+        asked = await _read_request(core, job, params)
+        sequence = asked.sequence
+        if member is not None and sequence.voice is None and not sequence.prefix:
+            sequence.member = member
+        elif member is not None:
+            member.leave()
+        yield asked
+
+
+async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParams) -> ThinkRequest:
     voice = _read_voice(core, job)
     prompt = await core.tokenize_prompt(await read_messages(job), params.prompt_options)
     items = await read_items(job)
@@ -66,6 +80,11 @@ def open_reply(reader: Reader, params: TextGenerationParams, thinking: bool | No
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:
     """Tokens that an earlier attempt generated. The last one may have ended the answer, so it is chosen again."""
     return tuple(job.resume_state(output).get("ids", ())[:-1])
+
+
+def close_counted(job: Job, counts: Mapping[str, int]) -> None:
+    """End the answer to a request whose tokens, ``counts``, were only to be counted."""
+    job.close("text", {"finish_reason": "stop", "usage": {**counts, "completion_tokens": 0}})
 
 
 def end_tokens(core: ThinkerCore, params: TextGenerationParams) -> frozenset[int]:

@@ -8,7 +8,7 @@ from services.llm.engine.model import ThinkerCore
 from services.llm.engine.sampler import TokenLogprobs
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
-from services.llm.runners.request import open_reply, read_request
+from services.llm.runners.request import close_counted, open_reply, open_request
 from services.llm.runners.talker_inputs import SpeechWriter
 
 #: Most tokens in one message: those of an earlier attempt are there all at once.
@@ -37,12 +37,15 @@ class ThinkRunner:
         await self._core.load()
 
     async def run(self, job: Job) -> None:
-        asked = await read_request(self._core, job)
-        sequence, reply = asked.sequence, open_reply(self._core.thinker, asked.params, asked.thinking)
-        speech = None if sequence.voice is None else SpeechWriter(job, sequence.limit - 1, asked.layout)
-        with self._core.engine.admit(sequence):
-            await send_answer(job, sequence.inbox.take_steps, reply, speech)
-        job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
+        async with open_request(self._core, job) as asked:
+            if asked.params.count_only:
+                close_counted(job, asked.counts)
+                return
+            sequence, reply = asked.sequence, open_reply(self._core.thinker, asked.params, asked.thinking)
+            speech = None if sequence.voice is None else SpeechWriter(job, sequence.limit - 1, asked.layout)
+            with self._core.engine.admit(sequence):
+                await send_answer(job, sequence.inbox.take_steps, reply, speech)
+            job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
 
     async def close(self) -> None:
         await self._core.close()

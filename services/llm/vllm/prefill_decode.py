@@ -19,7 +19,7 @@ from services.llm.engine.params import TextGenerationParams
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import DecodeStart, put_cache, put_start, read_start, started_tokens
-from services.llm.runners.request import open_reply, read_text_params, resumed_tokens
+from services.llm.runners.request import close_counted, open_reply, read_text_params, resumed_tokens
 from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
 from services.llm.runners.thinker import Take, send_answer, send_tokens
 from services.llm.vllm.model import PreparedVllmRequest, VllmCore
@@ -40,7 +40,9 @@ class VllmPrefillRunner(VllmPart):
         asked = await self._core.read_request(job)
         async with AsyncExitStack() as held:
             held.enter_context(closing(asked.order))
-            if job.is_local("cache"):
+            if asked.params.count_only:
+                await self._send_start(job, asked, [TokenStep(0, "stop")], "stop", None)
+            elif job.is_local("cache"):
                 await self._prefill_in_place(job, asked, held)
             else:
                 await self._prefill_for_transfer(job, asked, held)
@@ -137,6 +139,9 @@ class VllmDecodeRunner(VllmPart):
         core = self._core
         params = await read_text_params(job)
         start, seen, rows = read_start(await job.value("start"), core.engine.layout.name)
+        if params.count_only:
+            close_counted(job, start.counts)
+            return
         limit = core.answer_limit(start.length - start.resumed, params)
         reply = open_reply(core.reader, params, start.thinking)
         speech = SpeechWriter(job, limit - 1, rows=rows) if job.has_consumer("rows") else None

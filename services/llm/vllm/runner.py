@@ -5,7 +5,7 @@ from typing import Any
 
 from omnibus.executor.runner import Job
 from omnibus.executor.stopwatch import OccupancyTimer
-from services.llm.runners.request import open_reply
+from services.llm.runners.request import close_counted, open_reply
 from services.llm.runners.talker_inputs import SpeechWriter
 from services.llm.runners.thinker import send_answer
 from services.llm.vllm.model import VllmCore
@@ -46,6 +46,9 @@ class VllmRunner(VllmPart):
         asked = await core.read_request(job)
         reply = open_reply(core.reader, asked.params, asked.thinking)
         with closing(asked.order) as order:
+            if asked.params.count_only:
+                close_counted(job, asked.counts)
+                return
             speech = None if order.voice is None else SpeechWriter(job, asked.limit - 1, order.voice.layout)
             async with aclosing(engine.generate(core.build_generation(asked, job.seed))) as tokens:
                 with self._inside():

@@ -118,6 +118,18 @@ class LiveJob:
             found = max(found, [node.inputs for node in read if node.task == self.node.task], key=len)
         return found
 
+    def first_equal_call(self, names: Sequence[str]) -> int | None:
+        nodes, own = self._invocation.nodes, self.node
+        if len(nodes) == 1:
+            return None
+        found = [
+            index
+            for index, node in enumerate(nodes)
+            if node is own
+            or (node.task == own.task and all(node.inputs.get(name) == own.inputs.get(name) for name in names))
+        ]
+        return found[0] if len(found) > 1 else None
+
     @property
     def seed(self) -> int:
         return self._invocation.seed_of(self.index)

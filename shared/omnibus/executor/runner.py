@@ -41,6 +41,11 @@ class Job(Protocol):
     def peers(self) -> Sequence[Mapping[str, Any]]:
         """The inputs of all calls of this unit task that are read together, this one's among them, as recorded."""
 
+    def first_equal_call(self, names: Sequence[str]) -> int | None:
+        """Return the number of the invocation's first call of this unit task whose inputs ``names`` are those of this
+        one; None if there is no other such call.
+        """
+
     @property
     def seed(self) -> int:
         """Seed of the invocation, the same on every replay."""

@@ -127,6 +127,21 @@ class Schedule(Generic[K]):
 
     # Changes
 
+    def shorten_prompt(self, key: K, tokens: int) -> None:
+        """The prompt of ``key``, which waits or is being prefilled, needs only ``tokens`` more (at least 1)."""
+        _check_positive(tokens)
+        if key in self._left:
+            self._left[key] = min(self._left[key], tokens)
+        else:
+            self._waiting = [
+                due._replace(size=min(due.size, tokens), spans=()) if due.key == key else due for due in self._waiting
+            ]
+
+    def finish_prompt(self, key: K) -> None:
+        """``key``, which has a slot, needs nothing more of its prompt: it is held."""
+        if key in self._left:
+            self._hold_prefilled([key])
+
     def admit_waiting(self) -> list[K]:
         """Give free slots to those who wait; returns who got one. Arrivals are held, prompts begin to prefill."""
         admitted = []

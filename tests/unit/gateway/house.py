@@ -79,10 +79,14 @@ async def think(job: Job) -> None:
     parts = content if isinstance(content, str) else [_toy_text(part) for part in content]
     said = content if isinstance(content, str) else " ".join(parts)
     seen = [f"saw {int(item.array.sum())}" for item in items]
-    words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{job.seed % 97}]"]]
     params = await job.value("params")
     if isinstance(params, Item):  # long ones travel by handle
         params = json.loads(bytes(params.array))
+    if params.get("count_only"):
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5 + len(said.split()) + len(items)}})
+        return
+    seed = job.seed if params.get("seed") is None else params["seed"]
+    words = [f"{word} " for word in ["You", "said", *said.split(), *seen, f"[{seed % 97}]"]]
     words = words[: params["max_tokens"] or len(words)]
     if say := params.get("say"):
         words = [f"{word} " for word in say.split()]

@@ -26,6 +26,7 @@ class SimThinkParams(msgspec.Struct, frozen=True):
 
     max_tokens: Count | None = None
     ignore_eos: bool = False
+    count_only: bool = False
 
 
 class SimPrompt(NamedTuple):
@@ -108,6 +109,9 @@ class SimulatedLanguageModel(SimulatedRunner):
 
         Tokens that an earlier attempt has made are prefilled with the prompt, but for the last one of the answer.
         """
+        if read_params(job, SimThinkParams).count_only:
+            job.close("text", {"finish_reason": "stop", "usage": {**counts, "completion_tokens": 0}})
+            return
         resumed = min(len(job.resume_state("text").get("ids", ())), answer.tokens - 1)
         sequence = device.SimSequence(
             tokens + resumed, self.jitter_factor(draw), limit=answer.tokens - resumed, every=self._chunk

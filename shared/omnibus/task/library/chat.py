@@ -21,7 +21,7 @@ from omnibus.task.library.language import (
 from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
 from omnibus.task.library.speech import Audio, SpeakParams, Talk, TalkInput, Vocode, VocodeInput
 from omnibus.task.record import pinned
-from omnibus.task.types import Stream
+from omnibus.task.types import Stream, Tensor
 
 
 class ChatInput(BaseModel):
@@ -129,17 +129,25 @@ class MLLM(CompositeTask[ChatInput, ChatOutput]):
         return ChatOutput(text=self.think(request).text)
 
     def think(self, request: ChatInput) -> Thought:
+        return self.think_about(request, self.encode_media(request))
+
+    def encode_media(self, request: ChatInput) -> list[Tensor]:
+        """Embeddings of the request's media, in their order."""
         with pinned(self.pin):
-            items = [
-                self.encoder_for(modality).invoke(EncodeInput(media=media), work=tokens)
+            return [
+                self.encoder_for(modality).invoke(EncodeInput(media=media), work=tokens).embedding
                 for modality, media, tokens in zip(
                     request.modalities, request.media, self._media_tokens(request), strict=True
                 )
             ]
+
+    def think_about(self, request: ChatInput, items: Sequence[Tensor]) -> Thought:
+        """Call the language model; ``items`` are the embeddings of the request's media."""
+        with pinned(self.pin):
             return self.thinker.think(
                 ThinkInput(
                     messages=request.messages,
-                    items=[item.embedding for item in items],
+                    items=list(items),
                     params=request.params,
                     voice=request.voice or None,
                 ),

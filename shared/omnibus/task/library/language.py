@@ -41,7 +41,7 @@ class TextParams(TypedDict, total=False):
     ``max_tokens`` bounds the answer, in tokens. ``temperature`` is 0 (greedy) to 2, ``top_p`` a share above 0 up to 1,
     ``top_k`` a number of tokens (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16 texts
     that end the answer. ``seed`` None is the invocation's. ``ignore_eos`` goes on until ``max_tokens``. ``say`` is an
-    answer that is given, word for word.
+    answer that is given, word for word. With ``count_only`` there is no answer: its ``usage`` says the prompt's tokens.
 
     ``min_p`` is a share of the best token's probability, ``presence_penalty`` and ``frequency_penalty`` are -2 to 2,
     ``logit_bias`` -100 to 100 by the decimal id of a token, ``logprobs`` a number of alternatives up to 20. ``tools``
@@ -70,6 +70,7 @@ class TextParams(TypedDict, total=False):
     allowed_tools: Sequence[str]
     structured_outputs: Mapping[str, Any] | None
     template: Mapping[str, Any]
+    count_only: bool
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

@@ -165,7 +165,7 @@ def _data(piece: Any) -> str | None:
 
 async def test_a_bad_request_names_its_parameter(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], n=2)
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], n=9)
 
     assert (caught.value.param, caught.value.type) == ("n", "invalid_request_error")
 

@@ -1,0 +1,45 @@
+"""Parts of several answers to one request, and the summary of all of them that is recorded."""
+
+from typing import Any
+
+from services.gateway.request.accumulator import AnswerAccumulator
+
+#: Stands between the answers in the text that is recorded.
+SEPARATOR = "\n\n"
+
+
+class ChoicesAccumulator(AnswerAccumulator):
+    """The answers, ``choices``, and what they are together: texts one after the other, tokens summed.
+
+    They have one prompt, which counts once.
+    """
+
+    def __init__(self, model: str, created: float, count: int) -> None:
+        super().__init__(model, created)
+        self.choices = [AnswerAccumulator(model, created) for _ in range(count)]
+
+    def add_text(self, place: int, data: dict[str, Any]) -> None:
+        """Take a chunk of the text of answer number ``place``."""
+        choice = self.choices[place]
+        choice.add_item("text", data, None)
+        self.first = self.first or choice.first
+        if "usage" in data:
+            self.finish = self.choices[0].finish
+            self._add_usage(data["usage"])
+
+    def _add_usage(self, counted: dict[str, int]) -> None:
+        known = self._usage or dict.fromkeys(_SUMMED, 0)
+        summed = {name: known.get(name, 0) + counted.get(name, 0) for name in _SUMMED}
+        self._usage = {**counted, **summed}
+
+    def record_latency(self) -> None:
+        for choice in self.choices:
+            choice.record_latency()
+
+    @property
+    def text(self) -> str:
+        return SEPARATOR.join(choice.text for choice in self.choices)
+
+
+#: Tokens that each answer has of its own.
+_SUMMED = ("completion_tokens", "reasoning_tokens")

@@ -1,0 +1,104 @@
+"""From the streams of several answers to one HTTP answer: whole as JSON, or answer by answer as events, mixed."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from omnibus.task import ChatOutput
+from services.gateway.dispatch.streams import ItemStream, merge_streams
+from services.gateway.openai import chat_response
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_stream import DONE, ChatStream
+from services.gateway.request.choices_accumulator import ChoicesAccumulator
+from services.gateway.request.request import ClientRequest
+from services.gateway.tasks.chat_response import (
+    ACCEPTED_STREAM,
+    AcceptanceStream,
+    encode_chunk,
+    open_event_stream,
+)
+from services.gateway.tasks.output_streams import as_item_stream
+
+
+async def render_choices(
+    run: ClientRequest, request: ChatRequest, outputs: Sequence[ChatOutput], got: ChoicesAccumulator
+) -> bytes:
+    """The body of a ``chat.completion`` of several answers."""
+    async for batch in merge_streams(_open_streams(outputs)):
+        for name, item in batch:
+            got.add_text(int(name), item.data)
+    id = f"chatcmpl-{run.id}"
+    choices = [
+        chat_response.build_choice(
+            id,
+            each.text,
+            None,
+            each.finish,  # type: ignore[arg-type]
+            each.structured_parts(logprobs=bool(request.logprobs)),
+            place,
+        )
+        for place, each in enumerate(got.choices)
+    ]
+    return chat_response.encode_choices(
+        id=id,
+        model=run.model,
+        created=int(run.created),
+        choices=choices,
+        usage=got.usage(),
+        fingerprint=f"epoch-{run.epoch}",
+    )
+
+
+async def stream_choices(
+    run: ClientRequest, request: ChatRequest, outputs: Sequence[ChatOutput], got: ChoicesAccumulator
+) -> AsyncIterator[bytes]:
+    """The body of a streamed completion of several answers: each event is of one of them, which its ``index`` names.
+
+    The first events leave once all executors have taken the request, or with the first output if that comes before.
+    ``run`` ends before the last event leaves. Raises whatever fails.
+    """
+    writers = [_ChoiceWriter(run, request, place, got) for place in range(len(outputs))]
+    head = [writer.stream.role() for writer in writers]
+    accepted, parts = AcceptanceStream(), _open_streams(outputs)
+    if run.notify_when_accepted(accepted.mark_accepted):
+        parts[ACCEPTED_STREAM] = accepted
+    async for batch in merge_streams(parts):
+        frames, head = head, []
+        accepted.end()
+        for name, item in batch:
+            if name != ACCEPTED_STREAM:
+                frames += writers[int(name)].write(item.data)
+        yield b"".join(frames)
+    run.end("done")
+    ends = [writer.close() for writer in writers]
+    yield b"".join([*head, *ends, writers[0].stream.usage(got.usage()), DONE])
+
+
+class _ChoiceWriter:
+    """The events of one of several answers."""
+
+    def __init__(self, run: ClientRequest, request: ChatRequest, place: int, got: ChoicesAccumulator) -> None:
+        self.stream: ChatStream = open_event_stream(run, request, place=place)
+        self._place = place
+        self._got = got
+        self._logprobs = bool(request.logprobs)
+        self._logged = 0  # tokens whose probabilities have left
+        self._ended = False
+
+    def write(self, data: dict[str, Any]) -> list[bytes]:
+        """Events of the next chunk of its text."""
+        self._got.add_text(self._place, data)
+        got = self._got.choices[self._place]
+        frames = [encode_chunk(self.stream, self.stream.text, data)]
+        if self._logprobs and (fresh := got.logprobs[self._logged :]):
+            self._logged += len(fresh)
+            frames.append(self.stream.logprobs(fresh))
+        return [*frames, self.close()] if "usage" in data else frames
+
+    def close(self) -> bytes:
+        """The last event of the answer; b"" if it has left."""
+        self._ended, ended = True, self._ended
+        return b"" if ended else self.stream.finish(self._got.choices[self._place].finish)  # type: ignore[arg-type]
+
+
+def _open_streams(outputs: Sequence[ChatOutput]) -> dict[str, ItemStream]:
+    return {str(place): as_item_stream("text", output.text) for place, output in enumerate(outputs)}

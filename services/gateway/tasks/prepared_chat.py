@@ -1,0 +1,116 @@
+"""A chat request as a composite task takes it."""
+
+from typing import Any
+
+import msgspec
+
+from omnibus.profile import QUANTITIES
+from omnibus.task import ChatInput
+from omnibus.task.library.choices import ChoicesInput
+from services.gateway.media import inspect as openai_media
+from services.gateway.media.inspect import InspectedMedia
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.pricing.quantities import Estimates
+from services.gateway.tasks.params import sampling_params
+
+#: Bytes of messages above which they travel by handle.
+MAX_INLINE_BYTES = 16 * 1024
+#: Tokens that a request counts for when it does not say how long its answer may be.
+DEFAULT_ANSWER_TOKENS = 256
+#: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
+DEFAULT_SPEECH_CODES = 1024
+#: The largest seed, and the bits of a larger one that count.
+MAX_SEED = 2**63 - 1
+_PROMPT_INDEX = QUANTITIES.index("prompt_tokens")
+_MEDIA_INDEX = {modality: QUANTITIES.index(f"{modality}_tokens") for modality in ("image", "video", "audio")}
+#: Bytes of messages that are about one token.
+BYTES_PER_TOKEN = 4
+#: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
+SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
+GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+
+#: In one order, so that a call has the same digest before and after it was a document.
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class PreparedChat:
+    """A chat request as it was understood: what a composite task gets, and the media not yet placed.
+
+    With ``say`` that is the answer, and only its sound is to be made.
+    """
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        messages: list[dict[str, Any]],
+        items: list[InspectedMedia],
+        voice: str = "",
+        say: str = "",
+        family: str = "",
+    ) -> None:
+        self.model = request.model
+        self.body = _encode(messages)
+        self.items = items
+        speech = _speech_params(request)
+        params = sampling_params(request) | ({"say": say} if say else {})
+        self.params = _encode(params)
+        #: Parameters of each answer, where there are several.
+        self.choices = () if request.n is None or request.n == 1 else _choice_params(request, params)
+        several: dict[str, Any] = {"choices": tuple(map(msgspec.Raw, self.choices))} if self.choices else {}
+        self.input = (ChoicesInput if self.choices else ChatInput).model_construct(
+            **several,
+            messages=msgspec.Raw(self.body),
+            media=tuple({"modality": item.info.modality, "sha256": item.info.sha256} for item in items),
+            modalities=tuple(item.info.modality for item in items),
+            params=msgspec.Raw(self.params),
+            voice=voice,
+            speech=_encode_raw(speech) if speech is not None else None,
+            tokens=tuple([openai_media.estimate_tokens(item.info, family) for item in items]),
+            # In powers of two: requests of one kind share a graph, and how much they wait for need be no finer.
+            prompt=1 << max(5, (len(self.body) // BYTES_PER_TOKEN).bit_length()),
+            answer=len(say) // 4 + 1 if say else request.token_limit or DEFAULT_ANSWER_TOKENS,
+        )
+
+        #: Whether the answer has all the tokens that it may have.
+        self.answers_whole = bool(say or request.ignore_eos)
+        text = len(self.body) / BYTES_PER_TOKEN
+        self.estimates: Estimates = ((_PROMPT_INDEX, text),)
+        if items:
+            media = zip(self.input.modalities, self.input.tokens, strict=True)
+            known = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
+            self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
+
+    def count_only(self) -> None:
+        """Have the tokens of the prompt counted, and no answer made."""
+        self.params = _encode({**msgspec.json.decode(self.params), "count_only": True})
+        self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "answer": 1})
+
+    @property
+    def needs_arena(self) -> bool:
+        """True if something has to be placed in the arena."""
+        long = len(self.body) > MAX_INLINE_BYTES or len(self.params) > MAX_INLINE_BYTES
+        return long or bool(self.items) or (bool(self.choices) and len(max(self.choices, key=len)) > MAX_INLINE_BYTES)
+
+
+def _choice_params(request: ChatRequest, params: dict[str, Any]) -> tuple[bytes, ...]:
+    """Parameters of each answer: from a request's own seed on, each has the next one."""
+    if request.seed is None:
+        return (_encode(params),) * request.choice_count
+    seeds = [(request.seed + place) & MAX_SEED for place in range(request.choice_count)]
+    return tuple(_encode({**params, "seed": seed}) for seed in seeds)
+
+
+def _encode_raw(value: Any) -> msgspec.Raw:
+    """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
+    return msgspec.Raw(_encode(value))
+
+
+def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
+    if not request.wants_audio or request.audio is None:
+        return None
+    audio = request.audio
+    how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
+    said = {name: value for name in how if (value := getattr(audio, name)) is not None}
+    if "top_k" in said:
+        said["top_k"] = max(0, said["top_k"])
+    return {**how, **said, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}

@@ -1,0 +1,95 @@
+"""Prompts that several sequences of one invocation begin with: computed for the first one, copied for the others.
+
+Members join before they read their inputs, so that none is missed. The first one whose prompt is complete leaves its
+keys and values, and they are kept until all members have left. Members join and leave on the event loop; the compute
+thread looks at them once for each prompt.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from omnibus.executor.runner import Job
+from omnibus_models.contract import PromptOptions
+
+#: Inputs of a call that make its prompt, besides the options of the chat template.
+PROMPT_INPUTS = ("messages", "items")
+
+
+class FilledPrompt(NamedTuple):
+    """Keys and values of a prompt, and the hidden row [1, H] of its last position."""
+
+    cache: DynamicCache
+    hidden: Tensor
+
+
+class PromptGroup:
+    """Sequences that begin with one prompt."""
+
+    def __init__(self, options: PromptOptions) -> None:
+        self.options = options
+        self.members: set[PromptMember] = set()
+        self.filled: FilledPrompt | None = None
+
+
+class PromptMember:
+    """One of a group, until its prompt is computed or copied."""
+
+    def __init__(self, group: PromptGroup) -> None:
+        self.group = group
+        self.sequence: Any = None  # None until its inputs are read
+        group.members.add(self)
+
+    @property
+    def filled(self) -> FilledPrompt | None:
+        """The prompt, if another member has computed it. It is there until this one leaves."""
+        return self.group.filled
+
+    def offer(self, cache: DynamicCache, hidden: Tensor) -> None:
+        """Leave the prompt for members that wait for it, if there are any. Runs in the compute thread."""
+        if self.group.filled is None and len(self.group.members) > 1:
+            self.group.filled = FilledPrompt(cache, hidden)
+
+    def leave(self) -> None:
+        """Leave the group. Leaving twice is harmless."""
+        self.group.members.discard(self)
+        if not self.group.members:
+            self.group.filled = None
+
+    def waiting(self) -> Iterator[Any]:
+        """Yield the sequences that can have a copy of the prompt."""
+        if self.group.filled is not None:
+            yield from (each.sequence for each in self.group.members if each.sequence is not None)
+
+
+class PromptGroups:
+    """The groups of all invocations under way."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int], PromptGroup] = {}
+
+    @contextmanager
+    def join(self, job: Job, options: PromptOptions) -> Iterator[PromptMember | None]:
+        """Be a member of the calls with the prompt of ``job``, inside of the block at most; None without others.
+
+        ``options`` are those of the chat template.
+        """
+        first = job.first_equal_call(PROMPT_INPUTS)
+        if first is None:
+            yield None
+            return
+        key = (job.invocation, first)
+        group = self._groups.setdefault(key, PromptGroup(options))
+        if group.options != options:
+            yield None
+            return
+        member = PromptMember(group)
+        try:
+            yield member
+        finally:
+            member.leave()
+            if not group.members and self._groups.get(key) is group:
+                del self._groups[key]
