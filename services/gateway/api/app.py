@@ -127,6 +127,7 @@ class Frontend:
             app.add_route(path, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         ModelRoutes(self._router, self._apps.registry if self._apps is not None else None).add_routes(app)
         self._table.files.add_routes(app)
+        self._table.uploads.add_routes(app)
         self._table.videos.add_routes(app)
         self._table.responses.add_routes(app)
         self._table.realtime.add_routes(app)

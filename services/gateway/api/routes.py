@@ -11,9 +11,11 @@ from services.gateway.api.files import FileRoutes
 from services.gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from services.gateway.api.invocations import InvocationRoutes
 from services.gateway.api.realtime import ClientSecretRoute, RealtimeRoute
+from services.gateway.api.response_context import CompactRoute, InputTokensRoute
 from services.gateway.api.responses import ResponseRoute, ResponseRoutes
 from services.gateway.api.speech import SpeechRoute
 from services.gateway.api.transcriptions import TranscriptionRoute
+from services.gateway.api.uploads import UploadRoutes
 from services.gateway.api.videos import VideoRoutes
 from services.gateway.apps.chat import AppChats
 from services.gateway.batches.service import Batches
@@ -23,10 +25,12 @@ from services.gateway.openai import completions, embeddings, openapi, speech, tr
 from services.gateway.openai import images as pictures
 from services.gateway.openai.realtime.client_secrets import CLIENT_SECRETS
 from services.gateway.openai.responses import request as response_requests
+from services.gateway.openai.responses.context import COMPACT, INPUT_TOKENS
 from services.gateway.realtime.secrets import ClientSecrets
 from services.gateway.realtime.service import Realtime
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
+from services.gateway.responses.context import ResponseContext
 from services.gateway.responses.service import Responses
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import ImageTasks
@@ -45,6 +49,7 @@ class RouteTable:
         translate = DialectTranslator(runs.router, chat, painters)
         answered = ChatRoute(settings, chat, drawn, translate)
         spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
+        context = ResponseContext(videos.store, chat)
         self._chatting = answered, spoken, written
         self.sessions = Realtime(settings, chat, runs.records.bus)
         secrets = ClientSecrets(settings, videos.store)
@@ -53,6 +58,8 @@ class RouteTable:
         self.posts: dict[str, PostRoute] = {
             openapi.PATH: answered,
             response_requests.PATH: ResponseRoute(settings, responses),
+            INPUT_TOKENS: InputTokensRoute(settings, context),
+            COMPACT: CompactRoute(settings, context),
             completions.PATH: CompletionRoute(settings, chat),
             pictures.PATH: ImageGenerationRoute(settings, painters, files),
             pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
@@ -65,6 +72,7 @@ class RouteTable:
         #: Continues streamed chats.
         self.resume = ResumeRoute(settings, chat, answered)
         self.files = FileRoutes(settings, files, chat.files)
+        self.uploads = UploadRoutes(settings, chat.files)
         self.videos = VideoRoutes(settings, videos)
         self._made = responses
         self.responses = ResponseRoutes(responses)

@@ -6,7 +6,7 @@ object is missing is none. The owner is part of the key, so that no id leads to 
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -81,29 +81,54 @@ class ClientFiles:
         """
         if limited:
             await self.check_room(len(data))
-        now = time.time()
-        about = ClientFile(
-            id=new_secret_id("file-"),
-            filename=filename,
-            purpose=purpose,
-            mime=sniff_mime(data) or mime,
-            nbytes=len(data),
-            created=now,
-            expires=now + (seconds or self._settings.upload_seconds),
-        )
+        about = self._describe(len(data), filename, purpose, sniff_mime(data) or mime, seconds)
         await self.storage.put(_key("data", about.id), data)
         await self.storage.put(_key("about", about.id), _encode(about))
         return about
 
-    async def check_room(self, nbytes: int) -> None:
-        """Raises ``TooLarge`` for too large a file, and ``StorageFull`` when the tenant has no room left for it."""
+    async def add_stream(
+        self, parts: AsyncIterator[bytes], nbytes: int, filename: str, purpose: str, mime: str, seconds: float
+    ) -> ClientFile:
+        """Keep a file of ``nbytes`` that comes in parts, none of them empty; what ``parts`` raises leaves no file.
+
+        Raises as ``add``.
+        """
+        await self.check_room(nbytes)
+        first = await anext(parts)
+        about = self._describe(nbytes, filename, purpose, sniff_mime(first) or mime, seconds)
+        try:
+            await self.storage.put_stream(_key("data", about.id), _behind(first, parts))
+        except BaseException:
+            await self.storage.delete(_key("data", about.id))
+            raise
+        await self.storage.put(_key("about", about.id), _encode(about))
+        return about
+
+    def _describe(self, nbytes: int, filename: str, purpose: str, mime: str, seconds: float) -> ClientFile:
+        now = time.time()
+        return ClientFile(
+            id=new_secret_id("file-"),
+            filename=filename,
+            purpose=purpose,
+            mime=mime,
+            nbytes=nbytes,
+            created=now,
+            expires=now + (seconds or self._settings.upload_seconds),
+        )
+
+    async def check_room(self, nbytes: int, promised: int = 0) -> None:
+        """Raises ``TooLarge`` for too large a file, and ``StorageFull`` when the tenant has no room left for it.
+
+        ``promised`` bytes are to come besides.
+        """
         limits = self._settings
+        allowed = limits.upload_bytes - promised
         if nbytes > limits.file_largest:
             raise TooLarge(f"the file has {nbytes} bytes, {limits.file_largest} are accepted", param="file")
         kept = await self.storage.list(_prefix("data"))
-        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > limits.upload_bytes:
+        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > allowed:
             kept = await self._remove_expired(kept)
-        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > limits.upload_bytes:
+        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > allowed:
             raise StorageFull(
                 f"your files have {sum(each.nbytes for each in kept)} of {limits.upload_bytes} bytes, and there may be "
                 f"{MAX_FILES} of them: delete some"
@@ -161,6 +186,12 @@ class ClientFiles:
     async def _remove_objects(self, id: str) -> None:
         await self.storage.delete(_key("about", id))
         await self.storage.delete(_key("data", id))
+
+
+async def _behind(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in parts:
+        yield part
 
 
 def owner_prefix() -> str:

@@ -1,6 +1,6 @@
 """Bytes by keys, in a directory or in a bucket that speaks S3: the one module that knows ``obstore``."""
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +49,14 @@ class ObjectStorage:
     async def put(self, key: str, data: bytes) -> None:
         """Write an object as a whole: nobody reads a part of it. Raises ``StoreUnavailable`` and ``Forbidden``."""
         await self._run(obstore.put_async(self._store, key, data))
+
+    async def put_stream(self, key: str, parts: AsyncIterator[bytes]) -> None:
+        """Write an object of ``parts``, as a whole too. Raises as ``put``, and what ``parts`` raises."""
+        writer = obstore.open_writer_async(self._store, key)
+        with self._typed_errors():
+            async with writer:
+                async for part in parts:
+                    await writer.write(part)
 
     async def get(self, key: str) -> bytes:
         """Read an object. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""

@@ -26,6 +26,7 @@ from services.gateway.openai.openapi_operations import (
 )
 from services.gateway.openai.openapi_realtime import REALTIME_SHAPES, realtime_paths
 from services.gateway.openai.openapi_responses import RESPONSE_SHAPES, response_paths, with_optional_types
+from services.gateway.openai.openapi_uploads import PART_FORM, UPLOAD_SHAPES, upload_paths
 
 PATH = "/v1/chat/completions"
 #: The rest of a streamed answer.
@@ -60,6 +61,7 @@ _SHAPES = (
     files.FileObject,
     files.FileList,
     files.FileDeleted,
+    *UPLOAD_SHAPES,
     *BATCH_SHAPES,
     videos.VideoRequest,
     videos.Video,
@@ -77,6 +79,7 @@ def openapi_components() -> dict[str, Any]:
         **with_optional_types(components),
         "EditForm": _with_files(components["EditForm"], image=several),
         "FileForm": _with_files(components["FileForm"], file=_FILE),
+        **PART_FORM,
         "TranscriptionForm": _with_files(components["TranscriptionForm"], file=_FILE),
     }
 
@@ -95,6 +98,7 @@ def openapi_paths() -> dict[str, Any]:
         transcriptions.PATH: {"post": _transcription_operation()},
         **_model_paths(),
         **_file_paths(),
+        **upload_paths(),
         **_video_paths(),
         **batch_paths(),
     }

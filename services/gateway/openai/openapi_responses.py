@@ -12,7 +12,7 @@ from services.gateway.openai.openapi_operations import (
     post_operation,
     query_parameters,
 )
-from services.gateway.openai.responses import conversations
+from services.gateway.openai.responses import context, conversations
 from services.gateway.openai.responses.query import ListItemsQuery, RetrieveQuery
 from services.gateway.openai.responses.request import CANCEL, INPUT_ITEMS, PATH, RESPONSE, ResponseRequest
 from services.gateway.openai.responses.response import ItemList, ResponseDeleted, ResponseObject
@@ -26,6 +26,10 @@ RESPONSE_SHAPES = (
     ResponseEvent,
     ResponseDeleted,
     ItemList,
+    context.InputTokensRequest,
+    context.InputTokensObject,
+    context.CompactRequest,
+    context.CompactedResponse,
     conversations.ConversationRequest,
     conversations.ConversationUpdate,
     conversations.NewItems,
@@ -50,6 +54,24 @@ def response_paths() -> dict[str, Any]:
     return {
         completions.PATH: {"post": _completion_operation()},
         PATH: {"post": _create_operation()},
+        context.INPUT_TOKENS: {
+            "post": post_operation(
+                "count_input_tokens",
+                "Count the tokens of a request.",
+                "Responses",
+                json_content("InputTokensRequest"),
+                {"description": "Tokens that the model reads.", "content": json_content("InputTokensObject")},
+            )
+        },
+        context.COMPACT: {
+            "post": post_operation(
+                "compact_response",
+                "Make a conversation short.",
+                "Responses",
+                json_content("CompactRequest"),
+                {"description": "The items that stand for it.", "content": json_content("CompactedResponse")},
+            )
+        },
         RESPONSE: {
             "parameters": [id_parameter("response_id")],
             "get": _retrieve_operation(),

@@ -30,6 +30,8 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "ChatRequest": {"model": {"enum": [OMNI]}, "max_completion_tokens": _TOKENS, "modalities": {"enum": [["text"], ["text", "audio"]]}, "audio": {"$ref": "#/components/schemas/AudioOutput"}},
     "CompletionRequest": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "n": _FEW},
     "ResponseRequest": {"model": {"enum": [OMNI]}, "max_output_tokens": _TOKENS},
+    "InputTokensRequest": {"model": {"enum": [OMNI]}},
+    "CompactRequest": {"model": {"enum": [OMNI]}, "max_output_tokens": _TOKENS},
     "AudioOutput": {"voice": {"enum": ["alloy", "Ethan", "nobody"]}, "max_tokens": _CODES},
     "ImageRequest": {"model": {"enum": [PAINTER]}, "size": _SMALL, "steps": _STEPS, "n": _FEW},
     "EditForm": {"model": {"enum": [EDITOR]}, "size": _SMALL, "steps": _STEPS, "n": _FEW, "image": {"type": "array", "items": _FILE, "minItems": 1, "maxItems": 1}},
@@ -38,6 +40,7 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "SpeechRequest": {"model": {"enum": [OMNI]}, "voice": {"enum": ["alloy", "nobody"]}, "max_tokens": _CODES},
     "TranscriptionForm": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "file": _FILE},
     "ClientSecretRequest": {},
+    "UploadRequest": {"bytes": {"enum": [1, 64]}},
     "VideoRequest": {"model": {"enum": [DIRECTOR]}, "size": {"enum": ["32x32", "64x32"]}, "seconds": {"enum": ["0.375"]}, "steps": _STEPS, "fps": {"enum": [8, 24]}},
 }  # fmt: skip
 #: What a request may have besides. The rest is only there to be refused, or a second name of one of these.
@@ -50,6 +53,8 @@ _FREE: dict[str, tuple[str, ...]] = {
     "ResponseRequest": (
         "input", "instructions", "stream", "store", "temperature", "top_p", "seed", "metadata", "user", "include",
     ),
+    "InputTokensRequest": ("input", "instructions"),
+    "CompactRequest": ("input", "instructions", "seed"),
     "AudioOutput": ("format",),
     "ImageRequest": (
         "prompt", "response_format", "output_format", "negative_prompt", "seed", "guidance", "stream", "partial_images",
@@ -61,6 +66,7 @@ _FREE: dict[str, tuple[str, ...]] = {
     "SpeechRequest": ("input", "instructions", "response_format", "speed", "stream_format", "seed", "temperature"),
     "TranscriptionForm": ("language", "prompt", "response_format", "temperature", "stream", "seed"),
     "ClientSecretRequest": ("expires_after",),
+    "UploadRequest": ("filename", "mime_type", "purpose", "expires_after"),
     "VideoRequest": ("prompt", "negative_prompt", "seed", "guidance", "sound"),
 }  # fmt: skip
 #: What messages and their parts may be; tools and files are refused by name.

@@ -38,7 +38,11 @@ OPERATIONS = [
 ]
 SHAPE = response_schema_conformance
 #: Operations of which every request is allowed: they have no body, and an id may be any text.
-BODILESS = ["POST /v1/responses/{response_id}/cancel", "POST /v1/batches/{batch_id}/cancel"]
+BODILESS = [
+    "POST /v1/responses/{response_id}/cancel",
+    "POST /v1/batches/{batch_id}/cancel",
+    "POST /v1/uploads/{upload_id}/cancel",
+]
 #: A refusal that schemathesis does not count as one.
 TOO_LARGE = 413
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, SHAPE]

@@ -139,7 +139,20 @@ class ImageGenerationCall(Struct, frozen=True, tag_field="type", tag="image_gene
     id: str | UnsetType = UNSET
 
 
-InputItem = InputMessage | FunctionCallItem | FunctionCallOutput | Reasoning | ItemReference | ImageGenerationCall
+class Compaction(Struct, frozen=True, tag_field="type", tag="compaction"):
+    """A summary in place of a conversation: ``encrypted_content`` is its text, in the form that clients send back."""
+
+    encrypted_content: str
+    id: str | UnsetType | None = UNSET
+
+    @property
+    def text(self) -> str:
+        return decode_reasoning(self.encrypted_content)
+
+
+InputItem = (
+    InputMessage | FunctionCallItem | FunctionCallOutput | Reasoning | ItemReference | ImageGenerationCall | Compaction
+)
 
 
 class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
@@ -192,6 +205,7 @@ _ID_PREFIXES: dict[type, str] = {
     Reasoning: "rs_",
     ItemReference: "ref_",
     ImageGenerationCall: "ig_",
+    Compaction: "cmp_",
 }
 
 

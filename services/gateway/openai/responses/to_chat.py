@@ -11,6 +11,7 @@ from omnibus.errors import BadRequest
 from services.gateway.openai import chat_request as chat
 from services.gateway.openai.chat_request import ChatRequest, ImageUrl, Message, Url
 from services.gateway.openai.responses.items import (
+    Compaction,
     FunctionCallItem,
     FunctionCallOutput,
     InputAudioContent,
@@ -71,6 +72,8 @@ class ChatOfResponse(Struct, frozen=True):
         return source + rest.replace(".image_url.url", ".image_url").replace(".video_url.url", ".video_url")
 
 
+#: Stands before the text of a compaction, in the answer of an assistant that it becomes.
+SUMMARY_HEAD = "Summary of the conversation so far: "
 _CALL_PLACE = re.compile(r"\.tool_calls\[\d+\]\.function|\.tool_calls\[\d+\]")
 _CLIENT_PLACES = {
     ".image_url.url": ".image_url",
@@ -170,10 +173,18 @@ def _to_message(item: InputItem, param: str) -> Message:
             return chat.AssistantMessage(tool_calls=[ToolCall(call_id, FunctionCall(name, arguments))])
         case FunctionCallOutput(call_id, output):
             return chat.ToolMessage(_plain_text(output, param), call_id)
+        case Compaction():
+            return chat.AssistantMessage(_summary(item, param))
         case Reasoning():
             return chat.AssistantMessage(reasoning_content=item.text or None)
         case _:
             raise BadRequest("Items of this type are not supported here: leave it out.", param=f"{param}.type")
+
+
+def _summary(item: Compaction, param: str) -> str:
+    if not item.text:
+        raise BadRequest("This is no content of a compaction: send it as it came.", param=f"{param}.encrypted_content")
+    return f"{SUMMARY_HEAD}{item.text}"
 
 
 def _to_plain_message(item: InputMessage, param: str) -> Message:

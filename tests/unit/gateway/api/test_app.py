@@ -122,6 +122,8 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: Hous
     assert (document["info"]["title"], document["info"]["version"]) == ("Omnibus", __version__)
     plain = {"/v1/models", "/v1/models/{model}", "/health", "/readyz", "/version"}
     files = {"/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
+    upload = "/v1/uploads/{upload_id}"
+    files |= {"/v1/uploads", *(f"{upload}/{rest}" for rest in ("parts", "complete", "cancel"))}
     batches = {"/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"}
     responses = {
         f"/v1/responses{rest}" for rest in ("", "/{response_id}", "/{response_id}/cancel", "/{response_id}/input_items")

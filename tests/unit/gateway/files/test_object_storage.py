@@ -112,3 +112,15 @@ async def test_a_storage_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPa
 def test_what_is_no_bucket_is_refused(where: str):
     with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_STORAGE"):
         ObjectStorage.from_settings(GatewaySettings(storage=where))
+
+
+async def test_an_object_that_comes_in_parts_is_there_as_a_whole(settings: GatewaySettings):
+    storage = opened(settings)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield bytes([number]) * (6 << 20)  # more than S3 takes as one part of several
+
+    await storage.put_stream("a/long", parts())
+
+    assert await storage.get("a/long") == b"".join([bytes([number]) * (6 << 20) for number in range(3)])

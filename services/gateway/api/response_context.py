@@ -1,0 +1,41 @@
+"""``POST /v1/responses/input_tokens`` and ``/compact``: tokens of a request, and a conversation made short."""
+
+import msgspec
+
+from omnibus.settings import GatewaySettings
+from services.gateway.http.exchange import PostRequest, PostRoute
+from services.gateway.http.response import JSON, ResponseWriter
+from services.gateway.openai.responses.context import CompactRequest, InputTokensRequest, parse_context_request
+from services.gateway.responses.context import ResponseContext
+
+_encode = msgspec.json.Encoder().encode
+
+
+class InputTokensRoute(PostRoute):
+    """Counts the tokens of requests."""
+
+    def __init__(self, settings: GatewaySettings, context: ResponseContext) -> None:
+        super().__init__(settings)
+        self._context = context
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = parse_context_request(asked.body, InputTokensRequest)
+        sending.model = wanted.model
+        loaded = await self._context.load(wanted)
+        run = sending.run = self._context.open_request(wanted.model, pinned=asked.pinned)
+        await sending.send_body(JSON, _encode(await self._context.count_tokens(loaded, run)))
+
+
+class CompactRoute(PostRoute):
+    """Makes conversations short."""
+
+    def __init__(self, settings: GatewaySettings, context: ResponseContext) -> None:
+        super().__init__(settings)
+        self._context = context
+
+    async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
+        wanted = parse_context_request(asked.body, CompactRequest)
+        sending.model = wanted.model
+        loaded = await self._context.load(wanted)
+        run = sending.run = self._context.open_request(wanted.model, wanted.seed, asked.pinned)
+        await sending.send_body(JSON, _encode(await self._context.compact(loaded, run)))

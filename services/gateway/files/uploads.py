@@ -1,0 +1,194 @@
+"""Files that come in parts, to any gateway: each tenant's own, for an hour.
+
+An upload is an object ``<owner>/uploads/<id>``, which says what is to come, and an object ``<owner>/parts/<id>/<part>``
+for each part that has come.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
+from services.gateway.files.client_files import ClientFile, ClientFiles, owner_prefix
+from services.gateway.files.object_storage import ObjectStorage, StoredObject
+from services.gateway.media.files import new_secret_id
+
+#: Seconds until an upload has to be completed.
+UPLOAD_SECONDS = 3600.0
+#: Uploads of one tenant that are under way, and parts of one.
+MAX_UPLOADS, MAX_PARTS = 100, 1000
+_ID = re.compile(r"upload_[0-9a-f]{48}")
+_encode = msgspec.json.Encoder().encode
+
+
+class FileUpload(Struct, frozen=True, kw_only=True):
+    """An upload. Times are Unix seconds; ``seconds`` is how long its file is kept, 0: as the settings say."""
+
+    id: str
+    filename: str
+    purpose: str
+    mime: str
+    nbytes: int
+    seconds: float
+    created: float
+    expires: float
+    status: str = "pending"
+    file: ClientFile | None = None
+
+    @property
+    def current_status(self) -> str:
+        """``pending``, ``completed``, ``cancelled``, or ``expired`` where nobody has completed it in time."""
+        return "expired" if self.status == "pending" and self.expires <= time.time() else self.status
+
+
+class FileUploads:
+    """Uploads of the tenant that is being served; what is complete becomes one of ``files``."""
+
+    def __init__(self, files: ClientFiles) -> None:
+        self._files = files
+
+    @property
+    def _storage(self) -> ObjectStorage:
+        return self._files.storage
+
+    async def begin(self, filename: str, purpose: str, mime: str, nbytes: int, seconds: float = 0.0) -> FileUpload:
+        """Promise room for a file of ``nbytes``.
+
+        Raises ``TooLarge``, ``StorageFull``, and ``StoreUnavailable``.
+        """
+        pending = await self._list_pending()
+        if len(pending) >= MAX_UPLOADS:
+            raise StorageFull(f"{MAX_UPLOADS} uploads are under way: complete or cancel some")
+        await self._files.check_room(nbytes, sum(each.nbytes for each in pending))
+        now = time.time()
+        upload = FileUpload(
+            id=new_secret_id("upload_"),
+            filename=filename,
+            purpose=purpose,
+            mime=mime,
+            nbytes=nbytes,
+            seconds=seconds,
+            created=now,
+            expires=now + UPLOAD_SECONDS,
+        )
+        await self._write(upload)
+        return upload
+
+    async def add_part(self, id: str, data: bytes) -> str:
+        """Keep a part of an upload; returns the part's id.
+
+        Raises ``NotFound``, ``Conflict`` for an upload that is over, and ``TooLarge`` for more than was promised.
+        """
+        upload = await self._get_pending(id)
+        if not data:
+            raise BadRequest("A part is empty: send its bytes.", param="data")
+        parts = await self._storage.list(_parts_prefix(id))
+        received = sum(part.nbytes for part in parts)
+        if received + len(data) > upload.nbytes:
+            raise TooLarge(
+                f"the upload is of {upload.nbytes} bytes, and {received + len(data)} have come with this part",
+                param="data",
+            )
+        if len(parts) >= MAX_PARTS:
+            raise TooLarge(f"an upload has at most {MAX_PARTS} parts: send larger ones", param="data")
+        part = new_secret_id("part_")
+        await self._storage.put(f"{_parts_prefix(id)}/{part}", data)
+        return part
+
+    async def complete(self, id: str, part_ids: Sequence[str], md5: str = "") -> FileUpload:
+        """Make a file of the parts ``part_ids``, in this order.
+
+        Raises ``NotFound``, ``Conflict`` for an upload that is over, ``BadRequest`` for parts that are not its own or
+        not all of it, and for another ``md5`` than was said, ``StorageFull`` and ``StoreUnavailable``.
+        """
+        upload = await self._get_pending(id)
+        parts = {part.key.rpartition("/")[2]: part for part in await self._storage.list(_parts_prefix(id))}
+        _check_parts(upload, part_ids, parts)
+        digest = hashlib.md5(usedforsecurity=False)
+        file = await self._files.add_stream(
+            self._read_parts(id, part_ids, digest, md5.lower()),
+            upload.nbytes,
+            upload.filename,
+            upload.purpose,
+            upload.mime,
+            upload.seconds,
+        )
+        done = msgspec.structs.replace(upload, status="completed", file=file)
+        await self._write(done)
+        await self._remove_parts(id)
+        return done
+
+    async def cancel(self, id: str) -> FileUpload:
+        """End an upload, and forget its parts. Raises ``NotFound``, and ``Conflict`` for one that is over."""
+        ended = msgspec.structs.replace(await self._get_pending(id), status="cancelled")
+        await self._write(ended)
+        await self._remove_parts(id)
+        return ended
+
+    async def _read_parts(
+        self, id: str, part_ids: Sequence[str], digest: "hashlib._Hash", md5: str
+    ) -> AsyncIterator[bytes]:
+        """Yield the parts. Raises ``BadRequest`` behind the last one where they are not what was promised."""
+        for part in part_ids:
+            data = await self._storage.get(f"{_parts_prefix(id)}/{part}")
+            digest.update(data)
+            yield data
+        if md5 and digest.hexdigest() != md5:
+            raise BadRequest(f"the parts make a file whose md5 is {digest.hexdigest()}: send them again", param="md5")
+
+    async def _get_pending(self, id: str) -> FileUpload:
+        upload = await self._read(id) if _ID.fullmatch(id) else None
+        if upload is None:
+            raise NotFound("upload not found: unknown id, or an upload of somebody else", param="upload_id")
+        if upload.current_status != "pending":
+            raise Conflict(f"the upload is {upload.current_status}: begin another one")
+        return upload
+
+    async def _list_pending(self) -> list[FileUpload]:
+        """Uploads that are under way; what is over for as long as one may last is forgotten."""
+        found: list[FileUpload] = []
+        for each in await self._storage.list(f"{owner_prefix()}/uploads"):
+            id = each.key.rpartition("/")[2]
+            upload = await self._read(id)
+            if upload is not None and upload.current_status == "pending":
+                found.append(upload)
+            elif each.modified < time.time() - UPLOAD_SECONDS:
+                await self._remove_parts(id)
+                await self._storage.delete(_key(id))
+        return found
+
+    async def _read(self, id: str) -> FileUpload | None:
+        try:
+            return msgspec.json.decode(await self._storage.get(_key(id)), type=FileUpload)
+        except (NotFound, msgspec.MsgspecError):
+            return None
+
+    async def _write(self, upload: FileUpload) -> None:
+        await self._storage.put(_key(upload.id), _encode(upload))
+
+    async def _remove_parts(self, id: str) -> None:
+        for part in await self._storage.list(_parts_prefix(id)):
+            await self._storage.delete(part.key)
+
+
+def _check_parts(upload: FileUpload, part_ids: Sequence[str], parts: dict[str, StoredObject]) -> None:
+    if len(set(part_ids)) < len(part_ids):
+        raise BadRequest("A part is named twice: name each once.", param="part_ids")
+    for place, part in enumerate(part_ids):
+        if part not in parts:
+            raise BadRequest("The upload has no part of this id.", param=f"part_ids[{place}]")
+    nbytes = sum(parts[part].nbytes for part in part_ids)
+    if nbytes != upload.nbytes:
+        raise BadRequest(f"the parts have {nbytes} bytes, the upload is of {upload.nbytes}", param="part_ids")
+
+
+def _key(id: str) -> str:
+    return f"{owner_prefix()}/uploads/{id}"
+
+
+def _parts_prefix(id: str) -> str:
+    return f"{owner_prefix()}/parts/{id}"

@@ -1,0 +1,52 @@
+"""``/v1/uploads`` for the OpenAPI document."""
+
+from typing import Any
+
+from services.gateway.openai import uploads
+from services.gateway.openai.openapi_operations import (
+    failure_response,
+    form_content,
+    id_parameter,
+    json_content,
+    operation,
+    post_operation,
+)
+
+UPLOAD_SHAPES = (
+    uploads.UploadRequest,
+    uploads.CompleteUploadRequest,
+    uploads.UploadObject,
+    uploads.UploadPartObject,
+)
+_BYTES = {"type": "string", "format": "binary"}
+#: The form of one part, by the name of its component.
+PART_FORM = {
+    "UploadPartForm": {"type": "object", "properties": {"data": _BYTES}, "required": ["data"]},
+}
+
+
+def upload_paths() -> dict[str, Any]:
+    """The path items of uploads."""
+    upload = {"description": "The upload.", "content": json_content("UploadObject")}
+    part = {"description": "The part.", "content": json_content("UploadPartObject")}
+    over = {"409": failure_response("The upload is completed, cancelled or expired.")}
+    gone = {"404": failure_response("The upload was not found.")}
+    begun = post_operation(
+        "create_upload", "Announce a file that comes in parts.", "Files", json_content("UploadRequest"), upload
+    )
+    added = post_operation("add_upload_part", "Send a part of it.", "Files", form_content("UploadPartForm"), part)
+    completed = post_operation(
+        "complete_upload", "Make a file of the parts.", "Files", json_content("CompleteUploadRequest"), upload
+    )
+    cancelled = operation("cancel_upload", "Forget the parts.", "Files", {"200": upload, **gone, **over})
+    id = id_parameter("upload_id")
+    return {
+        uploads.UPLOADS: {"post": begun},
+        uploads.PARTS: {"parameters": [id], "post": _may_be_over(added, over)},
+        uploads.COMPLETE: {"parameters": [id], "post": _may_be_over(completed, over)},
+        uploads.CANCEL: {"parameters": [id], "post": cancelled},
+    }
+
+
+def _may_be_over(made: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    return {**made, "responses": {**made["responses"], **over}}

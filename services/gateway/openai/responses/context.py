@@ -1,0 +1,112 @@
+"""Shapes of ``/v1/responses/input_tokens`` and ``/compact``. Source: the types of the ``openai`` package, 3.52.
+
+Both take what comes before an answer as ``/v1/responses`` does, and make none.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.chat_request import Count
+from services.gateway.openai.density import check_values
+from services.gateway.openai.parse import convert_json, invalid_request
+from services.gateway.openai.responses.items import InputItem
+from services.gateway.openai.responses.request import (
+    PATH,
+    ConversationReference,
+    FlatAllowedChoice,
+    FlatFunctionTool,
+    FlatNamedChoice,
+    ReasoningConfig,
+    ResponseId,
+    ResponseRequest,
+    TextConfig,
+    check_response_request,
+    name_message,
+)
+from services.gateway.openai.responses.response import ResponseUsage
+from services.gateway.openai.tools import MAX_TOOLS
+
+INPUT_TOKENS, COMPACT = f"{PATH}/input_tokens", f"{PATH}/compact"
+
+Model = Annotated[str, Meta(min_length=1, max_length=256)]
+Input = str | Annotated[list[InputItem], Meta(max_length=2048)]
+Kind = TypeVar("Kind", bound="_ContextRequest")
+
+
+class _ContextRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The input of an answer, as responses have it."""
+
+    model: Model
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: ResponseId | None = None
+
+    def to_response_request(self) -> ResponseRequest:
+        """The request for a response with these fields, one that is not stored."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if name in _RESPONSE_FIELDS}
+        return ResponseRequest(**given, store=False)
+
+
+class InputTokensRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request of which the tokens are counted. ``chat_template_kwargs`` is an extra, as in chats."""
+
+    conversation: ResponseId | ConversationReference | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompactRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation to be shortened. ``max_output_tokens``, of the summary, is an extra, as is ``seed``."""
+
+    max_output_tokens: Count | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    # Accepted and ignored: they change cost or speed elsewhere, never the answer.
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+
+
+class InputTokensObject(Struct, frozen=True):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class CompactedResponse(Struct, frozen=True):
+    """The messages of the user, and then one item that stands for everything else."""
+
+    id: str
+    created_at: int
+    output: list[InputItem]
+    usage: ResponseUsage
+    object: Literal["response.compaction"] = "response.compaction"
+
+
+_RESPONSE_FIELDS = frozenset(ResponseRequest.__struct_fields__)
+
+
+def parse_context_request(body: bytes, kind: type[Kind]) -> Kind:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    check_values(body)
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+    if isinstance(found, dict) and isinstance(found.get("input"), list):
+        found["input"] = [name_message(item) for item in found["input"]]
+    try:
+        wanted = convert_json(found, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise invalid_request(str(error), kind) from None
+    check_response_request(wanted.to_response_request())
+    return wanted

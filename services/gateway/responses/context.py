@@ -1,0 +1,106 @@
+"""The input of an answer: its tokens counted, or all of it made short for a next request."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.errors import Rejected
+from omnibus.store import Store
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.media.files import new_secret_id
+from services.gateway.openai.chat_request import ChatRequest, UserMessage
+from services.gateway.openai.responses import items as wire_items
+from services.gateway.openai.responses.context import (
+    CompactedResponse,
+    CompactRequest,
+    InputTokensObject,
+    InputTokensRequest,
+)
+from services.gateway.openai.responses.response import response_usage
+from services.gateway.openai.responses.to_chat import ChatOfResponse, to_chat
+from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.lifecycle import run_to_end
+from services.gateway.request.request import ClientRequest
+from services.gateway.responses import history
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.output_streams import open_output_streams
+
+#: What a model is asked for, behind the conversation that it shortens.
+SUMMARIZE = (
+    "Summarize this conversation for somebody who goes on with it and has only your summary and the user's own "
+    "messages: facts, decisions, results of tools, and what is still to be done. Answer with the summary alone."
+)
+
+#: What stands for a conversation about which the model says nothing.
+EMPTY_SUMMARY = "none"
+
+
+class LoadedContext(NamedTuple):
+    """The chat that comes before an answer, and the items that it is made of."""
+
+    asked: ChatOfResponse
+    items: list[wire_items.InputItem]
+
+
+class ResponseContext:
+    """Counts and shortens what comes before answers of ``chat``; earlier responses are in ``store``."""
+
+    def __init__(self, store: Store, chat: Chat) -> None:
+        self._store = store
+        self._chat = chat
+
+    async def load(self, wanted: InputTokensRequest | CompactRequest) -> LoadedContext:
+        """All that comes before an answer to ``wanted``. Raises as a response does."""
+        request = wanted.to_response_request()
+        before = await history.load_history(self._store, request)
+        items = history.resolve_references(request.items, before.items)
+        return LoadedContext(to_chat(request, before.items, items, before.param), [*before.items, *items])
+
+    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
+        """A new request to ``model``. Raises as ``Chat.open_request``."""
+        return self._chat.open_request(model, seed, pinned)
+
+    async def count_tokens(self, loaded: LoadedContext, run: ClientRequest) -> InputTokensObject:
+        """The tokens that the model of ``run`` reads before its answer. Raises as a response does."""
+        got = await self._answer(run, loaded.asked, loaded.asked.request, count_only=True)
+        return InputTokensObject(got.usage().prompt_tokens)
+
+    async def compact(self, loaded: LoadedContext, run: ClientRequest) -> CompactedResponse:
+        """The messages of the user, and a summary of the conversation by the model of ``run``.
+
+        Raises as a response does.
+        """
+        request = loaded.asked.request
+        messages = [*request.messages, UserMessage(SUMMARIZE)]
+        got = await self._answer(run, loaded.asked, msgspec.structs.replace(request, messages=messages))
+        summary = wire_items.Compaction(wire_items.encode_reasoning(got.text.strip() or EMPTY_SUMMARY))
+        kept = [*filter(_is_of_user, loaded.items), summary]
+        return CompactedResponse(
+            new_secret_id("resp_"),
+            int(run.created),
+            wire_items.with_ids(kept, new_secret_id),
+            response_usage(got.usage()),
+        )
+
+    async def _answer(
+        self, run: ClientRequest, asked: ChatOfResponse, request: ChatRequest, *, count_only: bool = False
+    ) -> AnswerAccumulator:
+        """The answer of the model of ``run`` to ``request``; errors name the places of ``asked``."""
+        got = run.answer = AnswerAccumulator(request.model, run.created)
+        try:
+            async with run_to_end(run):
+                prepared = await self._chat.prepare_request(run, request)
+                if count_only:
+                    prepared.count_only()
+                output = await self._chat.begin_answer(run, prepared)
+                async for batch in merge_streams(open_output_streams(output)):
+                    for name, item in batch:
+                        got.add_item(name, item.data, item.array)
+        except Rejected as error:
+            error.param = asked.client_param(error.param)
+            raise
+        return got
+
+
+def _is_of_user(item: wire_items.InputItem) -> bool:
+    return isinstance(item, wire_items.InputMessage) and item.role == "user"
