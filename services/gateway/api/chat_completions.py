@@ -76,7 +76,7 @@ class ChatRoute(PostRoute):
         try:
             run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
             if wanted.choice_count > 1:
-                await self._answer_choices(run, wanted, sending)
+                await self._answer_choices(run, wanted, sending, meter)
                 return
             got = run.answer = AnswerAccumulator(wanted.model, run.created)
             meter = chat.meter if prices.usage else None
@@ -98,16 +98,18 @@ class ChatRoute(PostRoute):
             if continued is not None:
                 continued.close()
 
-    async def _answer_choices(self, run: ClientRequest, wanted: ChatRequest, sending: ResponseWriter) -> None:
+    async def _answer_choices(
+        self, run: ClientRequest, wanted: ChatRequest, sending: ResponseWriter, meter: UsageMeter | None
+    ) -> None:
         if not run.model:
             raise BadRequest(f"{wanted.model} is an app, and answers once: leave n out", param="n")
         got = run.answer = ChoicesAccumulator(wanted.model, run.created, wanted.choice_count)
         async with run_to_end(run):
             outputs = await self._chat.begin_choices(run, await self._chat.prepare_request(run, wanted))
             if wanted.stream:
-                await sending.send_stream(stream_choices(run, wanted, outputs, got))
+                await sending.send_stream(stream_choices(run, wanted, outputs, got, meter))
                 return
-            body = await render_choices(run, wanted, outputs, got)
+            body = await render_choices(run, wanted, outputs, got, meter)
         await sending.send_body(JSON, body)
 
     async def _send_quote(self, wanted: ChatRequest, pinned: str, sending: ResponseWriter) -> None:

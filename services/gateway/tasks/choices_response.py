@@ -8,6 +8,7 @@ from services.gateway.dispatch.streams import ItemStream, merge_streams
 from services.gateway.openai import chat_response
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import DONE, ChatStream
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat_response import (
@@ -20,12 +21,18 @@ from services.gateway.tasks.output_streams import as_item_stream
 
 
 async def render_choices(
-    run: ClientRequest, request: ChatRequest, outputs: Sequence[ChatOutput], got: ChoicesAccumulator
+    run: ClientRequest,
+    request: ChatRequest,
+    outputs: Sequence[ChatOutput],
+    got: ChoicesAccumulator,
+    meter: UsageMeter | None = None,
 ) -> bytes:
-    """The body of a ``chat.completion`` of several answers."""
+    """The body of a ``chat.completion`` of several answers; a ``meter`` adds the price of all of them."""
     async for batch in merge_streams(_open_streams(outputs)):
         for name, item in batch:
             got.add_text(int(name), item.data)
+    if meter is not None:
+        got.price = await meter.measure_request(run.segments)
     id = f"chatcmpl-{run.id}"
     choices = [
         chat_response.build_choice(
@@ -49,14 +56,20 @@ async def render_choices(
 
 
 async def stream_choices(
-    run: ClientRequest, request: ChatRequest, outputs: Sequence[ChatOutput], got: ChoicesAccumulator
+    run: ClientRequest,
+    request: ChatRequest,
+    outputs: Sequence[ChatOutput],
+    got: ChoicesAccumulator,
+    meter: UsageMeter | None = None,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed completion of several answers: each event is of one of them, which its ``index`` names.
 
     The first events leave once all executors have taken the request, or with the first output if that comes before.
-    ``run`` ends before the last event leaves. Raises whatever fails.
+    ``run`` ends before the last event leaves. With a ``meter`` its usage is sent, and says its price. Raises whatever
+    fails.
     """
-    writers = [_ChoiceWriter(run, request, place, got) for place in range(len(outputs))]
+    streams = [open_event_stream(run, request, priced=meter is not None, place=place) for place in range(len(outputs))]
+    writers = [_ChoiceWriter(request, stream, place, got) for place, stream in enumerate(streams)]
     head = [writer.stream.role() for writer in writers]
     accepted, parts = AcceptanceStream(), _open_streams(outputs)
     if run.notify_when_accepted(accepted.mark_accepted):
@@ -68,6 +81,8 @@ async def stream_choices(
             if name != ACCEPTED_STREAM:
                 frames += writers[int(name)].write(item.data)
         yield b"".join(frames)
+    if meter is not None:
+        got.price = await meter.measure_request(run.segments)
     run.end("done")
     ends = [writer.close() for writer in writers]
     yield b"".join([*head, *ends, writers[0].stream.usage(got.usage()), DONE])
@@ -76,8 +91,8 @@ async def stream_choices(
 class _ChoiceWriter:
     """The events of one of several answers."""
 
-    def __init__(self, run: ClientRequest, request: ChatRequest, place: int, got: ChoicesAccumulator) -> None:
-        self.stream: ChatStream = open_event_stream(run, request, place=place)
+    def __init__(self, request: ChatRequest, stream: ChatStream, place: int, got: ChoicesAccumulator) -> None:
+        self.stream = stream
         self._place = place
         self._got = got
         self._logprobs = bool(request.logprobs)

@@ -154,3 +154,14 @@ async def test_what_has_no_several_answers_is_refused_by_name(home: House, more:
     assert response.status_code == 400
     assert error(response)["param"] == param
     assert says in error(response)["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_price_is_that_of_all_answers(home: House, stream: bool):
+    await home.all_of(VL)
+    body = {"model": VL, "messages": [{"role": "user", "content": "hi"}], "n": 3, "stream": stream}
+
+    response = await home.http.post("/v1/chat/completions", json=body, headers={"x-omnibus-usage": "1"})
+
+    usage = events(response)[-2]["usage"] if stream else response.json()["usage"]
+    assert [stage["component"] for stage in usage["omnibus"]["stages"]] == ["thinker"] * 3
