@@ -15,6 +15,7 @@ from services.gateway.openai import vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions, read_price_options, refuse_price_options
+from services.gateway.pricing.meter import UsageMeter
 from services.gateway.pricing.quotes import choose_path
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
@@ -75,11 +76,11 @@ class ChatRoute(PostRoute):
         chat = self._chat
         try:
             run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+            meter = chat.meter if prices.usage else None
             if wanted.choice_count > 1:
                 await self._answer_choices(run, wanted, sending, meter)
                 return
             got = run.answer = AnswerAccumulator(wanted.model, run.created)
-            meter = chat.meter if prices.usage else None
             if continued is not None:
                 continued.attach_request(run)
             async with run_to_end(run):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from omnibus.plan import CPU, DeploymentOption, Plan, PriceList
 from omnibus.pricing import SECONDS_PER_HOUR, RequestUsage, StageRate, join_usages, stage_usage, sum_stages
 from omnibus.profile import QUANTITIES
-from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.dispatch.inflight import TEXT, InflightInvocation
 from services.gateway.pricing.cost_fit import CostFits, StageKey
 from services.gateway.pricing.quantities import Estimates, add_quantities
 from services.gateway.routing.router import Router
@@ -28,10 +28,15 @@ class UsageMeter:
         self.fits = CostFits()
 
     def learn(self, running: InflightInvocation, estimates: Estimates) -> None:
-        """Learn from a request that is done; ``estimates`` are the sizes that it came with."""
+        """Learn from a request that is done; ``estimates`` are the sizes that it came with.
+
+        Several answers to one prompt share its cost: they say nothing about requests with one.
+        """
         if not estimates or not self.fits.take_turn() or not running.all_reported:
             return
         invocation = running.invocation
+        if [output for _, output in invocation.outputs].count(TEXT) > 1:
+            return
         quantities = [0.0] * len(QUANTITIES)
         add_quantities(quantities, running.streams.values())
         self.fits.observe_answer(invocation.model, invocation.type, quantities)

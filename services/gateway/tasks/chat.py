@@ -28,7 +28,6 @@ from services.gateway.media.inspect import InspectedMedia, MediaLimits
 from services.gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
-from services.gateway.pricing.quantities import Estimates
 from services.gateway.pricing.quotes import Quote, Quotes
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
