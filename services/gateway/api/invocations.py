@@ -6,27 +6,34 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
 from services.gateway.http.handlers import add_routes, json_response
+from services.gateway.replay.contents import EdgeContents
 from services.gateway.replay.history import MAX_LISTED, History, Query
 
 LIST_PATH, INVOCATION_PATH = "/v1/invocations", "/v1/invocations/{id}"
+#: ``side`` is ``inputs`` or ``outputs`` of a node; ``name`` one of them.
+EDGE_PATH = "/v1/invocations/{id}/steps/{node:int}/{side}/{name}"
+STEPS_PATH = "/v1/invocations/{id}/steps"
 _STATUSES = ("", "running", "done", "failed", "cancelled", "expired")
 
 
 class InvocationRoutes:
     """Adds the routes over ``history`` to an application."""
 
-    def __init__(self, settings: GatewaySettings, history: History) -> None:
+    def __init__(self, settings: GatewaySettings, history: History, contents: EdgeContents) -> None:
         self._admin = AdminAuth(settings)
         self._history = history
+        self._contents = contents
 
     def add_routes(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Any]] = {
             LIST_PATH: {"GET": self._list_invocations},
             INVOCATION_PATH: {"GET": self._get_invocation},
+            STEPS_PATH: {"GET": self._list_steps},
+            EDGE_PATH: {"GET": self._get_edge},
         }
         add_routes(app, routes)
 
@@ -37,6 +44,21 @@ class InvocationRoutes:
     async def _get_invocation(self, request: Request) -> Response:
         self._admin.check_control_access(request.headers)
         return json_response(await self._history.get_waterfall(request.path_params["id"]))
+
+    async def _list_steps(self, request: Request) -> Response:
+        self._admin.check_control_access(request.headers)
+        return json_response(await self._history.get_steps(request.path_params["id"]))
+
+    async def _get_edge(self, request: Request) -> Response:
+        self._admin.check_control_access(request.headers)
+        id, node, side, name = (request.path_params[key] for key in ("id", "node", "side", "name"))
+        read = {"inputs": self._contents.read_input, "outputs": self._contents.read_output}.get(side)
+        if read is None:
+            raise NotFound("an edge is one of inputs or outputs of a node")
+        found = await read(id, node, name)
+        # What users wrote is shown, and never run.
+        headers = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff"}
+        return Response(found.body, media_type=found.mime, headers=headers)
 
 
 def _parse_query(request: Request) -> Query:

@@ -28,6 +28,7 @@ from services.gateway.openai.responses import request as response_requests
 from services.gateway.openai.responses.context import COMPACT, INPUT_TOKENS
 from services.gateway.realtime.secrets import ClientSecrets
 from services.gateway.realtime.service import Realtime
+from services.gateway.replay.contents import EdgeContents
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
 from services.gateway.responses.context import ResponseContext
@@ -79,7 +80,9 @@ class RouteTable:
         self.conversations = ConversationRoutes(settings, responses.conversations)
         self.batches = Batches(settings, videos.store, chat.files, self._batch_routes())
         self.batch_routes = BatchRoutes(settings, self.batches)
-        self.invocations = InvocationRoutes(settings, History(runs.records.bus))
+        self.invocations = InvocationRoutes(
+            settings, History(runs.records.bus), EdgeContents(runs.records, runs.records.media)
+        )
 
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Routes that batches may name: those whose bodies and answers are JSON."""

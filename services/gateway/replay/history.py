@@ -11,6 +11,7 @@ from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
 from omnibus.recording import records, waterfall
 from omnibus.recording.records import EndRecord
+from omnibus.recording.steps import Step, build_steps
 from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
 
 #: Records that are read at once, and those that one question may read in all.
@@ -40,6 +41,10 @@ class History:
     async def get_waterfall(self, id: str) -> Waterfall:
         """Raises ``NotFound``."""
         return waterfall.build_waterfall(*await records.find_record(self._bus, id))
+
+    async def get_steps(self, id: str) -> tuple[Step, ...]:
+        """Raises ``NotFound``."""
+        return build_steps(*await records.find_record(self._bus, id))
 
     async def find_page(self, query: Query) -> SummaryPage:
         """The latest that match, newest first. ``next`` may follow a page that has fewer than asked for."""

@@ -18,6 +18,7 @@ from omnibus.bus import Delivery
 from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
+from omnibus.recording.forks import PLAYER_PREFIX
 from omnibus.recording.records import EndRecord, RecordedAnswer, split_records
 from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.capture import unpack_chunks
@@ -143,7 +144,7 @@ class Replayer:
             (one.node, one.output): unpack_chunks(await self._keep.get(one.sha256))
             for one in options.kept_outputs(recorded, ended, start)
         }
-        return self._dispatcher.create_player(f"record-of-{self._router.gateway}", start, tapes)
+        return self._dispatcher.create_player(f"{PLAYER_PREFIX}{self._router.gateway}", start, tapes)
 
     async def _restore_inputs(self, node: GraphNode, id: str, deadline: float) -> GraphNode:
         """Bring inputs that travelled by handle back into the arena, from their content hash."""

@@ -63,7 +63,7 @@ class Records:
         self.bus = bus
         self.meter = meter
         self._dead = dead
-        self._keep = keep
+        self.media = keep
         self.full = full
         self._hold_seconds = hold_seconds
         self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
@@ -123,7 +123,7 @@ class Records:
             TENANTS.cost_counter(tenant, str(usage.currency)).inc(usage.money)
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
         if got is not None and self.full and answer.audio_sha256:
-            self._keep.put_nowait(answer.audio_sha256, got.pcm)
+            self.media.put_nowait(answer.audio_sha256, got.pcm)
         shown = answer.text[:MAX_RECORDED_CHARS] if self.full else ""
         ended = EndRecord(
             inv=invocation.id,
@@ -166,7 +166,7 @@ class Records:
             found = tape.to_record()
             if found is not None:
                 about, body = found
-                self._keep.put_nowait(about.sha256, body)
+                self.media.put_nowait(about.sha256, body)
                 yield about
 
     def _write_dead_letter(self, dead: DeadLetters, running: InflightInvocation) -> None:

@@ -32,6 +32,11 @@ class Gateway:
         with self._open_request(method, path, body) as answer:
             return _parse_json(answer.read())
 
+    def read_file(self, path: str) -> tuple[str, bytes]:
+        """The content type and the bytes of a file. Raises as ``call`` does."""
+        with self._open_request("GET", path, None) as answer:
+            return answer.headers.get_content_type(), answer.read()
+
     def call_streaming(self, path: str, body: Any) -> Iterator[Any]:
         """The answer to a POST: one value, or the parts of a stream as they come."""
         with self._open_request("POST", path, body) as answer:

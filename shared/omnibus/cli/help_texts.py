@@ -20,6 +20,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus replay 4bb189-0-1 --path 'E>L'          # on another path of the plan",
     ),
     "usage": ("omnibus usage                 # the last day, by tenant and model", "omnibus usage --since 1 --json"),
+    "step": ("omnibus step 4bb189-0-1", "omnibus step 4bb189-0-1 --at vision --save seen"),
+    "fork": (
+        "omnibus fork 4bb189-0-1 thinker params.temperature=0.2",
+        "omnibus fork 4bb189-0-1 thinker messages.0.content='What else?'",
+    ),
+    "compare": ("omnibus compare 4bb189-0-1 4bb189-0-2",),
     "deadletters": ("omnibus deadletters", "omnibus deadletters retry 4bb189-0-1"),
     "top": ("omnibus top", "omnibus top --once --json"),
     "app check": ("omnibus app check my_app.py", 'omnibus app check my_app.py --request \'{"text": "hi"}\''),

@@ -25,5 +25,23 @@ def add_record_commands(commands: Any) -> None:
     usage = commands.add_parser("usage", help="GPU-seconds and money by tenant, of the requests that are recorded")
     usage.add_argument("--since", type=float, default=24.0, metavar="HOURS", help="how far back (default 24)")
     add_output_options(usage)
-    for command in (tail, show, replay, usage):
+    step = commands.add_parser("step", help="go through a recorded invocation edge by edge")
+    step.add_argument("id", help="an invocation, e.g. from the x-request-id header")
+    step.add_argument("--at", default="", metavar="STAGE", help="only this node or component")
+    step.add_argument("--all", action="store_true", help="do not wait for Enter after each step")
+    step.add_argument("--save", metavar="DIR", help="write pictures, audio and other contents into this directory")
+    step.add_argument("--url", help="the gateway that has contents; without it the running `omnibus up` is found")
+    add_output_options(step)
+    fork = commands.add_parser("fork", help="run a recorded invocation again with one input changed")
+    fork.add_argument("id", help="the invocation to fork from")
+    fork.add_argument("stage", help="a node's number or component, whose input changes")
+    fork.add_argument(
+        "changes", nargs="*", metavar="INPUT=VALUE", help="as params.temperature=0.2; a value is JSON, or else text"
+    )
+    fork.add_argument("--seed", type=int, help="another seed, for what is drawn at random")
+    add_output_options(fork, json="print JSON, a line for each thing that is said")
+    compare = commands.add_parser("compare", help="two invocations side by side: inputs, results, times and prices")
+    compare.add_argument("ids", nargs=2, metavar="ID", help="an invocation, and the one that was forked from it")
+    add_output_options(compare)
+    for command in (tail, show, replay, usage, step, fork, compare):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")

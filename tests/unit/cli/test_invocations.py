@@ -189,6 +189,52 @@ async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, cap
     assert "nobody listens on omnibus.replay" in capsys.readouterr().err
 
 
+async def test_steps_are_printed_and_two_invocations_compared(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]
+):
+    await keep(bus, "step-1", INVOCATION, ENDED)
+    await keep(bus, "step-2", INVOCATION, {**ENDED, "answer": {"text": "bye"}})
+
+    assert await run("step", "step-1", "--at", "thinker", "--nats", nats_url) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "[2] thinker on l-1 (L): done in 950 ms",
+        "  ← items: from 1.embedding, 0.embedding",
+        '  ← messages: [{"role": "user"}]',
+        "  ← prompt: hü",
+        "  ← top: 3",
+        "  → text: hello",
+    ]
+    assert await run("compare", "step-1", "step-1", "--nats", nats_url) == 0
+    assert await run("compare", "step-1", "step-2", "--json", "--nats", nats_url) == 1
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(row["value"], row["second"]) for row in printed if not row["same"]] == [("→ text", "bye")]
+
+
+async def test_a_fork_is_a_replay_with_one_input_changed(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]
+):
+    await keep(bus, "fork-1", INVOCATION, ENDED)
+    asked: list[dict[str, Any]] = []
+
+    async def gateway(delivery: Delivery) -> AsyncIterator[bytes]:
+        asked.append(json.loads(delivery.data))
+        yield json.dumps({"status": "running", "id": "b", "replay_of": "fork-1", "path": "E>L"}).encode()
+        yield json.dumps({"status": "done", "id": "b", "answer": {"text": "hi"}, "identical": False}).encode()
+
+    stop = await bus.add_responder(subjects.REPLAY, gateway)
+
+    assert await run("fork", "fork-1", "thinker", "top=5", "--seed", "9", "--nats", nats_url) == 0
+    assert (asked[0]["nodes"][2]["inputs"]["top"], asked[0]["seed"], asked[0]["id"]) == (5, 9, "fork-1")
+    assert capsys.readouterr().out.splitlines() == [
+        "forked fork-1 as b via E>L",
+        "answer  'hi'",
+        "different from before; side by side: omnibus compare fork-1 b",
+    ]
+    assert await run("fork", "fork-1", "thinker", "--nats", nats_url) == 1
+    assert "a fork changes something" in capsys.readouterr().err
+    await stop()
+
+
 async def test_tail_prints_what_begins_and_ends(bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]):
     options = argparse.Namespace(nats=nats_url, json=False)
     tailing = asyncio.ensure_future(invocations.tail_records(options))

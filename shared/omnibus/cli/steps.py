@@ -1,0 +1,187 @@
+"""``omnibus step``, ``fork`` and ``compare``: a recorded invocation edge by edge, and what becomes of it otherwise."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omnibus.bus import subjects
+from omnibus.bus.nats import NatsBus
+from omnibus.cli.format.tables import size_text, table_lines
+from omnibus.cli.gateway import Gateway, find_gateway
+from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
+from omnibus.cli.output import print_json
+from omnibus.errors import OmnibusError
+from omnibus.graph import encode_invocation
+from omnibus.recording import records
+from omnibus.recording.forks import PLAYER_PREFIX, can_begin_at, find_node, fork_invocation, parse_change
+from omnibus.recording.records import Record
+from omnibus.recording.steps import Step, StepValue, build_steps
+
+#: Endings of the files that contents are saved in, by their type.
+_ENDINGS = {
+    "image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "audio/wav": "wav", "audio/mpeg": "mp3",
+    "video/mp4": "mp4", "text/plain": "txt", "application/json": "json",
+}  # fmt: skip
+#: Characters of a digest, and of a value in a table.
+_DIGEST_CHARS, _CELL_CHARS = 12, 60
+
+
+async def show_steps(options: argparse.Namespace) -> int:
+    """Print each step of an invocation; on a terminal the next one comes with Enter, and ``q`` ends it."""
+    (record,) = await _read_records(options, options.id)
+    steps = build_steps(*record)
+    if options.at:
+        steps = (steps[find_node(record.invocation, options.at)],)
+    if options.json:
+        print_json(steps)
+        return 0
+    gateway = find_gateway(options) if options.save else None
+    waits = not options.all and sys.stdin.isatty() and sys.stdout.isatty()
+    for number, step in enumerate(steps, 1):
+        print("\n".join(step_lines(step)))
+        if gateway is not None:
+            _save_contents(gateway, options.id, step, Path(options.save))
+        if waits and number < len(steps) and (await asyncio.to_thread(input, "— Enter: next, q: end ")).strip() == "q":
+            break
+    return 0
+
+
+def step_lines(step: Step) -> Iterator[str]:
+    """One step as lines: its values, each as text or as a size with its digest."""
+    took = "" if step.seconds is None else f" in {step.seconds * 1000:.0f} ms"
+    yield f"[{step.node}] {step.component} on {step.executor} ({step.option}): {step.state}{took}"
+    for value in step.inputs:
+        yield f"  ← {_value_text(value)}"
+    for value in step.outputs:
+        yield f"  → {_value_text(value)}"
+    if step.forkable:
+        yield f"  a fork may begin here: omnibus fork ID {step.node} INPUT=VALUE"
+
+
+def _value_text(value: StepValue) -> str:
+    if value.source:
+        return f"{value.name}: from {value.source}"
+    if value.text:
+        return f"{value.name}: {value.text}"
+    digest = (value.digest or value.sha256)[:_DIGEST_CHARS]
+    size = f"{size_text(value.nbytes)} " if value.nbytes else ""
+    kind = value.mime if value.mime not in ("", "*/*") else ""
+    kept = "" if value.mime else "not kept"
+    return f"{value.name}: {' '.join(filter(None, [size.strip(), kind, f'sha256 {digest}…' if digest else '', kept]))}"
+
+
+def _save_contents(gateway: Gateway, id: str, step: Step, directory: Path) -> None:
+    """Write what a gateway has of the step's values into ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for side, values in (("inputs", step.inputs), ("outputs", step.outputs)):
+        for value in values:
+            if not value.mime:
+                continue
+            try:
+                mime, body = gateway.read_file(f"/v1/invocations/{id}/steps/{step.node}/{side}/{value.name}")
+            except OmnibusError as error:
+                print(f"  {side} {value.name}: {error}", file=sys.stderr)
+                continue
+            path = directory / f"{step.node}-{step.component}-{side}-{value.name}.{_ENDINGS.get(mime, 'bin')}"
+            path.write_bytes(body)
+            print(f"  saved {path} ({size_text(len(body))})")
+
+
+async def fork_and_print(options: argparse.Namespace) -> int:
+    """Run an invocation again with one input changed, from the changed stage on where what is before it was kept."""
+    bus = await connect_bus(options)
+    try:
+        record = await records.find_record(bus, options.id)
+        node = find_node(record.invocation, options.stage)
+        changes = dict(parse_change(each) for each in options.changes)
+        last = await _run_fork(bus, record, node, options, changes)
+    finally:
+        await bus.drain()
+    return 0 if last.get("status") == "done" else 1
+
+
+async def _run_fork(
+    bus: NatsBus, record: Record, node: int, options: argparse.Namespace, changes: dict[str, Any]
+) -> dict[str, Any]:
+    fork = fork_invocation(record.invocation, node, changes, options.seed)
+    start = {"Omnibus-From": str(node)} if node and can_begin_at(*record, node) else None
+    last: dict[str, Any] = {}
+    async for part in bus.request_stream(subjects.REPLAY, encode_invocation(fork), REPLAY_IDLE_SECONDS, start):
+        last = {**last, **json.loads(part)}
+        print(part.decode() if options.json else _fork_text(last), flush=True)
+    return last
+
+
+def _fork_text(part: dict[str, Any]) -> str:
+    if part["status"] == "running":
+        begins = f" from node {part['from']}" if part.get("from") else ""
+        return f"forked {part['replay_of']} as {part['id']} via {part['path']}{begins}"
+    if part["status"] == "failed":
+        return f"failed: {part['problem']['code']}: {part['problem']['message']}"
+    text = part["answer"].get("text", "")
+    verdicts = {True: "the same as before", False: "different from before", None: "not compared"}
+    same = verdicts[part.get("identical")]
+    answer = f"answer  {text[:200]!r}\n" if text else ""
+    return f"{answer}{same}; side by side: omnibus compare {part.get('replay_of', 'ID')} {part['id']}"
+
+
+async def compare_invocations(options: argparse.Namespace) -> int:
+    """Print two invocations side by side; exits with 1 where a result differs."""
+    first, second = await _read_records(options, *options.ids)
+    rows = compare_steps(first, second)
+    if options.json:
+        print_json(
+            [{"node": row[0], "value": row[1], "first": row[2], "second": row[3], "same": row[4]} for row in rows]
+        )
+    else:
+        marked = [[*row[:4], "" if row[4] else "≠"] for row in rows]
+        print("\n".join(table_lines(["NODE", "VALUE", *options.ids, ""], marked)))
+    return 0 if all(row[4] for row in rows if row[1].startswith("→")) else 1
+
+
+def compare_steps(first: Record, second: Record) -> list[tuple[str, str, str, str, bool]]:
+    """Rows of node, value, both sides as text, and whether they are equal: inputs, outputs, seconds and price."""
+    rows = []
+    for one, other in zip(build_steps(*first), build_steps(*second), strict=False):
+        name = f"[{one.node}] {one.component}"
+        for arrow, left, right in (("←", one.inputs, other.inputs), ("→", one.outputs, other.outputs)):
+            found = {value.name: value for value in right}
+            for value in left:
+                if not value.source and value.name in found:
+                    match = found[value.name]
+                    played = arrow == "→" and other.executor.startswith(PLAYER_PREFIX)
+                    cell = "played as before" if played else _cell(match)
+                    rows.append((name, f"{arrow} {value.name}", _cell(value), cell, played or _same(value, match)))
+        rows.append((name, "seconds", _number(one.seconds), _number(other.seconds), True))
+    usages = [record.ended.usage if record.ended is not None else None for record in (first, second)]
+    cells = [_number(usage.gpu_seconds if usage is not None else None) for usage in usages]
+    rows.append(("all", "GPU-seconds", cells[0], cells[1], True))
+    return rows
+
+
+def _same(one: StepValue, other: StepValue) -> bool:
+    """Return whether both are equal: by their digests where both have one, else by what is known of them."""
+    if one.digest and other.digest:
+        return one.digest == other.digest
+    return (one.text, one.sha256) == (other.text, other.sha256)
+
+
+def _cell(value: StepValue) -> str:
+    text = value.text.replace("\n", " ") or f"sha256 {(value.digest or value.sha256)[:_DIGEST_CHARS]}".strip()
+    return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+async def _read_records(options: argparse.Namespace, *ids: str) -> list[Record]:
+    bus = await connect_bus(options)
+    try:
+        return [await records.find_record(bus, id) for id in ids]
+    finally:
+        await bus.drain()

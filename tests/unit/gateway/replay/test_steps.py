@@ -1,0 +1,144 @@
+"""Time travel: a recorded invocation edge by edge, forks with one input changed, and both side by side."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omnibus.bus import subjects
+from omnibus.cli.steps import compare_steps, step_lines
+from omnibus.errors import BadRequest
+from omnibus.graph import encode_invocation
+from omnibus.recording import records
+from omnibus.recording.forks import can_begin_at, find_node, fork_invocation, parse_change
+from omnibus.recording.records import Record
+from omnibus.recording.steps import build_steps
+from services.gateway.dispatch.capture import RecordedChunk
+from services.gateway.replay.contents import render_chunks
+from tests.unit.gateway.house import PNG, VL, House, answered, error, house, image, text
+from tests.unit.gateway.replay.test_replay_from import PATIENCE, counted
+
+ASKED: dict[str, Any] = {"content": [text("look"), image()], "path": "E>L", "seed": 5}
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path, record="stages") as made:
+        made.ran = Counter()
+        yield made
+
+
+async def recorded(home: House) -> Record:
+    home.serve(VL)
+    await counted(home, VL, E=("vision",), L=("thinker",))
+    response = await home.ask(**ASKED)
+    answered(response)
+    await home.ended(response.headers["x-request-id"])
+    home.ran.clear()
+    return await records.find_record(home.bus, response.headers["x-request-id"])
+
+
+async def fork(home: House, record: Record, stage: str, *changes: str) -> tuple[Record, dict[str, Any]]:
+    """The record of a fork, and what was said at its end."""
+    node = find_node(record.invocation, stage)
+    body = encode_invocation(fork_invocation(record.invocation, node, dict(map(parse_change, changes)), None))
+    start = {"Omnibus-From": str(node)} if can_begin_at(*record, node) else None
+    said = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE, start)]
+    await home.ended(said[-1]["id"])
+    return await records.find_record(home.bus, said[-1]["id"]), said[-1]
+
+
+async def test_each_edge_of_an_invocation_can_be_looked_at(home: House):
+    record = await recorded(home)
+    id = record.invocation.id
+
+    steps = (await home.http.get(f"/v1/invocations/{id}/steps")).json()
+    shown = await home.http.get(f"/v1/invocations/{id}/steps/0/inputs/media")
+    given = await home.http.get(f"/v1/invocations/{id}/steps/0/outputs/embedding")
+    said = await home.http.get(f"/v1/invocations/{id}/steps/1/outputs/text")
+
+    assert [(step["component"], step["forkable"]) for step in steps] == [("vision", True), ("thinker", True)]
+    assert (shown.headers["content-type"], shown.content) == ("image/png", PNG)
+    assert shown.headers["content-security-policy"] == "sandbox"
+    assert given.json()["shapes"] == [[1, 4]]
+    assert said.text.startswith("You said look")
+    assert any(line.startswith("  → text: You said look") for line in step_lines(build_steps(*record)[1]))
+
+
+async def test_a_fork_runs_from_the_changed_stage_and_names_its_parent(home: House):
+    record = await recorded(home)
+
+    after, said = await fork(home, record, "thinker", "messages.0.content.0.text=listen")
+
+    assert home.ran == {"thinker": 1}, "what comes before is played"
+    assert after.invocation.replay_of == record.invocation.id
+    assert after.ended is not None
+    assert after.ended.answer.text.startswith("You said listen")
+    assert said["identical"] is False
+    rows = {(row[0], row[1]): row[4] for row in compare_steps(record, after)}
+    assert not rows["[1] thinker", "← messages"]
+    assert not rows["[1] thinker", "→ text"]
+    assert rows["[0] vision", "→ embedding"]
+
+
+async def test_a_parameter_of_a_fork_counts(home: House):
+    record = await recorded(home)
+
+    after, _ = await fork(home, record, "1", "params.max_tokens=2")
+
+    assert after.ended is not None
+    assert after.ended.answer.text == "You said "
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "why"),
+    [
+        ("2", ["x=1"], "no stage '2'; there is 0 (vision), 1 (thinker)"),
+        ("thinker", ["nothing=1"], "thinker has no input 'nothing'"),
+        ("thinker", ["items=1"], "what another node gives"),
+        ("vision", ["media=1"], "media cannot be changed"),
+        ("thinker", ["messages.7.content=x"], "nothing called '7'"),
+        ("thinker", ["params"], "a change is INPUT=VALUE"),
+        ("thinker", [], "a fork changes something"),
+    ],
+)
+async def test_what_cannot_be_changed_says_why(home: House, stage: str, changes: list[str], why: str):
+    record = await recorded(home)
+
+    with pytest.raises(BadRequest) as caught:
+        node = find_node(record.invocation, stage)
+        fork_invocation(record.invocation, node, dict(map(parse_change, changes)), None)
+
+    assert why in caught.value.message
+
+
+async def test_what_was_not_kept_says_what_keeps_it(tmp_path: Path):
+    async with house(tmp_path) as plain:
+        plain.ran = Counter()
+        record = await recorded(plain)
+        response = await plain.http.get(f"/v1/invocations/{record.invocation.id}/steps/0/outputs/embedding")
+        missing = await plain.http.get(f"/v1/invocations/{record.invocation.id}/steps/0/outputs/nothing")
+
+    assert response.status_code == missing.status_code == 404
+    assert "OMNIBUS_GATEWAY_RECORD=stages" in error(response)["message"]
+    assert not can_begin_at(*record, 1)
+
+
+def test_outputs_are_shown_as_what_they_are():
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    sound = [RecordedChunk({"rate": 8000}, np.zeros(80, np.float32)), RecordedChunk({}, None, True)]
+
+    picture = render_chunks([RecordedChunk({}, pixels, True)])
+    audio = render_chunks(sound)
+    codes = render_chunks([RecordedChunk({"codes": [1, 2]}), RecordedChunk({"codes": [3]}, None, True)])
+
+    assert picture.mime == "image/png"
+    assert Image.open(io.BytesIO(picture.body)).size == (3, 2)
+    assert (audio.mime, audio.body[:4]) == ("audio/wav", b"RIFF")
+    assert json.loads(codes.body)["data"] == {"codes": [1, 2, 3]}
