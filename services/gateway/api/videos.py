@@ -9,11 +9,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from omnibus.errors import NotFound
 from omnibus.settings import GatewaySettings
 from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import Handler, add_routes, json_response
 from services.gateway.openai import videos
-from services.gateway.openai.videos import CONTENT, PATH, VIDEO, VideoDeleted
+from services.gateway.openai.videos import CONTENT, EDITS, EXTENSIONS, PATH, REMIX, VIDEO, VideoDeleted
 from services.gateway.videos.service import Videos
 from services.gateway.videos.storage import FILE_EXTENSIONS, MIME
 
@@ -30,6 +31,7 @@ class VideoRoutes:
             PATH: {"GET": self._list_videos, "POST": self._create_video},
             VIDEO: {"GET": self._get_video, "DELETE": self._delete_video},
             CONTENT: {"GET": self._get_content},
+            **{path: {"POST": _refuse_change} for path in (REMIX, EDITS, EXTENSIONS)},
         }
         add_routes(app, routes)
 
@@ -58,3 +60,7 @@ class VideoRoutes:
         }
         name = f"{job.id}{FILE_EXTENSIONS[variant]}"
         return FileResponse(path, 200, headers, MIME[variant], filename=name, content_disposition_type="inline")
+
+
+async def _refuse_change(_: Request) -> Response:
+    raise NotFound("videos are not changed here: POST /v1/videos with another prompt, and the seed of the first one")

@@ -15,6 +15,9 @@ from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
 
+#: Routes of OpenAI that change a video: no family here can.
+REMIX, EDITS, EXTENSIONS = f"{VIDEO}/remix", f"{PATH}/edits", f"{PATH}/extensions"
+
 Variant = Literal["video", "thumbnail"]
 _Extent = Annotated[str, Meta(max_length=16, pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 _Written = Annotated[str, Meta(max_length=16, pattern=r"^[0-9]{1,5}([.][0-9]{1,6})?$")]

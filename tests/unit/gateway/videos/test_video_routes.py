@@ -291,6 +291,14 @@ async def test_odd_variants_are_refused(home: House, variant: str):
     assert (response.status_code, error(response)["param"]) == (400, "variant")
 
 
+@pytest.mark.parametrize("path", [f"{PATH}/{NOBODY}/remix", f"{PATH}/edits", f"{PATH}/extensions"])
+async def test_what_would_change_a_video_says_what_to_send_instead(home: House, path: str):
+    response = await home.http.post(path, json={"prompt": "a bluer boat"})
+
+    assert (response.status_code, error(response)["code"]) == (404, "not_found")
+    assert "POST /v1/videos" in error(response)["message"]
+
+
 async def test_other_methods_are_refused(home: House):
     for method, path in (("PUT", PATH), ("POST", f"{PATH}/{NOBODY}"), ("DELETE", f"{PATH}/{NOBODY}/content")):
         response = await home.http.request(method, path)
