@@ -12,8 +12,10 @@ import pytest
 from PIL import Image
 
 from tests.e2e.images.test_images import wanted
+from tests.e2e.questions import data_url
 from tests.e2e.routes.conftest import DIRECTOR, EDITOR, EMBEDDER, PAINTER
 from tests.e2e.system import OMNI, System
+from tests.unit.gateway.samples import picture
 
 pytestmark = pytest.mark.e2e
 
@@ -45,6 +47,30 @@ async def test_models_are_listed_and_shown(client: openai.AsyncOpenAI):
     assert (await client.models.retrieve(OMNI)).owned_by == "omnibus"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("some/where")
+
+
+async def test_several_answers_about_a_picture_share_its_prompt(client: openai.AsyncOpenAI):
+    image: Any = {"type": "image_url", "image_url": {"url": data_url("image/png", picture("PNG", (40, 30)))}}
+    asked: Any = {
+        "model": OMNI,
+        "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what is it?"}]}],
+        "max_tokens": 8,
+        "extra_body": {"ignore_eos": True},
+    }
+
+    single = await client.chat.completions.create(**asked)
+    several = await client.chat.completions.create(**asked, n=3)
+    stream: Any = await client.chat.completions.create(
+        **asked, n=3, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert single.usage is not None
+    for usage in (several.usage, chunks[-1].usage):
+        assert (usage.prompt_tokens, usage.completion_tokens) == (single.usage.prompt_tokens, 3 * 8)
+    ended = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason == "length"]
+    assert sorted(ended) == [0, 1, 2]
 
 
 async def test_a_chat_paints_whole_and_streamed(client: openai.AsyncOpenAI, system: System, image_checkpoint: Path):
