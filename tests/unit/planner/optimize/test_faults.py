@@ -77,6 +77,11 @@ def test_a_fault_of_the_gpus_is_named(gpus: dict[str, GpuType], nodes: dict[str,
         check_gpus(gpus, nodes)
 
 
+def test_with_a_currency_each_type_has_a_price():
+    with pytest.raises(BadRequest, match="^gpus: 'H100' has no price; with a currency each type has one"):
+        check_gpus({"H100": GpuType(1), "L40": GpuType(1, price=0.0)}, {}, "EUR")
+
+
 OMNI = {"family": "qwen2_5_omni", "components": ("vision", "audio", "thinker")}
 
 #: Of the profile, the GPUs, what is asked and declared; and what is said of it.

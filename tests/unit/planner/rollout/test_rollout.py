@@ -1,8 +1,10 @@
 """A plan changes once the executors that it asks for are ready; what does not come about is put off and said."""
 
+import json
+
 import pytest
 
-from omnibus.plan import Plan
+from omnibus.plan import Plan, PriceList
 from tests.unit.planner.apps import app, task
 from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until
@@ -61,6 +63,19 @@ async def test_what_starts_nothing_is_swapped_at_once(town: Town):
         await town.until(lambda plan: options(plan) == {"EL"})
 
     assert await town.store.epoch() == 2
+
+
+async def test_new_prices_are_a_new_epoch_of_the_same_plan(town: Town):
+    """Requests are charged by the plan in force, so that prices change without a restart."""
+    async with town.planner():
+        before = await town.current(1)
+        declared = json.loads(town.models.read_text())
+
+        town.models.write_text(json.dumps({**declared, "currency": "EUR", "gpus": {"cpu": {"count": 4, "price": 0.1}}}))
+        after = await town.until(lambda plan: plan.prices.currency == "EUR")
+
+    assert before.prices == PriceList()
+    assert (after.epoch, after.prices.per_hour, after.models) == (2, {"cpu": 0.1}, before.models)
 
 
 async def test_all_replicas_are_awaited(town: Town):
