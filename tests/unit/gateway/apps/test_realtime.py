@@ -1,0 +1,64 @@
+"""Apps that are models have sessions by voice: they hear, answer, speak and remember."""
+
+import numpy as np
+
+from tests.unit.gateway.apps.estate import Estate, Gateway
+from tests.unit.gateway.apps.test_audio import LISTENER
+from tests.unit.gateway.house import OMNI
+from tests.unit.gateway.realtime_house import SOUND, Caller, connected, joined, sound_of
+from tests.unit.gateway.wires import doorway
+
+#: Says how many messages it was given, and a tenth of a second of sound.
+SPEAKER = """
+    import numpy as np
+
+    from omnibus.app import App
+    from omnibus.task import Audio, ChatInput, ChatOutput
+
+    app = App(model="speaker")
+
+
+    async def serve(request: ChatInput) -> ChatOutput:
+        sound = Audio(rate=24000, array=np.full(2400, 0.5, np.float32))
+        return ChatOutput(text=f"{len(request.messages)} messages", audio=sound)
+"""
+
+
+async def test_an_app_hears_what_is_said_to_it(land: Estate, gate: Gateway):
+    await land.home.all_of(OMNI)
+    land.write("listener", LISTENER)
+    await gate.register("listener")
+    land.home.app = gate.app
+
+    async with doorway(land.home) as door, connected(f"ws://localhost:{door.port}", "secretary") as caller:
+        await caller.update(output_modalities=["text"], audio={"input": {"turn_detection": None}})
+        await caller.speak(SOUND)
+        events = await caller.respond()
+
+    said = joined(events, "response.output_text.delta")
+    assert events[-1]["response"]["status"] == "completed", events[-1]
+    assert "SAW" in said
+    await land.home.emptied()
+
+
+async def test_an_app_speaks_and_has_the_whole_conversation(land: Estate, gate: Gateway):
+    land.home.serve(OMNI)
+    land.write("speaker", SPEAKER)
+    await gate.register("speaker")
+    land.home.app = gate.app
+
+    async with doorway(land.home) as door, connected(f"ws://localhost:{door.port}", "speaker") as caller:
+        first = await _turn(caller, "one")
+        second = await _turn(caller, "two")
+
+    assert [first[0], second[0]] == ["1 messages", "3 messages"]
+    for _, sound in (first, second):
+        assert np.all(np.abs(np.frombuffer(sound, "<i2") - 0.5 * 32767) <= 1)
+        assert len(sound) == 2 * 2400
+
+
+async def _turn(caller: Caller, text: str) -> tuple[str, bytes]:
+    await caller.say(text)
+    events = await caller.respond()
+    assert events[-1]["response"]["status"] == "completed", events[-1]
+    return joined(events, "response.output_audio_transcript.delta"), sound_of(events)
