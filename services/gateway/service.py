@@ -32,6 +32,7 @@ from services.gateway.apps.service import AppService
 from services.gateway.auth.admin import check_token
 from services.gateway.auth.tenancy import Tenancy
 from services.gateway.batches.service import Batches
+from services.gateway.console.recorder import HistoryRecorder
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.http.connection import ConnectionLimits
@@ -194,7 +195,10 @@ class GatewayService:
         batches = self._batches = table.batches
         batches.startup()
         self._closing.push_async_callback(batches.shutdown)
-        console = self._console = Console(settings, self._store, bus)
+        console = self._console = Console(settings, self._store, bus, router.members, tenancy.key_view)
+        if settings.history_seconds > 0:
+            history = HistoryRecorder(router.gateway, self._store, router.members, settings.history_seconds)
+            self._start_task(history.run())
         self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
         scheme = "https" if settings.tls_cert else "http"

@@ -251,6 +251,10 @@ class GatewaySettings(Settings, frozen=True):
     app_ready: float = 60.0
     #: Seconds that the requests of an app's old version may take to finish.
     app_drain: float = 30.0
+    #: Seconds that rates, latencies and errors of the console's history are kept in the store; 0: none are.
+    history_seconds: float = 7 * 24 * 3600.0
+    #: File with the output of all processes, as `omnibus up` writes it: the console shows its last lines. Empty: none.
+    log_file: str = ""
 
 
 class PlannerSettings(Settings, frozen=True):

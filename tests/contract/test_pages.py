@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from omnibus.reference import comments, settings
+from omnibus.reference import comments, fields, settings
 from omnibus.settings import Settings
 from tests import pages
 from tests.pages import errors, tasks
@@ -24,7 +24,7 @@ def test_no_area_of_settings_is_left_out():
 
 @pytest.mark.parametrize("area", settings.AREAS, ids=lambda area: area.area)
 def test_every_setting_is_described(area: type[Settings]):
-    found = list(settings.described(area))
+    found = list(fields.described(area))
 
     assert [field.name for each in found for field in each.fields] == [
         field.name for field in msgspec.structs.fields(area)

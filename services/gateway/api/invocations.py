@@ -1,5 +1,6 @@
 """``/v1/invocations``: the recorded ends of requests, for operators: ``services.gateway.replay.history``."""
 
+import math
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,6 +11,7 @@ from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from services.gateway.auth.admin import AdminAuth
 from services.gateway.http.handlers import add_routes, json_response
+from services.gateway.http.query import parse_number, parse_query
 from services.gateway.replay.contents import EdgeContents
 from services.gateway.replay.history import MAX_LISTED, History, Query
 
@@ -39,7 +41,7 @@ class InvocationRoutes:
 
     async def _list_invocations(self, request: Request) -> Response:
         self._admin.check_control_access(request.headers)
-        return json_response(await self._history.find_page(_parse_query(request)))
+        return json_response(await self._history.find_page(_parse_filters(request)))
 
     async def _get_invocation(self, request: Request) -> Response:
         self._admin.check_control_access(request.headers)
@@ -61,26 +63,21 @@ class InvocationRoutes:
         return Response(found.body, media_type=found.mime, headers=headers)
 
 
-def _parse_query(request: Request) -> Query:
-    given = dict(request.query_params)
-    unknown = set(given) - {"q", "model", "app", "status", "limit", "before"}
-    if unknown:
-        raise BadRequest(f"there is no parameter {min(unknown)[:80]!r}", param=min(unknown)[:80])
+def _parse_filters(request: Request) -> Query:
+    given = parse_query(request, "q", "model", "app", "status", "since", "until", "min_ms", "max_ms", "limit", "before")
     status = given.get("status", "")
     if status not in _STATUSES:
         raise BadRequest(f"status is one of {', '.join(_STATUSES[1:])}", param="status")
+    until, longest = parse_number(given, "until", 0, 0, 1 << 40), parse_number(given, "max_ms", 0, 0, 1 << 40)
     return Query(
         words=tuple(given.get("q", "").split()),
         model=given.get("model", ""),
         app=given.get("app", ""),
         status=status,
-        limit=_parse_number(given, "limit", 50, 1, MAX_LISTED),
-        before=_parse_number(given, "before", 0, 0, 1 << 62),
+        since=parse_number(given, "since", 0, 0, 1 << 40),
+        until=until or math.inf,
+        min_seconds=parse_number(given, "min_ms", 0, 0, 1 << 40) / 1000,
+        max_seconds=longest / 1000 or math.inf,
+        limit=parse_number(given, "limit", 50, 1, MAX_LISTED),
+        before=parse_number(given, "before", 0, 0, 1 << 62),
     )
-
-
-def _parse_number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    text = given.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-        raise BadRequest(f"{name} is a whole number from {least} to {most}", param=name)
-    return int(text)

@@ -20,7 +20,7 @@ from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
 from services.gateway.tenancy.cost_model import RequestCostModel
 from services.gateway.tenancy.gateway_count import GatewayPeers
-from services.gateway.tenancy.key_store import KeyStore
+from services.gateway.tenancy.key_store import KeyStore, KeyView
 from services.gateway.tenancy.rate_limits import RateLimits
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,10 @@ class Tenancy:
                 )
             return
         self._tasks += [loop.create_task(each) for each in (self._book.follow_sources(), self._follow_profiles())]
+
+    def key_view(self) -> KeyView:
+        """The API keys that are in force, for operators."""
+        return self._book.view(self.on)
 
     def guard_application(self, application: ASGIApp) -> ASGIApp:
         """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""

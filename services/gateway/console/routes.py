@@ -1,6 +1,8 @@
 """The console's routes: the page's files for everybody, the data behind it for whoever may see it."""
 
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -14,14 +16,23 @@ from omnibus.recording import records
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.auth.admin import AdminAuth
+from services.gateway.console import operations
 from services.gateway.console.broadcaster import LiveStates
+from services.gateway.console.history import MAX_SPAN_SECONDS, read_history
+from services.gateway.console.log_tail import MAX_LINES, read_log_tail
 from services.gateway.console.plans import describe_plans
 from services.gateway.console.static_files import ConsolePages
 from services.gateway.http.exchange import ConnectedClient, RequestOutcome
-from services.gateway.http.handlers import add_routes, json_response
+from services.gateway.http.handlers import Handler, add_routes, json_response
+from services.gateway.http.query import parse_number, parse_query
 from services.gateway.http.response import ResponseWriter, as_events
+from services.gateway.routing.executors import ExecutorTable
+from services.gateway.tenancy.key_store import KeyView
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
+EXECUTORS, EXECUTOR, KEYS = "/v1/console/executors", "/v1/console/executors/{id}", "/v1/console/keys"
+LETTERS, LETTER = "/v1/console/deadletters", "/v1/console/deadletters/{id}"
+SETTINGS, LOGS, HISTORY = "/v1/console/settings", "/v1/console/logs", "/v1/console/history"
 #: What of the query of a replay goes along with it.
 REPLAY_PARAMS = ("from", "path", "route")
 #: Seconds that a replay may keep silent.
@@ -31,8 +42,13 @@ REPLAY_IDLE_SECONDS = 120.0
 class Console:
     """Adds the routes to an application. The data is a control route."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, bus: Bus, members: ExecutorTable, keys: Callable[[], KeyView]
+    ) -> None:
+        self._settings = settings
         self._admin = AdminAuth(settings)
+        self._members = members
+        self._keys = keys
         self._store = store
         self._bus = bus
         self.live = LiveStates(store, bus)
@@ -40,7 +56,18 @@ class Console:
 
     def add_routes(self, app: FastAPI) -> None:
         self._pages.add_routes(app)
-        add_routes(app, {PLAN: {"GET": self._get_plan}})
+        gets: dict[str, Callable[[Request], Awaitable[Any]]] = {
+            PLAN: self._get_plan,
+            EXECUTORS: self._get_executors,
+            EXECUTOR: self._get_executor,
+            KEYS: self._get_keys,
+            LETTERS: self._get_letters,
+            LETTER: self._get_letter,
+            SETTINGS: self._get_settings,
+            LOGS: self._get_logs,
+            HISTORY: self._get_history,
+        }
+        add_routes(app, {path: {"GET": self._for_operators(get)} for path, get in gets.items()})
         streams = {(EVENTS, "GET"): lambda _: self.live.stream_states(), (REPLAY, "POST"): self._stream_replay}
         for (path, method), bodies in streams.items():
             app.add_route(path, _EventStreamRoute(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
@@ -49,9 +76,47 @@ class Console:
         """End what is being told to those who look."""
         await self.live.close()
 
-    async def _get_plan(self, request: Request) -> Response:
-        self._admin.check_control_access(request.headers)
-        return json_response(await describe_plans(self._store))
+    def _for_operators(self, get: Callable[[Request], Awaitable[Any]]) -> Handler:
+        """The handler of a route whose data ``get`` returns, closed to all others."""
+
+        async def handle(request: Request) -> Response:
+            self._admin.check_control_access(request.headers)
+            return json_response(await get(request))
+
+        return handle
+
+    async def _get_plan(self, _: Request) -> Any:
+        return await describe_plans(self._store)
+
+    async def _get_executors(self, _: Request) -> Any:
+        return {"data": operations.describe_executors(self._members)}
+
+    async def _get_executor(self, request: Request) -> Any:
+        return operations.describe_executor(self._members, request.path_params["id"])
+
+    async def _get_keys(self, _: Request) -> Any:
+        return operations.describe_keys(self._keys())
+
+    async def _get_letters(self, request: Request) -> Any:
+        given = parse_query(request, "limit", "before")
+        limit = parse_number(given, "limit", 50, 1, operations.MAX_LETTERS)
+        return await operations.list_letters(self._bus, limit, parse_number(given, "before", 0, 0, 1 << 62))
+
+    async def _get_letter(self, request: Request) -> Any:
+        return await operations.show_letter(self._bus, request.path_params["id"])
+
+    async def _get_settings(self, _: Request) -> Any:
+        return {"data": operations.describe_settings()}
+
+    async def _get_logs(self, request: Request) -> Any:
+        given = parse_query(request, "process", "lines")
+        lines = parse_number(given, "lines", 200, 1, MAX_LINES)
+        return await read_log_tail(self._settings.log_file, given.get("process", ""), lines)
+
+    async def _get_history(self, request: Request) -> Any:
+        given = parse_query(request, "seconds", "until")
+        seconds = parse_number(given, "seconds", 3600, 60, MAX_SPAN_SECONDS)
+        return await read_history(self._store, seconds, parse_number(given, "until", 0, 0, 1 << 40) or time.time())
 
     async def _stream_replay(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the output of ``omnibus replay``: where it runs, then the answer and how it compares.

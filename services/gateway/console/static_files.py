@@ -12,6 +12,8 @@ from starlette.responses import RedirectResponse, Response
 from omnibus.errors import NotFound
 from services.gateway.http.handlers import add_routes
 
+#: Where other servers document their API.
+REFERENCE = ("/docs", "/redoc")
 PAGE, FILES = "/console/", "/console/{name}"
 STATIC = Path(__file__).parent / "static"
 
@@ -78,6 +80,8 @@ class ConsolePages:
     def add_routes(self, app: FastAPI) -> None:
         for path in ("/", "/console"):
             app.add_route(path, _redirect_to_page, methods=["GET"], include_in_schema=False)
+        for path in REFERENCE:
+            app.add_route(path, _redirect_to_reference, methods=["GET"], include_in_schema=False)
         add_routes(app, {path: {"GET": self._serve_file} for path in (PAGE, FILES)})
 
     async def _serve_file(self, request: Request) -> Response:
@@ -91,6 +95,10 @@ class ConsolePages:
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(file.packed, 200, {**headers, "content-encoding": "gzip"}, file.kind)
         return Response(file.body, 200, headers, file.kind)
+
+
+async def _redirect_to_reference(_: Request) -> Response:
+    return RedirectResponse("console/#/api", 307, {"cache-control": "no-cache"})
 
 
 async def _redirect_to_page(_: Request) -> Response:

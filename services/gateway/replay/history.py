@@ -1,5 +1,7 @@
 """Invocations from the record stream: one, or the latest ones that somebody looks for."""
 
+import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +18,8 @@ from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
 
 #: Records that are read at once, and those that one question may read in all.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 4096
+#: Seconds by which the records of several gateways may be out of order.
+_DISORDER_SECONDS = 60.0
 #: Invocations on a page.
 MAX_LISTED = 200
 
@@ -27,6 +31,12 @@ class Query(NamedTuple):
     model: str = ""
     app: str = ""
     status: str = ""
+    #: Unix seconds within which they came, and how many seconds they took at least and at most. One that runs is as
+    #: long as it has run by now.
+    since: float = 0.0
+    until: float = math.inf
+    min_seconds: float = 0.0
+    max_seconds: float = math.inf
     limit: int = 50
     #: Number of the stream that all found ones come before; 0: the latest.
     before: int = 0
@@ -60,6 +70,8 @@ class History:
                     found.append(brief)
                 if len(found) >= query.limit:
                     return SummaryPage(tuple(found), below)
+            if stored and _is_older(stored[0], query.since):
+                return SummaryPage(tuple(found))
             read += len(stored)
             if not stored or below <= 1:
                 return SummaryPage(tuple(found))
@@ -87,6 +99,15 @@ class History:
         return waterfall.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
 
 
+def _is_older(stored: Stored, since: float) -> bool:
+    """Return whether what came before ``stored`` came before ``since`` too."""
+    try:
+        invocation, _ = records.decode_message(stored.data)
+    except OmnibusError:  # of another version
+        return False
+    return invocation is not None and invocation.created < since - _DISORDER_SECONDS
+
+
 def _matches_scope(invocation: Invocation, query: Query) -> bool:
     """Return whether it is of the model and app that are asked for, which its end does not change."""
     models = {invocation.model, *(node.model for node in invocation.nodes)}
@@ -96,6 +117,9 @@ def _matches_scope(invocation: Invocation, query: Query) -> bool:
 def _matches_query(invocation: Invocation, ended: EndRecord | None, query: Query) -> bool:
     brief = waterfall.build_summary(invocation, ended)
     if query.status not in ("", brief.status):
+        return False
+    took = brief.seconds if brief.seconds is not None else time.time() - brief.created
+    if not query.since <= brief.created <= query.until or not query.min_seconds <= took <= query.max_seconds:
         return False
     said = [*msgspec.to_builtins(brief).values(), *_final_route(invocation, ended), *_component_names(invocation)]
     text = " ".join(str(each) for each in said).lower()

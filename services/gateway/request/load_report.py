@@ -151,6 +151,8 @@ class LoadReporter:
                 GATEWAY.rejection_counter(part.model, "executors").inc()
             else:
                 slot.failed += 1
+        if isinstance(error, OmnibusError) and error.stage and not isinstance(error, Overloaded):
+            _count_stage_failure(counted, error)
 
     def count_limit_refusal(self, model: str) -> None:
         """There was no room for a request to ``model``, or "" for an app, before its type was known."""
@@ -237,6 +239,13 @@ class LoadReporter:
             self._bus.publish(subjects.event_subject(subjects.LOAD), body)
         except OmnibusError as error:
             log.warning("load not told: %s", error)
+
+
+def _count_stage_failure(counted: CountedInvocation, error: OmnibusError) -> None:
+    """Count ``error`` for the first model that has its stage; what engines call otherwise is one stage, ``other``."""
+    models = [part.model for part in counted.parts if error.stage in part.kind.split("+")]
+    stage = error.stage if models else "other"
+    GATEWAY.stage_failures.labels((models or [counted.parts[0].model])[0], stage, error.code).inc()
 
 
 def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
@@ -15,6 +16,14 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the file: secrets that are mounted change under a running service.
 POLL_SECONDS = 5.0
+
+
+class KeyView(NamedTuple):
+    """API keys that are in force: whether requests have to show one, the keys, and the hashes of those of the file."""
+
+    required: bool
+    records: list[KeyRecord]
+    of_file: frozenset[str]
 
 
 class KeyStore:
@@ -43,6 +52,9 @@ class KeyStore:
                 group.create_task(self._follow_file(self._file))
             if self._store is not None:
                 group.create_task(self._follow_store(self._store))
+
+    def view(self, required: bool) -> KeyView:
+        return KeyView(required, list(self.records.values()), frozenset(self._of_file))
 
     def find(self, key: str) -> KeyRecord | None:
         return api_key.find_key_record(self.records, key)

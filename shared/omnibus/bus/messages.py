@@ -145,6 +145,11 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     slots: int = 0
     #: Times that its connection to the bus came back: what it had sent before may be lost.
     reconnects: int = 0
+    #: ``cpu`` or the GPU that it computes on; empty: it does not say.
+    device: str = ""
+    #: Bytes of main memory that its process occupies, and of GPU memory that its engines have reserved at most.
+    memory_bytes: int = 0
+    gpu_bytes: int = 0
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

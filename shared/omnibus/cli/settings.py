@@ -4,27 +4,13 @@ import argparse
 import os
 import textwrap
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import msgspec
 
 from omnibus.cli.output import print_json, print_names
-from omnibus.environment import Settings, variable_name
 from omnibus.errors import BadRequest
-from omnibus.reference.settings import AREAS, OTHER_VARIABLES, check_environment, described, unit_of
+from omnibus.reference.fields import Variable, area_variables
+from omnibus.reference.settings import AREAS, OTHER_VARIABLES, check_environment
 
 _LINE_WIDTH = 100
-_SECRET_WORDS = ("password", "secret", "token", "salt", "url")
-
-
-class Variable(NamedTuple):
-    """One environment variable; ``value`` is None where it is not set."""
-
-    name: str
-    default: Any
-    unit: str
-    meaning: str
-    value: str | None
 
 
 async def list_settings(options: argparse.Namespace) -> int:
@@ -50,20 +36,9 @@ async def list_settings(options: argparse.Namespace) -> int:
 
 def _variables() -> Iterator[Variable]:
     for area in AREAS:
-        for each in described(area):
-            for field in each.fields:
-                yield _variable(area, field, each.comment)
+        yield from area_variables(area, os.environ)
     for name, meaning in OTHER_VARIABLES.items():
         yield Variable(name, "", "text", meaning, os.environ.get(name))
-
-
-def _variable(area: type[Settings], field: msgspec.structs.FieldInfo, comment: str) -> Variable:
-    name = variable_name(area, field.name)
-    value = os.environ.get(name)
-    if value and any(word in field.name for word in _SECRET_WORDS):
-        value = "(set)"  # terminals are shared and logged
-    default = field.default if field.default is not msgspec.NODEFAULT else None
-    return Variable(name, default, unit_of(field), comment.replace("``", "`"), value)
 
 
 def _lines(variable: Variable) -> list[str]:

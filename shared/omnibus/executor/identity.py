@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omnibus.bus.messages import ExecutorStatus
+from omnibus.process.memory import resident_bytes
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class ExecutorIdentity:
     credits: int
     origin: str = ""  # of the plan that asked for it; empty when none did
     slots: int = 0  # invocations of a batch
+    device: str = ""  # where its engines compute: cpu, or a GPU
     inline: int = 0  # bytes of a tensor that is sent within its message to a reader on another node
 
     def make_status(
@@ -29,6 +31,7 @@ class ExecutorIdentity:
         keeps: bool = False,
         busy: tuple[float, ...] = (),
         done: tuple[int, ...] = (),
+        gpu_bytes: int = 0,
     ) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
@@ -48,4 +51,7 @@ class ExecutorIdentity:
             busy=busy,
             done=done,
             slots=self.slots,
+            device=self.device,
+            memory_bytes=resident_bytes(),
+            gpu_bytes=gpu_bytes,
         )

@@ -63,6 +63,7 @@ class ExecutorService:
             credits=wanted.credits,
             origin=wanted.origin or catalog.code_origin(wanted.family, wanted.checkpoint),
             slots=min(wanted.batch, wanted.credits),
+            device=wanted.device,
             inline=wanted.inline,
         )
 

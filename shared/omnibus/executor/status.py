@@ -11,6 +11,11 @@ from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.runner import Runner
 from omnibus.metrics import EXECUTOR
 
+#: Devices that are no GPU.
+_NO_GPU = ("", "cpu")
+#: Keys of ``Runner.stats``: GPU bytes of this process, and of one that an engine has started.
+_GPU_STATS = ("gpu_bytes", "engine_gpu_bytes")
+
 
 class Vitals:
     """Status of the executor ``identity`` and of its ``runners``, which are named by component."""
@@ -48,6 +53,7 @@ class Vitals:
             keeps=any(getattr(runner, "keeps", False) for runner in self._runners.values()),
             busy=tuple(round(self._busy_seconds(component), 6) for component in components),
             done=tuple(self.done[component] for component in components),
+            gpu_bytes=0 if self._identity.device in _NO_GPU else self._gpu_bytes(),
         )
 
     def component_stats(self, component: str) -> dict[str, Any]:
@@ -58,6 +64,11 @@ class Vitals:
             "done": self.done[component],
         }
         return {**self._runners[component].stats(), **told}
+
+    def _gpu_bytes(self) -> int:
+        """Bytes of GPU memory that this process has reserved at most, and those of a process of its engines."""
+        stats = [runner.stats() for runner in self._runners.values()]
+        return sum(max((int(each.get(key) or 0) for each in stats), default=0) for key in _GPU_STATS)
 
     def _busy_seconds(self, component: str) -> float:
         return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say

@@ -29,6 +29,10 @@ class _Gateway:
     arrivals = Counter("omnibus_arrivals_total", "Requests received, by type.", ["model", "type"], registry=REGISTRY)
     #: Invocations by outcome: done, failed or refused. Refused ones found no room: more executors are needed.
     ended = Counter("omnibus_ended_total", "What ended, by type.", ["model", "type", "outcome"], registry=REGISTRY)
+    #: Requests that failed in a stage, by the code of the error. One stage alone: see the logs of its executors.
+    stage_failures = Counter(
+        "omnibus_stage_failures_total", "Failures by stage.", ["model", "stage", "code"], registry=REGISTRY
+    )
     #: Tokens and seconds of speech of what was done. More per request than the plan was made for: plan again.
     quantities = Counter(
         "omnibus_quantities_total", "Tokens and seconds.", ["model", "type", "quantity"], registry=REGISTRY

@@ -22,6 +22,7 @@ Keys, under ``<prefix>:``
 ``jobs:<kind>:removed``                          ids of jobs that were removed, for a while
 ``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
 ``secret:<sha256>``                              a client secret of ``/v1/realtime``, until it expires
+``history:<step>:<start>``, ``history:lead``     hash of counts within a span of time; the gateway that counts stages
 ``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
 Channels ``plan``, ``apps``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes. Each change is one
@@ -34,6 +35,8 @@ from omnibus.store.client_secrets import SECRET_PREFIX, ClientSecretRecord
 from omnibus.store.client_secrets import ClientSecretStore as _Secrets
 from omnibus.store.connection import REREAD_SECONDS
 from omnibus.store.dump import DumpStore as _Dump
+from omnibus.store.history import Bucket
+from omnibus.store.history import HistoryStore as _History
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
 from omnibus.store.jobs import JobStore as _Jobs
 from omnibus.store.keys import ApiKeyStore as _Keys
@@ -51,6 +54,7 @@ __all__ = [
     "REREAD_SECONDS",
     "SECRET_PREFIX",
     "AppConflict",
+    "Bucket",
     "ClientSecretRecord",
     "ConversationRecord",
     "ItemPage",
@@ -72,5 +76,5 @@ __all__ = [
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Secrets, _Dump):
+class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Secrets, _History, _Dump):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

@@ -45,6 +45,7 @@ LOG_FILE = "up.log"  # of the run's directory: what all its processes wrote
 MEDIA_DIR = "OMNIBUS_GATEWAY_MEDIA_DIR"
 APPS_DIR = "OMNIBUS_GATEWAY_APPS_DIR"
 APP_ERRORS = "OMNIBUS_GATEWAY_APP_ERRORS"
+LOGS = "OMNIBUS_GATEWAY_LOG_FILE"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
 STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
@@ -292,6 +293,7 @@ class Stack:
                 **self._media_env(index % self._nodes.count),
                 "OMNIBUS_GATEWAY_PORT": str(port),
                 APPS_DIR: str(self.apps_dir),
+                LOGS: str(self.directory / LOG_FILE),
                 APP_ERRORS: self._env.get(APP_ERRORS) or os.environ.get(APP_ERRORS, "true"),
                 ADMIN: self.admin_token,
                 STORE_SECRET: self._store_secret,

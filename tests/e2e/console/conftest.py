@@ -1,4 +1,4 @@
-"""One system with a model that hears, sees and speaks, and one that makes pictures; and a browser that looks at it."""
+"""One system with models that hear, see, speak, draw and film; and a browser that looks at it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +9,21 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.e2e.console.browser import executable
 from tests.e2e.system import OMNI, System, declaration, running
 
-TOKEN, PAINTER = "the-token-of-the-test", "qwen-image-tiny"
+TOKEN, PAINTER, DIRECTOR = "the-token-of-the-test", "qwen-image-tiny", "ltx2-tiny"
 PATIENCE = 60_000  # milliseconds
 
 expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="package")
-def system(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path, image_checkpoint: Path) -> Iterator[System]:
-    models = {OMNI: only("qwen2_5_omni", omni_checkpoint, "M"), PAINTER: only("qwen_image", image_checkpoint, "TDV")}
+def system(
+    tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path, image_checkpoint: Path, ltx2_checkpoint: Path
+) -> Iterator[System]:
+    models = {
+        OMNI: only("qwen2_5_omni", omni_checkpoint, "M"),
+        PAINTER: only("qwen_image", image_checkpoint, "TDV"),
+        DIRECTOR: only("ltx2", ltx2_checkpoint, "M"),
+    }
     directory = tmp_path_factory.mktemp("console")
     with running(directory, models, OMNIBUS_GATEWAY_ADMIN_TOKEN=TOKEN) as made:
         yield made
@@ -68,7 +74,7 @@ def page(stranger: Page) -> Page:
 def asking(page: Page) -> Page:
     """The playground, with short answers."""
     page.get_by_role("link", name="Playground").click()
-    page.get_by_text("Settings").click()
+    page.locator("summary", has_text="Settings").click()
     page.get_by_label("Most tokens").fill("6")
     page.get_by_role("combobox", name="Model").select_option(OMNI)
     return page

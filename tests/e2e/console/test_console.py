@@ -1,18 +1,39 @@
 """The console in a real browser, on a real system."""
 
 import re
-from pathlib import Path
+from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.e2e.console.conftest import TOKEN
+from tests.e2e.console.conftest import DIRECTOR, PAINTER, TOKEN
 from tests.e2e.system import OMNI, System
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
 
 LIVE = re.compile("^live$")
-SEEN = (Path(__file__).parent / "seen.js").read_text()
+#: All pages of the navigation.
+PAGES = (
+    "live",
+    "plan",
+    "history",
+    "invocations",
+    "executors",
+    "deadletters",
+    "apps",
+    "keys",
+    "settings",
+    "playground",
+    "api",
+)
+#: One short chat by the page itself; its id.
+ASK = """async ([url, model]) => {
+    const body = JSON.stringify({ model, max_tokens: 4, messages: [{ role: "user", content: "hello" }] });
+    const response = await fetch(url, { method: "POST", headers: { "content-type": "application/json" }, body });
+    return response.headers.get("x-request-id");
+}"""
+Scheme = Literal["light", "dark"]
 
 
 def send(page: Page, text: str) -> None:
@@ -24,12 +45,12 @@ def send(page: Page, text: str) -> None:
 # Keys
 
 
-def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab_alone(stranger: Page):
-    dialog = stranger.get_by_role("dialog", name="Keys")
+def test_the_page_asks_for_a_key_and_writes_it_nowhere(stranger: Page):
+    dialog = stranger.get_by_role("dialog", name="Sign in")
     expect(dialog).to_be_visible()
 
     dialog.get_by_label("Admin token").fill(TOKEN)
-    dialog.get_by_role("button", name="Use them").click()
+    dialog.get_by_role("button", name="Sign in").click()
 
     expect(stranger.locator("#link")).to_have_text(LIVE)
     expect(stranger.get_by_role("region", name=f"Model {OMNI}")).to_be_visible()
@@ -38,11 +59,11 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab_alone(stranger: Page):
 
 
 def test_a_wrong_key_is_asked_for_again(stranger: Page):
-    dialog = stranger.get_by_role("dialog", name="Keys")
+    dialog = stranger.get_by_role("dialog", name="Sign in")
     dialog.get_by_label("Admin token").fill("guessed")
-    dialog.get_by_role("button", name="Use them").click()
+    dialog.get_by_role("button", name="Sign in").click()
 
-    expect(stranger.locator("#link")).to_have_text("closed: give a key")
+    expect(stranger.locator("#link")).to_have_text("locked: sign in")
     expect(dialog).to_contain_text("This gateway knows no such token or key.")
 
 
@@ -52,7 +73,16 @@ def test_a_link_with_the_token_opens_the_page_and_leaves_the_address(stranger: P
 
     expect(stranger.locator("#link")).to_have_text(LIVE)
     assert stranger.url == f"{system.url}/console/#/live"
-    expect(stranger.get_by_role("dialog", name="Keys")).to_be_hidden()
+    expect(stranger.get_by_role("dialog", name="Sign in")).to_be_hidden()
+
+
+def test_a_second_tab_is_signed_in_too(page: Page, system: System):
+    other = page.context.new_page()
+    other.goto(f"{system.url}/console/")
+
+    expect(other.locator("#link")).to_have_text(LIVE)
+    expect(other.get_by_role("dialog", name="Sign in")).to_be_hidden()
+    other.close()
 
 
 # What is so
@@ -60,28 +90,41 @@ def test_a_link_with_the_token_opens_the_page_and_leaves_the_address(stranger: P
 
 def test_the_map_shows_options_and_what_comes(page: Page, system: System):
     model = page.get_by_role("region", name=f"Model {OMNI}")
-    expect(model.get_by_role("article", name="Option M")).to_contain_text("1/1 up")
+    expect(model).to_contain_text("1/1 up")
 
     page.evaluate(
-        """async ([url, model]) => {
-            const body = JSON.stringify({ model, max_tokens: 4, messages: [{ role: "user", content: "hello" }] });
-            const headers = { "content-type": "application/json" };
-            for (let count = 0; count < 3; count++) await fetch(url, { method: "POST", headers, body });
-        }""",
+        ASK,
         [f"{system.url}/v1/chat/completions", OMNI],
     )
 
+    expect(model.get_by_role("article", name="Option M")).to_contain_text("1/1 up")
     expect(model.get_by_role("listitem").filter(has_text="thinker")).to_be_visible()
     expect(model.locator("svg .line")).to_have_count(1)
     expect(page.get_by_role("region", name="Requests by model and type")).to_contain_text("thinker")
+
+
+def test_the_map_of_an_idle_model_is_folded_until_somebody_opens_it(page: Page):
+    model = page.get_by_role("region", name=f"Model {DIRECTOR}")
+    station = model.get_by_role("article", name="Option M")
+    expect(model.get_by_role("button", name="Show map")).to_have_attribute("aria-expanded", "false")
+    expect(station).to_be_hidden()
+
+    model.get_by_role("button", name="Show map").press("Enter")
+
+    expect(model.get_by_role("button", name="Hide map")).to_have_attribute("aria-expanded", "true")
+    expect(station).to_contain_text("text_encoder + dit + vae + audio_vae")
 
 
 def test_the_plan_says_its_epoch_options_and_paths(page: Page):
     page.get_by_role("link", name="Plan").click()
 
     expect(page.get_by_role("heading", name="Plan of epoch")).to_be_visible()
-    expect(page.get_by_role("region", name="Options")).to_contain_text("vision + audio + thinker + talker + vocoder")
-    expect(page.get_by_role("region", name="Paths by request type")).to_contain_text("100 %")
+    omni = page.get_by_role("region", name=f"Plan of {OMNI}")
+    expect(omni).to_contain_text("1 of 1 up")
+    expect(omni.get_by_role("region", name=f"{OMNI}: options and what is up")).to_contain_text(
+        "vision + audio + thinker + talker + vocoder"
+    )
+    expect(omni.get_by_role("region", name=f"{OMNI}: paths by request type")).to_contain_text("100 %")
     expect(page.get_by_role("region", name="Epochs that are kept")).to_contain_text("current")
 
 
@@ -130,7 +173,7 @@ def test_the_microphone_is_heard(asking: Page):
 
 
 def test_a_picture_becomes_clearer_while_it_comes(asking: Page):
-    asking.get_by_role("combobox", name="Model").select_option("qwen-image-tiny")
+    asking.get_by_role("combobox", name="Model").select_option(PAINTER)
     asking.get_by_label("Size").fill("64x64")
     asking.get_by_label("Steps").fill("4")
 
@@ -139,7 +182,24 @@ def test_a_picture_becomes_clearer_while_it_comes(asking: Page):
     picture = asking.get_by_role("img", name="The picture", exact=True)
     expect(picture).to_be_visible()
     assert picture.evaluate("each => each.decode().then(() => each.naturalWidth)") == 64
-    expect(asking.get_by_role("article", name="Answer of qwen-image-tiny")).to_contain_text("previews 3")
+    expect(asking.get_by_role("article", name=f"Answer of {PAINTER}")).to_contain_text("previews 3")
+
+
+def test_a_video_is_followed_until_it_can_be_played(asking: Page):
+    asking.get_by_role("combobox", name="Model").select_option(DIRECTOR)
+    expect(asking.get_by_role("combobox", name="Answer")).to_have_value("video")
+    for name, value in {"Size": "64x32", "Seconds": "0.4", "Steps": "2", "Seed": "1"}.items():
+        asking.get_by_label(name, exact=True).fill(value)
+
+    send(asking, "a boat")
+
+    film = asking.get_by_label("The video")
+    expect(film).to_be_visible()
+    size = """each => new Promise((resolve) => {
+        const tell = () => resolve([each.videoWidth, each.videoHeight]);
+        each.readyState ? tell() : each.addEventListener("loadedmetadata", tell);
+    })"""
+    assert film.evaluate(size) == [64, 32]
 
 
 def test_what_a_user_wrote_stays_text(asking: Page):
@@ -194,25 +254,29 @@ def test_an_invocation_that_is_not_there_is_said(page: Page):
 # For everybody
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["live", "plan", "invocations", "playground"])
-def test_texts_have_contrast_and_things_to_press_have_names(page: Page, scheme: str, name: str):
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)], ids=["light", "dark", "phone"]
+)
+def test_no_page_breaks_a_rule_of_axe(page: Page, system: System, scheme: Scheme, width: int):
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-    page.evaluate("name => { location.hash = `#/${name}` }", name)
-    expect(page.locator(".card").first).to_be_visible()
+    page.set_viewport_size({"width": width, "height": 800})
+    rules = Axe()
 
-    found = page.evaluate(SEEN)
+    for name in [*PAGES, *detail_pages(page, system)]:
+        page.evaluate("name => { location.hash = `#/${name}` }", name)
+        expect(page.locator("main .room").first).not_to_be_empty()
+        expect(page.locator("main :is(.card, .note)").first).to_be_attached()
 
-    assert found == {"faint": [], "nameless": []}
+        found = rules.run(page)
+
+        assert found.violations_count == 0, f"{name}: {found.generate_report()}"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
-@pytest.mark.parametrize("name", ["live", "plan", "invocations", "playground"])
-def test_a_phone_shows_every_page_in_its_width(page: Page, name: str):
-    page.set_viewport_size({"width": 360, "height": 740})
-    page.evaluate("name => { location.hash = `#/${name}` }", name)
-    expect(page.locator(".card").first).to_be_visible()
-
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+def detail_pages(page: Page, system: System) -> list[str]:
+    """An invocation that has ended, and an executor."""
+    id = page.evaluate(ASK, [f"{system.url}/v1/chat/completions", OMNI])
+    return [f"invocations/{id}", f"executors/{min(system.executors)}"]
 
 
 def test_all_of_it_is_reached_by_keyboard(page: Page):

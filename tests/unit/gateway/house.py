@@ -44,6 +44,7 @@ from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy.key_store import KeyView
 from services.gateway.videos.service import Videos
 from services.planner.declared import declarations_file
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, place
@@ -218,7 +219,8 @@ class House:
         self.videos = Videos(settings, store or nowhere, self.runs)
         self.responses = Responses(settings, store or nowhere, self.bus, self.chat, gateway)
         self.table = RouteTable(self.runs, self.chat, self.files, self.videos, self.responses)
-        self.console = Console(settings, store or nowhere, self.bus)
+        self.keys = KeyView(False, [], frozenset())
+        self.console = Console(settings, store or nowhere, self.bus, self.router.members, lambda: self.keys)
         frontend = Frontend(settings, self.router, self.dispatcher, self.table, console=self.console)
         self.app = frontend.build_application()
         self.direct = frontend.create_direct_route()

@@ -4,6 +4,7 @@ import { ask, events } from "./api.js";
 import { about, badge, fill, h, s, say, trouble } from "./dom.js";
 import { seconds } from "./format.js";
 import { fromBase64, Player } from "./sound.js";
+import { video } from "./videos.js";
 
 const PEAKS = 160; // bars of a sound
 const PARTIAL = 3; // pictures before the last one
@@ -20,6 +21,12 @@ export async function answer(room, asked, message, signal) {
     id && about(id, "what happened"));
   let id = "";
   try {
+    if (asked.output === "video") {
+      await video(asked, body, { facts, since, signal });
+      facts.total = seconds(since());
+      tell();
+      return "";
+    }
     const response = await (asked.output === "image" ? draw(asked, message, signal) : chat(asked, message, signal));
     id = response.headers.get("x-request-id") ?? "";
     const text = await (asked.output === "image" ? pictures : words)(response, body, { facts, since, tell: () => tell(id) });

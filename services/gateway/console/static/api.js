@@ -1,4 +1,4 @@
-// The gateway, as this page asks it. Tokens live in the tab's sessionStorage and travel in one header alone.
+// Requests to the gateway. Tokens live in the sessionStorage of tabs, which hand them to each other, and travel in one header alone.
 
 const ROOT = new URL("../v1/", document.baseURI);
 const STORED = { admin: "omnibus.admin", key: "omnibus.key" };
@@ -11,6 +11,34 @@ export const keys = {
   },
 };
 
+const TABS = new BroadcastChannel("omnibus.keys"); // of this origin alone
+const TAB_WAIT_MS = 150; // for the tokens of another tab
+let onKeys = () => {};
+
+const stored = () => Object.fromEntries(Object.keys(STORED).map((name) => [name, keys.get(name)]));
+const hasKeys = () => Object.keys(STORED).some((name) => keys.get(name));
+
+TABS.addEventListener("message", ({ data }) => {
+  if (data === "keys?") return hasKeys() && TABS.postMessage(stored());
+  if (JSON.stringify(data) === JSON.stringify(stored())) return;
+  for (const name of Object.keys(STORED)) keys.set(name, String(data[name] ?? ""));
+  onKeys();
+});
+
+/** Hand the tokens of this tab to the others, or take theirs where it has none; then `changed` is called whenever another tab signs in. */
+export async function shareKeys(given = true, changed = onKeys) {
+  onKeys = () => {};
+  if (given || hasKeys()) TABS.postMessage(stored());
+  else {
+    TABS.postMessage("keys?");
+    await new Promise((resolve) => {
+      onKeys = resolve;
+      setTimeout(resolve, TAB_WAIT_MS);
+    });
+  }
+  onKeys = changed;
+}
+
 /** An answer that is an error. `status` is that of HTTP, 0 when nobody answered. */
 export class Problem extends Error {
   constructor(status, message, about = {}) {
@@ -21,7 +49,7 @@ export class Problem extends Error {
 }
 
 function ours(path) {
-  return path.startsWith("console/") || path.startsWith("invocations");
+  return ["console/", "invocations", "apps"].some((each) => path.startsWith(each));
 }
 
 /** Ask; returns the response, raises `Problem` for one that is an error. */

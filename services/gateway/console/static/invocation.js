@@ -1,18 +1,21 @@
 // One invocation: its graph, who worked when, what came out; run it again, lay two side by side.
 
 import { ask, events, get } from "./api.js";
+import { difference, short } from "./compare.js";
 import { about, badge, card, facts, fill, h, num, s, table, trouble, wide } from "./dom.js";
-import { ago, bytes, clock, kind, part, seconds, several } from "./format.js";
+import { ago, bytes, clock, kind, seconds, several } from "./format.js";
 import { status } from "./invocations.js";
 import { layer, through } from "./lines.js";
+import { elapsed, waterfall } from "./waterfall.js";
 
-const PHASES = {
-  dispatch: "on its way to the executor", inputs: "waits for other nodes", queue: "waits for a place", run: "works towards its first output", output: "gives output",
-};
+const RECORD_WAIT_SECONDS = 5; // a request that has just come is recorded a little later
 
 export function invocation(room, id) {
   const turn = new AbortController();
+  const [top, again, middle, compare, rest] = [...Array(5)].map(() => h("div", { class: "room" }));
   let drawing = null;
+  let state = "";
+  let tries = 0;
   void read();
 
   async function read() {
@@ -20,12 +23,25 @@ export function invocation(room, id) {
       const told = await get(`invocations/${encodeURIComponent(id)}`, { signal: turn.signal });
       drawing?.close();
       const drawn = graph(told);
-      fill(room, head(told), problem(told), steps(told, room, turn.signal), drawn?.element, waterfall(told), crossed(told), beside(told, turn.signal), moves(told), outcome(told), inputs(told));
+      fill(top, head(told), problem(told));
+      fill(middle, drawn?.element, waterfall(told), crossed(told));
+      fill(rest, moves(told), outcome(told), inputs(told));
+      if (state !== told.summary.status) show(told);
       drawing = drawn?.begin();
       if (told.summary.status === "running") setTimeout(() => turn.signal.aborted || read(), 1000);
     } catch (error) {
-      if (error.name !== "AbortError") fill(room, h("h1", id), trouble(error), h("p", h("a", { href: "#/invocations" }, "All invocations")));
+      if (turn.signal.aborted) return;
+      if (error.status === 404 && !state && tries++ < RECORD_WAIT_SECONDS) setTimeout(() => turn.signal.aborted || read(), 1000);
+      fill(room, h("h1", id), trouble(error), h("p", h("a", { href: "#/invocations" }, "All invocations")));
     }
+  }
+
+  /** What people press and type in is drawn anew only when the status changes. */
+  function show(told) {
+    state = told.summary.status;
+    fill(again, steps(told, room, turn.signal));
+    fill(compare, beside(told, turn.signal));
+    if (!top.isConnected) fill(room, top, again, middle, compare, rest);
   }
   return () => {
     turn.abort();
@@ -36,7 +52,7 @@ export function invocation(room, id) {
 function head({ summary, seed, step, segments }) {
   const told = [
     ["Model", summary.model], ["Type", kind(summary.type)], ["Path", h("code", summary.path)], ["Plan", `epoch ${summary.epoch}`],
-    ["Began", `${clock(summary.created)}, ${ago(summary.created)}`], ["Took", seconds(summary.seconds)], ["First output", seconds(summary.first)],
+    ["Began", `${clock(summary.created)}, ${ago(summary.created)}`], [summary.status === "running" ? "Running for" : "Took", seconds(elapsed(summary) ?? summary.seconds)], ["First output", seconds(summary.first)],
     ["Attempts", String(summary.attempts)], ["Seed", String(seed)],
     summary.replay_of ? ["Replay of", about(summary.replay_of)] : null,
     summary.parent ? [`Step ${step} of`, about(summary.parent)] : null,
@@ -84,32 +100,7 @@ function graph({ nodes, edges, pulls = [] }) {
   };
 }
 
-// Waterfall
-
-function waterfall({ nodes, summary, moves }) {
-  const ends = nodes.flatMap((each) => [each.end ?? 0, ...each.phases.map((phase) => phase.end)]);
-  const total = Math.max(summary.seconds ?? 0, ...ends, 1e-6);
-  const at = (moment) => `${((100 * moment) / total).toFixed(2)}%`;
-  const rows = nodes.map((node) => h("div", { class: "fall", role: "row" },
-    h("span", { class: "who", role: "rowheader" }, h("b", node.component), h("small", node.executor)),
-    h("span", { class: "bars", role: "cell", "aria-label": told(node) },
-      node.phases.map((phase) => h("span", {
-        class: `phase ${phase.name}`, title: `${node.component}: ${PHASES[phase.name] ?? phase.name}, ${seconds(phase.end - phase.start)}`,
-        style: { left: at(phase.start), width: `max(2px, ${at(phase.end - phase.start)})` },
-      })),
-      node.state === "failed" ? h("span", { class: "fault", style: { left: at(node.end ?? node.taken ?? total) }, title: "failed" }, "✕") : null),
-    h("span", { class: "took num", role: "cell" }, node.end === null ? node.state : seconds(node.end))));
-  const marks = [...Array(5)].map((_, index) => h("span", { style: { left: `${index * 25}%` } }, seconds((total * index) / 4)));
-  return card("Waterfall",
-    wide("Waterfall", h("div", { class: "waterfall", role: "table", "aria-label": "Who worked when" },
-      h("div", { class: "fall axis", "aria-hidden": "true" }, h("span"), h("span", { class: "bars" }, marks), h("span")),
-      rows,
-      h("div", { class: "fall over", "aria-hidden": "true" }, h("span"), h("span", { class: "bars" },
-        summary.first === null ? null : h("span", { class: "first", style: { left: at(summary.first) }, title: `first output to the client after ${seconds(summary.first)}` }),
-        moves.map((each) => h("span", { class: "moved", style: { left: at(each.at) }, title: `attempt ${each.attempt} given up: ${each.reason}` }))), h("span")))),
-    h("p", { class: "legend" }, Object.entries(PHASES).map(([name, said]) => h("span", h("i", { class: `phase ${name}` }), ` ${name}`, h("small", ` ${said}`))),
-      summary.first === null ? null : h("span", h("i", { class: "first" }), " first output to the client")));
-}
+// What crossed, and another run
 
 /** What crossed between nodes of the installation. */
 function crossed({ nodes, pulls }) {
@@ -118,10 +109,6 @@ function crossed({ nodes, pulls }) {
     each.source < 0 ? "input of the request" : h("span", h("b", nodes[each.source].component), ` ${each.output}`), each.target < 0 ? "gateway" : nodes[each.target].component,
     `${each.from_node} → ${each.to_node}`, num(bytes(each.nbytes)), num(seconds(each.seconds))]);
   return card("Between nodes", table("Between nodes", ["Output", "Reader", "From node to node", num("Size"), num("Waited")], rows));
-}
-
-function told(node) {
-  return node.phases.map((phase) => `${phase.name} ${seconds(phase.end - phase.start)}`).join(", ") || node.state;
 }
 
 // Again, and beside another one
@@ -161,7 +148,7 @@ function verdict(step, before) {
 function beside(told, signal) {
   const [, asked] = location.hash.split("?with=");
   const other = decodeURIComponent(asked || told.summary.replay_of || "");
-  const id = h("input", { "aria-label": "Another invocation", placeholder: "id of another invocation", value: other, spellcheck: "false", autocomplete: "off" });
+  const id = h("input", { "aria-label": "Another invocation", placeholder: "id of another invocation", size: 30, value: other, spellcheck: "false", autocomplete: "off" });
   const shown = h("div");
   const show = async () => {
     if (!id.value.trim()) return fill(shown);
@@ -172,40 +159,15 @@ function beside(told, signal) {
     }
   };
   if (other) void show();
-  return card("Beside another one",
+  return card("Compare with another one",
     h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); void show(); } }, id, h("button", { type: "submit", class: "quiet" }, "Compare")), shown);
-}
-
-function difference(one, other) {
-  const took = (node) => (node && node.end !== null && node.taken !== null ? node.end - node.taken : null);
-  const row = (name, a, b, text = seconds) => {
-    const known = typeof a === "number" && typeof b === "number";
-    return [name, num(text(a)), num(text(b)), num(known && b ? `${a >= b ? "+" : "−"}${part(Math.abs(a / b - 1))}` : "")];
-  };
-  const same = (name, a, b) => (a || b ? [name, a || "–", b || "–", a === b ? badge("same", "good") : badge("differs", "bad")] : null);
-  const outs = [...new Set([...Object.keys(one.outcome?.outputs ?? {}), ...Object.keys(other.outcome?.outputs ?? {})])];
-  const nodes = [...Array(Math.max(one.nodes.length, other.nodes.length)).keys()];
-  return table("Difference", ["", num("this one"), num(other.summary.id), num("")], [
-    same("status", one.summary.status, other.summary.status), same("path", one.summary.path, other.summary.path), same("seed", String(one.seed), String(other.seed)),
-    same("text", short(one.outcome?.text_sha256), short(other.outcome?.text_sha256)), same("sound", short(one.outcome?.audio_sha256), short(other.outcome?.audio_sha256)),
-    ...outs.map((name) => same(name, short(one.outcome?.outputs?.[name]), short(other.outcome?.outputs?.[name]))),
-    row("took", one.summary.seconds, other.summary.seconds), row("first output", one.summary.first, other.summary.first),
-    ...nodes.flatMap((at) => {
-      const [a, b] = [one.nodes[at], other.nodes[at]];
-      return [row(`${(a ?? b).component}: taken to end`, took(a), took(b)), same(`${(a ?? b).component}: executor`, a?.executor, b?.executor)];
-    }),
-  ].filter(Boolean));
 }
 
 // The rest
 
-function short(digest) {
-  return digest ? `sha256 ${digest.slice(0, 12)}…` : "";
-}
-
 function moves({ moves: told }) {
   if (!told.length) return null;
-  return card("Attempts that were given up", table("Moves", [num("Attempt"), num("after"), "Why", "Executor", ""],
+  return card("Attempts that were given up", table("Moves", [num("Attempt"), num("after"), "Why", "Executor", "Message"],
     told.map((each) => [num(String(each.attempt)), num(seconds(each.at)), badge(each.reason, "warn"), each.executor, each.message])));
 }
 
@@ -218,12 +180,12 @@ function outcome({ outcome: told }) {
     ...Object.entries(told.usage).filter(([, value]) => value).map(([name, value]) => [name.replaceAll("_", " "), String(value)]),
     ...Object.entries(told.outputs).filter(([, digest]) => digest).map(([name, digest]) => [name, short(digest)]),
   ].filter(Boolean);
-  return pairs.length ? card("What came out", facts(pairs)) : null;
+  return pairs.length ? card("Outputs", facts(pairs)) : null;
 }
 
 function inputs({ nodes }) {
   const rows = nodes.flatMap((node) => node.inputs.map((each) => [
     h("span", h("b", node.component), ` ${each.name}`), each.mime || each.kind, num(each.nbytes ? bytes(each.nbytes) : ""), h("code", short(each.sha256))]));
   if (!rows.length) return null;
-  return h("details", { class: "card" }, h("summary", "What went in"), table("Inputs", ["Input", "Kind", num("Size"), ""], rows));
+  return h("details", { class: "card" }, h("summary", "Inputs"), table("Inputs", ["Input", "Kind", num("Size"), "Digest"], rows));
 }

@@ -6,6 +6,8 @@ import { clock, kind, seconds } from "./format.js";
 import { follow } from "./state.js";
 
 const STATES = { running: "info", done: "good", failed: "bad", cancelled: "warn", expired: "bad" };
+const SPANS = { 900: "last 15 minutes", 3600: "last hour", 86400: "last day" };
+const LEAST = { 100: "100 ms", 1000: "1 s", 10000: "10 s", 60000: "1 min" };
 const PAUSE = 250; // milliseconds after a key
 const FRESH = 1500; // milliseconds between two readings while requests come
 
@@ -16,9 +18,14 @@ export function status(word, code) {
 export function invocations(room) {
   const words = h("input", { type: "search", id: "words", placeholder: "id, model, type, path, executor, error …", autocomplete: "off", spellcheck: "false", "aria-label": "Search" });
   const only = h("select", { "aria-label": "Status" }, h("option", { value: "" }, "every status"), Object.keys(STATES).map((each) => h("option", { value: each }, each)));
+  const asked = new URLSearchParams(location.hash.split("?")[1] ?? "");
+  const fixed = asked.has("since") ? { since: asked.get("since"), until: asked.get("until") } : null;
+  const when = h("select", { "aria-label": "Time" }, fixed ? h("option", { value: "fixed" }, `${clock(fixed.since)} to ${clock(fixed.until)}`) : null, h("option", { value: "" }, "at any time"), options(SPANS));
+  const least = h("select", { "aria-label": "Duration" }, h("option", { value: "" }, "however long"), options(LEAST, "took at least "));
+  words.value = asked.get("q") ?? asked.get("model") ?? "";
   const list = h("div", { "aria-live": "polite" });
   const more = h("button", { type: "button", class: "quiet", hidden: true }, "Older ones");
-  fill(room, h("h1", "Invocations"), h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words, only), h("section", { class: "card" }, list, more));
+  fill(room, h("h1", "Invocations"), h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words, only, when, least), h("section", { class: "card" }, list, more));
 
   let older = [];
   let next = null;
@@ -28,7 +35,9 @@ export function invocations(room) {
   let mark = "";
 
   function query(before) {
-    const asked = new URLSearchParams({ limit: 50 });
+    const asked = new URLSearchParams({ limit: 50, ...(when.value === "fixed" ? fixed : {}) });
+    if (SPANS[when.value]) asked.set("since", Math.floor(Date.now() / 1000) - Number(when.value));
+    if (least.value) asked.set("min_ms", least.value);
     if (words.value.trim()) asked.set("q", words.value.trim());
     if (only.value) asked.set("status", only.value);
     if (before) asked.set("before", before);
@@ -52,7 +61,7 @@ export function invocations(room) {
     const seen = new Set(found.map((each) => each.id));
     const all = [...found, ...older.filter((each) => !seen.has(each.id))];
     more.hidden = !next;
-    if (!all.length) fill(list, h("p", { class: "empty" }, words.value || only.value ? "Nothing like that was recorded." : "Nothing was recorded yet."));
+    if (!all.length) fill(list, h("p", { class: "empty" }, words.value || only.value || when.value || least.value ? "Nothing like that was recorded." : "Nothing was recorded yet."));
     else morph(list, rows(all));
   }
 
@@ -77,7 +86,7 @@ export function invocations(room) {
   }
 
   words.addEventListener("input", anew);
-  only.addEventListener("change", anew);
+  for (const each of [only, when, least]) each.addEventListener("change", anew);
   more.addEventListener("click", back);
   void read();
   // Load tells that something came or ended: then, and only then, the list is read again.
@@ -96,9 +105,13 @@ export function invocations(room) {
   };
 }
 
+function options(names, before = "") {
+  return Object.entries(names).map(([value, name]) => h("option", { value }, before + name));
+}
+
 function rows(all) {
   const longest = Math.max(1e-6, ...all.map((each) => each.seconds ?? 0));
-  return table("Invocations, newest first", ["Invocation", "When", "Model", "Type", "Status", "Path", num("first"), num("took"), ""],
+  return table("Invocations, newest first", ["Invocation", "When", "Model", "Type", "Status", "Path", num("first"), num("took"), h("span", { class: "unseen" }, "Length")],
     all.map((each) => [
       about(each.id),
       clock(each.created), each.model, kind(each.type),

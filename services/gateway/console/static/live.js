@@ -7,6 +7,8 @@ import { nodeMap, nodeRemarks } from "./nodes.js";
 import { follow } from "./state.js";
 
 const REMEMBERED = 90; // states in the small curve
+const IDLE_SECONDS = 60; // after the last request a model's map is folded
+const FOLDED_FROM = 3; // models; fewer fit on a page as they are
 
 export function live(room) {
   const tiles = {
@@ -21,6 +23,7 @@ export function live(room) {
   const nodes = nodeMap();
   fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), notes, maps, nodes.element, numbers);
 
+  const folds = folding();
   let shape = "";
   let drawn = [];
   let rates = [];
@@ -38,10 +41,12 @@ export function live(room) {
       for (const each of drawn) each.close();
       drawn = Object.entries(plan.plan.models).map(([name, model]) =>
         map(name, model, plan.models[name] ?? { takes: [], gives: [] }, plan.plan.explain?.planned?.models?.[name], now));
+      for (const each of drawn) folds.attach(each);
       fill(maps, drawn.map((each) => each.element), drawn.length ? legend() : h("p", { class: "card empty" }, "The plan has no models."));
       for (const each of drawn) each.again();
     }
     for (const each of drawn) each.update(now);
+    folds.update(drawn, now);
     nodes.update(now);
     rates = [...rates.slice(1 - REMEMBERED), heads(tiles, now, plan)];
     sparkle(curve, rates);
@@ -52,6 +57,33 @@ export function live(room) {
     stop();
     nodes.close();
     for (const each of drawn) each.close();
+  };
+}
+
+/** Maps of models without requests are folded where there are several, unless somebody opens them. */
+function folding() {
+  const chosen = new Map(); // by model: true for open
+  const active = new Map(); // by model: when it last had requests
+  return {
+    attach({ name, element }) {
+      const button = h("button", { type: "button", class: "quiet small", onclick: () => {
+        chosen.set(name, element.classList.contains("folded"));
+        this.fold(element, !chosen.get(name));
+      } }, "Hide map");
+      element.querySelector("header").append(button);
+    },
+    fold(element, folded) {
+      if (element.classList.toggle("folded", folded) === folded) say(element.querySelector("header button"), folded ? "Show map" : "Hide map");
+      element.querySelector("header button").setAttribute("aria-expanded", String(!folded));
+      element.querySelector(".scroll").hidden = folded;
+    },
+    update(drawn, now) {
+      for (const { name, element, busy } of drawn) {
+        if (busy(now)) active.set(name, now.at);
+        const idle = drawn.length >= FOLDED_FROM && now.at - (active.get(name) ?? 0) > IDLE_SECONDS;
+        this.fold(element, chosen.has(name) ? !chosen.get(name) : idle);
+      }
+    },
   };
 }
 
@@ -79,7 +111,7 @@ function heads(tiles, now, { plan }) {
   tiles.first.set(seconds(mean("first")), `whole answer ${seconds(mean("total"))}`);
   const [up, wanted, leaving] = ["up", "wanted", "leaving"].map(count);
   tiles.up.set(`${up} of ${wanted}`, up < wanted ? `${wanted - up} missing` : leaving ? `${leaving} leaving` : "all that the plan wants");
-  tiles.lost.set(`${sum("failed")} + ${sum("refused")}`, "since the console watches");
+  tiles.lost.set(`${sum("failed")} + ${sum("refused")}`, "while watched");
   tiles.lost.element.dataset.state = sum("failed") ? "bad" : "";
   return came;
 }

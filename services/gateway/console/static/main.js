@@ -1,22 +1,32 @@
 // Which page is shown, and the keys.
 
-import { keys } from "./api.js";
+import { keys, shareKeys } from "./api.js";
+import { apiReference } from "./api_reference.js";
+import { app, apps } from "./apps.js";
+import { deadLetter, deadLetters } from "./dead_letters.js";
 import { fill, h, say } from "./dom.js";
+import { executor, executors } from "./executors.js";
+import { history as historyPage } from "./history.js";
 import { invocation } from "./invocation.js";
 import { invocations } from "./invocations.js";
+import { apiKeys } from "./keys.js";
 import { live } from "./live.js";
 import { plan } from "./plan.js";
 import { playground } from "./playground.js";
+import { settings } from "./settings.js";
 import { connect, follow } from "./state.js";
 
-const PAGES = { live, plan, invocations, playground };
-const TITLES = { live: "Live", plan: "Plan", invocations: "Invocations", playground: "Playground" };
+const PAGES = {
+  live, plan, history: historyPage, invocations, executors, deadletters: deadLetters, apps, keys: apiKeys, settings, playground, api: apiReference,
+};
+const DETAILS = { invocations: invocation, executors: executor, apps: app, deadletters: deadLetter };
+const TITLES = Object.fromEntries([...document.querySelectorAll("nav a")].map((link) => [link.getAttribute("href").slice(2), link.textContent]));
 const LINKS = {
   connecting: "connecting",
   live: "live",
   lost: "not connected, trying again",
   away: "connected, not everything answers",
-  closed: "closed: give a key",
+  closed: "locked: sign in",
 };
 
 const main = document.getElementById("main");
@@ -34,11 +44,13 @@ function show() {
   leave();
   document.title = `${id || TITLES[page]} · Omnibus`;
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.getAttribute("href") === `#/${page}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.getAttribute("href") === `#/${page}`) {
+      link.setAttribute("aria-current", "page");
+      if (!first) link.scrollIntoView({ block: "nearest", inline: "center" });
+    } else link.removeAttribute("aria-current");
   }
   const room = fill(main, h("div", { class: "room" })).firstChild;
-  leave = (id ? invocation(room, id) : PAGES[page](room)) || (() => {});
+  leave = (id && DETAILS[page] ? DETAILS[page](room, id) : PAGES[page](room)) || (() => {});
   scrollTo(0, 0);
   if (!first) main.focus({ preventScroll: true });
 }
@@ -69,6 +81,7 @@ document.getElementById("asked-close").addEventListener("click", () => dialog.cl
 dialog.querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
   for (const [name, field] of Object.entries(fields)) keys.set(name, field.value.trim());
+  shareKeys();
   asked = false;
   dialog.close();
   connect();
@@ -87,9 +100,13 @@ follow(({ link: word, problem }) => {
 });
 
 addEventListener("hashchange", () => {
-  if (takeToken()) connect();
+  if (takeToken()) {
+    shareKeys();
+    connect();
+  }
   show();
 });
-takeToken();
+const given = takeToken();
 show();
-connect();
+// A tab without a token waits a moment for those of other tabs.
+void shareKeys(given, () => (asked = false, dialog.close(), connect())).then(connect);

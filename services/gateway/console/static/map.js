@@ -10,8 +10,8 @@ const MOST = 8; // lines of one map, and colours
 export function map(name, model, ends, predicted, now) {
   const lines = chosen(name, model, predicted, now);
   const stations = placed(model).map((each) => station(name, each, lines, predicted));
-  const head = h("div", { class: "stops", role: "list", "aria-label": "Request types" },
-    lines.length ? lines.map((line) => line.stop) : h("p", { class: "faint" }, `No requests now. ${several(Object.keys(model.types).length, "request type")} can come.`));
+  const head = h("div", lines.length ? { class: "stops", role: "list", "aria-label": "Request types" } : { class: "stops" },
+    lines.length ? lines.map((line) => line.stop) : h("p", { class: "faint" }, `Idle; ${several(Object.keys(model.types).length, "request type")}`));
   const zones = model.components.map((part, index) =>
     h("div", { class: "zone", style: { "grid-column": index + 2 } }, part));
   const rows = Math.max(1, ...stations.map((each) => each.row));
@@ -20,19 +20,28 @@ export function map(name, model, ends, predicted, now) {
     zones, head, stations.map((each) => each.element));
   const drawing = layer(field, (place) => drawn(place, lines, stations, model));
   const total = h("strong", { class: "total" });
+  const there = h("span", { class: "up" });
   const element = h("section", { class: "card model", "aria-label": `Model ${name}` },
-    h("header", h("h2", name), h("p", { class: "ends" }, h("span", ends.takes.join(", ")), " → ", h("span", ends.gives.join(", ") || "results")), total),
+    h("header", h("h2", name), h("p", { class: "ends" }, h("span", ends.takes.join(", ")), " → ", h("span", ends.gives.join(", ") || "results")), there, total),
     wide(`Map of ${name}`, field));
   for (const line of lines) highlight(line, element);
 
   return {
+    name,
     element,
+    /** Whether it has requests now, or is planned to have some. */
+    busy: (state) => Object.values(state.models[name] ?? {}).some((each) => each.came > 0 || each.planned > 0)
+      || stations.some((each) => each.inflight(state) > 0),
     again: drawing.again,
     close: drawing.close,
     update(state) {
       const types = state.models[name] ?? {};
       const came = Object.values(types).reduce((sum, each) => sum + (each.came ?? 0), 0);
       const meant = Object.values(types).reduce((sum, each) => sum + (each.planned ?? 0), 0);
+      const own = state.executors.filter((each) => each.model === name);
+      const [up, wanted] = ["up", "wanted"].map((field) => own.reduce((sum, each) => sum + (each[field] ?? 0), 0));
+      say(there, `${up}/${wanted} up`);
+      there.dataset.state = up >= wanted ? "good" : up ? "warn" : "bad";
       say(total, meant ? `${rate(came)} of ${rate(meant)} req/s planned` : `${rate(came)} req/s`);
       for (const line of lines) line.update(types[line.kind]);
       for (const each of stations) each.update(state);
@@ -110,10 +119,12 @@ function station(name, { option, spec, from, to, row }, lines, predicted) {
   h("p", { class: "runs" }, spec.of ? `that of ${spec.of}` : `${spec.components.join(" + ")}`,
     spec.gpus ? h("small", ` · ${several(spec.gpus, spec.gpu && spec.gpu !== "cpu" ? spec.gpu : "GPU")}`) : null),
   busy.bar, load);
+  const executors = (state) => state.executors.filter((each) => each.model === owner && each.option === own);
   return {
     option, from, to, row, element,
+    inflight: (state) => executors(state).reduce((all, each) => all + (each.inflight ?? 0), 0),
     update(state) {
-      const found = state.executors.filter((each) => each.model === owner && each.option === own);
+      const found = executors(state);
       const sum = (field) => found.reduce((all, each) => all + (each[field] ?? 0), 0);
       const [there, wanted] = [sum("up"), sum("wanted")];
       say(up, `${there}/${wanted} up`);

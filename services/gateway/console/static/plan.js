@@ -1,6 +1,6 @@
 // The plan, what it predicts, what changes, and what was before: what `omnibus plan show` says.
 
-import { badge, card, facts, fill, h, meter, num, table, trouble } from "./dom.js";
+import { badge, card, facts, fill, h, meter, morph, num, table, trouble } from "./dom.js";
 import { ago, kind, number, part, seconds, several } from "./format.js";
 import { follow } from "./state.js";
 
@@ -8,14 +8,38 @@ const NOTES = {
   unserved: "No executor runs", estimated: "Estimated, not measured", no_load_measured: "No load was measured of", left: "Left out",
 };
 
+const FILTERED_FROM = 5; // models; fewer need no filter
+
 export function plan(room) {
+  const words = h("input", { type: "search", "aria-label": "Filter models", placeholder: "model, option or component …", autocomplete: "off", spellcheck: "false" });
+  const [top, filter, models, rest] = [h("div", { class: "room" }), h("form", { class: "row search", role: "search", hidden: true, onsubmit: (event) => event.preventDefault() }, words), h("div", { class: "room" }), h("div", { class: "room" })];
   let drawn = null;
-  return follow(({ plan: told, problem }) => {
-    if (!told) return fill(room, h("h1", "Plan"), problem ? trouble(problem) : h("p", { class: "card empty" }, "Waiting for the gateway."));
-    if (told === drawn) return;
-    drawn = told;
-    fill(room, told.plan ? [head(told), predicted(told), paths(told.plan), changes(told), past(told)]
-      : [h("h1", "Plan"), h("p", { class: "card empty" }, "There is no plan yet.")]);
+  let last = null;
+
+  function show(told, now) {
+    const matches = ([name, model]) => JSON.stringify([name, Object.entries(model.options).map(([option, each]) => [option, each.components])])
+      .toLowerCase().includes(words.value.trim().toLowerCase());
+    const found = Object.entries(told.plan.models).filter(matches);
+    filter.hidden = Object.keys(told.plan.models).length < FILTERED_FROM;
+    morph(models, found.length ? found.map(([name, model]) => modelCard(name, model, told.plan.explain?.planned, now))
+      : h("p", { class: "card empty" }, words.value ? "No model matches." : "The plan has no models."));
+  }
+
+  words.addEventListener("input", () => last && show(last.plan, last.now));
+  return follow(({ plan: told, now, problem }) => {
+    if (!told?.plan) {
+      const waits = told ? "There is no plan yet." : "Waiting for the gateway.";
+      drawn = null;
+      return fill(room, h("h1", "Plan"), !told && problem ? trouble(problem) : h("p", { class: "card empty" }, waits));
+    }
+    last = { plan: told, now };
+    if (told !== drawn) {
+      fill(top, head(told));
+      fill(rest, ...deployments(told.plan), changes(told), past(told));
+      if (!top.isConnected) fill(room, top, filter, models, rest);
+      drawn = told;
+    }
+    show(told, now);
   });
 }
 
@@ -27,22 +51,35 @@ function head({ plan, staged, pin, problems }) {
       h("p", { class: "note", "data-state": "warn" }, `${who}, ${ago(each.at)}: ${each.message}`)));
 }
 
-/** What was planned with a profile: rates, how busy all will be, how long requests take, and the ways not taken. */
-function predicted({ plan }) {
-  const told = plan.explain?.planned;
-  if (!told) {
-    return card("Deployment",
-      h("p", { class: "faint" }, "Declared by hand: there is a prediction only for models that are planned with a profile."),
-      table("Options", ["Option", "Runs", "Service", num("GPUs"), num("Replicas")], options(plan)));
-  }
-  return [...Object.entries(told.models ?? {}).map(([name, model]) => expected(name, model)), ...(told.deployments ?? []).map(deployment), links(told)];
+/** One model: what is expected of it where it was planned with a profile, its options with what is up, its paths. */
+function modelCard(name, model, planned, now) {
+  const predicted = planned?.models?.[name];
+  return h("section", { class: "card", "aria-label": `Plan of ${name}` },
+    h("h2", name, " ", upBadge(name, now)),
+    predicted ? expected(name, predicted) : h("p", { class: "faint" }, "Declared by hand: there is a prediction only for models that are planned with a profile."),
+    h("div", { class: "pair" }, options(name, model, now), paths(name, model)));
 }
 
-function options(plan) {
-  return Object.entries(plan.models).flatMap(([name, model]) => Object.entries(model.options).map(([option, each]) => [
-    h("span", h("b", name), ` ${option}`), each.components.join(" + "), each.of ? `that of ${each.of}` : each.service,
-    num(each.gpus ? String(each.gpus) : "–"), num(each.of ? "" : String(each.replicas)),
-  ]));
+function upBadge(name, now) {
+  const own = (now?.executors ?? []).filter((each) => each.model === name);
+  const [up, wanted] = ["up", "wanted"].map((field) => own.reduce((sum, each) => sum + (each[field] ?? 0), 0));
+  return own.length ? badge(`${up} of ${wanted} up`, up >= wanted ? "good" : up ? "warn" : "bad") : null;
+}
+
+function options(name, model, now) {
+  return table(`${name}: options and what is up`, ["Option", "Runs", "Service", num("GPUs"), num("Replicas"), num("Up")], Object.entries(model.options).map(([option, each]) => {
+    const cut = each.of.lastIndexOf("/");
+    const [owner, own] = each.of ? [each.of.slice(0, cut), each.of.slice(cut + 1)] : [name, option];
+    const found = now?.executors.find((other) => other.model === owner && other.option === own);
+    const short = found && found.up < (found.wanted ?? 0);
+    return [h("b", option), each.components.join(" + "), each.of ? `that of ${each.of}` : each.service, num(each.gpus ? String(each.gpus) : "–"),
+      num(each.of ? "" : String(each.replicas)), num(found ? (short ? badge(String(found.up), "bad") : String(found.up)) : "–")];
+  }));
+}
+
+function deployments({ explain }) {
+  const planned = explain?.planned;
+  return planned ? [...(planned.deployments ?? []).map(deployment), links(planned)] : [];
 }
 
 function expected(name, model) {
@@ -50,7 +87,7 @@ function expected(name, model) {
   const full = meter(`${name}: expected rate of its capacity`);
   full.set(spare);
   const goals = Object.entries(model.goals ?? {}).map(([goal, value]) => `${goal.replaceAll("_", " ")} ${seconds(value)}`);
-  return card(name, h("p", { class: "lead" }, model.reason),
+  return [h("p", { class: "lead" }, model.reason),
     facts([
       ["Expected", `${number(model.rate)} req/s${model.measured ? ", measured" : ""}`],
       ["Can be served", `${number(model.capacity)} req/s`],
@@ -60,7 +97,7 @@ function expected(name, model) {
       model.cells ? ["Cells", Object.entries(model.cells).map(([size, count]) => `${count} of ${several(Number(size), "GPU")}`).join(", ")] : null]),
     h("p", { class: "spare" }, full.bar, h("span", spare === null ? "" : `${part(spare)} of what can be served is expected`)),
     h("div", { class: "pair" },
-      table(`${name}: options`, ["Option", num("Replicas"), num("GPUs"), "Busy", num("Wait")], Object.entries(model.options ?? {}).map(([option, use]) => {
+      table(`${name}: expected use`, ["Option", num("Replicas"), num("GPUs"), "Busy", num("Wait")], Object.entries(model.options ?? {}).map(([option, use]) => {
         const busy = meter(`${option} busy`);
         busy.set(use.utilisation);
         return [h("span", h("b", option), " ", model.bottlenecks?.includes(option) ? badge("bottleneck", "warn") : null), num(String(use.replicas)), num(`${use.gpus} ${use.gpu ?? ""}`.trim()),
@@ -68,7 +105,7 @@ function expected(name, model) {
       })),
       table(`${name}: request types`, ["Request type", num("req/s"), num("alone"), num("latency"), num("P99")], Object.entries(model.types ?? {}).map(([type, each]) =>
         [kind(type), num(number(each.rate)), num(grows(each.alone)), num(grows(each.latency)), num(grows(each.p99))]))),
-    Object.entries(NOTES).filter(([note]) => model[note]).map(([note, said]) => h("p", { class: "faint" }, `${said}: ${listed(model[note])}`)));
+    Object.entries(NOTES).filter(([note]) => model[note]).map(([note, said]) => h("p", { class: "faint" }, `${said}: ${listed(model[note])}`))];
 }
 
 function deployment(told) {
@@ -91,22 +128,22 @@ function links({ links: rows, warnings }) {
       each.from, each.to, num(number(each.gb_s)), num(each.capacity ? number(each.capacity) : "–"), num(each.utilisation === undefined ? "–" : part(each.utilisation))])));
 }
 
-function paths(plan) {
-  const rows = Object.entries(plan.models).flatMap(([name, model]) => Object.entries(model.types).flatMap(([type, found]) => {
+function paths(name, model) {
+  const rows = Object.entries(model.types).flatMap(([type, found]) => {
     const total = found.reduce((sum, each) => sum + each.rate, 0);
     return found.map((each) => {
       const share = meter(`${each.name}: share`, "share");
       share.set(total ? each.rate / total : 0);
-      return [h("span", h("b", name), ` ${kind(type)}`), h("code", each.name), h("span", { class: "with" }, share.bar, ` ${part(total ? each.rate / total : 0)}`)];
+      return [kind(type), h("code", each.name), h("span", { class: "with" }, share.bar, ` ${part(total ? each.rate / total : 0)}`)];
     });
-  }));
-  return card("Paths", table("Paths by request type", ["Requests", "Path", "Share"], rows));
+  });
+  return table(`${name}: paths by request type`, ["Requests", "Path", "Share"], rows);
 }
 
 function changes({ changes: rows, staged, plan }) {
   if (!rows.length) return null;
   const title = staged ? `What epoch ${staged.epoch} will change` : `What epoch ${plan.epoch} changed`;
-  return card(title, table(title, ["", "before", "after"], rows));
+  return card(title, table(title, ["What", "before", "after"], rows));
 }
 
 function past({ history, plan, pin }) {

@@ -9,7 +9,7 @@ import { follow, state } from "./state.js";
 
 const SOUNDS = { "audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg", "audio/aac": "aac", "audio/mp4": "m4a" };
 const MICROPHONE = { NotAllowedError: "The microphone may not be used here.", NotFoundError: "There is no microphone." };
-const OUTPUTS = { text: "text", speech: "text and speech", image: "a picture" };
+const OUTPUTS = { text: "text", speech: "text and speech", image: "a picture", video: "a video" };
 
 export function playground(room) {
   const model = h("select", { id: "model" });
@@ -25,6 +25,7 @@ export function playground(room) {
     temperature: field("Temperature", { type: "number", min: 0, max: 2, step: 0.1, value: 0 }),
     seed: field("Seed", { type: "number", placeholder: "any" }),
     size: field("Size", { type: "text", placeholder: "auto", pattern: "auto|[0-9]+x[0-9]+" }),
+    seconds: field("Seconds", { type: "number", min: 0.1, max: 3600, step: 0.1, placeholder: "usual" }),
     steps: field("Steps", { type: "number", min: 1, max: 1000, placeholder: "usual" }),
   };
   const earlier = h("input", { type: "checkbox", id: "earlier" });
@@ -79,9 +80,11 @@ export function playground(room) {
   }
 
   function shape() {
-    const draws = output.value === "image";
+    const films = output.value === "video";
+    const draws = films || output.value === "image";
     form.querySelector("#voices").hidden = output.value !== "speech";
     for (const name of ["size", "steps"]) more[name].label.hidden = !draws;
+    more.seconds.label.hidden = !films;
     for (const name of ["max_tokens", "temperature"]) more[name].label.hidden = draws;
   }
 

@@ -13,7 +13,19 @@ from omnibus.store import Store
 from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, image, text
 
 TOKEN = {"authorization": "Bearer secret"}
-DATA = [("GET", "/v1/console/plan"), ("GET", "/v1/console/events"), ("POST", "/v1/console/replay/x-0-0")]
+PAGES = (
+    "plan",
+    "events",
+    "executors",
+    "executors/x",
+    "keys",
+    "deadletters",
+    "deadletters/x-0-0",
+    "settings",
+    "logs",
+    "history",
+)
+DATA = [*(("GET", f"/v1/console/{page}") for page in PAGES), ("POST", "/v1/console/replay/x-0-0")]
 
 
 async def local(home: House, method: str, path: str, **more: Any) -> httpx.Response:

@@ -168,3 +168,16 @@ async def test_only_operators_may_look(tmp_path: Path, path: str, settings: dict
         response: httpx.Response = await made.http.get(path, headers=headers)
 
     assert response.status_code == (404 if status == 200 and path.endswith("x") else status)
+
+
+async def test_time_and_duration_narrow_the_list(home: House):
+    made = await asked(home, 2)
+    whole = await page(home)
+    first, last = whole["data"][-1], whole["data"][0]
+    longest = int(max(each["seconds"] for each in whole["data"]) * 1000) + 1
+
+    assert ids(await page(home, since=int(first["created"]), until=int(last["created"]) + 1)) == made[::-1]
+    assert ids(await page(home, since=int(last["created"]) + 60)) == []
+    assert ids(await page(home, until=int(first["created"]) - 60)) == []
+    assert ids(await page(home, max_ms=longest)) == made[::-1]
+    assert ids(await page(home, min_ms=longest)) == []

@@ -1,0 +1,119 @@
+"""Rates, latencies and errors of the past by model and stage, as ``recorder`` has written them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
+from omnibus.store import Bucket, Store
+from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, MIDDLE_STEP_SECONDS
+
+#: Seconds that one answer may span.
+MAX_SPAN_SECONDS = 31 * 24 * 3600
+#: Spans in seconds up to which finer buckets are read.
+_SPANS = ((3600, FINE_STEP_SECONDS), (12 * 3600, MIDDLE_STEP_SECONDS))
+#: Buckets of one answer; of a longer span those at its end.
+_MAX_BUCKETS = 1008
+_QUANTILES = {"p50": 0.5, "p95": 0.95}
+_OUTCOMES = ("came", "done", "failed", "refused")
+
+_Name = tuple[str, str, str]
+_decode_name = msgspec.json.Decoder(_Name).decode
+
+
+async def read_history(store: Store, seconds: float, until: float) -> dict[str, Any]:
+    """The ``seconds`` before ``until`` (Unix seconds), as columns with a value for each of ``starts``.
+
+    Counts are per bucket of ``step`` seconds; latencies are seconds, null in a bucket without requests. ``stages``
+    have the jobs of a component, its seconds of computing (``busy``) and of being ready (``up``), over its executors,
+    and the requests that ``failed`` there. Raises ``StoreUnavailable``.
+    """
+    step = next((step for span, step in _SPANS if seconds <= span), COARSE_STEP_SECONDS)
+    first = max(until - seconds, until - step * _MAX_BUCKETS)
+    buckets = [_Counts(bucket) for bucket in await store.history(step, first, until)]
+    models = dict.fromkeys(name for each in buckets for name in each.models)
+    return {
+        "step": step,
+        "starts": [each.start for each in buckets],
+        "models": {model: _model_columns(buckets, model) for model in models},
+        "stages": {model: stages for model in models if (stages := _stage_columns(buckets, model))},
+    }
+
+
+class _Counts:
+    """One bucket by what was counted, model, and type, code, bound or stage."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.start = bucket.start
+        self._counts: dict[tuple[str, str], dict[str, int]] = {}
+        for text, count in bucket.counts.items():
+            what, model, of = _decode_name(text)
+            self._counts.setdefault((what, model), {})[of] = count
+
+    @property
+    def models(self) -> Iterator[str]:
+        return (model for _, model in self._counts)
+
+    def of(self, what: str, model: str) -> dict[str, int]:
+        return self._counts.get((what, model), {})
+
+
+def _model_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
+    types = _names(buckets, _OUTCOMES, model)
+    return {
+        **{what: [sum(each.of(what, model).values()) for each in buckets] for what in _OUTCOMES},
+        "types": {
+            kind: {what: [each.of(what, model).get(kind, 0) for each in buckets] for what in _OUTCOMES}
+            for kind in types
+        },
+        "codes": {
+            code: [each.of("code", model).get(code, 0) for each in buckets] for code in _names(buckets, ["code"], model)
+        },
+        **{
+            f"{what}_{name}": [_quantile(each.of(what, model), part) for each in buckets]
+            for what in ("first", "total")
+            for name, part in _QUANTILES.items()
+        },
+    }
+
+
+def _stage_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
+    def column(what: str, stage: str, scale: float = 1) -> list[float]:
+        return [each.of(what, model).get(stage, 0) / scale for each in buckets]
+
+    return {
+        stage: {
+            "jobs": column("jobs", stage),
+            "busy": column("busy", stage, 1000),
+            "up": column("up", stage, 1000),
+            "failed": column("lost", stage),
+        }
+        for stage in _names(buckets, ("jobs", "busy", "up", "lost"), model)
+    }
+
+
+def _names(buckets: Iterable[_Counts], whats: Sequence[str], model: str) -> dict[str, None]:
+    return dict.fromkeys(name for each in buckets for what in whats for name in each.of(what, model))
+
+
+def _quantile(counts: dict[str, int], part: float) -> float | None:
+    """The quantile of a histogram's counts by upper bound, in seconds: as if values lay evenly within a bucket.
+
+    Beyond the last bound nothing is known, so that bound is returned.
+    """
+    bounds = sorted((float(bound), count) for bound, count in counts.items() if count > 0)
+    rank, passed, last = part * sum(count for _, count in bounds), 0, 0.0
+    for bound, count in bounds:
+        lower = _lower_bound(bound)
+        if bound == float("inf"):
+            return lower
+        last = bound
+        if passed + count >= rank:
+            return lower + (bound - lower) * (rank - passed) / count
+        passed += count
+    return last if bounds else None
+
+
+def _lower_bound(bound: float) -> float:
+    return max((each for each in LATENCY_BUCKETS_SECONDS if each < bound), default=0.0)

@@ -1,0 +1,136 @@
+"""Data of the pages for operators: executors, API keys, dead letters, settings, logs. None of it holds a secret."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from omnibus.bus import Bus
+from omnibus.errors import NotFound, ProtocolError
+from omnibus.recording import dead_letters
+from omnibus.recording.dead_letters import DeadLetter
+from omnibus.reference.fields import area_variables
+from omnibus.settings import BusSettings, GatewaySettings, ServiceSettings, SidecarSettings, StoreSettings
+from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
+from services.gateway.tenancy.key_store import KeyView
+
+#: Areas of settings that a gateway reads.
+SETTING_AREAS = (GatewaySettings, ServiceSettings, BusSettings, StoreSettings, SidecarSettings)
+#: Dead letters on a page.
+MAX_LETTERS = 200
+
+
+def describe_executors(members: ExecutorTable) -> list[dict[str, Any]]:
+    """All executors that this gateway knows, by model, option and id."""
+    now = time.monotonic()
+    found = [member for status in members.statuses() if (member := members.get(status.id)) is not None]
+    found.sort(key=lambda each: (each.status.model, each.status.option, each.status.id))
+    return [_executor_values(each, now) for each in found]
+
+
+def describe_executor(members: ExecutorTable, id: str) -> dict[str, Any]:
+    """One executor. Raises ``NotFound``."""
+    member = members.get(id)
+    if member is None:
+        raise NotFound(f"there is no executor {id[:80]!r} now: it has ended, or has never reported to this gateway")
+    return _executor_values(member, time.monotonic())
+
+
+def _executor_values(member: ExecutorEntry, now: float) -> dict[str, Any]:
+    status = member.status
+    busy, done = _padded(status.busy, status.components), _padded(status.done, status.components)
+    stages = zip(status.components, busy, done, strict=True)
+    return {
+        "id": status.id,
+        "model": status.model,
+        "option": status.option,
+        "node": status.node,
+        "pid": status.pid,
+        "state": status.state,
+        "health": member.health_state(now),
+        "silent_seconds": round(now - member.seen, 3),
+        "inflight": status.inflight,
+        "credits": status.credits,
+        "batch": status.slots,
+        "outstanding_tokens": max(0.0, member.outstanding),
+        "device": status.device,
+        "memory_bytes": status.memory_bytes,
+        "gpu_bytes": status.gpu_bytes,
+        "reconnects": status.reconnects,
+        "origin": status.origin,
+        "stages": [{"component": name, "busy_seconds": spent, "jobs": jobs} for name, spent, jobs in stages],
+    }
+
+
+def _padded(values: tuple[Any, ...], components: tuple[str, ...]) -> list[Any]:
+    """``values`` by component: null for those of an executor that does not tell."""
+    return [*values[: len(components)], *[None] * (len(components) - len(values))]
+
+
+def describe_keys(view: KeyView) -> dict[str, Any]:
+    """Keys and their limits by tenant; of a key only what operators name it by, its hash's first digits."""
+    keys = sorted(view.records, key=lambda each: (each.tenant, each.created, each.id))
+    return {
+        "required": view.required,
+        "data": [
+            {
+                **{name: value for name, value in msgspec.to_builtins(each).items() if name != "sha256"},
+                "id": each.id,
+                "source": "file" if each.sha256 in view.of_file else "store",
+            }
+            for each in keys
+        ],
+    }
+
+
+async def list_letters(bus: Bus, limit: int, before: int) -> dict[str, Any]:
+    """A page of dead letters, newest first; ``next`` is the ``before`` of the next page, null on the last one.
+
+    Letters of another version are passed over, so that a page may have fewer than ``limit``.
+    """
+    stored = await dead_letters.list_dead_letters(bus, limit, before)
+    below = stored[-1].number if stored else 0
+    found = [_letter_values(letter) for letter in _decoded(each.data for each in stored)]
+    return {"data": found, "next": below if len(stored) == limit and below > 1 else None}
+
+
+async def show_letter(bus: Bus, id: str) -> dict[str, Any]:
+    """One dead letter with its attempts. Raises ``NotFound``."""
+    letter = await dead_letters.read_dead_letter(bus, id)
+    return {**_letter_values(letter), "moves": msgspec.to_builtins(letter.moves), "refused": list(letter.refused)}
+
+
+def _decoded(bodies: Iterator[bytes]) -> Iterator[DeadLetter]:
+    for body in bodies:
+        try:
+            yield dead_letters.decode_dead_letter(body)
+        except ProtocolError:
+            continue
+
+
+def _letter_values(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.inv,
+        "at": letter.at,
+        "created": letter.created,
+        "model": letter.model,
+        "app": letter.app,
+        "type": letter.type,
+        "path": letter.path,
+        "reason": letter.reason,
+        "component": letter.component,
+        "attempts": letter.attempts,
+        "executors_lost": list(letter.lost),
+        "replay_of": letter.replay_of,
+        "problem": msgspec.to_builtins(letter.problem),
+    }
+
+
+def describe_settings(environ: Callable[[], dict[str, str]] = lambda: dict(os.environ)) -> list[dict[str, Any]]:
+    """All settings of a gateway with their defaults and what its environment sets; secrets as ``(set)``."""
+    given = environ()
+    return [
+        {"area": area.area, **variable._asdict()} for area in SETTING_AREAS for variable in area_variables(area, given)
+    ]

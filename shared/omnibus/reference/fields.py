@@ -1,0 +1,87 @@
+"""Fields of settings: their units, what is said of them where they are defined, and their values here."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.environment import Settings, variable_name
+from omnibus.reference.comments import field_comments
+
+#: Units of numbers whose name does not say it: a part of the name, and the unit.
+UNITS = {
+    **dict.fromkeys(("arena_mib", "cache_mib", "kv_mib"), "MiB"),
+    **dict.fromkeys(("video_frame", "video_pixels"), "pixels"),
+    **dict.fromkeys(("tenant_share", "memory", "margin", "incoming"), "share"),
+    **dict.fromkeys(("file_largest", "max_body", "bodies", "app_body", "max_payload", "inline"), "bytes"),
+    **dict.fromkeys(("media_tokens", "step_tokens", "context", "share"), "tokens"),
+    **dict.fromkeys(("metrics_port", "port"), "port"),
+    **dict.fromkeys(("near", "verify_every", "least", "admit", "admit_queue"), "requests"),
+    **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
+    "responses": "responses", "realtime_sessions": "sessions",
+    **dict.fromkeys(("max_inflight", "credits"), "invocations"),
+    "batch_parallel": "lines", "body_rate": "bytes per second",
+    "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",
+    "head_lines": "lines", "batch": "rows", "links": "connections", "history": "plans", "replicas": "servers",
+}  # fmt: skip
+#: Parts of the names of fields whose values are secret.
+_SECRET_WORDS = ("password", "secret", "token", "salt", "url")
+_NAMED_UNIT = re.compile(r"_(seconds|bytes)$")
+
+
+class Described(NamedTuple):
+    """Fields that one comment describes."""
+
+    fields: list[msgspec.structs.FieldInfo]
+    comment: str
+
+
+def described(area: type[Settings]) -> Iterator[Described]:
+    """The fields of ``area``; those without a comment share that of the field before them."""
+    comments = field_comments(area)
+    found: list[Described] = []
+    for field in msgspec.structs.fields(area):
+        if comments[field.name] or not found:
+            found.append(Described([field], comments[field.name]))
+        else:
+            found[-1].fields.append(field)
+    yield from found
+
+
+def unit_of(field: msgspec.structs.FieldInfo) -> str:
+    """Unit of a number, or the kind of another value: ``text``, ``yes or no``."""
+    if isinstance(field.default, bool):
+        return "yes or no"
+    if isinstance(field.default, str) or field.type is str:
+        return "text"
+    if field.name in UNITS:
+        return UNITS[field.name]
+    named = _NAMED_UNIT.search(field.name)
+    if named:
+        return named[1]
+    if field.type in (float, float | None):
+        return "seconds"
+    raise LookupError(f"UNITS of omnibus.reference.fields says no unit of {field.name}")
+
+
+class Variable(NamedTuple):
+    """One environment variable; ``value`` is None where it is not set, and ``(set)`` in place of a secret."""
+
+    name: str
+    default: Any
+    unit: str
+    meaning: str
+    value: str | None
+
+
+def area_variables(area: type[Settings], environ: Mapping[str, str]) -> Iterator[Variable]:
+    """The variables of ``area``, with what ``environ`` sets. Secrets are left out: they are shown and logged."""
+    for each in described(area):
+        for field in each.fields:
+            name = variable_name(area, field.name)
+            value = environ.get(name)
+            if value and any(word in field.name for word in _SECRET_WORDS):
+                value = "(set)"
+            default = field.default if field.default is not msgspec.NODEFAULT else None
+            yield Variable(name, default, unit_of(field), each.comment.replace("``", "`"), value)

@@ -1,0 +1,61 @@
+"""Counts of what the system did, by time: the console's history. Bounded: old ones expire, and so few are kept."""
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from omnibus.store.connection import StoreConnection
+
+#: Seconds of one bucket, and seconds that buckets of that size are kept at most: fine ones for the last hours, coarse
+#: ones for as long as the caller says.
+FINE_STEP_SECONDS, MIDDLE_STEP_SECONDS, COARSE_STEP_SECONDS = 10, 120, 1200
+KEPT_SECONDS = {FINE_STEP_SECONDS: 3 * 3600.0, MIDDLE_STEP_SECONDS: 26 * 3600.0, COARSE_STEP_SECONDS: float("inf")}
+#: Fields of one bucket; more are left out.
+MAX_FIELDS = 4096
+
+_HISTORY, _LEAD = "history", "history:lead"
+
+
+class Bucket(NamedTuple):
+    """Counts from ``start`` on, Unix seconds, until the next bucket starts."""
+
+    start: int
+    counts: dict[str, int]
+
+
+class HistoryStore(StoreConnection):
+    """Buckets of counts. Gateways add to the same ones, so that they hold what all of them counted."""
+
+    async def add_history(self, counts: Mapping[str, int], kept_seconds: float, at: float | None = None) -> None:
+        """Add ``counts``, whose names the caller chooses, to the buckets of ``at``, by default of now."""
+        moment = time.time() if at is None else at
+        names = list(counts)[:MAX_FIELDS]
+        async with self._redis.pipeline(transaction=True) as all_at_once:
+            for step, kept in KEPT_SECONDS.items():
+                key = self._redis_key(f"{_HISTORY}:{step}:{int(moment) // step * step}")
+                for name in names:
+                    all_at_once.hincrby(key, name, counts[name])
+                all_at_once.expire(key, int(min(kept, kept_seconds)) + step)
+            await self._run_command(all_at_once.execute())
+
+    async def history(self, step: int, first: float, last: float) -> list[Bucket]:
+        """The buckets of ``step`` seconds, one of ``KEPT_SECONDS``, from ``first`` to ``last``; empty ones included."""
+        starts = range(int(first) // step * step, int(last) + 1, step)
+        async with self._redis.pipeline(transaction=False) as reads:
+            for start in starts:
+                reads.hgetall(self._redis_key(f"{_HISTORY}:{step}:{start}"))
+            found = await self._run_command(reads.execute())
+        return [
+            Bucket(start, {name.decode(): int(value) for name, value in counts.items()})
+            for start, counts in zip(starts, found, strict=True)
+        ]
+
+    async def lead_history(self, who: str, seconds: float) -> bool:
+        """Return whether ``who`` leads: it counts what all gateways see alike, for ``seconds`` nobody else does."""
+        key, milliseconds = self._redis_key(_LEAD), int(seconds * 1000)
+        if await self._run_command(self._redis.set(key, who, nx=True, px=milliseconds)):
+            return True
+        if await self._run_command(self._redis.get(key)) != who.encode():
+            return False
+        await self._run_command(self._redis.pexpire(key, milliseconds))
+        return True

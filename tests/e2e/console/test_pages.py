@@ -1,0 +1,133 @@
+"""Pages for operators in a real browser, on a real system."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.console.conftest import TOKEN
+from tests.e2e.system import OMNI, System
+
+pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+
+#: A chat that is begun and left alone, of which nothing is read.
+BEGIN = """([url, model]) => {
+    const messages = [{ role: "user", content: "go on and on" }];
+    const body = JSON.stringify({ model, max_tokens: 3000, ignore_eos: true, stream: true, messages });
+    window.left = new AbortController();
+    const headers = { "content-type": "application/json" };
+    return fetch(url, { method: "POST", headers, body, signal: window.left.signal }).then((each) => each.headers.get("x-request-id"));
+}"""
+
+
+def show(page: Page, name: str) -> None:
+    page.evaluate("name => { location.hash = `#/${name}` }", name)
+
+
+def chat(page: Page, system: System) -> None:
+    answer = page.request.post(
+        f"{system.url}/v1/chat/completions",
+        data={"model": OMNI, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]},
+    )
+    assert answer.ok
+
+
+def test_the_history_has_what_came_and_what_each_stage_did(page: Page, system: System):
+    show(page, "history")
+    stages = page.get_by_role("region", name="Stages")
+    for _ in range(12):  # what a stage did before it was seen the first time is not counted
+        chat(page, system)
+        page.wait_for_timeout(1000)
+
+    expect(page.get_by_role("region", name="Requests by type")).to_contain_text(OMNI)
+    expect(stages).to_contain_text("thinker")
+    plot = page.get_by_role("slider", name="Requests per second")
+    plot.focus()
+    page.keyboard.press("End")
+    before = plot.get_attribute("aria-valuetext")
+    page.keyboard.press("ArrowLeft")
+    assert plot.get_attribute("aria-valuetext") != before
+    assert "came" in (before or "")
+
+    page.keyboard.press("Enter")
+
+    expect(page.get_by_role("heading", name="Invocations")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Time")).to_have_value("fixed")
+
+
+def test_an_executor_says_where_it_runs_and_what_it_wrote(page: Page):
+    page.get_by_role("link", name="Executors").click()
+    row = page.get_by_role("row").filter(has_text="vocoder")
+    expect(row).to_contain_text("MiB")
+    expect(row).to_contain_text("cpu")
+
+    row.get_by_role("link").click()
+
+    expect(page.get_by_role("region", name="Stages")).to_contain_text("talker")
+    expect(page.get_by_role("region", name=f"Log of {OMNI}/M")).to_contain_text("ready: vision+audio")
+
+
+def test_settings_are_found_by_name_and_hold_no_secret(page: Page):
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_role("searchbox", name="Search settings").fill("admin_token")
+
+    expect(page.get_by_text("OMNIBUS_GATEWAY_ADMIN_TOKEN", exact=True)).to_be_visible()
+    expect(page.get_by_text("(set)")).to_be_visible()
+    assert TOKEN not in page.content()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("keys", "Requests need no key"), ("apps", "No app is registered"), ("deadletters", "There are none")],
+)
+def test_where_there_is_nothing_the_page_says_so(page: Page, name: str, text: str):
+    show(page, name)
+
+    expect(page.get_by_text(text)).to_be_visible()
+
+
+def test_the_api_is_shown_and_sent_from_the_page(page: Page, system: System):
+    page.goto(f"{system.url}/docs")
+    page.get_by_role("searchbox", name="Search operations").fill("get /v1/models/{model}")
+    page.get_by_text("/v1/models/{model}", exact=True).click()
+    page.get_by_label("model", exact=True).fill(OMNI)
+
+    page.get_by_role("button", name="Send").click()
+
+    expect(page.get_by_role("region", name="Response", exact=True)).to_contain_text(f'"id": "{OMNI}"')
+
+
+def test_the_fields_of_a_request_open_where_they_are(page: Page, system: System):
+    show(page, "api")
+    page.get_by_role("searchbox", name="Search operations").fill("/v1/videos")
+    page.get_by_text("/v1/videos", exact=True).first.click()
+
+    table = page.get_by_role("region", name="Fields of").first
+    expect(table).to_contain_text("prompt")
+    expect(table).to_contain_text("required")
+
+
+def test_nodes_are_compared_by_component(page: Page):
+    found = page.evaluate(
+        """async () => {
+            const { pairs } = await import("/console/compare.js");
+            const nodes = (...names) => names.map((component, at) => ({ component, at }));
+            return pairs(nodes("vision", "thinker", "vocoder"), nodes("thinker", "audio", "thinker"))
+                .map(([name, one, other]) => [name, one?.at ?? null, other?.at ?? null]);
+        }"""
+    )
+
+    assert found == [
+        ["vision", 0, None], ["thinker", 1, 0], ["vocoder", 2, None], ["audio", None, 1], ["thinker 2", None, 2]
+    ]  # fmt: skip
+
+
+def test_a_running_waterfall_shows_the_time_since_the_request_came(page: Page, system: System):
+    id = page.evaluate(BEGIN, [f"{system.url}/v1/chat/completions", OMNI])
+    show(page, f"invocations/{id}")
+
+    expect(page.get_by_text("Running for").first).to_be_visible()
+    expect(page.locator(".waterfall .phase.open").first).to_be_visible()
+    labels = page.locator(".waterfall .axis .bars span").all_inner_texts()
+    assert len(set(labels)) == len(labels)
+
+    page.evaluate("window.left.abort()")
+    expect(page.get_by_text("cancelled")).to_be_visible()

@@ -1,0 +1,133 @@
+"""The console's history: from the counters of gateways to the store, and from there to columns."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.errors import StoreUnavailable
+from omnibus.metrics import GATEWAY
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, KEPT_SECONDS, MIDDLE_STEP_SECONDS
+from services.gateway.console.history import read_history
+from services.gateway.console.recorder import HistoryRecorder
+from services.gateway.routing.executors import ExecutorTable
+from tests.unit.cli.watched import status
+from tests.unit.gateway.house import VL, answered, error, house
+from tests.unit.sidecar.node import until
+
+KEPT = 7 * 24 * 3600.0
+MODEL, STAGE = "history-model", "thinker"
+
+
+@pytest.fixture
+async def store(valkey_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    made = Store(StoreSettings(url=valkey_url, prefix=f"history-{request.node.name}-{time.time_ns()}"))
+    yield made
+    await made.close()
+
+
+async def column(store: Store, *names: str, seconds: float = 600.0) -> list[Any]:
+    """A column of the last ``seconds``."""
+    found: Any = await read_history(store, seconds, time.time())
+    for name in names:
+        found = found.get(name, {})
+    return list(found)
+
+
+async def test_what_gateways_count_is_added_up_once(store: Store):
+    one, other = (HistoryRecorder(name, store, ExecutorTable(), KEPT) for name in ("one", "other"))
+    GATEWAY.arrivals.labels(MODEL, STAGE).inc(3)
+    GATEWAY.ended.labels(MODEL, STAGE, "done").inc(2)
+    GATEWAY.ended.labels(MODEL, STAGE, "failed").inc()
+    GATEWAY.request_counter(MODEL, "stage_failed").inc()
+    for seconds in (0.2, 0.2, 40.0):
+        GATEWAY.duration_histogram(MODEL).observe(seconds)
+
+    await one.record()
+    await one.record()  # nothing is new
+    await other.record()  # a gateway of its own would count its own; in one process both count the same
+
+    assert sum(await column(store, "models", MODEL, "came")) == 6
+    assert sum(await column(store, "models", MODEL, "types", STAGE, "done")) == 4
+    assert sum(await column(store, "models", MODEL, "codes", "stage_failed")) == 2
+    half = [value for value in await column(store, "models", MODEL, "total_p50") if value is not None]
+    most = [value for value in await column(store, "models", MODEL, "total_p95") if value is not None]
+    assert all(0.1 <= value <= 0.25 for value in half)
+    assert all(30 <= value <= 60 for value in most)
+
+
+async def test_what_a_store_that_is_away_missed_comes_later(store: Store):
+    away = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
+    recorder = HistoryRecorder("one", away, ExecutorTable(), KEPT)
+    GATEWAY.arrivals.labels(MODEL, "late").inc(5)
+
+    with pytest.raises(StoreUnavailable):
+        await recorder.record()
+    recorder._store = store
+    await recorder.record()
+    await away.close()
+
+    assert sum(await column(store, "models", MODEL, "types", "late", "came")) == 5
+
+
+async def test_stages_are_written_by_one_gateway_from_heartbeats(store: Store):
+    members = ExecutorTable()
+    recorders = [HistoryRecorder(name, store, members, KEPT) for name in ("one", "other")]
+    members.handle_status(status("a", busy=5.0, done=7))
+    for recorder in recorders:
+        await recorder.record()  # what an executor did before it was known is not of this time
+
+    members.handle_status(status("a", busy=8.0, done=19))
+    for recorder in recorders:
+        await recorder.record()
+
+    model, component = members.statuses()[0].model, members.statuses()[0].components[0]
+    assert sum(await column(store, "stages", model, component, "jobs")) == 12
+    assert sum(await column(store, "stages", model, component, "busy")) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step"),
+    [(900, FINE_STEP_SECONDS), (6 * 3600, MIDDLE_STEP_SECONDS), (7 * 24 * 3600, COARSE_STEP_SECONDS)],
+)
+async def test_longer_spans_have_coarser_buckets_of_the_same_sums(store: Store, seconds: float, step: int):
+    at = time.time() - 120
+    await store.add_history({'["came","m","t"]': 4}, KEPT, at)
+    await store.add_history({'["came","m","t"]': 3}, KEPT, at)
+
+    found = await read_history(store, seconds, time.time())
+
+    assert found["step"] == step
+    assert len(found["starts"]) == len(found["models"]["m"]["came"])
+    assert found["models"]["m"]["came"][[start <= at < start + step for start in found["starts"]].index(True)] == 7
+
+
+async def test_what_is_kept_expires(store: Store):
+    await store.add_history({'["came","m","t"]': 1}, 3600.0)
+
+    keys = [key async for key in store._redis.scan_iter(f"{store._settings.prefix}:history:*")]
+    lives = {int(key.split(b":")[-2]): await store._redis.ttl(key) for key in keys}
+
+    assert set(lives) == set(KEPT_SECONDS)
+    assert all(0 < life <= 3600 + step for step, life in lives.items())
+
+
+async def test_a_request_is_in_the_history_of_its_gateway(tmp_path: Path, store: Store):
+    async with house(tmp_path, store) as home:
+        await home.all_of(VL)
+        recorder = HistoryRecorder("one", store, home.router.members, KEPT)
+        answered(await home.ask())
+
+        async def written() -> bool:
+            await recorder.record()
+            found = (await home.http.get("/v1/console/history?seconds=600")).json()
+            return sum(found["models"].get(VL, {}).get("done", [])) >= 1
+
+        await until(written)  # the load is counted once a second
+        refused = await home.http.get("/v1/console/history?seconds=1")
+
+    assert (refused.status_code, error(refused)["param"]) == (400, "seconds")

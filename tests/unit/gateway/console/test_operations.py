@@ -1,0 +1,123 @@
+"""The data of the pages for operators: what is there, what is wrong, and no secret among it."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibus import api_key
+from omnibus.api_key import KeyRecord
+from omnibus.executor.runner import Job
+from services.gateway.console.log_tail import TAIL_BYTES
+from services.gateway.tenancy.key_store import KeyView
+from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, think
+from tests.unit.sidecar.node import until
+
+SECRET = "my-secret-words"
+
+
+async def fail(job: Job) -> None:
+    if "poison" in str(await job.value("messages")):
+        raise RuntimeError("a defect")
+    await think(job)
+
+
+async def test_executors_say_where_they_run_and_what_they_did(home: House):
+    await home.all_of(VL)
+    answered(await home.ask())
+
+    found = (await home.http.get("/v1/console/executors")).json()["data"]
+    one = (await home.http.get(f"/v1/console/executors/{found[0]['id']}")).json()
+
+    assert [(each["model"], each["option"]) for each in found] == sorted(
+        (each["model"], each["option"]) for each in found
+    )
+    assert {each["health"] for each in found} == {"ok"}
+    assert one["id"] == found[0]["id"]
+    assert one["memory_bytes"] > 1 << 20
+    assert [stage["component"] for stage in one["stages"]]
+
+
+async def test_an_executor_that_is_not_there_is_said(home: House):
+    found = await home.http.get("/v1/console/executors/nobody")
+
+    assert (found.status_code, error(found)["code"]) == (404, "not_found")
+    assert "nobody" in error(found)["message"]
+
+
+async def test_keys_are_named_by_the_first_digits_of_their_hash(home: House):
+    key = api_key.generate_key()
+    of_file = KeyRecord(api_key.hash_key(key), "search", rate=10, note="nightly")
+    of_store = KeyRecord(api_key.hash_key(api_key.generate_key()), "ads", weight=2)
+    home.keys = KeyView(True, [of_file, of_store], frozenset({of_file.sha256}))
+
+    answer = await home.http.get("/v1/console/keys")
+
+    ads, search = answer.json()["data"]
+    assert answer.json()["required"] is True
+    assert (search["id"], search["tenant"], search["rate"], search["source"]) == (of_file.id, "search", 10, "file")
+    assert (ads["weight"], ads["source"]) == (2, "store")
+    assert key not in answer.text
+    assert of_file.sha256 not in answer.text
+
+
+async def test_dead_letters_are_listed_by_pages_and_shown(home: House):
+    home.serve(TEXT)
+    await home.executor(TEXT, "L", "thinker", thinker=fail)
+    ids = [(await home.ask(TEXT, f"poison {SECRET} {number}")).headers["x-request-id"] for number in range(3)]
+
+    async def all_there() -> bool:
+        return len((await home.http.get("/v1/console/deadletters")).json()["data"]) == len(ids)
+
+    await until(all_there)
+    first = (await home.http.get("/v1/console/deadletters?limit=2")).json()
+    second = (await home.http.get(f"/v1/console/deadletters?limit=2&before={first['next']}")).json()
+    one = await home.http.get(f"/v1/console/deadletters/{ids[0]}")
+
+    assert [each["id"] for each in [*first["data"], *second["data"]]] == ids[::-1]
+    assert second["next"] is None
+    assert (one.json()["reason"], one.json()["component"]) == ("failed", "thinker")
+    assert one.json()["problem"]["code"] == "stage_failed"
+    assert SECRET not in one.text
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "before=-1", "after=3"])
+async def test_a_wrong_parameter_is_named(home: House, query: str):
+    found = await home.http.get(f"/v1/console/deadletters?{query}")
+
+    assert (found.status_code, error(found)["param"]) == (400, query.partition("=")[0])
+
+
+async def test_settings_are_said_and_secrets_are_not(home: House, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_GATEWAY_DEADLINE", "7")
+    for name in ("OMNIBUS_GATEWAY_SALT", "OMNIBUS_BUS_PASSWORD", "OMNIBUS_STORE_SECRET", "OMNIBUS_STORE_URL"):
+        monkeypatch.setenv(name, SECRET)
+
+    answer = await home.http.get("/v1/console/settings")
+
+    found = {each["name"]: each for each in answer.json()["data"]}
+    assert (found["OMNIBUS_GATEWAY_DEADLINE"]["value"], found["OMNIBUS_GATEWAY_DEADLINE"]["default"]) == ("7", 120.0)
+    assert found["OMNIBUS_STORE_URL"]["value"] == found["OMNIBUS_GATEWAY_SALT"]["value"] == "(set)"
+    assert found["OMNIBUS_GATEWAY_PORT"]["value"] is None
+    assert SECRET not in answer.text
+
+
+async def test_the_log_of_one_process_and_its_replicas_ends_with_its_last_lines(tmp_path: Path):
+    log = tmp_path / "up.log"
+    filler = "other    | x\n" * (TAIL_BYTES // 10)
+    log.write_text(
+        f"m/Th     | long ago\n{filler}m/Th     | one\nm/Tha    | not this\nm/Th/1   | two\nm/Th     | three\n"
+    )
+    async with house(tmp_path, log_file=str(log)) as home:
+        found = (await home.http.get("/v1/console/logs?process=m/Th&lines=2")).json()
+        whole = (await home.http.get("/v1/console/logs?process=m/Th")).json()
+
+    assert found["lines"] == ["m/Th/1   | two", "m/Th     | three"]
+    assert whole["lines"] == ["m/Th     | one", *found["lines"]]
+    assert found["processes"] == ["m/Th", "m/Th/1", "m/Tha", "other"]
+
+
+async def test_where_there_is_no_log_the_answer_says_where_logs_are(home: House):
+    found = await home.http.get("/v1/console/logs")
+
+    assert found.status_code == 404
+    assert "kubectl logs" in error(found)["message"]
