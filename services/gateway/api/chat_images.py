@@ -61,10 +61,10 @@ class ImageChatRoute:
             check_image_count(request.model, task, len(refs))
             if wanted.url:
                 self._files.require_enabled("response_format")
-            pictures = await self._chat.load_media(refs)
             run = sending.run = self._painters.open_request(request.model, request.seed, asked.pinned)
             base = asked.base_url(self._settings)
             async with run_to_end(run):
+                pictures = await self._chat.load_media(refs)
                 output = await self._painters.generate_images(run, wanted.task_fields() | {"count": True}, pictures)
                 made = await collect_images(run, output, wanted.format, wanted.compression)
                 shown = [await self._to_image_part(index, file, wanted, base) for index, file in enumerate(made.files)]

@@ -5,7 +5,8 @@ by itself. Previews of the denoiser are the partial images of a stream.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -55,12 +56,13 @@ class ImageGenerationRoute(PostRoute):
         asked: PostRequest,
         sending: ResponseWriter,
         kind: Kind,
-        pictures: Sequence[InspectedMedia] = (),
+        count: int = 0,
+        load: Callable[[], Awaitable[Sequence[InspectedMedia]]] | None = None,
     ) -> None:
-        """Make what is ``wanted`` and send it."""
+        """Make what is ``wanted``, of the ``count`` pictures that ``load`` gives, and send it."""
         task = self._painters.get_task(wanted.model)
         sending.model = wanted.model
-        check_image_count(wanted.model, task, len(pictures))
+        check_image_count(wanted.model, task, count)
         if wanted.url:
             self._files.require_enabled("response_format")
         wish = self._painters.add_defaults(wanted.model, wanted.task_fields()) | {"count": True}
@@ -68,6 +70,7 @@ class ImageGenerationRoute(PostRoute):
         sending.run = run
         with rename_params(CLIENT_PARAM_NAMES, "image"):
             async with run_to_end(run):
+                pictures = await load() if load is not None else ()
                 if wanted.stream:
                     wish["previews"] = preview_interval(step_count(task, wish), wanted.partial_images or 0)
                     await sending.send_stream(self._stream_events(run, wanted, wish, kind, pictures))
@@ -157,8 +160,8 @@ class ImageEditRoute(ImageGenerationRoute):
         if not files:
             raise BadRequest("Missing required parameter: 'image'.", param="image")
         check_image_count(wanted.model, task, len(files))
-        found = await inspect_files(files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
-        await self.send_images(wanted, asked, sending, "image_edit", found)
+        load = partial(inspect_files, files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
+        await self.send_images(wanted, asked, sending, "image_edit", len(files), load)
 
     async def _edit_named(self, wanted: EditRequest, asked: PostRequest, sending: ResponseWriter) -> None:
         """Answer an edit of pictures that are not in the request itself."""
@@ -167,7 +170,7 @@ class ImageEditRoute(ImageGenerationRoute):
             MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=f"images[{index}]")
             for index, each in enumerate(wanted.images)
         ]
-        await self.send_images(wanted, asked, sending, "image_edit", await self._chat.load_media(refs))
+        await self.send_images(wanted, asked, sending, "image_edit", len(refs), partial(self._chat.load_media, refs))
 
 
 class ImageVariationRoute(PostRoute):

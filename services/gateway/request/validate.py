@@ -1,11 +1,10 @@
 """Graphs come from apps: what is wrong with one would be found only by executors, or by no one."""
 
-from omnibus.errors import ProtocolError, TooLarge
+from omnibus.errors import ProtocolError
 from omnibus.graph import verify_uses
 from omnibus.task import Segment
+from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS, graph_size_error
 
-#: Segments that one request may have, and nodes of one segment.
-MAX_SEGMENTS, MAX_NODES = 256, 512
 _MAX_WORK_TOKENS = 1 << 40  # tokens that a call may be expected to take
 
 
@@ -15,10 +14,8 @@ def validate_segment(segment: Segment, step: int = 0) -> None:
     Raises ``TooLarge`` over the limits, and ``ProtocolError``.
     """
     count = len(segment.nodes)
-    if not 0 <= step < MAX_SEGMENTS or count > MAX_NODES:
-        raise TooLarge(
-            f"a request may have {MAX_SEGMENTS} segments of {MAX_NODES} calls each: loop less, or split the request"
-        )
+    if not 0 <= step < MAX_SEGMENTS or count > MAX_CALLS:
+        raise graph_size_error()
     if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
         raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
     if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until a response in the background is tried again that could not be made just now.
 _RETRY_PAUSE_SECONDS = 2.0
+#: Seconds that the log may take for the last event of a response that ends before its time, which its clients await.
+_LAST_EVENT_SECONDS = 1.0
 #: Errors that are not the end of a response: another gateway can go on with it.
 _PASSING = (GatewayStopping, Conflict, BusUnavailable, StoreUnavailable)
 
@@ -167,14 +169,15 @@ class Production:
                 return
             except asyncio.CancelledError:
                 if self.stopped_for == "cancelled":
-                    await self._end_early(msgspec.structs.replace(events.response, status="cancelled"))
+                    stopped = GatewayStopping("the response was cancelled, which its log does not say: NATS is silent")
+                    await self._end_early(msgspec.structs.replace(events.response, status="cancelled"), stopped)
                     return
                 raise
             except OmnibusError as error:
                 if isinstance(error, _PASSING) or not self._has_begun:
                     raise
                 if not (self.is_background and isinstance(error, Retryable) and self.run.seconds_left > 0):
-                    await self._end_early(failed_response(events.response, error))
+                    await self._end_early(failed_response(events.response, error), error)
                     return
                 log.info("%s is tried again: %s", self.response.id, error)
                 await asyncio.sleep(getattr(error, "retry_after", 0.0) or _RETRY_PAUSE_SECONDS)
@@ -221,13 +224,20 @@ class Production:
         self._events += fresh
         self._wake_followers()
 
-    async def _end_early(self, response: ResponseObject) -> None:
-        """End it before its time, as ``response`` says, with the items that are known to be whole."""
+    async def _end_early(self, response: ResponseObject, error: OmnibusError) -> None:
+        """End it before its time, as ``response`` says, with the items that are known to be whole.
+
+        Raises ``error`` where the log does not take that in time: whoever looks at it later ends it.
+        """
         whole = [item for event in self._events for item in item_of(event)]
         ended = msgspec.structs.replace(response, output=whole)
         last = EventSequence.after(self._events).number([ending_event(ended)])
         if self.spec.log is not None:
-            await self.spec.log.append(last)
+            try:
+                async with asyncio.timeout(None if self.is_background else _LAST_EVENT_SECONDS):
+                    await self.spec.log.append(last)
+            except TimeoutError:
+                raise error from None
         self._events += last
         await self._settle(ended)
 

@@ -16,7 +16,17 @@ from omnibus.errors import BadRequest, GraphError, OmnibusError, PlaceholderErro
 from omnibus.graph import GraphNode, call_digest
 from omnibus.task.input_codec import FROM, encode_literal, make_reference, returned_results
 from omnibus.task.result import STREAM, Result
-from omnibus.task.session import RecordableTask, Segment, Session, choose, pin, pinned, require_session
+from omnibus.task.session import (
+    MAX_CALLS,
+    RecordableTask,
+    Segment,
+    Session,
+    choose,
+    graph_size_error,
+    pin,
+    pinned,
+    require_session,
+)
 
 __all__ = ["FROM", "Recorder", "Segment", "choose", "encode_literal", "pinned", "record", "replay", "require_session"]
 
@@ -72,7 +82,10 @@ class Recorder(Session):
         self.nodes.append(GraphNode(name, task.component_name, given, found, known, task.model, salt))
         self.work.append(work)
         self.pins.append(pin.get())
-        return len(self.nodes) - 1
+        index = len(self.nodes) - 1
+        if index >= MAX_CALLS:  # at once: an `invoke` may go on for ever
+            raise self.remember_error(graph_size_error())
+        return index
 
     def digest_call(self, task: str, inputs: dict[str, Any]) -> str:
         """Return the digest of a call. Raises ``TypeError`` for inputs that are no JSON."""
@@ -181,7 +194,8 @@ def record(
     scope: object = None,
     calls: dict[str, int] | None = None,
 ) -> Segment:
-    """Run ``invoke`` with placeholders. Raises ``GraphError`` for an ``invoke`` that fails or calls no task.
+    """Run ``invoke`` with placeholders. Raises ``GraphError`` for an ``invoke`` that fails or calls no task, and
+    ``TooLarge`` for one with too many calls.
 
     ``scope`` is the client's request and ``calls`` its count of equal calls, for who draws several graphs.
     """

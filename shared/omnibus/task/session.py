@@ -8,10 +8,13 @@ from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
-from omnibus.errors import BadRequest, OmnibusError, PlaceholderError
+from omnibus.errors import BadRequest, OmnibusError, PlaceholderError, TooLarge
 from omnibus.graph import GraphNode
 
 T = TypeVar("T")
+
+#: Graphs that one request may have, and calls of one graph.
+MAX_SEGMENTS, MAX_CALLS = 256, 512
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -22,6 +25,13 @@ class Segment(msgspec.Struct, frozen=True):
     work: tuple[int, ...] = ()
     pins: tuple[str, ...] = ()
     choices: tuple[int, ...] = ()
+
+
+def graph_size_error() -> TooLarge:
+    """The error of a request with more graphs, or calls in one, than it may have."""
+    return TooLarge(
+        f"a request may have {MAX_SEGMENTS} segments of {MAX_CALLS} calls each: loop less, or split the request"
+    )
 
 
 class RecordableTask(Protocol):

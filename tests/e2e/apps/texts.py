@@ -110,9 +110,8 @@ WRONG = """
     class Forever(Branch):
         def invoke(self, words):
             text = words.text
-            for _ in range(100_000):
+            while True:
                 text = self.spell.invoke(Words(text=text)).text
-            return text
 
 
     async def twice():

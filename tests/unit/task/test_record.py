@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from omnibus.errors import BadRequest, GraphError, PlaceholderError
+from omnibus.errors import BadRequest, GraphError, PlaceholderError, TooLarge
 from omnibus.graph import make_ref
 from omnibus.task import CompositeTask, pinned, record
 from tests.unit.task.tasks import ADD, FOLD, ONE, TWO, AddInput, FoldInput, Number, NumberInput
@@ -50,6 +50,15 @@ def test_a_node_lists_what_it_uses_once():
 
 def test_inputs_that_are_not_set_are_left_out():
     assert "one" not in record(lambda _: ADD.invoke(AddInput(one=None)), None).nodes[0].inputs
+
+
+def test_a_graph_without_end_is_refused_at_its_limit():
+    def invoke(_: Any) -> Any:
+        while True:
+            ONE.invoke(NumberInput(x=1))
+
+    with pytest.raises(TooLarge, match="256 segments of 512 calls each: loop less, or split the request"):
+        record(invoke, None)
 
 
 def test_equal_calls_are_counted():

@@ -20,7 +20,7 @@ from omnibus.bus.nats.acks import RecordAcks
 from omnibus.bus.nats.connection import MAX_PENDING_BYTES, NatsConnection, encode_publish, open_connection
 from omnibus.bus.nats.streams import StreamKeeper
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
-from omnibus.concurrency import keep_cancellation
+from omnibus.concurrency import finish_within, keep_cancellation
 from omnibus.errors import BusUnavailable, Conflict, DeadlineExceeded, NotFound, TooLarge
 from omnibus.settings import BusSettings
 
@@ -32,6 +32,8 @@ READ_TIMEOUT_SECONDS = 10.0
 _MAX_BATCH = 1000
 #: Seconds that one attempt to append a record may take, and all of them; and between two of them.
 APPEND_TRY_SECONDS, APPEND_TIMEOUT_SECONDS, _APPEND_PAUSE_SECONDS = 2.0, 10.0, 0.1
+#: Seconds that closing the connection may take.
+_DRAIN_SECONDS = 5.0
 #: JetStream's code for a record that is not the next one of its subject.
 _WRONG_LAST_SEQUENCE_CODE = 10071
 
@@ -304,11 +306,13 @@ class NatsBus:
         if self._nc.is_closed:
             return
         try:
-            async with asyncio.timeout(5):
-                await self._flush_connection(2)
-                if self._acks is not None:
-                    await self._acks.wait_for_acks()
-                await self._nc.close()
+            await finish_within(_DRAIN_SECONDS, self._flush_and_close())
         except (TimeoutError, OSError, RuntimeError, nats.errors.Error, BusUnavailable):
             # uvloop raises RuntimeError for a write to a connection that has ended.
             log.warning("NATS did not take the last messages before closing")
+
+    async def _flush_and_close(self) -> None:
+        await self._flush_connection(2)
+        if self._acks is not None:
+            await self._acks.wait_for_acks()
+        await self._nc.close()

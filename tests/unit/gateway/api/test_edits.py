@@ -3,18 +3,21 @@
 import asyncio
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
 from PIL import Image
 
 from omnibus.families import plugins
+from services.gateway.media.fetcher import Fetcher, FetchRules
 from services.gateway.openai.multipart import MAX_PARTS
 from tests.unit.gateway.house import PAINTER, House, error
 from tests.unit.gateway.samples import picture, sound
@@ -119,6 +122,42 @@ async def test_a_picture_is_made_of_a_text_and_a_picture(studio: House):
     assert made.size == (64, 48)
     assert np.asarray(made)[0, 0].tolist() == [7, (3 + seen(PNG)) % 256, 0]
     await studio.emptied()
+
+
+@pytest.mark.parametrize("way", ["edit", "chat"])
+async def test_the_deadline_holds_while_pictures_are_fetched(studio: House, monkeypatch: pytest.MonkeyPatch, way: str):
+    """A fetch may take 15 s by itself."""
+    studio.chat._fetcher = Fetcher(FetchRules(allow_http=True, allow_private=True, ports=None))
+    monkeypatch.setattr(studio.runs, "settings", msgspec.structs.replace(studio.settings, deadline=0.5))
+    async with silent_server() as url:
+        if way == "edit":
+            wish = {name: WISH[name] for name in ("model", "prompt")}
+            response = await studio.http.post(EDITS, json={**wish, "images": [{"image_url": url}]})
+        else:
+            picture = {"type": "image_url", "image_url": {"url": url}}
+            message = {"role": "user", "content": [{"type": "text", "text": "make it blue"}, picture]}
+            body = {"model": EDITOR, "messages": [message], "modalities": ["image"]}
+            response = await studio.http.post("/v1/chat/completions", json=body)
+
+    assert (response.status_code, error(response)["code"]) == (504, "deadline_exceeded"), response.text
+    await studio.emptied()
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[str]:
+    """The address of a file whose server accepts connections and says nothing."""
+    over = asyncio.Event()
+
+    async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png"
+    finally:
+        over.set()
+        server.close()
 
 
 async def test_several_pictures_are_all_seen(studio: House):

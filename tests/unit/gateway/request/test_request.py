@@ -14,8 +14,8 @@ from omnibus.errors import BadRequest, Fatal, Overloaded, ProtocolError, StageFa
 from omnibus.graph import HANDLE, GraphNode
 from omnibus.recording.records import EndRecord
 from omnibus.task import CompositeTask, Segment, choose, use
+from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS
 from services.gateway.request.request import ClientRequest, RequestFactory, _app_letters
-from services.gateway.request.validate import MAX_NODES, MAX_SEGMENTS
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until
 from tests.unit.task.tasks import ADD, ONE, ROLL, STRICT, AddInput, NumberInput
@@ -125,7 +125,7 @@ async def test_a_step_is_sent_once(runs: RequestFactory):
     run.end("cancelled")
 
 
-@pytest.mark.parametrize(("step", "calls"), [(-1, 1), (MAX_SEGMENTS, 1), (0, MAX_NODES + 1)])
+@pytest.mark.parametrize(("step", "calls"), [(-1, 1), (MAX_SEGMENTS, 1), (0, MAX_CALLS + 1)])
 async def test_a_request_has_so_many_segments_of_so_many_calls(runs: RequestFactory, step: int, calls: int):
     with pytest.raises(TooLarge, match="a request may have 256 segments of 512 calls each: loop less"):
         await runs.open_request("app").submit(segment(*[{"x": 1}] * calls), step)
