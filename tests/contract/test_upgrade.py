@@ -1,0 +1,199 @@
+"""The previous build's gateway with executors of this one, and the reverse, from what crossed its bus.
+
+``tests/golden/releases/previous.json`` is what ``tests/golden/record_previous.py`` recorded in a tree of that build, with
+the schema of each kind of message there: a message that does not fit it would be refused by that build.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+
+from omnibus import graph
+from omnibus.bus import Delivery, messages, subjects
+from omnibus.bus.messages import Chunk, Hop
+from omnibus.recording import records
+from tests.golden.corpus import HERE
+from tests.unit.gateway.house import OMNI, VL, House, answered, house
+from tests.unit.sidecar import node as nodes
+
+KIT: dict[str, Any] = json.loads((HERE / "releases" / "previous.json").read_text())
+ANSWERS = {answer["model"]: answer for answer in KIT["answers"]}
+HEARTBEAT_SECONDS = 0.2
+PATHS = {VL: "EL", OMNI: "Th>Ta>V"}
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+#: Beginning of a subject to the kind of message, by the name of its schema.
+KINDS = {
+    "omnibus.reply.": "reply",
+    "omnibus.edge.": "edge",
+    "omnibus.end.": "end",
+    "omnibus.event.executor": "executor",
+    "omnibus.event.gateway": "gateway",
+    "omnibus.event.load": "load",
+    "omnibus.event.plan": "plan_event",
+    "omnibus.task.": "invocation",
+}
+DECODERS = {
+    "reply": messages.decode_replies,
+    "edge": messages.decode_edges,
+    "end": messages.decode_end,
+    "executor": messages.decode_status,
+    "gateway": messages.decode_gateway,
+    "load": messages.decode_load,
+    "plan_event": messages.decode_plan_event,
+    "invocation": graph.decode_invocation,
+    "record": records.decode_message,
+}
+#: Fields that this build sends and the previous one refuses, by kind of message: the changelog says which services to
+#: update first. From 1.0 on there may be none.
+ADDED: dict[str, set[str]] = {"reply": {"computed"}, "edge": {"computed"}}
+
+
+class Recorded(NamedTuple):
+    """A message that crossed a bus."""
+
+    subject: str
+    data: bytes
+
+    @property
+    def kind(self) -> str:
+        """The name of its schema; ``record`` for those of the stream."""
+        if self.subject.startswith("omnibus.inv."):
+            return "record"
+        return next((kind for start, kind in KINDS.items() if self.subject.startswith(start)), "")
+
+
+CROSSED = [Recorded(each["subject"], each["data"].encode()) for each in KIT["messages"]]
+
+
+def parts(message: Recorded) -> Iterator[tuple[str, Any]]:
+    """What the previous build reads of a message: the name of a schema, and the document."""
+    document = json.loads(message.data)
+    if message.kind in ("reply", "edge"):
+        yield from ((message.kind, each) for each in document["msgs"])
+    elif message.kind == "record":
+        began, ended = records.split_records(message.data)
+        yield from (("invocation", json.loads(began)),) if began else ()
+        yield from (("end_record", json.loads(ended)),) if ended else ()
+    elif message.kind:
+        yield message.kind, document
+
+
+def assert_previous_build_reads(crossed: list[Recorded]) -> None:
+    for message in crossed:
+        for kind, document in parts(message):
+            document = {name: value for name, value in document.items() if name not in ADDED.get(kind, ())}
+            jsonschema.validate(document, KIT["schemas"][kind], jsonschema.Draft202012Validator)
+
+
+@asynccontextmanager
+async def recorded_house(directory: Path) -> AsyncIterator[tuple[House, list[Recorded]]]:
+    """A house, and all that crosses its bus."""
+    crossed: list[Recorded] = []
+    async with house(directory) as home:
+        publish = home.bus.publish
+
+        def record(subject: str, data: bytes, **more: Any) -> None:
+            crossed.append(Recorded(subject, data))
+            publish(subject, data, **more)
+
+        home.bus.publish = record  # type: ignore[method-assign]
+        yield home, crossed
+
+
+def of_request(model: str, *kinds: str) -> list[Recorded]:
+    """Messages of the recorded request to ``model``."""
+    id = ANSWERS[model]["id"].encode()
+    return [message for message in CROSSED if message.kind in kinds and id in message.data]
+
+
+@pytest.mark.parametrize("kind", sorted({message.kind for message in CROSSED}))
+def test_this_build_reads_what_the_previous_one_sent(kind: str):
+    for message in CROSSED:
+        if message.kind == kind:
+            assert DECODERS[kind](message.data)
+
+
+def test_the_recorded_messages_fit_the_schemas_of_the_build_that_sent_them():
+    assert_previous_build_reads(CROSSED)
+    strange = json.loads(of_request(VL, "reply")[0].data)["msgs"][0] | {"flavour": 1}
+
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(strange, KIT["schemas"]["reply"], jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("model", [VL, OMNI])
+async def test_a_gateway_of_the_previous_build_is_served_by_executors_of_this_one(tmp_path: Path, model: str):
+    async with recorded_house(tmp_path) as (home, crossed):
+        await home.all_of(model)
+        replies: list[Any] = []
+        await home.bus.subscribe(
+            subjects.reply_subject("gw"), lambda delivery: replies.extend(messages.decode_replies(delivery.data))
+        )
+        sent = of_request(model, "invocation")
+        for message in sent:
+            home.place.bus.publish(message.subject, fresh(message.data))
+        await nodes.until(lambda: sum(isinstance(each, Hop) for each in replies) == len(sent))
+        texts = [
+            (each.data or {}).get("text", "") for each in replies if isinstance(each, Chunk) and each.output == "text"
+        ]
+        for message in of_request(model, "end"):
+            home.place.bus.publish(message.subject, message.data)
+        # Samples are the gateway's to release, which is only played here.
+        await nodes.until(lambda: not any(home.place.status(id).inflight for id in home.place.executors))
+
+    assert "".join(texts) == ANSWERS[model]["text"]
+    assert {"reply", "executor"} <= {message.kind for message in crossed}
+    assert_previous_build_reads([message for message in crossed if message not in sent])
+
+
+def fresh(invocation: bytes) -> bytes:
+    """A recorded invocation as if it were sent now."""
+    document, now = json.loads(invocation), time.time()
+    return json.dumps({**document, "created": now, "deadline": now + nodes.PATIENCE}).encode()
+
+
+async def test_executors_of_the_previous_build_serve_a_gateway_of_this_one(tmp_path: Path):
+    async with recorded_house(tmp_path) as (home, crossed):
+        home.serve(VL)
+        async with previous_executors(home):
+            response = await home.ask(VL, "hello there", path=PATHS[VL], seed=5)
+            ended = await home.ended(response.headers["x-request-id"])
+
+    assert answered(response) == ANSWERS[VL]["text"]
+    assert ended.status == "done"
+    assert {"invocation", "end"} <= {message.kind for message in crossed}
+    assert_previous_build_reads([message for message in crossed if message.kind != "load"])
+
+
+@asynccontextmanager
+async def previous_executors(home: House) -> AsyncIterator[None]:
+    """Executors that send heartbeats, and answer each invocation, as those of the previous build did."""
+    recorded = ANSWERS[VL]["id"].encode()
+    executors = [message for message in CROSSED if message.kind == "executor" and b'"toy-vl' in message.data]
+
+    def answer(delivery: Delivery) -> None:
+        id = graph.decode_invocation(delivery.data).id.encode()
+        for message in of_request(VL, "reply"):
+            home.place.bus.publish(message.subject, message.data.replace(recorded, id))
+
+    async def beat() -> None:
+        while True:
+            for message in executors:
+                home.place.bus.publish(message.subject, message.data)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    for message in of_request(VL, "invocation"):
+        await home.bus.subscribe(message.subject, answer)
+    beating = asyncio.create_task(beat())
+    try:
+        await nodes.until(lambda: len(home.members.statuses()) == len(executors))
+        yield
+    finally:
+        beating.cancel()

@@ -1,0 +1,84 @@
+"""``python record_previous.py FILE``: messages and schemas of an earlier build, for ``tests/contract/test_upgrade.py``.
+
+Run it in a tree of that build, with this file's path and that tree as PYTHONPATH:
+
+    git archive COMMIT | tar -x -C TREE
+    cd TREE && PYTHONPATH=TREE:TREE/shared python .../tests/golden/record_previous.py FILE COMMIT
+
+It sends a chat and a spoken chat through a whole gateway with executors of toys, and writes all that crossed the bus, as
+text, and the JSON schema of what each kind of message may have in the eyes of that build: what it refuses is in it.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus import __version__
+from omnibus.bus import messages
+from omnibus.graph import Invocation
+from omnibus.plan import Plan
+from omnibus.recording.records import EndRecord
+from tests.unit.gateway.house import OMNI, VL, House, house
+
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+#: Kind of a message to its type. Messages of these two hold several.
+TYPES: dict[str, Any] = {
+    "reply": messages.Reply,
+    "edge": messages.Edge,
+    "end": messages.InvocationEnd,
+    "executor": messages.ExecutorStatus,
+    "gateway": messages.GatewayStatus,
+    "load": messages.LoadEvent,
+    "plan_event": messages.PlanEvent,
+    "invocation": Invocation,
+    "end_record": EndRecord,
+    "plan": Plan,
+}
+
+
+async def record(file: Path, commit: str) -> None:
+    """Write ``file``."""
+    crossed: list[dict[str, str]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        async with house(Path(directory)) as home:
+            _record_bus(home, crossed)
+            answers = [await _ask(home, VL, "EL"), await _ask(home, OMNI, "Th>Ta>V", **SPOKEN)]
+            await asyncio.sleep(1.0)  # heartbeats, and the records
+            crossed = list({_key(each): each for each in crossed}.values())  # before all of them say that they end
+    schemas = {name: msgspec.json.schema(kind) for name, kind in TYPES.items()}
+    found = {"commit": commit, "version": __version__, "answers": answers, "messages": crossed, "schemas": schemas}
+    file.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def _key(message: dict[str, str]) -> tuple[str, str]:
+    """What of several messages like this is kept once: of the heartbeats of an executor the last one."""
+    beat = message["subject"] == "omnibus.event.executor"
+    return message["subject"], json.loads(message["data"])["id"] if beat else message["data"]
+
+
+def _record_bus(home: House, crossed: list[dict[str, str]]) -> None:
+    publish = home.bus.publish
+
+    def recorded(subject: str, data: bytes, **more: Any) -> None:
+        crossed.append({"subject": subject, "data": data.decode()})
+        publish(subject, data, **more)
+
+    home.bus.publish = recorded  # type: ignore[method-assign]
+
+
+async def _ask(home: House, model: str, path: str, **more: Any) -> dict[str, Any]:
+    await home.all_of(model)
+    response = await home.ask(model, "hello there", path=path, seed=5, **more)
+    assert response.status_code == 200, response.text
+    await home.emptied()
+    message = response.json()["choices"][0]["message"]
+    return {"id": response.headers["x-request-id"], "model": model, "text": message["content"]}
+
+
+if __name__ == "__main__":
+    asyncio.run(record(Path(sys.argv[1]), sys.argv[2]))
