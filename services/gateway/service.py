@@ -57,6 +57,8 @@ from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.router import Router
+from services.gateway.shadow.mirror import Mirror
+from services.gateway.shadow.pair import MirrorRunner
 from services.gateway.tasks.chat import Chat
 from services.gateway.videos.copies import VIDEO
 from services.gateway.videos.service import Videos
@@ -170,9 +172,19 @@ class GatewayService:
         await tenancy.startup(bus, lambda: self._announce_status("ready"))
         self._closing.push_async_callback(tenancy.shutdown)
         runs = RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
+        self._start_mirror(router, records, MirrorRunner(replayer, dispatcher), runs)
         await follow_events(bus, {subjects.PLAN: runs.room.handle_plan_event}, partial(log.warning, "%s"))
         self._closing.callback(runs.room.close)
         return runs
+
+    def _start_mirror(self, router: Router, records: Records, runner: MirrorRunner, runs: RequestFactory) -> None:
+        def count_waiting() -> int:
+            queues = runs.admission.queues() if runs.admission is not None else ()
+            return runs.room.waiting + sum(queue.fair.waiting for queue in queues)
+
+        mirror = Mirror(router, records, runner, self._store, count_waiting)
+        mirror.startup()
+        self._closing.push_async_callback(mirror.shutdown)
 
     async def _open_frontend(self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy) -> None:
         """Follow plans, apps and videos, and answer over HTTP."""

@@ -13,6 +13,7 @@ from omnibus.app_record import AppRecord
 from omnibus.bus import subjects
 from omnibus.bus.messages import ModelGrowth, PlanEvent
 from omnibus.bus.nats import NatsBus
+from omnibus.canary.overlay import without_candidate
 from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
@@ -23,6 +24,7 @@ from omnibus.store import PlanProblem, Store
 from services.planner import metrics, reconcile
 from services.planner.autoscale.autoscaler import Autoscaler
 from services.planner.autoscale.growth import plan_growth
+from services.planner.canary.controller import CandidateController
 from services.planner.declared import app_models, declarations_file
 from services.planner.jetstream_metrics import StreamMetrics
 from services.planner.optimize.job import PlanningJob
@@ -51,7 +53,10 @@ class PlannerService:
         self._ready, self._gateways = ReadyExecutors(), GatewayPlans()
         self._changes = PlanRollout(self._store, settings, self._ready, self._announce_plan)
         self._planning = PlanningJob(self._store, settings.models, settings.simulate)
-        self._follow = Autoscaler(settings, self._changes, self._planning, self._set_target)
+        self._canary = CandidateController(self._store, self._set_target)
+        self._follow = Autoscaler(
+            settings, self._changes, self._planning, self._set_target, with_candidates=self._canary.apply
+        )
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -65,6 +70,7 @@ class PlannerService:
         await self._ready.listen(self._bus, self._changes.wake)
         await self._gateways.listen(self._bus)
         self._apps = await self._store.apps()
+        await self._canary.load()
         if self._settings.models:
             await self._store.put_problem(self._settings.models, None)
         await self._follow.listen(self._bus)
@@ -75,7 +81,7 @@ class PlannerService:
         await self._changes.run_available_steps()
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
-        work += [self._follow.run(), self._announce_growth()]
+        work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge()]
         work.append(StreamMetrics(self._bus).run())
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
@@ -94,9 +100,9 @@ class PlannerService:
     def _set_target(self, reason: str) -> None:
         planned = self._planning.planned
         declared = {**self._declared, **planned.models}
-        models = {**declared, **app_models.app_models(self._apps, declared)}
+        models = self._canary.apply({**declared, **app_models.app_models(self._apps, declared)})
         planner, load = self._planning.planner, self._follow.last_load
-        route = partial(planner.reroute_running, load=load) if planner is not None else None
+        route = self._canary.wrap_route(partial(planner.reroute_running, load=load) if planner is not None else None)
         counts, prices = self._planning.gpu_counts, self._planning.prices
         self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
 
@@ -120,7 +126,7 @@ class PlannerService:
                 self._follow.restore_load(plan)
             except ProtocolError:
                 plan = None
-        return plan.models if plan is not None else {}
+        return {name: without_candidate(model) for name, model in plan.models.items()} if plan is not None else {}
 
     def _announce_plan(self, plan: Plan) -> None:
         PLANNER.swaps.inc()

@@ -15,6 +15,8 @@ from omnibus.errors import BadRequest, ProtocolError
 from omnibus.families import catalog
 from omnibus.graph import UNREADABLE, WIRE_VERSION
 
+#: The options of a candidate have the name of what they are tried against, and this behind it.
+CANDIDATE_MARK = "@canary"
 #: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.
 GOLDEN = 0.6180339887498949
 #: The GPU type of a place without a GPU.
@@ -26,8 +28,9 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``of`` is ``model/option`` when executors of another model serve it: both share a component.
     ``engine`` is ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, or "cpu" for a place
-    without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH; 0: as
-    it is set where the executor runs.
+    without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH, ``dtype``
+    OMNIBUS_EXECUTOR_DTYPE; 0 and empty: as they are set where the executor runs. ``checkpoint`` is another one than the
+    model's; empty: the model's.
     """
 
     components: tuple[str, ...]
@@ -38,6 +41,8 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: str = ""
     gpu: str = ""
     batch: int = 0
+    checkpoint: str = ""
+    dtype: str = ""
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +54,11 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     options: dict[str, str]
     rate: float
+
+    @property
+    def is_candidate(self) -> bool:
+        """True if it goes through an option of a candidate, which has to prove itself."""
+        return any(option.endswith(CANDIDATE_MARK) for option in self.options.values())
 
 
 class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -87,7 +97,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def option_origin(self, option: str) -> str:
         """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""
-        own = catalog.code_origin(self.family, self.checkpoint)
+        own = catalog.code_origin(self.family, self.options[option].checkpoint or self.checkpoint)
         return own or blake2b(_encode([*self._origin_fields(option)]), digest_size=8).hexdigest()
 
     def _origin_fields(self, option: str) -> Iterator[Any]:
@@ -99,8 +109,9 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield runs.gpu
         if self.ttft or self.tbt:
             yield {"ttft": self.ttft, "tbt": self.tbt}
-        if runs.batch:
-            yield {"batch": runs.batch}
+        for name in ("batch", "checkpoint", "dtype"):
+            if value := getattr(runs, name):
+                yield {name: value}
 
     @property
     def has_talker(self) -> bool:

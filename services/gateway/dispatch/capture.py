@@ -16,6 +16,7 @@ from omnibus.bus.messages import Chunk
 from omnibus.errors import ProtocolError
 from omnibus.graph import UNREADABLE, Invocation
 from omnibus.recording.records import KeptOutput
+from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.inline import unpack_tensor
 from omnibus.tensors.item import Item
@@ -106,23 +107,35 @@ class OutputCapture:
             self._release(handle)
         self._open.clear()
 
+    @property
+    def chunks(self) -> list[RecordedChunk] | None:
+        """All chunks; None for an output that is not whole, or cannot be kept."""
+        return self._pieces if self._whole and self._fit else None
+
     def to_record(self) -> tuple[KeptOutput, bytes] | None:
         """Return the record of this output, and its bytes; None for one that is not whole, or cannot be kept."""
-        if not (self._whole and self._fit):
+        chunks = self.chunks
+        if chunks is None:
             return None
-        body = pack_chunks(self._pieces)
+        body = pack_chunks(chunks)
         fingerprint = Fingerprint()
-        for piece in self._pieces:
+        for piece in chunks:
             fingerprint.add_item(Item(piece.data, piece.array))
         node, output = self.origin
         digest = sha256(body).hexdigest()
-        return KeptOutput(node, output, digest, self._nbytes, len(self._pieces), fingerprint.hexdigest()), body
+        return KeptOutput(node, output, digest, self._nbytes, len(chunks), fingerprint.hexdigest()), body
 
 
 def consumed_outputs(invocation: Invocation) -> Iterator[tuple[int, str]]:
     """The outputs that nodes read of each other, but for those that are never kept."""
     found = dict.fromkeys(use for node in invocation.nodes for use in node.uses)
     return (use for use in found if use[1] not in UNCAPTURED_OUTPUTS)
+
+
+def create_captures(invocation: Invocation, tensors: TensorClient, whole: bool) -> dict[tuple[int, str], OutputCapture]:
+    """Captures of what nodes read of each other; if ``whole``, of what the client reads, too."""
+    keys = [*consumed_outputs(invocation), *(invocation.outputs if whole else ())]
+    return {key: OutputCapture(*key, tensors.view, tensors.release) for key in keys}
 
 
 def pack_chunks(pieces: list[RecordedChunk]) -> bytes:

@@ -36,7 +36,7 @@ from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from services.gateway.dispatch.capture import OutputCapture, consumed_outputs
+from services.gateway.dispatch.capture import create_captures
 from services.gateway.dispatch.failure_detector import FailureDetector
 from services.gateway.dispatch.inflight import Again, InflightInvocation
 from services.gateway.dispatch.playback import OutputPlayer, Tapes
@@ -120,16 +120,18 @@ class Dispatcher:
         again: Again,
         trace: tracing.Carrier | None = None,
         prepare: Callable[[InflightInvocation], None] | None = None,
+        mirrored: bool = False,
     ) -> InflightInvocation:
         """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
 
         ``again`` finds another route when an executor is lost: what found the first one, for example
         ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is of what it
-        is a part; ``prepare`` is called before anything is sent.
+        is a part; ``prepare`` is called before anything is sent. Of one that is ``mirrored`` all outputs are captured,
+        and what it breaks is held against no input.
         """
-        running = InflightInvocation(
-            invocation, work, again, self._fetch_array, self._members, self._create_captures(invocation)
-        )
+        tapes = create_captures(invocation, self._tensors, mirrored) if mirrored or self.keeps else {}
+        running = InflightInvocation(invocation, work, again, self._fetch_array, self._members, tapes)
+        running.mirrored = mirrored
         running.span = tracing.start_invocation_span(invocation, trace or {})
         if prepare is not None:
             prepare(running)
@@ -170,10 +172,6 @@ class Dispatcher:
     def create_player(self, name: str, start: int, tapes: Tapes) -> OutputPlayer:
         """Stands for the executors of the nodes before ``start``, and plays ``tapes``."""
         return OutputPlayer(self._bus, self._tensors, self._limit, name, start, tapes)
-
-    def _create_captures(self, invocation: Invocation) -> dict[tuple[int, str], OutputCapture]:
-        view, release = self._tensors.view, self._tensors.release
-        return {key: OutputCapture(*key, view, release) for key in consumed_outputs(invocation)} if self.keeps else {}
 
     def finish(self, running: InflightInvocation, status: str) -> None:
         """One ``end`` event; every holder releases."""

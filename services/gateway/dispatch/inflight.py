@@ -59,6 +59,7 @@ class InflightInvocation:
         self.died_with: list[frozenset[str]] = []
         self.culprit: frozenset[str] = frozenset()
         self.single = False
+        self.mirrored = False  # nobody waits for it: it is run for comparison alone
         self.span: Span | None = None  # None while traces are off
         #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
         self.absent: frozenset[str] = frozenset()

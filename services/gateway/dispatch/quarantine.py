@@ -81,7 +81,11 @@ class Quarantine:
 
     def record_death(self, executor: str, inflight: Iterable[InflightInvocation], now: float) -> None:
         """Note what ``executor`` held when it died; ``running.culprit`` is what of it is refused from now on."""
-        held = {running: _unfinished_keys(running, executor) for running in inflight if running.waits_for(executor)}
+        held = {
+            running: _unfinished_keys(running, executor)
+            for running in inflight
+            if running.waits_for(executor) and not running.mirrored
+        }
         member = self._members.get(executor)
         for running in held:
             running.died_with.append(frozenset(member.status.components if member is not None else ()))

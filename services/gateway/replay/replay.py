@@ -7,7 +7,7 @@ can do no more than sending the request again.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy as np
 from omnibus import graph, tracing
 from omnibus.bus import Delivery
 from omnibus.encoding.audio import to_pcm16
-from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError
+from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError, StageUnavailable
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
 from omnibus.recording.forks import PLAYER_PREFIX
 from omnibus.recording.records import EndRecord, RecordedAnswer, split_records
@@ -34,7 +34,7 @@ from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.request.record import MAX_RECORDED_CHARS, Records, output_digests
-from services.gateway.routing.router import Router
+from services.gateway.routing.router import ExecutorRoute, Router
 from services.gateway.tasks.chat import APP
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
@@ -67,6 +67,7 @@ class Replayer:
         self, recorded: Invocation, wished: ReplayOptions, trace: tracing.Carrier
     ) -> AsyncIterator[dict[str, Any]]:
         running, player = await self._submit_replay(recorded, wished, trace)
+        self._records.write_begin(running)
         now = running.invocation
         got = _open_accumulator(running)
         try:
@@ -114,26 +115,58 @@ class Replayer:
         except BaseException:
             self._tensors.end_invocation(ticket.id)
             raise
-        invocation = msgspec.structs.replace(
+        invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
+        invocation = msgspec.structs.replace(invocation, outputs=outputs)
+        return self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts), player
+
+    async def submit_mirrored(self, recorded: Invocation, path: str, salt: str) -> InflightInvocation:
+        """Send ``recorded`` again along ``path``, for comparison alone: it is not recorded, it does not move to another
+        executor, and it takes nothing from what was computed of its media under another ``salt``.
+
+        Whoever calls this reads its streams and ends it. Raises as a replay does.
+        """
+        ticket = self._router.issue_ticket(recorded.model, recorded.type)
+        now = time.time()
+        deadline = now + max(1.0, recorded.deadline - recorded.created)
+        wished = ReplayOptions(path=path)
+        try:
+            nodes = tuple(
+                [_salt_node(await self._restore_inputs(node, ticket.id, deadline), salt) for node in recorded.nodes]
+            )
+            route = options.make_route_finder(self._router, recorded, nodes, wished, ticket, "")(frozenset())
+        except BaseException:
+            self._tensors.end_invocation(ticket.id)
+            raise
+        invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
+        return self._dispatcher.submit(invocation, route.work, _refuse_other_routes(route), mirrored=True)
+
+    def _build_invocation(
+        self,
+        recorded: Invocation,
+        id: str,
+        route: ExecutorRoute,
+        nodes: tuple[GraphNode, ...],
+        now: float,
+        deadline: float,
+    ) -> Invocation:
+        return msgspec.structs.replace(
             recorded,
-            id=ticket.id,
+            id=id,
             path=route.path,
             epoch=self._router.plan.epoch if self._router.plan else 0,
             created=now,
             deadline=deadline,
             reply=self._dispatcher.reply,
             nodes=nodes,
-            outputs=outputs,
             options=route.options,
             route=route.executors,
             attempt=0,
+            attempts=(),
+            resumes=(),
             replay_of=recorded.id,
             parent="",
             step=0,
         )
-        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts)
-        self._records.write_begin(running)
-        return running, player
 
     async def _create_player(self, recorded: Invocation, start: int) -> OutputPlayer:
         """Plays what nodes before ``start`` gave. Raises ``BadRequest`` and ``NotFound`` when that is not kept."""
@@ -220,6 +253,27 @@ def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
     now = running.invocation
     texts = [output for _, output in now.outputs].count(TEXT) if now.app == APP else 1
     return ChoicesAccumulator(now.model, now.created, texts) if texts > 1 else AnswerAccumulator(now.model, now.created)
+
+
+def _salt_node(node: GraphNode, salt: str) -> GraphNode:
+    """``node`` with media of which nothing was computed yet under ``salt``."""
+    return graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
+
+
+def _salt_value(value: Any, salt: str) -> Any:
+    if isinstance(value, list):
+        return [_salt_value(element, salt) for element in value]
+    if isinstance(value, dict):
+        found = {key: _salt_value(each, salt) for key, each in value.items() if key != HANDLE}
+        return {HANDLE: value[HANDLE], **found, "salt": salt} if HANDLE in value else found
+    return value
+
+
+def _refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], ExecutorRoute]:
+    def find_route(lost: frozenset[str]) -> ExecutorRoute:
+        raise StageUnavailable(f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison moves to no other")
+
+    return find_route
 
 
 def _chat_streams(running: InflightInvocation, *, sound: bool) -> list[ResultStream]:

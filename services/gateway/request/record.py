@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -68,6 +68,8 @@ class Records:
         self._hold_seconds = hold_seconds
         self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
         self._timer: asyncio.TimerHandle | None = None
+        #: Called with each invocation that ends, and how; None while nobody wants to know.
+        self.on_end: Callable[[InflightInvocation, str], None] | None = None
 
     def write_begin(self, running: InflightInvocation) -> None:
         """Record what was sent: at once, or held back for a moment in which it may end."""
@@ -150,6 +152,8 @@ class Records:
         self._publish_end(invocation, messages.encode(ended))
         if status == "failed" and self._dead is not None:
             self._write_dead_letter(self._dead, running)
+        if self.on_end is not None:
+            self.on_end(running, status)
 
     def _publish_end(self, invocation: Invocation, body: bytes) -> None:
         """Publish an end, with the beginning if that is held back and both fit into one message."""

@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from omnibus.graph import GraphNode
+
 #: Replicas whose work differs by less than this part of an item count as equal.
 NEAR_WORK_FRACTION = 0.5
 #: Items by which the work of the replica that knows one may exceed the least.
@@ -29,6 +31,11 @@ class AffinityItem(NamedTuple):
 
     key: str
     work: float
+
+
+def affinity_item(node: GraphNode, work: float) -> AffinityItem:
+    """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
+    return AffinityItem("" if node.uses else node.digest, work)
 
 
 class ChosenReplica(NamedTuple):

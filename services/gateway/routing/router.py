@@ -23,7 +23,7 @@ from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
 from services.gateway.routing import pins as pinning
-from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity
+from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity, affinity_item
 from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.nearness import Nearness, are_apart
@@ -162,12 +162,12 @@ class Router:
         return plans.request_point(self.gateway, part.salt, ticket.number, self._require_scope().plan.seed)
 
     def find_paths(self, part: ModelPart) -> tuple[Path, ...]:
-        """All paths that run ``part``. Raises ``StageUnavailable`` when the plan has none."""
+        """All paths that serve ``part``; a candidate's in the shadow serves nobody, not even where others have no
+        executor. Raises ``StageUnavailable`` when the plan has none."""
         key = (part.model, part.kind)
         found = self._paths.get(key)
         if found is None:
-            model = self.get_model(part.model)
-            found = model.paths_for(part.used) if part.used <= frozenset(model.components) else ()
+            found = tuple([path for path in self.find_all_paths(part) if path.rate > 0 or not path.is_candidate])
             if not found:
                 raise StageUnavailable(
                     f"no path of {part.model} runs {part.kind or '+'.join(sorted(part.used))}: declare one",
@@ -175,6 +175,11 @@ class Router:
                 )
             self._paths[key] = found
         return found
+
+    def find_all_paths(self, part: ModelPart) -> tuple[Path, ...]:
+        """All paths that run ``part``, those of candidates too, for who names one."""
+        model = self.get_model(part.model)
+        return model.paths_for(part.used) if part.used <= frozenset(model.components) else ()
 
     def route(
         self,
@@ -260,7 +265,7 @@ class Router:
         if len(serving) == 1 and not encode:  # nothing to compare: measured, 4 us less per option
             only = serving[0].status.id
             return [ChosenReplica(only, work[node] if work else 1) for node in found]
-        items = [_affinity_item(nodes[node], work[node] if work else 1) for node in found]
+        items = [affinity_item(nodes[node], work[node] if work else 1) for node in found]
         return self._choose_executors(serving, items, encode, self._count_sources(nodes, found, chosen, serving))
 
     def _choose_executors(
@@ -304,7 +309,7 @@ class Router:
         """The planned path, then the others."""
         paths: Sequence[Path] = self.find_paths(part)
         if pinned:
-            paths = pinning.find_named_paths(paths, part, pinned, several)
+            paths = pinning.find_named_paths(self.find_all_paths(part), part, pinned, several)
         if any(pins):
             paths = pinning.filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
         if len(paths) == 1 and paths[0].rate > 0:
@@ -387,11 +392,6 @@ class Router:
                     if found.get(component) != "ok":
                         found[component] = state
         return found
-
-
-def _affinity_item(node: GraphNode, work: float) -> AffinityItem:
-    """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
-    return AffinityItem("" if node.uses else node.digest, work)
 
 
 def _split_option(option: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from omnibus.errors import Overloaded
+from omnibus.plan import CANDIDATE_MARK
 from omnibus.settings import GatewaySettings
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import Router
@@ -184,7 +185,7 @@ class Admission:
         wanted = {component: tasks.get(component, "") for component in used}
         places = dict.fromkeys(used, 0)
         for status in self._router.members.statuses():
-            if status.state != "ready":
+            if status.state != "ready" or status.option.endswith(CANDIDATE_MARK):
                 continue
             takes = self._settings.admit or status.slots or status.credits
             for component, task in wanted.items():

@@ -11,6 +11,7 @@ import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
+from omnibus.canary.overlay import without_candidate
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan
@@ -65,7 +66,10 @@ class Autoscaler:
         planning: PlanningJob,
         want: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        with_candidates: Callable[[Mapping[str, ModelPlan]], Mapping[str, ModelPlan]] = dict,
     ) -> None:
+        """``with_candidates`` returns models as plans have them, with what is tried and what was promoted."""
+        self._with_candidates = with_candidates
         self._settings = settings
         self._changes = changes
         self._planning = planning
@@ -128,7 +132,7 @@ class Autoscaler:
         if self._changes.is_pinned or self._is_rolling_out(plan):
             adapt.note_plan_change()
             return
-        running = {name: plan.models[name] for name in planner.models if name in plan.models}
+        running = {name: without_candidate(plan.models[name]) for name in planner.models if name in plan.models}
         if not await self._meet_burst(planner, adapt, plan, running):
             await self._follow_window(planner, adapt, plan, running)
 
@@ -250,7 +254,7 @@ class Autoscaler:
 
     def _is_rolling_out(self, plan: Plan) -> bool:
         """Return whether executors of what is wanted may still start; what has been put off is not waited for."""
-        wanted = self._wanted.models if self._wanted is not None else {}
+        wanted = self._with_candidates(self._wanted.models if self._wanted is not None else {})
         if all(plan.models.get(name) == model for name, model in wanted.items()):
             return False
         if plan.epoch != self._epoch:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from omnibus.cluster.desired import ExecutorKind
-from omnibus.plan import DeploymentOption, ModelPlan, Path
+from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path
 
 Models = Mapping[str, ModelPlan]
 #: Replicas of an option of a model, also of one that another model lends.
@@ -88,7 +88,9 @@ def _merged_types(
             for path in _remaining_paths(model, options, plan.paths_for(frozenset(parts)), had, have):
                 key = tuple(sorted(path.options.items()))
                 paths[key] = max(path, paths.get(key, path), key=lambda each: each.rate)
-        found = tuple(paths.values()) or _fallback_path(parts, options)
+        found = tuple(paths.values())
+        if all(path.is_candidate for path in found):  # what has to prove itself stands in for nothing
+            found += _fallback_path(parts, options)
         if found and not any(path.rate > 0 for path in found):
             found = tuple(msgspec.structs.replace(path, rate=1.0) for path in found)
         if found:
@@ -117,7 +119,9 @@ def _fallback_path(parts: Iterable[str], options: Mapping[str, DeploymentOption]
     """A path over whatever runs, in as few executors as can be had in order; none when a part has nobody."""
     found: dict[str, str] = {}
     for part in parts:
-        able = [name for name, option in options.items() if part in option.components]
+        able = [
+            name for name, option in options.items() if part in option.components and not name.endswith(CANDIDATE_MARK)
+        ]
         if not able:
             return ()
         found[part] = next((name for name in able if name in found.values()), able[0])

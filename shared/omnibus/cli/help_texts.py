@@ -35,6 +35,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan show": ("omnibus plan show", "omnibus plan show 12"),
     "plan diff": ("omnibus plan diff          # what is staged, or changed last", "omnibus plan diff 11 12"),
     "plan rollback": ("omnibus plan rollback 11", "omnibus plan resume        # plan again by itself"),
+    "canary start": (
+        "omnibus canary start qwen2.5-vl-tiny --option E --dtype bfloat16 --tolerance 0.05",
+        "omnibus canary start qwen2.5-vl-tiny --option L --checkpoint ./new --score 0.9 --auto",
+        "omnibus canary start qwen2.5-vl-tiny --path EL --share 0    # another plan, in the shadow alone",
+    ),
     "models check": ("omnibus models check ./weights", "omnibus models check Qwen/Qwen2.5-VL-7B-Instruct"),
     "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
     "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, backup_arguments, help_texts, lab, record_commands, runs, size, whatif
+from omnibus.cli import access, backup_arguments, canary_arguments, help_texts, lab, record_commands, runs, size, whatif
 from omnibus.cli.output import USAGE, add_output_options, print_error
 from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
@@ -21,6 +21,7 @@ _HANDLERS = {
     "app run": "app_run:run_app",
     "backup": "backup:run_backup",
     "compare": "steps:compare_invocations",
+    "canary": "canary:run_canary",
     "completion": "completion:print_completion",
     "deadletters": "dead_letters:run_dead_letters",
     "demo": "demo:run_demo",
@@ -90,6 +91,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
+    canary_arguments.add_canary_command(commands)
     whatif.add_whatif_command(commands)
     lab.add_lab_command(commands)
     size.add_size_command(commands)

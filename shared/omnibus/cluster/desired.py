@@ -109,7 +109,7 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
     environment = {
         "MODEL": kind.model,
         "FAMILY": model.family,
-        "CHECKPOINT": model.checkpoint,
+        "CHECKPOINT": deployed.checkpoint or model.checkpoint,
         "CONTEXT": str(model.context),
         "OPTION": kind.option,
         "ORIGIN": kind.origin,
@@ -122,6 +122,8 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
     environment |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
     if deployed.batch:
         environment["BATCH"] = str(deployed.batch)
+    if deployed.dtype:
+        environment["DTYPE"] = deployed.dtype
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in environment.items()}
 
 

@@ -114,6 +114,12 @@ class _Gateway:
     #: Nodes of such invocations that began ``again``, and that went on or were done (``spared``). Few are spared: see
     #: OMNIBUS_GATEWAY_RETAIN and whether the arena has room.
     restarts = Counter("omnibus_restarted_nodes_total", "Nodes of moved requests.", ["outcome"], registry=REGISTRY)
+    #: Finished requests that were chosen for a comparison with a candidate, by what came of it: ``same``, ``failed``,
+    #: ``slower``, ``differed``; ``void`` if what serves failed as well, ``no room`` if users' requests needed it,
+    #: ``skipped`` if it cannot be run again. See `omnibus canary status`.
+    mirrored = Counter(
+        "omnibus_mirrored_total", "Comparisons with candidates.", ["model", "outcome"], registry=REGISTRY
+    )
     #: Bytes that are retained for requests in flight, at most OMNIBUS_GATEWAY_RETAIN_BYTES.
     retained = CallbackMetric("omnibus_gateway_retained_bytes", "Bytes retained for restarts.")
     #: Inputs that ``crashed`` or ``failed`` an engine. Any at all: `omnibus deadletters` lists and shows them.

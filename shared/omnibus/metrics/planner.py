@@ -23,6 +23,8 @@ class _Planner:
     #: Executors that the current plan asks for, and those of them that say that they are ready.
     wanted = CallbackMetric("omnibus_planner_executors_wanted", "Executors in the plan.", ["model", "option"])
     ready = CallbackMetric("omnibus_planner_executors_ready", "Executors ready.", ["model", "option"])
+    #: 1 for the state of each model's candidate: `omnibus canary status` says why it is in it.
+    candidates = CallbackMetric("omnibus_planner_candidates", "Candidates by state.", ["model", "state"])
     #: Time to plan.
     solve = Histogram(
         "omnibus_planner_solve_seconds", "Time to plan.", registry=REGISTRY, buckets=LATENCY_BUCKETS_SECONDS

@@ -7,6 +7,8 @@ Keys, under ``<prefix>:``
 ``plan:staged``, ``plan:lead``                   the plan that is to follow, and the planner that sees to it
 ``plan:pin``                                     the epoch that is to be served and no other
 ``plan:problems``                                hash of who says so to why the plan is not what it should be
+``candidates``                                   hash of model to ``Candidate``, the last one that was tried
+``candidate:counts:<id>``, ``:findings:<id>``    what comparisons of a candidate have come to; the last bad ones
 ``apps``                                         hash of name to ``AppRecord``
 ``apps:life``                                    a random word that is gone when the store has lost everything
 ``app:source:<sha256>``                          text of an uploaded app
@@ -25,12 +27,14 @@ Keys, under ``<prefix>:``
 ``history:<step>:<start>``, ``history:lead``     hash of counts within a span of time; the gateway that counts stages
 ``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
-Channels ``plan``, ``apps``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes. Each change is one
-function on the server that refuses whoever is late, so that two writers cannot cross; a profile is the last writer's.
+Channels ``plan``, ``candidates``, ``apps``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes. Each change is
+one function on the server that refuses whoever is late, so that two writers cannot cross; a profile is the last
+writer's.
 """
 
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import AppStore as _Apps
+from omnibus.store.candidates import CandidateStore as _Candidates
 from omnibus.store.client_secrets import SECRET_PREFIX, ClientSecretRecord
 from omnibus.store.client_secrets import ClientSecretStore as _Secrets
 from omnibus.store.connection import REREAD_SECONDS
@@ -76,5 +80,7 @@ __all__ = [
 ]
 
 
-class Store(_Plans, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Secrets, _History, _Dump):
+class Store(
+    _Plans, _Candidates, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Secrets, _History, _Dump
+):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

@@ -82,6 +82,22 @@ redis.register_function('omnibus_pin_plan', function(keys, args)
   return 1
 end)
 
+-- Write the candidate for a model if the one before is as its writer knows it: "id state", or empty for none.
+redis.register_function('omnibus_put_candidate', function(keys, args)
+  local candidates, channel = keys[1], keys[2]
+  local model, expected, body = args[1], args[2], args[3]
+  local text = redis.call('HGET', candidates, model)
+  local before = ''
+  if text then
+    local found = read(text)
+    before = tostring(found.id) .. ' ' .. tostring(found.state or 'shadow')
+  end
+  if before ~= expected then return redis.error_reply('STALE ' .. before) end
+  redis.call('HSET', candidates, model, body)
+  redis.call('PUBLISH', channel, model)
+  return 1
+end)
+
 local function source_of(record)
   local source = type(record.source) == 'table' and record.source.sha256
   return type(source) == 'string' and source or ''

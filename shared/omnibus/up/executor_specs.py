@@ -15,7 +15,7 @@ from omnibus.up.fork_server import can_fork
 
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
 #: What a plan says of an option, whatever all executors are told.
-_OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH")
+_OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_DTYPE")
 _PARALLEL = "OMNIBUS_VLLM_TENSOR_PARALLEL"
 
 

@@ -1,0 +1,139 @@
+"""Outputs of two runs of one invocation, compared stage by stage: bits, tolerance for tensors, similarity of texts.
+
+As in ``services.gateway.dispatch.digest``, how an output was cut into chunks does not matter. Pure, no I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from math import inf, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from omnibus.canary.gate import GateRules
+from omnibus.graph import GraphNode
+from services.gateway.dispatch.capture import RecordedChunk
+
+#: Outputs by node and name.
+Outputs = Mapping[tuple[int, str], Sequence[RecordedChunk]]
+
+#: Words of a text, or elements of a list, whose similarity is computed; the rest has to be equal.
+MAX_COMPARED_WORDS = 1000
+#: Elements of tensors that are compared at once, which bounds the memory of it.
+_BLOCK_ELEMENTS = 1 << 20
+
+
+class OutputDifference(NamedTuple):
+    """An output that differs by more than is tolerated; ``what`` says by how much."""
+
+    node: int
+    component: str
+    output: str
+    what: str
+
+
+class _JoinedOutput(NamedTuple):
+    """All of an output: texts and lists by key, other values chunk by chunk, and arrays one after the other."""
+
+    texts: dict[str, str]
+    lists: dict[str, list[Any]]
+    rest: list[dict[str, Any]]
+    arrays: list[np.ndarray]
+
+
+def find_differences(
+    nodes: Sequence[GraphNode], control: Outputs, candidate: Outputs, rules: GateRules
+) -> list[OutputDifference]:
+    """Outputs of ``candidate`` that differ from those of ``control``, in the order of the graph: the first one is the
+    cause of those behind it. Outputs that only one of them has in full are left out."""
+    found = []
+    for node, output in sorted(control.keys() & candidate.keys()):
+        what = describe_difference(control[node, output], candidate[node, output], rules)
+        if what:
+            found.append(OutputDifference(node, nodes[node].component, output, what))
+    return found
+
+
+def describe_difference(control: Sequence[RecordedChunk], candidate: Sequence[RecordedChunk], rules: GateRules) -> str:
+    """The difference of two outputs in words; empty where they are as equal as ``rules`` demand."""
+    one, other = _join_output(control), _join_output(candidate)
+    return _text_difference(one, other, rules) or _array_difference(one.arrays, other.arrays, rules)
+
+
+def _join_output(chunks: Sequence[RecordedChunk]) -> _JoinedOutput:
+    joined = _JoinedOutput({}, {}, [], [])
+    for chunk in chunks:
+        if chunk.array is not None:
+            if chunk.array.size:
+                joined.arrays.append(chunk.array)
+            continue
+        rest = {}
+        for key, value in chunk.data.items():
+            if isinstance(value, str):
+                joined.texts[key] = joined.texts.get(key, "") + value
+            elif isinstance(value, list):
+                joined.lists.setdefault(key, []).extend(value)
+            else:
+                rest[key] = value
+        if rest:
+            joined.rest.append(rest)
+    return joined
+
+
+def _text_difference(one: _JoinedOutput, other: _JoinedOutput, rules: GateRules) -> str:
+    if (one.texts, one.lists) == (other.texts, other.lists):
+        return "" if one.rest == other.rest else "other values"
+    for key in sorted(one.texts.keys() | other.texts.keys()):
+        score = _similarity(one.texts.get(key, "").split(), other.texts.get(key, "").split())
+        if one.texts.get(key, "") != other.texts.get(key, "") and (score < rules.score or rules.score == 1):
+            return f"{key} is similar by {score:.2f}, {rules.score:.2f} is expected"
+    for key in sorted(one.lists.keys() | other.lists.keys()):
+        score = _similarity(one.lists.get(key, []), other.lists.get(key, []))
+        if score < rules.score:
+            return f"{key} is similar by {score:.2f}, {rules.score:.2f} is expected"
+    return ""
+
+
+def _similarity(one: Sequence[Any], other: Sequence[Any]) -> float:
+    """Ratcliff and Obershelp's: twice the elements in common, in order, over all elements; from 0 to 1."""
+    if one == other:
+        return 1.0
+    if any(not isinstance(each, str | int) for each in (*one, *other)):
+        return 0.0
+    if one[MAX_COMPARED_WORDS:] != other[MAX_COMPARED_WORDS:]:
+        return 0.0
+    return SequenceMatcher(None, one[:MAX_COMPARED_WORDS], other[:MAX_COMPARED_WORDS], autojunk=False).ratio()
+
+
+def _array_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray], rules: GateRules) -> str:
+    shapes = [
+        (sum(len(each) for each in arrays if each.ndim), arrays[0].shape[1:]) if arrays else ()
+        for arrays in (one, other)
+    ]
+    if shapes[0] != shapes[1]:
+        return f"a tensor of {_shape_text(shapes[1])}, {_shape_text(shapes[0])} is expected"
+    error = _relative_error(one, other)
+    return f"relative error {error:.2g}, at most {rules.tolerance:g} is expected" if error > rules.tolerance else ""
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    return f"{shape[0]} rows of {list(shape[1])}" if shape else "no rows"
+
+
+def _relative_error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """The norm of the difference over that of ``one``; infinite where there is none but should be."""
+    flat_one, flat_other = (
+        np.concatenate([each.reshape(-1) for each in arrays]) if arrays else np.empty(0) for arrays in (one, other)
+    )
+    difference = scale = 0.0
+    for start in range(0, len(flat_one), _BLOCK_ELEMENTS):
+        block, against = (each[start : start + _BLOCK_ELEMENTS].astype(np.float64) for each in (flat_one, flat_other))
+        same_holes = np.array_equal(np.isfinite(block), np.isfinite(against))
+        if not same_holes:
+            return inf
+        whole = np.isfinite(block)
+        difference += float(np.square(block[whole] - against[whole]).sum())
+        scale += float(np.square(block[whole]).sum())
+    if not difference:
+        return 0.0
+    return sqrt(difference / scale) if scale else inf

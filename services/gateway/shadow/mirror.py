@@ -1,0 +1,217 @@
+"""Mirrors finished requests to candidates, in the background, while there is room for it.
+
+A request that has ended is chosen by a hash of its id, so that every gateway and every run chooses the same ones. One
+comparison at a time: the request runs again along the path that serves and along the candidate's, one after the other,
+in turns who is first. Neither is recorded, counted as load, or charged to a tenant: their weight is 0. A comparison
+begins only while the executors have room, and is given up at once when users' requests need it. While there is no
+candidate nothing here runs, and nothing is called when requests end.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any
+
+from omnibus import graph
+from omnibus.canary.candidate import Candidate
+from omnibus.canary.overlay import find_control
+from omnibus.errors import OmnibusError, StoreUnavailable
+from omnibus.graph import Invocation
+from omnibus.metrics import GATEWAY
+from omnibus.plan import Path
+from omnibus.service import until_cancelled
+from omnibus.store import Store
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.request.record import Records
+from services.gateway.routing.executors import ExecutorEntry
+from services.gateway.routing.router import Router
+from services.gateway.shadow.pair import Comparison, MirrorRunner, compare_runs, is_void
+from services.gateway.shadow.served import ServedRequests
+
+log = logging.getLogger(__name__)
+
+#: Finished requests that wait for their comparison; of more the oldest are left out.
+MAX_WAITING = 16
+#: Seconds that a comparison waits for room, and between two looks whether there is some.
+ROOM_SECONDS, LOOK_SECONDS = 5.0, 0.01
+#: Seconds between two reports of what users got.
+REPORT_SECONDS = 1.0
+#: Seconds without comparisons after one that had no room.
+PAUSE_SECONDS = 1.0
+
+
+def is_sampled(id: str, share: float) -> bool:
+    """Return whether request ``id`` is among the ``share`` of all that is mirrored: the same for all who ask."""
+    return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") < share * 2**64
+
+
+class Mirror:
+    """Follows the candidates in ``store``; ``records`` tells of the requests that end here."""
+
+    def __init__(
+        self,
+        router: Router,
+        records: Records,
+        runner: MirrorRunner,
+        store: Store,
+        count_waiting: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``count_waiting`` counts the requests that wait at this gateway for their turn, or for room."""
+        self._count_waiting = count_waiting
+        self._router = router
+        self._records = records
+        self._runner = runner
+        self._store = store
+        self._served = ServedRequests(router.members)
+        self._candidates: Mapping[str, Candidate] = {}
+        self._waiting: deque[Invocation] = deque(maxlen=MAX_WAITING)
+        self._arrived, self._active = asyncio.Event(), asyncio.Event()
+        self._turn = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def startup(self) -> None:
+        loop = asyncio.get_running_loop()
+        work = (self._follow_candidates(), self._compare_all(), self._report_served())
+        self._tasks = [loop.create_task(each) for each in work]
+
+    async def shutdown(self) -> None:
+        self._records.on_end = None
+        for task in self._tasks:
+            await until_cancelled(task)
+
+    async def _follow_candidates(self) -> None:
+        async for found in self._store.candidate_changes():
+            self.set_candidates(found)
+
+    def set_candidates(self, candidates: Mapping[str, Candidate]) -> None:
+        """Mirror to the active ones of ``candidates``, by model, from now on."""
+        self._candidates = {name: each for name, each in candidates.items() if each.is_active}
+        self._records.on_end = self._on_end if self._candidates else None
+        if self._candidates:
+            self._active.set()
+        else:
+            self._active.clear()
+            self._waiting.clear()
+            self._served.clear()
+
+    def _on_end(self, running: InflightInvocation, status: str) -> None:
+        invocation = running.invocation
+        candidate = self._candidates.get(invocation.model)
+        if candidate is None or invocation.replay_of:
+            return
+        if candidate.state == "canary":
+            self._served.add(candidate, running, status)
+        if status != "done" or invocation.attempt:
+            return
+        if is_sampled(invocation.id, candidate.mirror):
+            self._waiting.append(invocation)
+            self._arrived.set()
+
+    async def _report_served(self) -> None:
+        """Write what a canary's users got into the store, every second while there is one."""
+        while True:
+            await self._active.wait()
+            await asyncio.sleep(REPORT_SECONDS)
+            self._served.note_executors()
+            for id, counts in self._served.take():
+                await self._add_counts(id, counts)
+
+    # Comparisons
+
+    async def _compare_all(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if not self._waiting:
+                self._arrived.clear()
+                continue
+            invocation = self._waiting.pop()  # the newest: its media are there most likely
+            try:
+                outcome = await self._compare(invocation)
+            except OmnibusError as error:
+                log.info("%s is not compared: %s", invocation.id, error.message)
+                outcome = "skipped"
+            except Exception:  # one request that nobody waits for must not end all comparisons
+                log.exception("%s could not be compared", invocation.id)
+                outcome = "skipped"
+            GATEWAY.mirrored.labels(invocation.model, outcome).inc()
+            if outcome == "no room":
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _compare(self, invocation: Invocation) -> str:
+        """Compare one request, if it can be; returns what came of it."""
+        candidate = self._candidates.get(invocation.model)
+        paths = self._find_paths(invocation) if candidate is not None else None
+        if candidate is None or paths is None:
+            return "skipped"
+        if not await self._wait_for_room(invocation.model, paths):
+            return "no room"
+        work = asyncio.get_running_loop().create_task(self._run_pair(candidate, invocation, paths))
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=LOOK_SECONDS)
+                if not work.done() and not self._has_room(invocation.model, paths, mine=1):
+                    return "no room"
+            found = work.result()
+        finally:
+            await until_cancelled(work)
+        if found is None:
+            return "void"
+        await self._add_counts(candidate.id, found.counts, found.finding)
+        return found.outcome
+
+    def _find_paths(self, invocation: Invocation) -> tuple[Path, Path] | None:
+        """The path that serves such a request, and the candidate's; None when the candidate has no part in it."""
+        model = self._router.get_model(invocation.model)
+        paths = model.paths_for(frozenset(node.component for node in invocation.nodes))
+        tried = next((path for path in paths if path.is_candidate), None)
+        control = find_control(paths, tried) if tried is not None else None
+        return (control, tried) if control is not None and tried is not None else None
+
+    async def _run_pair(
+        self, candidate: Candidate, invocation: Invocation, paths: tuple[Path, Path]
+    ) -> Comparison | None:
+        recorded = graph.decode_invocation(graph.encode_invocation(invocation))  # as any other replay gets it
+        self._turn += 1
+        order: Sequence[int] = (0, 1) if self._turn % 2 else (1, 0)
+        runs = {
+            side: await self._runner.run(recorded, paths[side].name, f"{invocation.id}-{side}-{self._turn}")
+            for side in order
+        }
+        if is_void(runs[0], runs[1]):
+            return None
+        return await asyncio.to_thread(compare_runs, candidate, recorded, runs[0], runs[1])
+
+    async def _add_counts(self, id: str, counts: Mapping[str, int], finding: Mapping[str, Any] | None = None) -> None:
+        with suppress(StoreUnavailable):  # it is counted when the store is back, from then on
+            await self._store.add_counts(id, counts, finding)
+
+    # Room
+
+    async def _wait_for_room(self, model: str, paths: tuple[Path, Path]) -> bool:
+        ends = time.monotonic() + ROOM_SECONDS
+        while not self._has_room(model, paths):
+            if time.monotonic() >= ends:
+                return False
+            await asyncio.sleep(LOOK_SECONDS)
+        return True
+
+    def _has_room(self, model: str, paths: tuple[Path, Path], mine: int = 0) -> bool:
+        """Return whether nobody waits, and the executors of ``paths`` have less than half of what they batch.
+
+        ``mine`` invocations of it are comparisons.
+        """
+        options = {option for path in paths for option in path.options.values()}
+        return not self._count_waiting() and all(
+            _option_has_room(self._router.serving_executors(model, option), mine) for option in options
+        )
+
+
+def _option_has_room(members: Sequence[ExecutorEntry], mine: int) -> bool:
+    if any(member.drain.overloaded for member in members):
+        return False
+    users = sum(member.own + member.foreign for member in members) - mine
+    return users < sum(max(1, member.status.slots // 2) for member in members)

@@ -1,0 +1,136 @@
+"""One comparison: a finished request runs again on what serves and on the candidate, and both are held side by side."""
+
+import asyncio
+import time
+from typing import Any, Literal, NamedTuple
+
+from omnibus.bus.messages import Hop
+from omnibus.canary.candidate import Candidate
+from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SLOWER, GateRules
+from omnibus.errors import DeadlineExceeded, OmnibusError, Overloaded
+from omnibus.graph import Invocation
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.replay.replay import Replayer
+from services.gateway.shadow.compare import OutputDifference, Outputs, find_differences
+
+#: Seconds by which runs may differ whatever they take: less is chance.
+MIN_SLOWER_SECONDS = 0.005
+#: Differences that a finding names.
+MAX_NAMED_DIFFERENCES = 5
+
+Outcome = Literal["same", "failed", "slower", "differed"]
+
+
+class MirroredRun(NamedTuple):
+    """One run of the two: what it gave, or why it failed. Times are in seconds, those of stages by node."""
+
+    outputs: Outputs
+    seconds: float
+    hops: dict[int, Hop]
+    failure: OmnibusError | None
+    route: tuple[str, ...]
+
+
+class Comparison(NamedTuple):
+    """Result of two runs: counts to add to the candidate's, and a description of what is not good."""
+
+    outcome: Outcome
+    counts: dict[str, int]
+    finding: dict[str, Any] | None
+
+
+class MirrorRunner:
+    """Runs recorded invocations again without leaving a trace."""
+
+    def __init__(self, replayer: Replayer, dispatcher: Dispatcher) -> None:
+        self._replayer = replayer
+        self._dispatcher = dispatcher
+
+    async def run(self, recorded: Invocation, path: str, salt: str) -> MirroredRun:
+        """Run ``recorded`` along ``path``; it is ended on every exit. Raises what keeps it from being sent."""
+        running = await self._replayer.submit_mirrored(recorded, path, salt)
+        began, status = time.monotonic(), "cancelled"
+        try:
+            await _read_all(running)
+            status = "done"
+        except OmnibusError as error:
+            status = "failed"
+            return MirroredRun({}, time.monotonic() - began, {}, error, running.invocation.route)
+        finally:
+            seconds = time.monotonic() - began
+            settled = asyncio.Event()
+            if status == "done":
+                self._dispatcher.complete(running, settled.set)
+            else:
+                self._dispatcher.finish(running, status)
+        await settled.wait()  # its stages have said what they took, or had time to
+        outputs = {key: chunks for key, tape in running.tapes.items() if (chunks := tape.chunks) is not None}
+        return MirroredRun(outputs, seconds, dict(running.hops), None, running.invocation.route)
+
+
+async def _read_all(running: InflightInvocation) -> None:
+    streams = {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
+    try:
+        async with asyncio.timeout(max(0.0, running.invocation.deadline - time.time())):
+            async for _ in merge_streams(streams):
+                pass  # captures have it
+    except TimeoutError:
+        raise DeadlineExceeded("the comparison took longer than the recorded invocation was allowed to") from None
+
+
+def is_void(control: MirroredRun, candidate: MirroredRun) -> bool:
+    """Return whether the two say nothing: what serves failed as well, or there was no room."""
+    return control.failure is not None or isinstance(candidate.failure, Overloaded)
+
+
+def compare_runs(candidate: Candidate, recorded: Invocation, control: MirroredRun, tried: MirroredRun) -> Comparison:
+    """Compare two runs that are not void."""
+    counts = {PAIRS: 1}
+    about = {"id": recorded.id, "type": recorded.type, "at": round(time.time(), 3), "route": list(tried.route)}
+    if tried.failure is not None:
+        counts[FAILED] = 1
+        what = f"{tried.failure.code}: {tried.failure.message}"
+        return Comparison("failed", counts, {**about, "outcome": "failed", "what": what, "stage": tried.failure.stage})
+    differences = find_differences(recorded.nodes, control.outputs, tried.outputs, candidate.rules)
+    slower = _is_slower(control.seconds, tried.seconds, candidate.rules)
+    counts["compared"] = len(control.outputs.keys() & tried.outputs.keys())
+    if slower:
+        counts[SLOWER] = 1
+    if differences:
+        counts[DIFFERED] = 1
+        counts[f"differed.{differences[0].component}"] = 1
+        what = "; ".join(_difference_text(each) for each in differences[:MAX_NAMED_DIFFERENCES])
+        finding = {**about, "outcome": "differed", "what": what, "stage": differences[0].component}
+        return Comparison("differed", counts, finding)
+    if slower:
+        stage, what = _slowest_stage(recorded, control, tried)
+        return Comparison("slower", counts, {**about, "outcome": "slower", "what": what, "stage": stage})
+    return Comparison("same", counts, None)
+
+
+def _difference_text(difference: OutputDifference) -> str:
+    return f"{difference.component}.{difference.output}: {difference.what}"
+
+
+def _is_slower(control: float, tried: float, rules: GateRules) -> bool:
+    return tried > rules.slack * control + MIN_SLOWER_SECONDS
+
+
+def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRun) -> tuple[str, str]:
+    """The stage that lost most time, and all of it in words."""
+    lost = {
+        node: _stage_seconds(tried.hops[node]) - _stage_seconds(control.hops[node])
+        for node in control.hops.keys() & tried.hops.keys()
+    }
+    text = f"{1000 * tried.seconds:.0f} ms instead of {1000 * control.seconds:.0f} ms"
+    if not lost:
+        return "", text
+    node = max(lost, key=lost.__getitem__)
+    component = recorded.nodes[node].component
+    return component, f"{text}, {1000 * lost[node]:.0f} ms of it in {component}"
+
+
+def _stage_seconds(hop: Hop) -> float:
+    return hop.end - max(hop.ready, hop.taken)

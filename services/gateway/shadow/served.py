@@ -1,0 +1,72 @@
+"""Users' requests that a canary served, beside those that others served: which failed, and which took long."""
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+
+from omnibus.canary.candidate import Candidate
+from omnibus.canary.gate import SERVED, SERVED_FAILED, SERVED_SLOW
+from omnibus.errors import Rejected
+from omnibus.plan import CANDIDATE_MARK
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.routing.executors import ExecutorTable
+
+#: Durations of others' requests that are remembered, by model and type, and those that are needed to compare.
+MAX_DURATIONS, MIN_DURATIONS = 400, 20
+#: Part of the others' requests that are faster than one that counts as slow.
+_SLOW_QUANTILE = 0.95
+#: Executors of candidates that are remembered when they are gone.
+MAX_EXECUTORS = 1024
+
+
+class ServedRequests:
+    """Counts by candidate, until they are taken."""
+
+    def __init__(self, members: ExecutorTable) -> None:
+        self._members = members
+        self._durations: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=MAX_DURATIONS))
+        self._counts: dict[str, Counter[str]] = {}
+        self._executors: dict[str, None] = {}
+
+    def add(self, candidate: Candidate, running: InflightInvocation, status: str) -> None:
+        """Count a request to the model of ``candidate`` that has ended."""
+        invocation = running.invocation
+        if status == "cancelled":  # its client left
+            return
+        seconds = time.time() - invocation.created
+        durations = self._durations[invocation.model, invocation.type]
+        lost = self._was_lost(running)
+        if not lost and not any(option.endswith(CANDIDATE_MARK) for option in invocation.options):
+            if status == "done":
+                durations.append(seconds)
+            return
+        counts = self._counts.setdefault(candidate.id, Counter())
+        counts[SERVED] += 1
+        if lost or (status != "done" and not isinstance(running.failure, Rejected)):
+            counts[SERVED_FAILED] += 1
+        elif len(durations) >= MIN_DURATIONS and seconds > sorted(durations)[int(_SLOW_QUANTILE * len(durations))]:
+            counts[SERVED_SLOW] += 1
+
+    def _was_lost(self, running: InflightInvocation) -> bool:
+        """Return whether it was taken from a candidate's executor, which may be gone."""
+        return any(move.executor in self._executors for move in running.moves)
+
+    def note_executors(self) -> None:
+        """Remember the executors of candidates that are there."""
+        for status in self._members.statuses():
+            if status.option.endswith(CANDIDATE_MARK):
+                self._executors[status.id] = None
+        while len(self._executors) > MAX_EXECUTORS:
+            del self._executors[next(iter(self._executors))]
+
+    def take(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Yield the counts of each candidate since they were taken last."""
+        counts, self._counts = self._counts, {}
+        for id, found in counts.items():
+            yield id, dict(found)
+
+    def clear(self) -> None:
+        """Forget everything: nobody is tried any more."""
+        self._durations.clear()
+        self._counts.clear()
+        self._executors.clear()

@@ -1,0 +1,118 @@
+"""A model's plan with a candidate beside what it has, with a promoted one in its place, and without any."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from omnibus.canary.candidate import Candidate, OptionChange
+from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path
+
+
+def overlay_models(models: Mapping[str, ModelPlan], candidates: Iterable[Candidate]) -> dict[str, ModelPlan]:
+    """Return ``models`` as ``candidates`` change them. A candidate that its model cannot have changes nothing."""
+    found = dict(models)
+    for candidate in candidates:
+        if candidate.model in found:
+            found[candidate.model] = overlay_model(found[candidate.model], candidate)
+    return found
+
+
+def overlay_model(model: ModelPlan, candidate: Candidate) -> ModelPlan:
+    """Return ``model`` with what was promoted before ``candidate``, and with it in its state.
+
+    What is for options that are no longer there changes nothing.
+    """
+    model = _promote(model, candidate.base, candidate.base_path)
+    if candidate.state == "promoted":
+        return _promote(model, candidate.changes, candidate.path)
+    return _add_beside(model, candidate) if candidate.is_active else model
+
+
+def without_candidate(model: ModelPlan) -> ModelPlan:
+    """Return ``model`` without the options and paths of a candidate beside it."""
+    if not any(is_candidate_option(name) for name in model.options):
+        return model
+    options = {name: option for name, option in model.options.items() if not is_candidate_option(name)}
+    types = {kind: tuple(path for path in paths if not path.is_candidate) for kind, paths in model.types.items()}
+    return msgspec.structs.replace(model, options=options, types=types)
+
+
+def is_candidate_option(name: str) -> bool:
+    return name.endswith(CANDIDATE_MARK)
+
+
+def find_control(paths: Iterable[Path], candidate: Path) -> Path | None:
+    """The path that ``candidate`` is compared with: the same options without the mark, else the busiest other one."""
+    others = [path for path in paths if not path.is_candidate]
+    plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in candidate.options.items()}
+    return next((path for path in others if path.options == plain), None) or max(
+        others, key=lambda path: path.rate, default=None
+    )
+
+
+def _promote(model: ModelPlan, changes: Iterable[OptionChange], through: tuple[str, ...]) -> ModelPlan:
+    by_option = {change.option: change for change in changes}
+    options = {
+        name: by_option[name].apply(option) if name in by_option else option for name, option in model.options.items()
+    }
+    types = model.types
+    if through and set(through) <= options.keys():
+        types = {kind: _whole_path(model, through, paths) for kind, paths in types.items()}
+    return msgspec.structs.replace(model, options=options, types=types)
+
+
+def _whole_path(model: ModelPlan, through: tuple[str, ...], paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """All requests go ``through`` these options; others lead there where one of them has no executor."""
+    options = _path_options(model, through, paths[0].options)
+    best = _build_path(options, 1.0)
+    return (best, *(msgspec.structs.replace(path, rate=0.0) for path in paths if path.options != options))
+
+
+def _add_beside(model: ModelPlan, candidate: Candidate) -> ModelPlan:
+    if not {*candidate.path, *(change.option for change in candidate.changes)} <= model.options.keys():
+        return model
+    added = dict(_candidate_options(model, candidate))
+    renamed = {name.removesuffix(CANDIDATE_MARK): name for name in added}
+    share = candidate.share if candidate.state == "canary" else 0.0
+    types = {
+        kind: (*paths, *_candidate_paths(model, candidate, paths, renamed, share))
+        for kind, paths in model.types.items()
+    }
+    return msgspec.structs.replace(model, options={**model.options, **added}, types=types)
+
+
+def _candidate_options(model: ModelPlan, candidate: Candidate) -> Iterator[tuple[str, DeploymentOption]]:
+    for change in candidate.changes:
+        option = change.apply(model.options[change.option])
+        yield change.option + CANDIDATE_MARK, msgspec.structs.replace(option, replicas=candidate.replicas)
+    for name in dict.fromkeys(candidate.path):
+        option = model.options[name]
+        yield (
+            name + CANDIDATE_MARK,
+            msgspec.structs.replace(option, replicas=candidate.replicas if not option.of else 0),
+        )
+
+
+def _candidate_paths(
+    model: ModelPlan, candidate: Candidate, paths: tuple[Path, ...], renamed: Mapping[str, str], share: float
+) -> Iterator[Path]:
+    """The candidate's path for the request type of ``paths``, if it is in it."""
+    total = sum(path.rate for path in paths)
+    rate = share / (1.0 - share) * total
+    if candidate.path:
+        options = _path_options(model, candidate.path, paths[0].options if paths else {})
+        yield _build_path({part: renamed[option] for part, option in options.items()}, rate)
+        return
+    affected = [path for path in paths if not renamed.keys().isdisjoint(path.options.values())]
+    if affected:
+        busiest = max(affected, key=lambda path: path.rate)
+        yield _build_path({part: renamed.get(option, option) for part, option in busiest.options.items()}, rate)
+
+
+def _path_options(model: ModelPlan, through: tuple[str, ...], parts: Iterable[str]) -> dict[str, str]:
+    """Each part and the first option of ``through`` that runs it."""
+    return {part: next(name for name in through if part in model.options[name].components) for part in parts}
+
+
+def _build_path(options: dict[str, str], rate: float) -> Path:
+    return Path(">".join(dict.fromkeys(options.values())), options, rate)

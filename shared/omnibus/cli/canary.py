@@ -1,0 +1,159 @@
+"""``omnibus canary``: try another version of a part of a model beside what serves."""
+
+import argparse
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus.canary.candidate import Candidate, OptionChange, check_candidate
+from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SERVED, SERVED_FAILED, SLOWER, GateRules
+from omnibus.canary.overlay import overlay_model, without_candidate
+from omnibus.cli import plans
+from omnibus.cli.format.tables import table_lines
+from omnibus.errors import Conflict, NotFound
+from omnibus.plan import ModelPlan
+from omnibus.store import Store
+
+#: Findings that are shown of each candidate.
+SHOWN_FINDINGS = 5
+
+
+async def run_canary(options: argparse.Namespace) -> int:
+    """The command that was named below ``omnibus canary``."""
+    commands: dict[str, Callable[[Store, argparse.Namespace], Awaitable[None]]] = {
+        "start": _start_candidate,
+        "status": _show_status,
+        "promote": _promote_candidate,
+        "abort": _abort_candidate,
+    }
+    store = Store(plans.store_settings(options))
+    try:
+        await commands[options.canary_command](store, options)
+    finally:
+        await store.close()
+    return 0
+
+
+async def _start_candidate(store: Store, options: argparse.Namespace) -> None:
+    model = await _planned_model(store, options.model)
+    before = (await store.candidates()).get(options.model)
+    if before is not None and before.is_active:
+        raise Conflict(f"a candidate for {options.model} is tried already ({before.state}): abort or promote it first")
+    candidate = (before or Candidate("", options.model)).successor(**_candidate_fields(options))
+    base = overlay_model(without_candidate(model), msgspec.structs.replace(candidate, state="aborted"))
+    check_candidate(candidate, base)
+    await store.put_candidate(candidate, before)
+    _print_result(
+        options,
+        candidate,
+        f"{candidate.model}: {candidate.describe()} is tried in the shadow once its executors are ready; "
+        "see `omnibus canary status`",
+    )
+
+
+def _candidate_fields(options: argparse.Namespace) -> dict[str, Any]:
+    # Executors have another working directory.
+    checkpoint = str(Path(options.checkpoint).absolute()) if _is_path(options.checkpoint) else options.checkpoint
+    changes = (OptionChange(options.option, checkpoint, options.dtype, options.engine, options.batch),)
+    now = round(time.time(), 3)
+    return {
+        "id": secrets.token_hex(4),
+        "changes": changes if options.option else (),
+        "path": tuple(options.path.split(">")) if options.path else (),
+        "replicas": options.replicas,
+        "mirror": options.mirror,
+        "share": options.share,
+        "promote": options.auto,
+        "within": options.within,
+        "rules": GateRules(options.tolerance, options.score, options.slack),
+        "created": now,
+        "since": now,
+    }
+
+
+def _is_path(checkpoint: str) -> bool:
+    return bool(checkpoint) and Path(checkpoint).exists()
+
+
+async def _planned_model(store: Store, name: str) -> ModelPlan:
+    plan = await store.plan()
+    models = plan.models if plan is not None else {}
+    if name not in models:
+        raise NotFound(f"there is no model {name!r}; there is {', '.join(sorted(models)) or 'none'}", param="model")
+    return models[name]
+
+
+async def _promote_candidate(store: Store, options: argparse.Namespace) -> None:
+    before = await _require_candidate(store, options.model)
+    if not before.is_active:
+        raise Conflict(f"the candidate for {before.model} is {before.state}: start it again")
+    after = before.enter("promoted", "promoted by an operator", time.time())
+    await store.put_candidate(after, before)
+    _print_result(options, after, f"{after.model}: {after.describe()} takes over once its executors are ready")
+
+
+async def _abort_candidate(store: Store, options: argparse.Namespace) -> None:
+    before = await _require_candidate(store, options.model)
+    after = before.enter("aborted", f"aborted by an operator, after it was {before.state}", time.time())
+    text = f"{after.model}: {after.describe()} ends"
+    if before.state == "promoted":
+        text = f"{after.model}: {after.describe()} is taken back once executors of what was before are ready"
+    elif not before.is_active:
+        after = msgspec.structs.replace(after, base=(), base_path=())
+        text = f"{after.model}: nothing that was promoted counts any more: it is as declared"
+    await store.put_candidate(after, before)
+    _print_result(options, after, text)
+
+
+async def _require_candidate(store: Store, model: str) -> Candidate:
+    found = (await store.candidates()).get(model)
+    if found is None:
+        raise NotFound(f"there is no candidate for {model!r}: see `omnibus canary status`")
+    return found
+
+
+async def _show_status(store: Store, options: argparse.Namespace) -> None:
+    found = [
+        (each, await store.counts(each.id), await store.findings(each.id))
+        for each in (await store.candidates()).values()
+    ]
+    if options.json:
+        print(
+            json.dumps(
+                [
+                    {**msgspec.to_builtins(each), "counts": counts, "findings": findings}
+                    for each, counts, findings in found
+                ]
+            )
+        )
+    elif found:
+        rows = [_status_row(each, counts) for each, counts, _ in found]
+        head = ["MODEL", "STATE", "WHAT", "COMPARED", "FAILED", "SLOWER", "DIFFERED", "SERVED"]
+        print("\n".join(table_lines(head, rows)))
+        for each, _, findings in found:
+            print("\n".join(_detail_lines(each, findings)))
+    else:
+        print("no candidate was started yet: omnibus canary start --help")
+
+
+def _status_row(candidate: Candidate, counts: Mapping[str, int]) -> list[str]:
+    served = f"{counts.get(SERVED, 0)}, {counts.get(SERVED_FAILED, 0)} failed" if counts.get(SERVED) else "-"
+    numbers = [str(counts.get(name, 0)) for name in (PAIRS, FAILED, SLOWER, DIFFERED)]
+    return [candidate.model, candidate.state, candidate.describe(), *numbers, served]
+
+
+def _detail_lines(candidate: Candidate, findings: list[dict[str, Any]]) -> list[str]:
+    why = [f"{candidate.model}: {candidate.state}: {candidate.reason}"] if candidate.reason else []
+    return [
+        *why,
+        *(f"  {each['id']}  {each['outcome']}  {each['what']}" for each in findings[:SHOWN_FINDINGS]),
+    ]
+
+
+def _print_result(options: argparse.Namespace, candidate: Candidate, text: str) -> None:
+    print(json.dumps(msgspec.to_builtins(candidate)) if options.json else text)

@@ -1,0 +1,36 @@
+"""Arguments of ``omnibus canary``."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def add_canary_command(commands: Any) -> None:
+    canary = commands.add_parser("canary", help="try another version of a part of a model beside what serves")
+    own = canary.add_subparsers(dest="canary_command", required=True, metavar="COMMAND")
+    start = own.add_parser("start", help="mirror finished requests to another version, and compare")
+    status = own.add_parser("status", help="candidates, how far they have come, and what was wrong")
+    promote = own.add_parser("promote", help="let a candidate take over, whatever the gate says")
+    abort = own.add_parser("abort", help="end a candidate, or take back what was promoted")
+    for command in (start, promote, abort):
+        command.add_argument("model", help="a model of the plan")
+    for command in (start, status, promote, abort):
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
+    _add_start_arguments(start.add_argument)
+
+
+def _add_start_arguments(add: Callable[..., Any]) -> None:
+    add("--option", default="", metavar="NAME", help="the deployment option of which another version is tried")
+    add("--checkpoint", default="", metavar="PATH|ID", help="the weights that it loads")
+    add("--dtype", default="", metavar="NAME", help="the type of its weights and activations")
+    add("--engine", default="", metavar="MODULE:FUNCTION", help="what runs it")
+    add("--batch", type=int, default=0, metavar="N", help="rows of its batch")
+    add("--path", default="", metavar="NAME", help="instead of an option: another path through the model, as 'E>L'")
+    add("--replicas", type=int, default=1, metavar="N", help="executors of each option that is tried (default 1)")
+    add("--mirror", type=float, default=0.1, help="part of finished requests to compare (default 0.1)")
+    add("--share", type=float, default=0.05, help="part of users' requests to serve after that; 0: none (default 0.05)")
+    add("--auto", action="store_true", help="promote it once the gate is green (default: it waits for `promote`)")
+    add("--within", type=float, default=3600.0, metavar="SECONDS", help="for a verdict of each state (default 3600)")
+    add("--tolerance", type=float, default=0.02, help="relative error of tensors that is none (default 0.02)")
+    add("--score", type=float, default=1.0, help="least similarity of texts, 0 to 1 (default 1: equal)")
+    add("--slack", type=float, default=1.25, help="factor by which it may take longer (default 1.25)")

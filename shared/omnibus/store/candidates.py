@@ -1,0 +1,81 @@
+"""Candidates of models, what comparisons of them have come to, and the last of those that went wrong."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from omnibus.canary import candidate as candidates
+from omnibus.canary.candidate import Candidate
+from omnibus.errors import Conflict, ProtocolError
+from omnibus.store.connection import FunctionRefused, StoreConnection
+
+log = logging.getLogger(__name__)
+
+_CANDIDATES, _COUNTS, _FINDINGS = "candidates", "candidate:counts:", "candidate:findings:"
+#: Findings that are kept of each candidate, and seconds that they and the counts are kept after the last comparison.
+MAX_FINDINGS, KEPT_SECONDS = 50, 30 * 24 * 3600
+
+
+class CandidateStore(StoreConnection):
+    """One candidate for each model: the one that is tried, or the last one that was."""
+
+    async def candidates(self) -> dict[str, Candidate]:
+        """All candidates by model. One that this build cannot read is logged and left out."""
+        found = {}
+        bodies = await self._run_command(self._redis.hgetall(self._redis_key(_CANDIDATES)))
+        for key, body in sorted(bodies.items()):
+            model = key.decode(errors="replace")
+            try:
+                found[model] = candidates.decode_candidate(self._seal.verify(_label(model), body))
+            except ProtocolError as error:
+                log.error("the candidate for %r is left out: %s", model, error)
+        return found
+
+    async def put_candidate(self, candidate: Candidate, before: Candidate | None) -> None:
+        """Write ``candidate`` if that of its model is still ``before``. Raises ``Conflict`` when it is not."""
+        expected = f"{before.id} {before.state}" if before is not None else ""
+        body = self._seal.sign(_label(candidate.model), candidates.encode_candidate(candidate))
+        try:
+            await self._run_function(
+                "omnibus_put_candidate", (_CANDIDATES, _CANDIDATES), candidate.model, expected, body
+            )
+        except FunctionRefused as error:
+            raise Conflict(
+                f"somebody else has changed the candidate for {candidate.model}: look at `omnibus canary status`",
+                param="model",
+            ) from error
+
+    def candidate_changes(self) -> AsyncIterator[dict[str, Candidate]]:
+        """All candidates, at once and at each change. Reconnects by itself."""
+        return self._follow_channel(_CANDIDATES, self.candidates)
+
+    # What comparisons have come to
+
+    async def add_counts(self, id: str, counts: Mapping[str, int], finding: Mapping[str, Any] | None = None) -> None:
+        """Add ``counts`` to those of candidate ``id``, and remember ``finding``, what went wrong in a comparison."""
+        key, findings = self._redis_key(_COUNTS + id), self._redis_key(_FINDINGS + id)
+        async with self._redis.pipeline(transaction=True) as together:
+            for name, count in counts.items():
+                together.hincrby(key, name, count)
+            together.expire(key, KEPT_SECONDS)
+            if finding is not None:
+                together.lpush(findings, msgspec.json.encode(finding))
+                together.ltrim(findings, 0, MAX_FINDINGS - 1)
+                together.expire(findings, KEPT_SECONDS)
+            await self._run_command(together.execute())
+
+    async def counts(self, id: str) -> dict[str, int]:
+        """All counts of candidate ``id``."""
+        found = await self._run_command(self._redis.hgetall(self._redis_key(_COUNTS + id)))
+        return {name.decode(errors="replace"): int(count) for name, count in sorted(found.items())}
+
+    async def findings(self, id: str) -> list[dict[str, Any]]:
+        """The last comparisons of candidate ``id`` that went wrong, the newest first."""
+        found = await self._run_command(self._redis.lrange(self._redis_key(_FINDINGS + id), 0, -1))
+        return [msgspec.json.decode(body) for body in found]
+
+
+def _label(model: str) -> str:
+    return f"the candidate for {model!r}"

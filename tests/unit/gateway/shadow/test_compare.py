@@ -1,0 +1,79 @@
+"""Outputs of two runs, compared."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.canary.gate import GateRules
+from omnibus.graph import GraphNode
+from services.gateway.dispatch.capture import RecordedChunk
+from services.gateway.shadow.compare import describe_difference, find_differences
+
+EXACT = GateRules(tolerance=0.0)
+
+
+def rows(*parts: Any) -> list[RecordedChunk]:
+    return [RecordedChunk({}, np.asarray(part, np.float32)) for part in parts]
+
+
+def words(*parts: str, **closing: Any) -> list[RecordedChunk]:
+    return [*(RecordedChunk({"text": part, "ids": [len(part)]}) for part in parts), RecordedChunk(closing, last=True)]
+
+
+def test_how_an_output_is_cut_into_chunks_does_not_matter():
+    assert describe_difference(rows([[1, 2], [3, 4]]), rows([[1, 2]], [[3, 4]]), EXACT) == ""
+    assert (
+        describe_difference(
+            [RecordedChunk({"text": "ab"})], [RecordedChunk({"text": "a"}), RecordedChunk({"text": "b"})], EXACT
+        )
+        == ""
+    )
+
+
+def test_tensors_are_equal_up_to_the_tolerance():
+    one, other = rows([[1.0, 0.0]]), rows([[1.0, 0.01]])
+
+    assert describe_difference(one, other, GateRules(tolerance=0.011)) == ""
+    assert describe_difference(one, other, GateRules(tolerance=0.009)) == (
+        "relative error 0.01, at most 0.009 is expected"
+    )
+    assert "relative error 0.01" in describe_difference(one, other, EXACT)
+
+
+@pytest.mark.parametrize("other", [[[np.nan, 0.0]], [[np.inf, 0.0]]])
+def test_what_is_no_number_differs_from_one_whatever_is_tolerated(other: Any):
+    assert "relative error inf" in describe_difference(rows([[1.0, 0.0]]), rows(other), GateRules(tolerance=1e9))
+    assert describe_difference(rows(other), rows(other), EXACT) == ""
+
+
+def test_another_shape_is_a_difference():
+    found = describe_difference(rows([[1, 2]]), rows([[1, 2], [3, 4]]), GateRules(tolerance=1.0))
+
+    assert found == "a tensor of 2 rows of [2], 1 rows of [2] is expected"
+    assert "no rows" in describe_difference(rows(), rows([[1, 2]]), GateRules())
+
+
+def test_texts_are_equal_or_similar_enough():
+    one, other = words("a ", "red ", "cat "), words("a ", "red ", "dog ")
+
+    assert describe_difference(one, other, GateRules(score=0.6)) == ""
+    assert describe_difference(one, other, GateRules(score=0.7)) == "text is similar by 0.67, 0.70 is expected"
+    assert "is similar by 0.67" in describe_difference(one, other, GateRules())
+    assert describe_difference(words("a  b"), words("a b"), GateRules()).startswith("text is similar by 1.00")
+
+
+def test_other_values_count_where_the_texts_are_equal():
+    assert describe_difference(words("a", usage={"n": 1}), words("a", usage={"n": 2}), GateRules()) == "other values"
+
+
+def test_differences_come_in_the_order_of_the_graph_so_that_the_first_is_the_cause():
+    nodes = [GraphNode("t", "vision", {}, "d"), GraphNode("t", "thinker", {}, "d")]
+    control = {(1, "text"): words("a"), (0, "embedding"): rows([[1.0]]), (0, "lost"): rows([[1.0]])}
+    candidate = {(1, "text"): words("b"), (0, "embedding"): rows([[2.0]])}
+
+    found = find_differences(nodes, control, candidate, GateRules())
+
+    assert [(each.node, each.component, each.output) for each in found] == [
+        (0, "vision", "embedding"), (1, "thinker", "text"),
+    ]  # fmt: skip

@@ -1,0 +1,217 @@
+"""Finished requests are run again on a candidate, compared, and leave nothing behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.canary.candidate import Candidate, OptionChange
+from omnibus.canary.overlay import overlay_model
+from omnibus.errors import BadInput
+from omnibus.executor.runner import Job
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from services.gateway.shadow.mirror import Mirror, is_sampled
+from services.gateway.shadow.pair import MirrorRunner
+from tests.unit.executor.arithmetic import Work
+from tests.unit.gateway.house import TOYS, VL, House, answered, house, image, text
+from tests.unit.gateway.samples import picture
+from tests.unit.sidecar.node import until
+
+SLOW_SECONDS = 0.15
+CANDIDATE = Candidate("one", VL, (OptionChange("E", dtype="bfloat16"),), mirror=1.0)
+
+
+class Stage:
+    """A house with a candidate for the encoder beside the usual executors."""
+
+    def __init__(self, home: House, store: Store) -> None:
+        self.home, self.store = home, store
+        runner = MirrorRunner(home.replayer, home.dispatcher)
+        self.waiting = 0
+        self.mirror = Mirror(home.router, home.records, runner, store, lambda: self.waiting)
+
+    async def open(self, vision: Work, candidate: Candidate = CANDIDATE, **others: Work) -> None:
+        await self.home.all_of(VL)
+        await self.home.executor(VL, "E@canary", "vision", vision=vision)
+        self.set_state(candidate)
+        self.mirror.startup()
+        await self.store.put_candidate(candidate, None)
+        await until(lambda: self.home.records.on_end is not None)
+
+    def set_state(self, candidate: Candidate) -> None:
+        plan = self.home.router.plan
+        assert plan is not None
+        models = {**plan.models, VL: overlay_model(plan.models[VL], candidate)}
+        self.home.router.plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1, models=models)
+
+    async def ask(self, times: int = 1) -> list[str]:
+        answers = []
+        for number in range(times):
+            content = [text("look"), image(picture("PNG", (8 + number, 8)))]
+            answers.append(answered(await self.home.ask(content=content, path="E>L")))
+        return answers
+
+    async def counts(self, pairs: int) -> dict[str, int]:
+        """The counts once there are so many pairs."""
+        found: dict[str, int] = {}
+
+        async def there() -> bool:
+            found.update(await self.store.counts(CANDIDATE.id))
+            return found.get("pairs", 0) >= pairs
+
+        await until(there)
+        return found
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, valkey_url: str) -> AsyncIterator[Stage]:
+    store = Store(StoreSettings(url=valkey_url))
+    await store._redis.flushall()
+    async with house(tmp_path, record="full") as home:
+        made = Stage(home, store)
+        yield made
+        await made.mirror.shutdown()
+        await home.emptied()
+    await store.close()
+
+
+async def wrong(job: Job) -> None:
+    await job.put("embedding", {"tokens": 1}, (await job.value("media")).array[:4].astype("float32")[None])
+
+
+async def slow(job: Job) -> None:
+    await asyncio.sleep(SLOW_SECONDS)
+    await TOYS["vision"](job)
+
+
+async def failing(job: Job) -> None:
+    raise BadInput("the new version takes no such image")
+
+
+async def test_a_candidate_that_is_equal_is_found_so_and_nobody_notices_it(stage: Stage):
+    await stage.open(TOYS["vision"])
+
+    for number in range(1, 3):
+        [answer] = await stage.ask()
+        assert "saw" in answer
+        counts = await stage.counts(number)
+
+    assert not {"failed", "differed"} & counts.keys()
+    assert counts["compared"] == 4  # embeddings and texts
+    recorded = await stage.home.bus.read_records(subjects.RECORDS)
+    assert b"replay_of" not in b"".join(each.data for each in recorded).replace(b'"replay_of":""', b"")
+
+
+async def test_outputs_that_differ_are_told_with_the_stage_that_began_it(stage: Stage):
+    await stage.open(wrong)
+
+    await stage.ask()
+
+    counts = await stage.counts(1)
+    assert (counts["differed"], counts["differed.vision"]) == (1, 1)
+    [finding] = await stage.store.findings(CANDIDATE.id)
+    assert finding["stage"] == "vision"
+    assert "vision.embedding: relative error" in finding["what"]
+    assert "E@canary" in finding["route"][0]
+
+
+async def test_a_slow_candidate_is_told_with_the_stage_that_is(stage: Stage):
+    await stage.open(slow)
+
+    await stage.ask()
+
+    assert (await stage.counts(1))["slower"] == 1
+    [finding] = await stage.store.findings(CANDIDATE.id)
+    assert (finding["outcome"], finding["stage"]) == ("slower", "vision")
+
+
+async def test_a_candidate_that_fails_fails_no_user_and_becomes_no_dead_letter(stage: Stage):
+    await stage.open(failing)
+
+    [answer] = await stage.ask()
+
+    assert "saw" in answer
+    assert (await stage.counts(1))["failed"] == 1
+    assert "takes no such image" in (await stage.store.findings(CANDIDATE.id))[0]["what"]
+    assert await stage.home.bus.read_records(subjects.DEAD) == []
+
+
+async def test_requests_that_the_candidate_has_no_part_in_are_not_run_again(stage: Stage):
+    await stage.open(failing)
+
+    answered(await stage.home.ask(content="only text"))
+    await stage.ask()
+
+    assert (await stage.counts(1))["pairs"] == 1
+
+
+async def test_a_comparison_waits_while_users_do_and_is_given_up_when_they_come(stage: Stage):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(job: Job) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    await stage.open(endless)
+    stage.waiting = 1
+    await stage.ask()
+    await asyncio.sleep(0.1)
+    assert not begun.is_set()
+
+    stage.waiting = 0
+    await asyncio.wait_for(begun.wait(), 20)
+    stage.waiting = 1
+
+    await asyncio.wait_for(ended.wait(), 20)
+    assert await stage.store.counts(CANDIDATE.id) == {}
+
+
+async def test_without_a_candidate_nothing_is_called_when_requests_end(stage: Stage):
+    await stage.open(TOYS["vision"])
+
+    await stage.store.put_candidate(CANDIDATE.enter("aborted", "", 0), CANDIDATE)
+
+    await until(lambda: stage.home.records.on_end is None)
+
+
+async def test_in_the_shadow_a_candidate_serves_nobody_even_where_nobody_else_can(stage: Stage):
+    stage.home.serve(VL)
+    await stage.home.executor(VL, "L", "thinker")
+    await stage.home.executor(VL, "E@canary", "vision")
+    stage.set_state(CANDIDATE)
+
+    response = await stage.home.ask(content=[text("look"), image()])
+
+    assert response.status_code == 503
+    assert "'vision'" in response.json()["error"]["message"]
+
+
+async def test_a_canary_serves_its_share_of_users_and_their_failures_are_counted(stage: Stage):
+    canary = msgspec.structs.replace(CANDIDATE, state="canary", share=0.5, mirror=1e-9)
+    await stage.open(failing, canary)
+
+    codes = [(await stage.home.ask(content=[text(f"look {number}"), image()])).status_code for number in range(20)]
+
+    async def there() -> bool:
+        return (await stage.store.counts(CANDIDATE.id)).get("served", 0) == codes.count(422)
+
+    assert abs(codes.count(422) - 10) <= 2
+    await until(there)
+
+
+def test_a_share_of_requests_is_chosen_by_their_ids_alone():
+    ids = [f"gw-0-{number:016x}" for number in range(4000)]
+
+    chosen = [id for id in ids if is_sampled(id, 0.1)]
+
+    assert abs(len(chosen) - 400) < 80
+    assert chosen == [id for id in ids if is_sampled(id, 0.1)]
+    assert set(chosen) < {id for id in ids if is_sampled(id, 0.3)}
+    assert all(is_sampled(id, 1.0) for id in ids)

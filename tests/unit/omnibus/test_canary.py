@@ -1,0 +1,173 @@
+"""Candidates: what the gate says of their counts, and plans with them."""
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from omnibus.canary.candidate import Candidate, OptionChange, check_candidate, decode_candidate, encode_candidate
+from omnibus.canary.gate import Bounds, GateRules, judge_canary, judge_shadow
+from omnibus.canary.overlay import find_control, overlay_model, without_candidate
+from omnibus.errors import BadRequest
+from omnibus.families import catalog
+from omnibus.plan import ModelPlan
+from services.planner.declared.declarations_file import build_static_plans
+from services.planner.declared.model import DeclaredModel
+
+BOTH = "vision+thinker"
+
+
+def plan() -> ModelPlan:
+    declared = catalog.model_declaration("qwen2_5_vl", "/m")
+    return build_static_plans({"m": msgspec.convert(declared, DeclaredModel)})["m"]
+
+
+def tried(**fields: object) -> Candidate:
+    return Candidate(**{"id": "c", "model": "m", "changes": (OptionChange("E", dtype="bfloat16"),), **fields})  # type: ignore[arg-type]
+
+
+# The gate
+
+
+def test_the_gate_waits_until_it_has_seen_enough_and_then_says_green():
+    rules = GateRules()
+
+    assert judge_shadow(rules, {}).verdict == "open"
+    assert judge_shadow(rules, {"pairs": 20}).verdict == "open"
+    assert judge_shadow(rules, {"pairs": 60}).verdict == "green"
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"pairs": 4, "failed": 3}, "it failed in 3 of 4"),
+        ({"pairs": 12, "slower": 12}, "it was slower in 12 of 12"),
+        ({"pairs": 10, "differed": 4}, "outputs differed in 4 of 10"),
+    ],
+)
+def test_what_is_bad_more_often_than_by_chance_is_red_and_says_why(counts: dict[str, int], said: str):
+    found = judge_shadow(GateRules(), counts)
+
+    assert (found.verdict, found.reason) == ("red", said)
+
+
+def test_a_canary_needs_good_pairs_and_users_whose_requests_went_well():
+    good = {"pairs": 60, "served": 60}
+
+    assert judge_canary(GateRules(), good).verdict == "green"
+    assert judge_canary(GateRules(), {"pairs": 60}).verdict == "open"
+    assert judge_canary(GateRules(), {**good, "served_failed": 10}).verdict == "red"
+    assert judge_canary(GateRules(), {**good, "served_slow": 40}).verdict == "red"
+    assert judge_canary(GateRules(), {**good, "differed": 20}).reason == "outputs differed in 20 of 60"
+
+
+def judged(rules: GateRules, chance: float, seed: int) -> str:
+    """The verdict about a candidate whose outputs differ by chance, looked at after every comparison."""
+    dice, counts = random.Random(seed), Counter[str]()
+    while (found := judge_shadow(rules, counts).verdict) == "open":
+        counts["pairs"] += 1
+        counts["differed"] += dice.random() < chance
+    return found
+
+
+def test_looking_after_every_comparison_keeps_false_alarms_and_misses_as_rare_as_is_promised():
+    rules, runs = GateRules(differed=Bounds(0.05, 0.2)), 1000
+
+    alarms = sum(judged(rules, 0.05, seed) == "red" for seed in range(runs))
+    misses = sum(judged(rules, 0.2, seed) == "green" for seed in range(runs))
+
+    assert alarms <= 1.5 * rules.alarm * runs
+    assert misses <= 1.5 * rules.miss * runs
+
+
+# Plans
+
+
+def test_a_candidate_in_the_shadow_has_executors_and_a_path_that_serves_nobody():
+    model = overlay_model(plan(), tried())
+
+    assert model.options["E@canary"].dtype == "bfloat16"
+    assert model.option_origin("E@canary") != model.option_origin("E")
+    [mine] = [path for path in model.types[BOTH] if path.is_candidate]
+    assert (mine.name, mine.rate) == ("E@canary>L", 0)
+    assert not any(path.is_candidate for path in model.types["thinker"])
+    control = find_control(model.types[BOTH], mine)
+    assert control is not None
+    assert control.name == "E>L"
+    assert without_candidate(model) == plan()
+
+
+def test_a_canary_gets_just_its_share():
+    model = overlay_model(plan(), tried(state="canary", share=0.05))
+
+    paths = model.types[BOTH]
+    total = sum(path.rate for path in paths)
+    assert sum(path.rate for path in paths if path.is_candidate) / total == pytest.approx(0.05)
+    assert without_candidate(model) == plan()
+
+
+def test_a_promoted_candidate_takes_the_place_of_what_it_was_tried_against():
+    model = overlay_model(plan(), tried(state="promoted"))
+
+    assert model.options["E"].dtype == "bfloat16"
+    assert model.options.keys() == plan().options.keys()
+    assert model.types == plan().types
+
+
+def test_the_next_candidate_is_tried_on_top_of_what_was_promoted():
+    first = tried(state="promoted")
+    second = first.successor(id="d", changes=(OptionChange("L", checkpoint="/new"),), state="failed")
+
+    model = overlay_model(plan(), second)
+
+    assert (model.options["E"].dtype, model.options["L"].checkpoint) == ("bfloat16", "")
+    third = second.successor(id="e", changes=(OptionChange("E", batch=4),), state="promoted")
+    assert overlay_model(plan(), third).options["E"] == msgspec.structs.replace(
+        plan().options["E"], dtype="bfloat16", batch=4
+    )
+
+
+def test_another_path_is_a_candidate_too():
+    candidate = tried(changes=(), path=("EL",))
+
+    model = overlay_model(plan(), candidate)
+    promoted = overlay_model(plan(), candidate.enter("promoted", "", 0))
+
+    assert [path.name for path in model.types[BOTH] if path.is_candidate] == ["EL@canary"]
+    assert [(path.name, path.rate) for path in promoted.types[BOTH] if path.rate] == [("EL", 1.0)]
+
+
+@pytest.mark.parametrize("state", ["failed", "aborted", "expired"])
+def test_what_is_over_changes_nothing(state: str):
+    assert overlay_model(plan(), tried(state=state)) == plan()
+
+
+def test_a_candidate_for_options_that_are_gone_changes_nothing():
+    assert overlay_model(plan(), tried(changes=(OptionChange("X", batch=2),))) == plan()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"changes": (OptionChange("X", dtype="a"),)}, "there is no option 'X'; there is E, EL, L"),
+        ({"changes": (OptionChange("E"),)}, "option E would be what it is"),
+        ({"changes": ()}, "either a change of options or a path"),
+        ({"changes": (), "path": ("E",)}, "the path E runs no thinker"),
+        ({"share": 0.9}, "share 0.9 is not between 0 and 0.5"),
+        ({"mirror": 0.0}, "mirror 0 is not above 0"),
+        ({"replicas": 0}, "0 replicas"),
+        ({"changes": (OptionChange("E", engine="x"),)}, "engine 'x' is not module:function"),
+        ({"rules": GateRules(failed=Bounds(0.5, 0.1))}, "bounds of failed"),
+        ({"rules": GateRules(slack=0.5)}, "the slack is a factor of 1 at least"),
+    ],
+)
+def test_a_candidate_that_makes_no_sense_is_refused(fields: dict[str, object], said: str):
+    with pytest.raises(BadRequest, match=said.replace("(", r"\(")):
+        check_candidate(tried(**fields), plan())
+
+
+def test_a_candidate_is_read_as_it_was_written():
+    candidate = tried(state="canary", rules=GateRules(tolerance=0.1), base=(OptionChange("L", batch=2),))
+
+    assert decode_candidate(encode_candidate(candidate)) == candidate
