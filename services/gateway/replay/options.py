@@ -5,6 +5,7 @@
 ``Omnibus-Path``   a path's name, as in the HTTP header ``x-omnibus-path``; else the recorded one is taken
 ``Omnibus-Route``  ``recorded`` for just the executors that the document names, or one for each node, comma separated,
                    empty for any
+``Omnibus-Digests``  anything: the run is not recorded, and the answer has the digest of each output
 """
 
 import re
@@ -20,27 +21,32 @@ from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Rou
 #: Tokens that a node counts for: a record does not say how many it was expected to have.
 DEFAULT_NODE_TOKENS = 256
 
-FROM, PATH, ROUTE = "omnibus-from", "omnibus-path", "omnibus-route"
+FROM, PATH, ROUTE, DIGESTS = "omnibus-from", "omnibus-path", "omnibus-route", "omnibus-digests"
 RECORDED = "recorded"
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class ReplayOptions(NamedTuple):
-    """``start``: nodes before it do not run. ``executors``: by node, empty for any; empty as a whole for any."""
+    """``start``: nodes before it do not run. ``executors``: by node, empty for any; empty as a whole for any.
+    ``digests``: only the digests of its outputs are wanted."""
 
     start: int = 0
     path: str = ""
     executors: tuple[str, ...] = ()
+    digests: bool = False
 
 
 def parse_replay_options(headers: Mapping[str, str] | None, recorded: Invocation) -> ReplayOptions:
     """Read the headers, whose names may be in any case. Raises ``BadRequest`` that names the header."""
     given = {name.lower(): value.strip() for name, value in (headers or {}).items()}
-    unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE))
+    unknown = sorted(name for name in given if name.startswith("omnibus-") and name not in (FROM, PATH, ROUTE, DIGESTS))
     if unknown:
         raise BadRequest(f"a replay knows no header {unknown[0][:40]}; it knows {FROM}, {PATH} and {ROUTE}")
     start = _parse_start(given.get(FROM, ""), recorded)
-    return ReplayOptions(start, given.get(PATH, ""), _parse_executors(given.get(ROUTE, ""), recorded))
+    digests = bool(given.get(DIGESTS))
+    if digests and start:
+        raise BadRequest(f"{DIGESTS}: digests are those of a whole run: leave {FROM} out", param=DIGESTS)
+    return ReplayOptions(start, given.get(PATH, ""), _parse_executors(given.get(ROUTE, ""), recorded), digests)
 
 
 def _parse_start(text: str, recorded: Invocation) -> int:
@@ -132,8 +138,13 @@ def _find_route(
     absent: str,
     exclude: frozenset[str] = frozenset(),
 ) -> ExecutorRoute:
-    found = _base_route(router, recorded, nodes, wish, ticket, exclude)
     start = wish.start
+    if wish.executors and all(wish.executors):  # the recorded options may have no executor any more
+        found = ExecutorRoute(
+            recorded.path, recorded.options, wish.executors, (float(DEFAULT_NODE_TOKENS),) * len(nodes)
+        )
+    else:
+        found = _base_route(router, recorded, nodes, wish, ticket, exclude)
     executors = [absent] * start + list(found.executors[start:])
     for index in range(start, len(nodes)):
         pinned = wish.executors[index] if wish.executors else ""

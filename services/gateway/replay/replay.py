@@ -8,6 +8,7 @@ can do no more than sending the request again.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from services.gateway.dispatch.playback import OutputPlayer
 from services.gateway.dispatch.streams import ResultStream, merge_streams
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay import options
+from services.gateway.replay.mirrored import MirroredRun, finish_mirrored
 from services.gateway.replay.options import ReplayOptions
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
@@ -58,10 +60,20 @@ class Replayer:
             recorded = graph.decode_invocation(split_records(delivery.data)[0])
             graph.verify_uses(recorded.nodes)
             wished = options.parse_replay_options(delivery.headers, recorded)
+            if wished.digests:
+                yield msgspec.json.encode(await self._find_digests(recorded, wished))
+                return
             async for part in self._run_replay(recorded, wished, tracing.extract_context(delivery.headers)):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
             yield msgspec.json.encode({"status": "failed", "problem": error.to_problem()})
+
+    async def _find_digests(self, recorded: Invocation, wished: ReplayOptions) -> dict[str, Any]:
+        """Run ``recorded`` without a record of it; returns where it ran, and the digest of each output."""
+        run = await self.run_mirrored(recorded, wished, token_hex(8))
+        if run.failure is not None:
+            raise run.failure
+        return {"status": "done", "route": run.route, "digests": run.digests()}
 
     async def _run_replay(
         self, recorded: Invocation, wished: ReplayOptions, trace: tracing.Carrier
@@ -119,16 +131,18 @@ class Replayer:
         invocation = msgspec.structs.replace(invocation, outputs=outputs)
         return self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts), player
 
-    async def submit_mirrored(self, recorded: Invocation, path: str, salt: str) -> InflightInvocation:
-        """Send ``recorded`` again along ``path``, for comparison alone: it is not recorded, it does not move to another
-        executor, and it takes nothing from what was computed of its media under another ``salt``.
+    async def run_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> MirroredRun:
+        """Run ``recorded`` again for comparison alone: it is not recorded, it does not move to another executor, and it
+        takes nothing from what was computed of its media under another ``salt``.
 
-        Whoever calls this reads its streams and ends it. Raises as a replay does.
+        Raises what keeps it from being sent.
         """
+        return await finish_mirrored(await self._submit_mirrored(recorded, wished, salt), self._dispatcher)
+
+    async def _submit_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> InflightInvocation:
         ticket = self._router.issue_ticket(recorded.model, recorded.type)
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
-        wished = ReplayOptions(path=path)
         try:
             nodes = tuple(
                 [_salt_node(await self._restore_inputs(node, ticket.id, deadline), salt) for node in recorded.nodes]

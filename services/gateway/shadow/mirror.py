@@ -26,10 +26,12 @@ from omnibus.plan import Path
 from omnibus.service import until_cancelled
 from omnibus.store import Store
 from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.replay.options import ReplayOptions
+from services.gateway.replay.replay import Replayer
 from services.gateway.request.record import Records
 from services.gateway.routing.executors import ExecutorEntry
 from services.gateway.routing.router import Router
-from services.gateway.shadow.pair import Comparison, MirrorRunner, compare_runs, is_void
+from services.gateway.shadow.pair import Comparison, compare_runs, is_void
 from services.gateway.shadow.served import ServedRequests
 
 log = logging.getLogger(__name__)
@@ -49,14 +51,14 @@ def is_sampled(id: str, share: float) -> bool:
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") < share * 2**64
 
 
-class Mirror:
+class CandidateMirror:
     """Follows the candidates in ``store``; ``records`` tells of the requests that end here."""
 
     def __init__(
         self,
         router: Router,
         records: Records,
-        runner: MirrorRunner,
+        replayer: Replayer,
         store: Store,
         count_waiting: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -64,7 +66,7 @@ class Mirror:
         self._count_waiting = count_waiting
         self._router = router
         self._records = records
-        self._runner = runner
+        self._replayer = replayer
         self._store = store
         self._served = ServedRequests(router.members)
         self._candidates: Mapping[str, Candidate] = {}
@@ -178,7 +180,9 @@ class Mirror:
         self._turn += 1
         order: Sequence[int] = (0, 1) if self._turn % 2 else (1, 0)
         runs = {
-            side: await self._runner.run(recorded, paths[side].name, f"{invocation.id}-{side}-{self._turn}")
+            side: await self._replayer.run_mirrored(
+                recorded, ReplayOptions(path=paths[side].name), f"{invocation.id}-{side}-{self._turn}"
+            )
             for side in order
         }
         if is_void(runs[0], runs[1]):

@@ -1,19 +1,15 @@
 """One comparison: a finished request runs again on what serves and on the candidate, and both are held side by side."""
 
-import asyncio
 import time
 from typing import Any, Literal, NamedTuple
 
 from omnibus.bus.messages import Hop
 from omnibus.canary.candidate import Candidate
 from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SLOWER, GateRules
-from omnibus.errors import DeadlineExceeded, OmnibusError, Overloaded
+from omnibus.errors import Overloaded
 from omnibus.graph import Invocation
-from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.inflight import InflightInvocation
-from services.gateway.dispatch.streams import merge_streams
-from services.gateway.replay.replay import Replayer
-from services.gateway.shadow.compare import OutputDifference, Outputs, find_differences
+from services.gateway.replay.mirrored import MirroredRun
+from services.gateway.shadow.compare import OutputDifference, find_differences
 
 #: Seconds by which runs may differ whatever they take: less is chance.
 MIN_SLOWER_SECONDS = 0.005
@@ -23,61 +19,12 @@ MAX_NAMED_DIFFERENCES = 5
 Outcome = Literal["same", "failed", "slower", "differed"]
 
 
-class MirroredRun(NamedTuple):
-    """One run of the two: what it gave, or why it failed. Times are in seconds, those of stages by node."""
-
-    outputs: Outputs
-    seconds: float
-    hops: dict[int, Hop]
-    failure: OmnibusError | None
-    route: tuple[str, ...]
-
-
 class Comparison(NamedTuple):
     """Result of two runs: counts to add to the candidate's, and a description of what is not good."""
 
     outcome: Outcome
     counts: dict[str, int]
     finding: dict[str, Any] | None
-
-
-class MirrorRunner:
-    """Runs recorded invocations again without leaving a trace."""
-
-    def __init__(self, replayer: Replayer, dispatcher: Dispatcher) -> None:
-        self._replayer = replayer
-        self._dispatcher = dispatcher
-
-    async def run(self, recorded: Invocation, path: str, salt: str) -> MirroredRun:
-        """Run ``recorded`` along ``path``; it is ended on every exit. Raises what keeps it from being sent."""
-        running = await self._replayer.submit_mirrored(recorded, path, salt)
-        began, status = time.monotonic(), "cancelled"
-        try:
-            await _read_all(running)
-            status = "done"
-        except OmnibusError as error:
-            status = "failed"
-            return MirroredRun({}, time.monotonic() - began, {}, error, running.invocation.route)
-        finally:
-            seconds = time.monotonic() - began
-            settled = asyncio.Event()
-            if status == "done":
-                self._dispatcher.complete(running, settled.set)
-            else:
-                self._dispatcher.finish(running, status)
-        await settled.wait()  # its stages have said what they took, or had time to
-        outputs = {key: chunks for key, tape in running.tapes.items() if (chunks := tape.chunks) is not None}
-        return MirroredRun(outputs, seconds, dict(running.hops), None, running.invocation.route)
-
-
-async def _read_all(running: InflightInvocation) -> None:
-    streams = {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
-    try:
-        async with asyncio.timeout(max(0.0, running.invocation.deadline - time.time())):
-            async for _ in merge_streams(streams):
-                pass  # captures have it
-    except TimeoutError:
-        raise DeadlineExceeded("the comparison took longer than the recorded invocation was allowed to") from None
 
 
 def is_void(control: MirroredRun, candidate: MirroredRun) -> bool:

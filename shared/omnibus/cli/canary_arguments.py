@@ -1,4 +1,4 @@
-"""Arguments of ``omnibus canary``."""
+"""Arguments of ``omnibus canary`` and ``omnibus bisect``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,3 +34,12 @@ def _add_start_arguments(add: Callable[..., Any]) -> None:
     add("--tolerance", type=float, default=0.02, help="relative error of tensors that is none (default 0.02)")
     add("--score", type=float, default=1.0, help="least similarity of texts, 0 to 1 (default 1: equal)")
     add("--slack", type=float, default=1.25, help="factor by which it may take longer (default 1.25)")
+
+
+def add_bisect_command(commands: Any) -> None:
+    bisect = commands.add_parser("bisect", help="which stage of a recorded invocation differs, and on which executors")
+    bisect.add_argument("id", help="an invocation, e.g. from the x-request-id header")
+    bisect.add_argument("--wrong", action="store_true", help="the recorded answer is the wrong one")
+    bisect.add_argument("--json", action="store_true", help="print JSON")
+    bisect.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
+    bisect.add_argument("--store", metavar="URL", help="the store, which knows earlier plans")

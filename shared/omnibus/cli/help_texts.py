@@ -26,6 +26,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus fork 4bb189-0-1 thinker messages.0.content='What else?'",
     ),
     "compare": ("omnibus compare 4bb189-0-1 4bb189-0-2",),
+    "bisect": (
+        "omnibus bisect 4bb189-0-1            # which executors give other outputs than the record has",
+        "omnibus bisect 4bb189-0-1 --wrong    # the recorded answer is wrong: which ones give it",
+    ),
     "deadletters": ("omnibus deadletters", "omnibus deadletters retry 4bb189-0-1"),
     "top": ("omnibus top", "omnibus top --once --json"),
     "app check": ("omnibus app check my_app.py", 'omnibus app check my_app.py --request \'{"text": "hi"}\''),

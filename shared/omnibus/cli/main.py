@@ -21,6 +21,7 @@ _HANDLERS = {
     "app run": "app_run:run_app",
     "backup": "backup:run_backup",
     "compare": "steps:compare_invocations",
+    "bisect": "bisect:bisect_invocation",
     "canary": "canary:run_canary",
     "completion": "completion:print_completion",
     "deadletters": "dead_letters:run_dead_letters",
@@ -87,6 +88,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     record_commands.add_record_commands(commands)
+    canary_arguments.add_bisect_command(commands)
     _add_dead_letters(commands)
     _add_top(commands)
     _add_app(commands)

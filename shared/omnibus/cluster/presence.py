@@ -117,13 +117,13 @@ class ReadyExecutors:
 
     def ready_ids(self) -> set[str]:
         """Return the ids of the executors that are ready now."""
-        return {status.id for status in self._ready_statuses()}
+        return {status.id for status in self.ready_statuses()}
 
     def count_ready(self, kind: ExecutorKind) -> int:
         """Return the number of executors of ``kind`` that are ready now."""
         return sum(
             (status.model, status.option) == kind[:2] and status.origin in ("", kind.origin)
-            for status in self._ready_statuses()
+            for status in self.ready_statuses()
         )
 
     def count_present(self) -> dict[ExecutorKind, int]:
@@ -147,7 +147,8 @@ class ReadyExecutors:
         """Return whether all ``executors`` are ready within ``seconds``."""
         return await self._statuses.wait_until(lambda: self.ready_ids().issuperset(executors), seconds)
 
-    def _ready_statuses(self) -> list[ExecutorStatus]:
+    def ready_statuses(self) -> list[ExecutorStatus]:
+        """Return the last status of each executor that is ready now."""
         return [status for status in self._statuses.entries().values() if status.state == "ready"]
 
     def _on_status(self, status: ExecutorStatus) -> None:

@@ -309,6 +309,29 @@ async def test_an_executor_that_cannot_take_it_is_refused(home: House, route: st
     assert said in problem["message"]
 
 
+async def test_digests_of_a_run_leave_no_record_and_are_those_that_were_kept(home: House):
+    thinkers = await several(home)
+    body = await begun(home, content=[text("look"), image()])
+    recorded = graph.decode_invocation(body)
+    [kept] = (await home.ended(recorded.id)).kept
+    before = len(await home.bus.read_records(subjects.RECORDS))
+
+    [done] = await replay(home, body, route=f"{recorded.route[0]},{thinkers[2]}", digests="all")
+
+    assert (done["status"], done["route"][1]) == ("done", thinkers[2])
+    assert done["digests"]["0.embedding"] == kept.digest
+    assert done["digests"]["1.text"]
+    assert len(await home.bus.read_records(subjects.RECORDS)) == before
+    await home.emptied()
+
+
+async def test_digests_are_those_of_whole_runs(home: House):
+    await several(home)
+    body = await begun(home, content=[text("look"), image()])
+
+    assert "leave omnibus-from out" in (await refused(home, body, digests="all", **{"from": "1"}))["message"]
+
+
 async def test_whoever_stops_listening_to_a_replay_stops_it(home: House):
     await home.all_of(VL)
     body = await begun(home, content=[text("look"), image()])

@@ -14,8 +14,7 @@ from omnibus.errors import BadInput
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from services.gateway.shadow.mirror import Mirror, is_sampled
-from services.gateway.shadow.pair import MirrorRunner
+from services.gateway.shadow.mirror import CandidateMirror, is_sampled
 from tests.unit.executor.arithmetic import Work
 from tests.unit.gateway.house import TOYS, VL, House, answered, house, image, text
 from tests.unit.gateway.samples import picture
@@ -30,9 +29,8 @@ class Stage:
 
     def __init__(self, home: House, store: Store) -> None:
         self.home, self.store = home, store
-        runner = MirrorRunner(home.replayer, home.dispatcher)
         self.waiting = 0
-        self.mirror = Mirror(home.router, home.records, runner, store, lambda: self.waiting)
+        self.mirror = CandidateMirror(home.router, home.records, home.replayer, store, lambda: self.waiting)
 
     async def open(self, vision: Work, candidate: Candidate = CANDIDATE, **others: Work) -> None:
         await self.home.all_of(VL)

@@ -1,0 +1,67 @@
+"""One run of a recorded invocation that leaves no trace: its outputs, times and failure."""
+
+import asyncio
+import time
+from typing import NamedTuple
+
+from omnibus.bus.messages import Hop
+from omnibus.errors import DeadlineExceeded, OmnibusError
+from omnibus.tensors.item import Item
+from services.gateway.dispatch.capture import RecordedChunk
+from services.gateway.dispatch.digest import Fingerprint
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.dispatch.streams import merge_streams
+
+
+class MirroredRun(NamedTuple):
+    """Outputs by node and name, seconds in all, times of the nodes, and why it failed, if it did."""
+
+    outputs: dict[tuple[int, str], list[RecordedChunk]]
+    seconds: float
+    hops: dict[int, Hop]
+    failure: OmnibusError | None
+    route: tuple[str, ...]
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each output, by ``<node>.<output>``."""
+        return {f"{node}.{output}": digest_chunks(chunks) for (node, output), chunks in sorted(self.outputs.items())}
+
+
+def digest_chunks(chunks: list[RecordedChunk]) -> str:
+    """Return the digest of an output; see ``omnibus.recording.records.KeptOutput.digest``."""
+    fingerprint = Fingerprint()
+    for chunk in chunks:
+        fingerprint.add_item(Item(chunk.data, chunk.array))
+    return fingerprint.hexdigest()
+
+
+async def finish_mirrored(running: InflightInvocation, dispatcher: Dispatcher) -> MirroredRun:
+    """Wait for the end of ``running``; it is ended on every exit."""
+    began, status = time.monotonic(), "cancelled"
+    settled = asyncio.Event()
+    try:
+        await _read_all(running)
+        status = "done"
+    except OmnibusError as error:
+        status = "failed"
+        return MirroredRun({}, time.monotonic() - began, {}, error, running.invocation.route)
+    finally:
+        seconds = time.monotonic() - began
+        if status == "done":
+            dispatcher.complete(running, settled.set)
+        else:
+            dispatcher.finish(running, status)
+    await settled.wait()  # its stages have said what they took, or had time to
+    outputs = {key: chunks for key, tape in running.tapes.items() if (chunks := tape.chunks) is not None}
+    return MirroredRun(outputs, seconds, dict(running.hops), None, running.invocation.route)
+
+
+async def _read_all(running: InflightInvocation) -> None:
+    streams = {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
+    try:
+        async with asyncio.timeout(max(0.0, running.invocation.deadline - time.time())):
+            async for _ in merge_streams(streams):
+                pass  # captures have it
+    except TimeoutError:
+        raise DeadlineExceeded("the comparison took longer than the recorded invocation was allowed to") from None

@@ -1,0 +1,120 @@
+"""``omnibus bisect``: which stage of a recorded invocation differs, and which version or executor makes it so."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.nats import NatsBus
+from omnibus.bus.subjects import REPLAY
+from omnibus.cli import plans
+from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
+from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.cluster.presence import ReadyExecutors
+from omnibus.errors import OmnibusError
+from omnibus.graph import Invocation, encode_invocation
+from omnibus.recording import records
+from omnibus.recording.bisect import FAILURE, StageComparison, compare_stages
+from omnibus.store import Store
+
+#: Seconds that executors have to say that they are up.
+CENSUS_SECONDS = 1.0
+
+
+async def bisect_invocation(options: argparse.Namespace) -> int:
+    """Print the first stage that differs; exit code 1 if there is one."""
+    bus = await connect_bus(options)
+    try:
+        recorded, ended = await records.find_record(bus, options.id)
+        ready = await _ready_executors(bus)
+        able = [[status.id for status in ready if node.task in status.tasks] for node in recorded.nodes]
+
+        async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+            return await _run_route(bus, recorded, route)
+
+        found = await compare_stages(recorded, ended, able, run)
+    finally:
+        await bus.drain()
+    epochs = await _first_epochs(options)
+    kinds = {status.id: ExecutorKind(status.model, status.option, status.origin) for status in ready}
+    responsible = found[-1].responsible(options.wrong) if found and found[-1].differs else []
+    if options.json:
+        print(json.dumps(_report(found, responsible, kinds, epochs)))
+    else:
+        print("\n".join(_report_lines(recorded, found, responsible, kinds, epochs)))
+    return 1 if responsible else 0
+
+
+async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
+    ready = ReadyExecutors()
+    await ready.listen(bus)
+    await asyncio.sleep(CENSUS_SECONDS)
+    return sorted(ready.ready_statuses(), key=lambda status: status.id)
+
+
+async def _run_route(bus: NatsBus, recorded: Invocation, route: Sequence[str]) -> Mapping[str, str]:
+    headers = {"Omnibus-Route": ",".join(route), "Omnibus-Digests": "all"}
+    last: dict[str, Any] = {}
+    async for part in bus.request_stream(REPLAY, encode_invocation(recorded), REPLAY_IDLE_SECONDS, headers):
+        last = json.loads(part)
+    if last.get("status") == "done":
+        return dict(last["digests"])
+    problem = last.get("problem", {"code": "protocol_error", "message": "the gateway gave no answer"})
+    return {FAILURE: f"{problem['code']}: {problem['message']}"}
+
+
+async def _first_epochs(options: argparse.Namespace) -> dict[ExecutorKind, int]:
+    """The first plan of the history that has each kind of executor; nothing without a store."""
+    found: dict[ExecutorKind, int] = {}
+    with suppress(OmnibusError):
+        store = Store(plans.store_settings(options))
+        try:
+            for entry in await store.plan_history(1000):
+                for kind in replica_counts(entry.plan.models) if entry.plan is not None else ():
+                    found[kind] = entry.epoch
+        finally:
+            await store.close()
+    return found
+
+
+def _report(
+    found: Sequence[StageComparison],
+    responsible: Sequence[str],
+    kinds: Mapping[str, ExecutorKind],
+    epochs: Mapping[ExecutorKind, int],
+) -> dict[str, Any]:
+    return {
+        "stage": found[-1].component if responsible else "",
+        "stages": msgspec.to_builtins(list(found)),
+        "responsible": [
+            {"executor": each, **kinds[each]._asdict(), "since_epoch": epochs.get(kinds[each], 0)}
+            for each in responsible
+        ],
+    }
+
+
+def _report_lines(
+    recorded: Invocation,
+    found: Sequence[StageComparison],
+    responsible: Sequence[str],
+    kinds: Mapping[str, ExecutorKind],
+    epochs: Mapping[ExecutorKind, int],
+) -> list[str]:
+    lines = [f"{recorded.id}  {recorded.model}  plan epoch {recorded.epoch}"]
+    for stage in found:
+        lines.append(f"  [{stage.node}] {stage.component}  compared with {stage.reference}")
+        for each in stage.outputs:
+            said = each.failure or ("equal" if each.equal else "DIFFERENT")
+            unsteady = "" if each.steady else ", and not the same in two runs"
+            kind = kinds[each.executor]
+            since = f", since plan epoch {epochs[kind]}" if kind in epochs else ""
+            lines.append(f"      {each.executor}  ({kind}{since})  {said}{unsteady}")
+    if not responsible:
+        return [*lines, "no stage differs on any executor that is up"]
+    versions = ", ".join(dict.fromkeys(str(kinds[each]) for each in responsible))
+    return [*lines, f"first difference: {found[-1].component} on {', '.join(responsible)}, version {versions}"]

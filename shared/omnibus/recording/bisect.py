@@ -1,0 +1,103 @@
+"""The first stage of a recorded invocation whose outputs differ, and the executors that give them.
+
+Each stage is tried on every executor that can run it while all others stay the same, in the order of the graph, so that
+its inputs are equal: executors whose outputs differ from the reference are what makes the difference.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from omnibus.errors import StageUnavailable
+from omnibus.graph import Invocation
+from omnibus.recording.records import EndRecord
+
+#: Runs the invocation on these executors, one for each node; the digest of each output by ``<node>.<output>``, or under
+#: ``FAILURE`` why it failed.
+RunRoute = Callable[[tuple[str, ...]], Awaitable[Mapping[str, str]]]
+FAILURE = "failure"
+
+
+class ExecutorOutputs(msgspec.Struct, frozen=True):
+    """Outputs of a stage on one executor: whether they are those of the reference, and equal in two runs."""
+
+    executor: str
+    equal: bool
+    steady: bool = True
+    failure: str = ""
+
+
+class StageComparison(msgspec.Struct, frozen=True):
+    """One stage on all executors that can run it. ``reference`` says whose outputs the others are compared with."""
+
+    node: int
+    component: str
+    reference: str
+    outputs: tuple[ExecutorOutputs, ...]
+
+    @property
+    def differs(self) -> bool:
+        """True if any executor gives other outputs than the reference."""
+        return any(not each.equal for each in self.outputs)
+
+    def responsible(self, wrong: bool) -> list[str]:
+        """The executors that make the difference: those that are unlike the reference, or, where that is ``wrong``,
+        those that are like it."""
+        return [each.executor for each in self.outputs if each.equal is wrong]
+
+
+async def compare_stages(
+    invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]], run: RunRoute
+) -> list[StageComparison]:
+    """Compare the stages of ``invocation`` up to the first that differs; ``able`` lists the executors of each node.
+
+    Outputs that were recorded are the reference, else those of the recorded executor, else of the first one that can
+    run the stage. Raises ``StageUnavailable`` for a node that nobody can run.
+    """
+    route = tuple(_base_route(invocation, ended, able))
+    recorded, base = dict(_recorded_digests(ended)), await run(route)
+    found: list[StageComparison] = []
+    for task in dict.fromkeys(node.task for node in invocation.nodes):
+        nodes = [index for index, node in enumerate(invocation.nodes) if node.task == task]
+        kept = {key: recorded[key] for key in _keys_of(nodes, recorded)}
+        now = {key: base[key] for key in _keys_of(nodes, base)}
+        reference = kept or now
+        outputs = []
+        for executor in able[nodes[0]]:
+            tried = tuple(executor if index in nodes else each for index, each in enumerate(route))
+            digests = base if tried == route else await run(tried)
+            again = digests if _is_equal(reference, digests) else await run(tried)
+            steady = all(digests.get(key) == again.get(key) for key in reference)
+            equal = _is_equal(reference, digests) or (not steady and _is_equal(reference, again))
+            outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, "")))
+        said = "the record" if kept else route[nodes[0]]
+        found.append(StageComparison(nodes[0], invocation.nodes[nodes[0]].component, said, tuple(outputs)))
+        if found[-1].differs:
+            break
+    return found
+
+
+def _base_route(invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]]) -> Iterator[str]:
+    recorded = (ended.route if ended is not None else ()) or invocation.route
+    for index, executors in enumerate(able):
+        if not executors:
+            stage = invocation.nodes[index].component
+            raise StageUnavailable(f"no live executor can run stage {stage!r}: start one", stage=stage)
+        yield recorded[index] if recorded[index] in executors else executors[0]
+
+
+def _recorded_digests(ended: EndRecord | None) -> Iterator[tuple[str, str]]:
+    for one in ended.kept if ended is not None else ():
+        if one.digest:
+            yield f"{one.node}.{one.output}", one.digest
+    for key, digest in ended.outputs.items() if ended is not None else ():
+        if digest:
+            yield key, digest
+
+
+def _keys_of(nodes: Sequence[int], digests: Mapping[str, str]) -> list[str]:
+    return [key for key in digests if key != FAILURE and int(key.partition(".")[0]) in nodes]
+
+
+def _is_equal(reference: Mapping[str, str], digests: Mapping[str, str]) -> bool:
+    return FAILURE not in digests and all(digests.get(key) == digest for key, digest in reference.items())

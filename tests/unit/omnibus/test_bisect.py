@@ -1,0 +1,110 @@
+"""Which stage of a recorded invocation differs, and on which executors."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+import msgspec
+import pytest
+
+from omnibus.errors import StageUnavailable
+from omnibus.graph import GraphNode, Invocation
+from omnibus.recording.bisect import FAILURE, StageComparison, compare_stages
+from omnibus.recording.records import EndRecord, KeptOutput
+from tests.unit.cli.documents import ended, invocation
+
+STAGES = ("vision", "thinker")
+
+
+def asked() -> Invocation:
+    nodes = (GraphNode("see", "vision", {}, "0"), GraphNode("think", "thinker", {}, "1", uses=((0, "embedding"),)))
+    return msgspec.structs.replace(invocation(), nodes=nodes, route=("v0", "t0"))
+
+
+def system(bad: Mapping[str, str]) -> object:
+    """Runs of a graph of two stages; ``bad`` maps an executor to what it does to the outputs of a stage."""
+
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        embedding = bad.get(route[0], "good")
+        text = f"{embedding} {bad.get(route[1], 'good')}"
+        if FAILURE in (embedding, bad.get(route[1])):
+            return {FAILURE: "stage_failed: out of memory"}
+        return {"0.embedding": embedding, "1.text": text}
+
+    return run
+
+
+async def bisected(
+    bad: Mapping[str, str], able: Sequence[Sequence[str]], over: EndRecord | None = None
+) -> list[StageComparison]:
+    return await compare_stages(asked(), over, able, system(bad))  # type: ignore[arg-type]
+
+
+def recorded(embedding: str, text: str) -> EndRecord:
+    kept = (KeptOutput(0, "embedding", "", 0, 1, embedding),)
+    return msgspec.structs.replace(ended(), kept=kept, outputs={"1.text": text}, route=("v0", "t0"))
+
+
+async def test_the_executor_whose_outputs_differ_is_named_with_its_stage():
+    found = await bisected({"t2": "bad"}, [["v0", "v1"], ["t0", "t1", "t2"]], recorded("good", "good good"))
+
+    assert [stage.differs for stage in found] == [False, True]
+    assert found[-1].responsible(wrong=False) == ["t2"]
+    assert found[-1].reference == "the record"
+
+
+async def test_what_an_earlier_stage_does_is_not_held_against_a_later_one():
+    found = await bisected({"v1": "bad"}, [["v0", "v1"], ["t0", "t1"]])
+
+    assert [(stage.component, stage.responsible(wrong=False)) for stage in found] == [(STAGES[0], ["v1"])]
+
+
+async def test_where_the_record_is_wrong_those_that_give_the_same_are_responsible():
+    found = await bisected({"v0": "bad"}, [["v0", "v1"], ["t0", "t1"]], recorded("bad", "bad good"))
+
+    assert found[-1].responsible(wrong=True) == ["v0"]
+
+
+async def test_a_version_that_nobody_runs_any_more_shows_by_all_others_being_unlike_the_record():
+    found = await bisected({}, [["v1", "v2"], ["t0"]], recorded("old", "old good"))
+
+    assert found[-1].responsible(wrong=False) == ["v1", "v2"]
+
+
+async def test_an_executor_that_fails_is_different():
+    found = await bisected({"t1": FAILURE}, [["v0"], ["t0", "t1"]], recorded("good", "good good"))
+
+    assert found[-1].responsible(wrong=False) == ["t1"]
+    assert found[-1].outputs[1].failure == "stage_failed: out of memory"
+
+
+async def test_equal_executors_are_no_difference():
+    assert not any(stage.differs for stage in await bisected({}, [["v0", "v1"], ["t0", "t1"]]))
+
+
+async def test_what_is_not_the_same_in_two_runs_is_said():
+    times = 0
+
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        nonlocal times
+        times += route[1] == "t1"
+        return {"0.embedding": "good", "1.text": f"good {times if route[1] == 't1' else 'good'}"}
+
+    found = await compare_stages(asked(), None, [["v0"], ["t0", "t1"]], run)
+
+    assert [(each.executor, each.steady) for each in found[-1].outputs] == [("t0", True), ("t1", False)]
+
+
+async def test_a_stage_that_nobody_runs_is_named():
+    with pytest.raises(StageUnavailable, match="no live executor can run stage 'thinker'"):
+        await bisected({}, [["v0"], []])
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_of_twenty_bad_executors_each_is_named(seed: int):
+    dice = Random(seed)
+    able = [[f"{stage}{number}" for number in range(dice.randint(2, 4))] for stage in "vt"]
+    bad = dice.choice([each for each in able[0] + able[1] if each not in ("v0", "t0")])
+
+    found = await bisected({bad: "bad"}, able, recorded("good", "good good"))
+
+    assert found[-1].responsible(wrong=False) == [bad]
