@@ -14,6 +14,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import REPLAY
 from omnibus.cli import plans
 from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
+from omnibus.cli.output import print_json
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import OmnibusError
@@ -44,7 +45,7 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
     kinds = {status.id: ExecutorKind(status.model, status.option, status.origin) for status in ready}
     responsible = found[-1].responsible(options.wrong) if found and found[-1].differs else []
     if options.json:
-        print(json.dumps(_report(found, responsible, kinds, epochs)))
+        print_json(_report(found, responsible, kinds, epochs))
     else:
         print("\n".join(_report_lines(recorded, found, responsible, kinds, epochs)))
     return 1 if responsible else 0

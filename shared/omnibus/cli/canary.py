@@ -1,7 +1,6 @@
 """``omnibus canary``: try another version of a part of a model beside what serves."""
 
 import argparse
-import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +14,7 @@ from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SERVED, SERVED_FAILED, 
 from omnibus.canary.overlay import overlay_model, without_candidate
 from omnibus.cli import plans
 from omnibus.cli.format.tables import table_lines
+from omnibus.cli.output import print_json
 from omnibus.errors import Conflict, NotFound
 from omnibus.plan import ModelPlan
 from omnibus.store import Store
@@ -123,14 +123,7 @@ async def _show_status(store: Store, options: argparse.Namespace) -> None:
         for each in (await store.candidates()).values()
     ]
     if options.json:
-        print(
-            json.dumps(
-                [
-                    {**msgspec.to_builtins(each), "counts": counts, "findings": findings}
-                    for each, counts, findings in found
-                ]
-            )
-        )
+        print_json([{**msgspec.to_builtins(each), "counts": counts, "findings": bad} for each, counts, bad in found])
     elif found:
         rows = [_status_row(each, counts) for each, counts, _ in found]
         head = ["MODEL", "STATE", "WHAT", "COMPARED", "FAILED", "SLOWER", "DIFFERED", "SERVED"]
@@ -156,4 +149,7 @@ def _detail_lines(candidate: Candidate, findings: list[dict[str, Any]]) -> list[
 
 
 def _print_result(options: argparse.Namespace, candidate: Candidate, text: str) -> None:
-    print(json.dumps(msgspec.to_builtins(candidate)) if options.json else text)
+    if options.json:
+        print_json(candidate)
+    else:
+        print(text)

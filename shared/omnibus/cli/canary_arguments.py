@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from omnibus.cli.output import add_output_options
+
 
 def add_canary_command(commands: Any) -> None:
     canary = commands.add_parser("canary", help="try another version of a part of a model beside what serves")
@@ -14,7 +16,7 @@ def add_canary_command(commands: Any) -> None:
     for command in (start, promote, abort):
         command.add_argument("model", help="a model of the plan")
     for command in (start, status, promote, abort):
-        command.add_argument("--json", action="store_true", help="print JSON")
+        add_output_options(command)
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     _add_start_arguments(start.add_argument)
 
@@ -40,6 +42,6 @@ def add_bisect_command(commands: Any) -> None:
     bisect = commands.add_parser("bisect", help="which stage of a recorded invocation differs, and on which executors")
     bisect.add_argument("id", help="an invocation, e.g. from the x-request-id header")
     bisect.add_argument("--wrong", action="store_true", help="the recorded answer is the wrong one")
-    bisect.add_argument("--json", action="store_true", help="print JSON")
+    add_output_options(bisect)
     bisect.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
     bisect.add_argument("--store", metavar="URL", help="the store, which knows earlier plans")

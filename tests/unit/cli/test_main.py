@@ -49,10 +49,11 @@ PLAN = ["plan solve", "plan show", "plan diff", "plan history", "plan rollback",
 APP = ["app register", "app list", "app show", "app invoke", "app update", "app unregister", "app check", "app run"]
 
 MODELS = ["models list", "models show", "models check", "models get", "models tiny"]
-ALONE = ["up", "demo", "tail", "show", "replay", "tasks", "profile", "top"]
+ALONE = ["up", "demo", "tail", "show", "replay", "bisect", "tasks", "profile", "top"]
+CANARY = ["canary start", "canary status", "canary promote", "canary abort"]
 
 
-@pytest.mark.parametrize("command", [*ALONE, *PLAN, *APP, *MODELS])
+@pytest.mark.parametrize("command", [*ALONE, *PLAN, *APP, *MODELS, *CANARY])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main([*command.split(), "--help"])
