@@ -80,4 +80,5 @@ def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRu
 
 
 def _stage_seconds(hop: Hop) -> float:
-    return hop.end - max(hop.ready, hop.taken)
+    """Return the seconds of a stage from when all it reads had begun to come."""
+    return hop.end - max(hop.taken, hop.ready, hop.began, *hop.arrived)
