@@ -66,7 +66,8 @@ def _is_slower(control: float, tried: float, rules: GateRules) -> bool:
 
 
 def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRun) -> tuple[str, str]:
-    """The stage that lost most time, and all of it in words."""
+    """The first stage that lost at least half as much time as any, and all of it in words: what later stages lost may
+    be their wait for it."""
     lost = {
         node: _stage_seconds(tried.hops[node]) - _stage_seconds(control.hops[node])
         for node in control.hops.keys() & tried.hops.keys()
@@ -74,7 +75,8 @@ def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRu
     text = f"{1000 * tried.seconds:.0f} ms instead of {1000 * control.seconds:.0f} ms"
     if not lost:
         return "", text
-    node = max(lost, key=lost.__getitem__)
+    most = max(lost.values())
+    node = min(each for each, seconds in lost.items() if 2 * seconds >= most or seconds == most)
     component = recorded.nodes[node].component
     return component, f"{text}, {1000 * lost[node]:.0f} ms of it in {component}"
 

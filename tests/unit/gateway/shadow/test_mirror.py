@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from omnibus.bus import subjects
@@ -82,8 +83,10 @@ async def wrong(job: Job) -> None:
 
 
 async def slow(job: Job) -> None:
+    media = (await job.value("media")).array
     await asyncio.sleep(SLOW_SECONDS)
-    await TOYS["vision"](job)
+    rows = np.full((1 + len(media) // 1024, 4), media.sum() % 1000, np.float32)
+    await job.put("embedding", {"tokens": len(rows)}, rows)
 
 
 async def failing(job: Job) -> None:
