@@ -31,6 +31,7 @@ from services.planner.optimize.job import PlanningJob
 from services.planner.rollout.reasons import describe_app_changes
 from services.planner.rollout.rollout import PlanRollout
 from services.planner.rollout.target import PlanTarget
+from services.planner.score.scorer import PlanScorer
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,10 @@ class PlannerService:
         self._follow = Autoscaler(
             settings, self._changes, self._planning, self._set_target, with_candidates=self._canary.apply
         )
+        self._relearned = asyncio.Event()
+        self._scorer = PlanScorer(
+            settings, self._store, self._changes, self._planning, self._ready, self._relearned.set
+        )
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,6 +79,7 @@ class PlannerService:
         if self._settings.models:
             await self._store.put_problem(self._settings.models, None)
         await self._follow.listen(self._bus)
+        await self._scorer.listen(self._bus)
         running = await self._running_models()
         await self._planning.plan(running, self._follow.last_load)
         self._set_target(DECLARED)
@@ -82,6 +88,7 @@ class PlannerService:
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
         work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge()]
+        work += [self._scorer.run(), self._follow_learned()]
         work.append(StreamMetrics(self._bus).run())
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
@@ -168,6 +175,18 @@ class PlannerService:
             reason = self._planning.replan_reason(found)
             if reason:
                 await self._replan_models(reason)
+
+    async def _follow_learned(self) -> None:
+        """Have later plans made with the seconds that executors take; what runs stays until another plan is better."""
+        while True:
+            await self._relearned.wait()
+            self._relearned.clear()
+            try:
+                await self._planning.rebuild_planner(await self._running_models(), self._follow.last_load)
+            except StoreUnavailable as error:
+                log.warning("%s", error)
+                await asyncio.sleep(POLL_SECONDS)
+                self._relearned.set()
 
     async def _follow_files(self, read: object, measured: list[object]) -> None:
         """Read the declarations again whenever their file is another one, and profiles whenever theirs are."""

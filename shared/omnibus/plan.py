@@ -78,7 +78,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``types`` maps a request type to its paths; ``tasks`` maps each component to its unit task's name,
     the same in two models that share the component. ``apps`` brought the model; empty: the operator did.
     ``ttft`` and ``tbt`` are the seconds to the first token, and between two, that steps of its executors keep;
-    0: what the executors' own settings say. ``image_defaults`` complete requests for images.
+    0: what the executors' own settings say. ``image_defaults`` complete requests for images. ``goals`` are the seconds
+    that 99 of 100 requests keep, by figure (``omnibus.cluster.latency_histogram.FIGURES``); none: nobody set any.
     """
 
     family: str
@@ -94,6 +95,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft: float = 0.0
     tbt: float = 0.0
     image_defaults: ImageDefaults = ImageDefaults()
+    goals: dict[str, float] = {}
 
     def option_origin(self, option: str) -> str:
         """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""

@@ -108,6 +108,11 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_measured(self) -> bool:
         return self.rate > 0 or bool(self.work)
 
+    @property
+    def has_latencies(self) -> bool:
+        """True if requests alone were measured as well: only both together say what a batch of any size takes."""
+        return bool(self.work) and all(each.latency > 0 for each in self.work)
+
 
 class TypeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request type in the workload that was measured: its share, and means of ``QUANTITIES`` per request."""
@@ -134,8 +139,19 @@ class KeyValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gb: float
 
 
+class LearnedFactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factor by which the seconds of an option differ from those that were profiled, as ``jobs`` of its executors took
+    while they served."""
+
+    factor: float
+    jobs: int
+
+
 class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that the planner knows of a model. ``order`` says which component runs before which."""
+    """All that the planner knows of a model. ``order`` says which component runs before which.
+
+    ``learned`` are the options whose seconds are no longer those of the profiler.
+    """
 
     model: str
     family: str
@@ -151,6 +167,7 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str = ""
     workload: str = ""
     v: int = VERSION
+    learned: dict[str, LearnedFactor] = {}
 
 
 _encode = msgspec.json.Encoder().encode

@@ -27,10 +27,12 @@ async def describe_plans(store: Store) -> dict[str, Any]:
     )
     plan = await store.plan(stand.epoch) if stand.epoch else None
     staged = await store.staged_plan() if stand.staged else None
+    score = await store.plan_score(stand.epoch) if stand.epoch else None
     return {
         "plan": msgspec.to_builtins(plan),
         "staged": msgspec.to_builtins(staged),
         "pin": stand.pin,
+        "score": msgspec.to_builtins(score),
         "problems": msgspec.to_builtins(problems),
         "changes": _plan_changes(plan, staged, past),
         "history": [_summarize_epoch(each) for each in past],

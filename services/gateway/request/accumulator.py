@@ -67,9 +67,9 @@ class AnswerAccumulator:
         self.structured = True
         self.logprobs += [chat_response.token_logprob(*each) for each in tokens[max(0, len(self.logprobs) - at) :]]
 
-    def record_latency(self) -> None:
-        """The client has all of it."""
-        self._pace.publish_metrics(self.model, self._usage.get("completion_tokens", 0))
+    def record_latency(self) -> dict[str, float]:
+        """The client has all of it; returns the seconds that it saw, by figure, without those that it has not."""
+        return self._pace.publish_metrics(self.model, self._usage.get("completion_tokens", 0))
 
     def add_pcm(self, pcm: bytes) -> None:
         """16-bit samples as they left."""

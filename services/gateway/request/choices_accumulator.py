@@ -32,9 +32,13 @@ class ChoicesAccumulator(AnswerAccumulator):
         summed = {name: known.get(name, 0) + counted.get(name, 0) for name in _SUMMED}
         self._usage = {**counted, **summed}
 
-    def record_latency(self) -> None:
+    def record_latency(self) -> dict[str, float]:
+        """Seconds of the slowest answer by figure."""
+        found: dict[str, float] = {}
         for choice in self.choices:
-            choice.record_latency()
+            for figure, seconds in choice.record_latency().items():
+                found[figure] = max(seconds, found.get(figure, 0.0))
+        return found
 
     @property
     def text(self) -> str:

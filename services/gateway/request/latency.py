@@ -13,7 +13,8 @@ class StreamLatency:
     """
 
     __slots__ = (
-        "_born", "_heard", "_last", "_longest", "_pauses", "_pieces", "_plays_until", "_said", "_seconds", "_silence",
+        "_born", "_first_audio", "_heard", "_last", "_longest", "_pauses", "_pieces", "_plays_until", "_said",
+        "_seconds", "_silence",
     )  # fmt: skip
 
     def __init__(self, created: float) -> None:
@@ -21,7 +22,7 @@ class StreamLatency:
         self._said = self._last = 0.0  # when the first and the last text left
         self._longest = 0.0
         self._pieces = 0
-        self._heard = 0.0  # when the last sound left
+        self._first_audio = self._heard = 0.0  # when the first and the last sound left
         self._seconds = 0.0
         self._plays_until = inf
         self._pauses, self._silence = 0, 0.0
@@ -39,6 +40,7 @@ class StreamLatency:
     def record_audio(self, seconds: float) -> None:
         """Record ``seconds`` of sound that leave now."""
         now = self._heard = time.monotonic()
+        self._first_audio = self._first_audio or now
         late = now - self._plays_until
         if late > 0:
             self._pauses += 1
@@ -46,13 +48,20 @@ class StreamLatency:
         self._plays_until = (now if late > 0 or not self._seconds else self._plays_until) + seconds
         self._seconds += seconds
 
-    def publish_metrics(self, model: str, tokens: int) -> None:
-        """All has left; its text has so many ``tokens``."""
+    def publish_metrics(self, model: str, tokens: int) -> dict[str, float]:
+        """All has left; its text has so many ``tokens``. Returns the seconds of the client by figure
+        (``omnibus.cluster.latency_histogram.FIGURES``); of text that came in one piece nobody saw its first token."""
+        figures = {}
         if self._pieces > 1:
-            GATEWAY.tbt.labels(model).observe((self._last - self._said) / max(1, max(tokens, self._pieces) - 1))
+            figures["first_token"] = self._said - self._born
+            figures["token"] = (self._last - self._said) / max(1, max(tokens, self._pieces) - 1)
+            GATEWAY.tbt.labels(model).observe(figures["token"])
             GATEWAY.pause.labels(model).observe(self._longest)
         if self._seconds:
+            figures["first_audio"] = self._first_audio - self._born
+            figures["real_time"] = (self._heard - self._first_audio) / self._seconds
             GATEWAY.factor.labels(model).observe((self._heard - self._born) / self._seconds)
             GATEWAY.underruns.labels(model).inc(self._pauses)
             GATEWAY.silence.labels(model).inc(self._silence)
             GATEWAY.sound.labels(model).inc(self._seconds)
+        return figures

@@ -7,13 +7,17 @@ from the first request until nothing is in flight and a whole period had nothing
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from omnibus.bus import Bus, messages, subjects
 from omnibus.bus.heartbeats import LOAD_REPORT_SECONDS
 from omnibus.bus.messages import LoadCounts, LoadEvent
+from omnibus.cluster.latency_histogram import count_figures
 from omnibus.errors import OmnibusError, Overloaded
 from omnibus.metrics import GATEWAY
+from omnibus.plan import Plan
 from omnibus.profile import QUANTITIES
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.pricing.quantities import Estimates, add_quantities
@@ -29,22 +33,28 @@ class LoadCounters:
     __slots__ = (
         "came",
         "done",
+        "ended",
         "estimated",
         "estimated_done",
         "failed",
         "first",
+        "goals",
+        "met",
+        "missed",
         "quantities",
         "refused",
         "total",
         "waiting",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, goals: Mapping[str, float]) -> None:
+        self.goals = goals  # seconds by figure
         self.waiting = 0  # now, not since the last event
         self.clear()
 
     def clear(self) -> None:
-        self.came = self.done = self.failed = self.refused = 0
+        self.came = self.done = self.failed = self.refused = self.met = self.missed = 0
+        self.ended: list[Mapping[str, float]] = []  # seconds by figure of those that ended well
         self.first = self.total = 0.0
         self.quantities = [0.0] * len(QUANTITIES)
         self.estimated = [0.0] * len(QUANTITIES)
@@ -56,6 +66,8 @@ class LoadCounters:
         return not (self.came or self.done or self.failed or self.refused or self.waiting)
 
     def to_load(self) -> LoadCounts:
+        if self.goals:
+            self.count_goals()
         sums, estimated, ended = (
             {name: value for name, value in zip(QUANTITIES, values, strict=True) if value}
             for values in (self.quantities, self.estimated, self.estimated_done)
@@ -71,7 +83,21 @@ class LoadCounters:
             estimated,
             ended,
             self.waiting,
+            count_figures(self.ended),
+            self.met,
+            self.missed,
         )
+
+    def count_goals(self) -> None:
+        """Count those that ended well within the goals, and the others."""
+        for figures in self.ended:
+            late = any(figures.get(figure, 0.0) > limit for figure, limit in self.goals.items())
+            self.missed += late
+            self.met += not late
+
+    def count_miss(self) -> None:
+        """Count one that was refused, or failed."""
+        self.missed += bool(self.goals)
 
 
 class CountedInvocation(NamedTuple):
@@ -93,6 +119,7 @@ class LoadReporter:
         self._counted: dict[tuple[str, str], CountedInvocation] = {}  # by an assignment's model and kind
         self._timer: asyncio.TimerHandle | None = None
         self._told = 0.0  # monotonic seconds
+        self._goals_plan: Plan | None = None  # whose goals the counters have
 
     # The hot path
 
@@ -119,10 +146,11 @@ class LoadReporter:
         done: bool,
         began: float,
         estimates: Estimates = (),
+        figures: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """It is over; it ``began`` at these Unix seconds. One that found every executor full was refused.
 
-        ``estimates`` are those that it came with.
+        ``estimates`` are those that it came with, ``figures`` the seconds that its client saw besides ``done``.
         """
         if not done:
             self.count_failure(counted, running.failure)
@@ -132,10 +160,12 @@ class LoadReporter:
         begun = [stream.began for stream in streams.values() if stream.began]
         first = min(begun) - began if begun else total
         several = len(counted.slots) > 1
+        seen = {"done": total} if several else {"done": total, **figures}
         for slot, part in zip(counted.slots, counted.parts, strict=True):
             slot.done += 1
             slot.first += first
             slot.total += total
+            slot.ended.append(seen)  # counted once a second
             for place, value in estimates:
                 slot.estimated_done[place] += value
             own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
@@ -148,9 +178,12 @@ class LoadReporter:
             if isinstance(error, Overloaded):
                 slot.came -= 1
                 slot.refused += 1
+                slot.count_miss()
                 GATEWAY.rejection_counter(part.model, "executors").inc()
             else:
                 slot.failed += 1
+                if error is not None:  # else its client left
+                    slot.count_miss()
         if isinstance(error, OmnibusError) and error.stage and not isinstance(error, Overloaded):
             _count_stage_failure(counted, error)
 
@@ -158,13 +191,16 @@ class LoadReporter:
         """There was no room for a request to ``model``, or "" for an app, before its type was known."""
         GATEWAY.rejection_counter(model, "gateway").inc()
         if model:
-            self._model_counters(model, "").refused += 1
+            slot = self._model_counters(model, "")
+            slot.refused += 1
+            slot.count_miss()
             self._start_timer()
 
     def count_rejection(self, assignment: Assignment, estimates: Estimates = ()) -> None:
         """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
         for slot in self._find_counters(assignment).slots:
             slot.refused += 1
+            slot.count_miss()
             for place, value in estimates:
                 slot.estimated[place] += value
         self._start_timer()
@@ -188,8 +224,13 @@ class LoadReporter:
     def _model_counters(self, model: str, kind: str) -> LoadCounters:
         slot = self._slots.get((model, kind))
         if slot is None:
-            slot = self._slots[model, kind] = LoadCounters()
+            slot = self._slots[model, kind] = LoadCounters(self._model_goals(model))
         return slot
+
+    def _model_goals(self, model: str) -> Mapping[str, float]:
+        plan = self._router.plan
+        found = plan.models.get(model) if plan is not None else None
+        return found.goals if found is not None else {}
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -211,11 +252,14 @@ class LoadReporter:
 
     def _flush_counters(self) -> bool:
         """Publish and begin to count anew; whether there was anything new."""
-        loads = []
+        loads, plan = [], self._router.plan
         for (model, kind), slot in self._slots.items():
             if not slot.is_empty:
                 loads.append((model, kind, slot.to_load()))
                 slot.clear()
+            if plan is not self._goals_plan:
+                slot.goals = self._model_goals(model)
+        self._goals_plan = plan
         now = time.monotonic()
         seconds, self._told = now - self._told, now
         self._publish_loads(seconds, loads)
@@ -252,5 +296,8 @@ def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:
     GATEWAY.arrivals.labels(model, kind).inc(load.came + load.refused)
     for outcome, count in (("done", load.done), ("failed", load.failed), ("refused", load.refused)):
         GATEWAY.ended.labels(model, kind, outcome).inc(count)
+    for result, count in (("met", load.met), ("missed", load.missed)):
+        if count:
+            GATEWAY.goals.labels(model, result).inc(count)
     for quantity, value in load.quantities.items():
         GATEWAY.quantities.labels(model, kind, quantity).inc(value)

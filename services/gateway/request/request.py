@@ -358,15 +358,15 @@ class ClientRequest:
         if self.status:
             return
         self.status = status
-        if self.answer is not None and status == "done":
-            self.answer.record_latency()
+        figures = self.answer.record_latency() if self.answer is not None and status == "done" else {}
         model = self.answer.model if self.answer is not None else self.model
         if model and (self.segments or status == "done"):  # what was refused took no time
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
             estimates = self.estimates if running is self.segments[0] else ()
-            self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running), estimates)
+            seen = figures if running is self.segments[0] else {}
+            self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running), estimates, seen)
             ended = partial(self._record_end, running, status)
             if status == "done":
                 dispatcher.complete(running, ended)

@@ -16,6 +16,7 @@ from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
+from services.planner.autoscale.attainment import AttainmentControl
 from services.planner.autoscale.candidates import (
     PlanCandidates,
     deployment_capacity,
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at least, and for each second of CPU time that the last one took.
 MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND = 1.0, 10.0
+#: Windows, or starts of an executor, for which goals must have been met until less is planned for.
+ATTAINMENT_PATIENCE_WINDOWS = 20.0
 #: Where a plan that follows the load says which one, in ``Plan.explain``.
 LOAD = "load"
 #: Where a plan that meets a burst says what was expected, and the part by which that may be off.
@@ -83,6 +86,7 @@ class Autoscaler:
         self._reconnects = 0
         self._planner: Planner | None = None
         self._adapt: ScalingPolicy | None = None
+        self._attainment = _build_attainment(None, settings, clock)
         self._wanted: PlanningResult | None = None
         self._since = clock()  # when it was wanted, or came one step further
         self._epoch = 0  # the last step
@@ -131,6 +135,7 @@ class Autoscaler:
             return
         if self._changes.is_pinned or self._is_rolling_out(plan):
             adapt.note_plan_change()
+            self._attainment.note_plan_change()
             return
         running = {name: without_candidate(plan.models[name]) for name in planner.models if name in plan.models}
         if not await self._meet_burst(planner, adapt, plan, running):
@@ -140,7 +145,8 @@ class Autoscaler:
         self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
     ) -> None:
         """Plan again if the load of a whole window calls for it."""
-        loads = self._windows.current_loads()
+        self._attainment.update(self._windows.goal_counts())
+        loads = self._attainment.raise_loads(self._windows.current_loads())
         self._guard.note_running()
         expected = adapt.expected_load(loads)
         if expected is None or self._goes_back(adapt, loads):
@@ -164,8 +170,15 @@ class Autoscaler:
         if self._is_current(plan):
             if verdict is Verdict.REPLAN:
                 self._guard.note_replan(self._planning.planned, loads, self._windows.served_rates())
-            self._apply_plan(chosen, expected, describe_load_change(expected, self._before))
+            self._apply_plan(chosen, expected, self._describe_change(expected))
             adapt.note_plan_change()
+
+    def _describe_change(self, load: Loads) -> str:
+        raised = self._attainment.raised()
+        told = ", ".join(f"goals of {name}: for {factor:.3g} times the load" for name, factor in raised.items())
+        return (
+            f"{told}; {describe_load_change(load, self._before)}" if told else describe_load_change(load, self._before)
+        )
 
     async def _meet_burst(
         self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
@@ -239,6 +252,7 @@ class Autoscaler:
         if planning.planner is not self._planner:
             self._planner = planning.planner
             self._adapt = _build_policy(self._planner, scaling_rules(self._settings), self.last_load, self._clock)
+            self._attainment = _build_attainment(self._planner, self._settings, self._clock)
         return self._adapt
 
     def _has_missed_events(self, adapt: ScalingPolicy) -> bool:
@@ -300,6 +314,20 @@ def _build_policy(
     if planner is None or not goals:
         return None
     return ScalingPolicy(goals, rules, max(planner.start_seconds.values(), default=0.0), clock)
+
+
+def _build_attainment(
+    planner: "Planner | None", settings: PlannerSettings, clock: Callable[[], float]
+) -> AttainmentControl:
+    """The control of the models that executors can be added to: those that are planned for the fewest GPUs."""
+    models = [
+        name
+        for name, model in (planner.models if planner is not None else {}).items()
+        if model.planned is not None and model.planned.adapt and model.planned.goal == GPUS
+    ]
+    starts = max(planner.start_seconds.values(), default=0.0) if planner is not None else 0.0
+    patience = ATTAINMENT_PATIENCE_WINDOWS * max(settings.window, starts)
+    return AttainmentControl(models, settings.window, patience, settings.least, clock)
 
 
 def _declared_load(planner: "Planner", planned: PlanningResult | None, first: Loads) -> dict[str, ModelLoad]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.cluster.load_window import LoadWindow
+from services.planner.autoscale.attainment import GoalCounts
 from services.planner.optimize.load import ModelLoad
 
 #: Seconds after which a model that nobody asks for is forgotten, with its means.
@@ -169,6 +170,17 @@ class LoadWindows:
                 if waiting > 0:
                     found[name] = found.get(name, 0) + waiting
         return found
+
+    def goal_counts(self) -> dict[str, GoalCounts]:
+        """Per model with goals the requests of the window that met them, and that did not."""
+        self._expire_events()
+        found: dict[str, GoalCounts] = {}
+        for event, _ in self._recent.event_rates():
+            for name, types in event.models.items():
+                met, missed = (sum(getattr(load, field) for load in types.values()) for field in ("met", "missed"))
+                before = found.get(name, GoalCounts(0, 0))
+                found[name] = GoalCounts(before.met + met, before.missed + missed)
+        return {name: counts for name, counts in found.items() if counts != (0, 0)}
 
     def _expire_events(self) -> None:
         self._remove_events(self._recent.drop_expired())

@@ -106,6 +106,7 @@ class Model:
             ttft=goals.first_token,
             tbt=goals.token,
             image_defaults=self.declared.image_defaults,
+            goals=goals.active_goals(),
         )
 
     def unit_task_name(self, component: str) -> str:

@@ -73,7 +73,7 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the only ones to use (None: those of the profile), or "all": also those that were not measured, estimated.
     ``cells`` above 0: cells of 1, 2, 4, ... up to so many GPUs instead of one deployment. ``adapt``: plan again
     as the load changes; ``headroom`` is the part of the rate to have spare, with goal "gpus". ``policy`` is the rule to
-    plan by, one of ``POLICIES``.
+    plan by, one of ``POLICIES``. ``learn``: plan with the seconds that executors take while they serve.
     """
 
     profile: str = ""
@@ -87,6 +87,7 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapt: bool = True
     headroom: float = 0.2
     policy: str = EXACT
+    learn: bool = True
 
 
 def check_planned_model(model: str, asked: PlannedModel) -> None:

@@ -3,6 +3,7 @@
     model_inputs.py    one model for the solver: its options, request types and seconds
     candidates.py      measured and estimated options that fit the GPUs at hand
     cost_model.py      cost of a request of a type on an option, at given sizes of requests
+    learned_seconds.py measured seconds of executors as factors on profiles
     demand.py          rates and mixes: declared, or measured
     latency_goals.py   goals for tail latency to admissible work
     edge_sizes.py      bytes between components; links.py, transfers.py: what crosses nodes, and the time it takes

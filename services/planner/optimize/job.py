@@ -14,12 +14,14 @@ from omnibus import profile as profiles
 from omnibus.errors import BadRequest, OmnibusError, StoreUnavailable
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, PriceList
+from omnibus.plan_score import LearnedSeconds
 from omnibus.profile import ModelProfile
 from omnibus.store import PlanProblem, Store
 from services.planner.declared import declarations_file
 from services.planner.declared.bus_names import BusNames
 from services.planner.declared.declarations_file import Declarations
 from services.planner.declared.model import Model
+from services.planner.optimize.learned_seconds import applied_factors, apply_factors, differ, profile_digest
 from services.planner.optimize.load import Loads
 from services.planner.optimize.result import PlanningResult
 
@@ -58,7 +60,10 @@ class PlanningJob:
         self._declared = Declarations({})
         self._static: dict[str, ModelPlan] = {}
         self._seen: dict[str, ModelProfile] = {}
+        self.learned: dict[str, LearnedSeconds] = {}
+        self.digests: dict[str, str] = {}  # of the profiles that models are planned by
         self._told: set[str] | None = None
+        self._read_learned = True  # until the store has said what was learned
         self._turn = asyncio.Lock()
 
     def set_declarations(self, declared: Declarations, static: Mapping[str, ModelPlan]) -> None:
@@ -121,6 +126,27 @@ class PlanningJob:
             await self._report_faults(made.faults)
             return self.planned
 
+    def learn(self, learned: Mapping[str, LearnedSeconds]) -> bool:
+        """Plan with ``learned`` from now on, by model; returns whether that is another planner than the present one."""
+        self.learned = dict(learned)
+        planner = self.planner
+        return planner is not None and any(
+            differ(inputs.profile.learned, applied_factors(self.learned.get(name), self.digests.get(name, "")))
+            for name, inputs in planner.inputs.items()
+            if inputs.asked.learn
+        )
+
+    async def rebuild_planner(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> None:
+        """Make the planner again with what was learned; what is wanted stays as it is.
+
+        Raises ``StoreUnavailable`` when the store does not say its profiles.
+        """
+        async with self._turn:
+            found, faults = await self._read_profiles()
+            made = await asyncio.to_thread(self._run_planner, found, faults, running, load)
+            if made.planner is not None:
+                self.planner, self.checker = made.planner, made.checker
+
     def accept_plan(self, planned: PlanningResult) -> None:
         """``planned`` is wanted from now on; models that could not be planned stay as they are."""
         self.planned = self._complete_result(planned, {}, {})
@@ -142,7 +168,17 @@ class PlanningJob:
             except BadRequest as error:
                 faults[name] = f"model {name}: {error.message}"
         self._seen.update(found)
-        return found, faults
+        if self._read_learned:
+            self.learned, self._read_learned = await self._store.learned_seconds(), False
+        return {name: self._with_learned(name, profile) for name, profile in found.items()}, faults
+
+    def _with_learned(self, name: str, profile: ModelProfile) -> ModelProfile:
+        """``profile`` with the seconds that its executors have taken since."""
+        digest = self.digests[name] = profile_digest(profile)
+        asked = self._models[name].planned
+        if asked is None or not asked.learn:
+            return profile
+        return apply_factors(profile, applied_factors(self.learned.get(name), digest))
 
     async def _read_profile(self, name: str, model: Model) -> ModelProfile:
         path = self._profile_file(model)

@@ -26,6 +26,16 @@ class Arrival(NamedTuple):
     sizes: Mapping[str, float]
 
 
+class ArrivalCount(NamedTuple):
+    """``requests`` of type ``kind`` to ``model`` that came between two moments, in seconds."""
+
+    begin: float
+    end: float
+    model: str
+    kind: str
+    requests: int
+
+
 class TypeRate(NamedTuple):
     """Req/s of one request type of a model, and the mean sizes of its requests."""
 
@@ -94,6 +104,25 @@ def answer_factor(deviation: float) -> float:
     """Size of an answer as a multiple of the mean, ``deviation`` standard deviations off: lognormal."""
     variance = log1p(SIZE_VARIATION**2)
     return exp(sqrt(variance) * deviation - variance / 2)
+
+
+def scattered_arrivals(
+    counts: Iterable[ArrivalCount], sizes: Mapping[tuple[str, str], Mapping[str, float]], seed: int = 1
+) -> list[Arrival]:
+    """Requests that were counted, in order, at random times between the two moments of each count. ``sizes`` are their
+    means by model and type, around which they vary."""
+    draw = Draw("arrivals", seed)
+    found = [
+        Arrival(
+            each.begin + draw.uniform() * (each.end - each.begin),
+            each.model,
+            each.kind,
+            _vary_sizes(sizes.get((each.model, each.kind), {}), draw),
+        )
+        for each in counts
+        for _ in range(each.requests)
+    ]
+    return sorted(found, key=lambda each: each.at)
 
 
 def _vary_sizes(sizes: Mapping[str, float], draw: Draw) -> dict[str, float]:

@@ -5,9 +5,6 @@ from math import ceil
 
 import msgspec
 
-#: Figures of requests that goals are set for (``omnibus.profile.Point``), and that tables show.
-FIGURES = ("done", "first_token", "token", "first_audio", "real_time")
-
 #: Percentiles of all request types together.
 PARTS = (0.5, 0.9, 0.95, 0.99)
 

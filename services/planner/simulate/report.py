@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+from omnibus.cluster.latency_histogram import FIGURES
 from omnibus.errors import BadRequest
 from omnibus.plan import Path
 from services.planner.simulate.arrivals import Arrival
 from services.planner.simulate.cluster import SimulatedCluster
 from services.planner.simulate.observed import ObservedRequest
 from services.planner.simulate.outcome import (
-    FIGURES,
     PARTS,
     FirstToBreak,
     OptionOutcome,

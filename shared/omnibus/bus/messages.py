@@ -193,7 +193,9 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     one that every executor turns away after it was counted is taken back, so that ``came`` may be negative.
     ``estimated`` are sums of quantities as they were estimated on arrival, over those that came or were refused, and
     ``estimated_done`` the same over those that ended well: both together say what is on its way before it has ended.
-    ``waiting`` is how many of those that came wait at the gateway for room, now.
+    ``waiting`` is how many of those that came wait at the gateway for room, now. ``figures`` count those that ended
+    well by figure (``omnibus.cluster.latency_histogram.FIGURES``) and bucket. Where the model has goals, ``met`` ended
+    within all of them, and ``missed`` did not, or were refused, or failed.
     """
 
     came: int = 0
@@ -206,6 +208,9 @@ class LoadCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     estimated: dict[str, float] = {}
     estimated_done: dict[str, float] = {}
     waiting: int = 0
+    figures: dict[str, dict[int, int]] = {}
+    met: int = 0
+    missed: int = 0
 
 
 class LoadEvent(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.format import plan as plan_format
+from omnibus.cli.format.score import score_lines
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.output import print_json, print_names
 from omnibus.cluster.desired import ExecutorKind, replica_counts
@@ -56,12 +57,14 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
     planned = {**replica_counts(plan.models), **(replica_counts(staged.models) if staged is not None else {})}
     up = await _count_ready(options, planned)
     problems = await store.plan_problems() if plan.epoch == stand.epoch else {}
+    score = await store.plan_score(plan.epoch)
     if options.json:
         result = {
             "plan": msgspec.to_builtins(plan),
             "staged": msgspec.to_builtins(staged),
             "pin": stand.pin,
             "problems": msgspec.to_builtins(problems),
+            "score": msgspec.to_builtins(score),
             "up": None if up is None else [{**kind._asdict(), "count": count} for kind, count in up.items()],
         }
         print_json(result)
@@ -71,11 +74,9 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
         if staged is not None and up is not None
         else ""
     )
-    print(
-        "\n".join(
-            [*plan_format.state_lines(plan, staged, lacks, stand.pin, problems), "", *plan_format.plan_lines(plan, up)]
-        )
-    )
+    lines = [*plan_format.state_lines(plan, staged, lacks, stand.pin, problems), "", *plan_format.plan_lines(plan, up)]
+    scored = list(score_lines(score))
+    print("\n".join([*lines, *([""] if scored else []), *scored]))
 
 
 async def _diff_plans(store: Store, options: argparse.Namespace) -> None:

@@ -119,6 +119,10 @@ class ReadyExecutors:
         """Return the ids of the executors that are ready now."""
         return {status.id for status in self.ready_statuses()}
 
+    def reports(self) -> dict[str, tuple[ExecutorStatus, float]]:
+        """Return the last report of each executor that is there, by id, and when it came by the clock."""
+        return {id: (status, self._statuses.last_seen(id)) for id, status in self._statuses.entries().items()}
+
     def count_ready(self, kind: ExecutorKind) -> int:
         """Return the number of executors of ``kind`` that are ready now."""
         return sum(

@@ -33,6 +33,9 @@ class _Gateway:
     stage_failures = Counter(
         "omnibus_stage_failures_total", "Failures by stage.", ["model", "stage", "code"], registry=REGISTRY
     )
+    #: Requests to models with latency goals, by result: ``met`` all of them, or ``missed`` one, were refused or failed.
+    #: Less than 99 % met: add GPUs, or relax the goals.
+    goals = Counter("omnibus_goal_requests_total", "Requests by goals.", ["model", "result"], registry=REGISTRY)
     #: Tokens and seconds of speech of what was done. More per request than the plan was made for: plan again.
     quantities = Counter(
         "omnibus_quantities_total", "Tokens and seconds.", ["model", "type", "quantity"], registry=REGISTRY

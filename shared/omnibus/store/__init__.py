@@ -13,6 +13,7 @@ Keys, under ``<prefix>:``
 ``apps:life``                                    a random word that is gone when the store has lost everything
 ``app:source:<sha256>``                          text of an uploaded app
 ``profiles``                                     hash of model to ``ModelProfile``
+``plan:scores``, ``profiles:learned``            hashes of epoch to ``PlanScore``, of model to ``LearnedSeconds``
 ``audio:<id>``                                   a spoken answer, until it expires
 ``stream:<token>``, ``stream:<token>:owner``     a streamed answer that can be continued, and who sends it now
 ``response:<id>``                                hash: a stored response, its holder and its final body
@@ -49,6 +50,7 @@ from omnibus.store.plans import PlanStore as _Plans
 from omnibus.store.profiles import ProfileStore as _Profiles
 from omnibus.store.responses import ConversationRecord, ItemPage, ResponseRecord, StoredResponse
 from omnibus.store.responses import ResponseStore as _Responses
+from omnibus.store.scores import ScoreStore as _Scores
 from omnibus.store.spoken_answers import SpokenAnswer
 from omnibus.store.spoken_answers import SpokenAnswerStore as _Sayings
 from omnibus.store.streams import StreamRecord
@@ -81,6 +83,18 @@ __all__ = [
 
 
 class Store(
-    _Plans, _Candidates, _Apps, _Profiles, _Sayings, _Jobs, _Keys, _Streams, _Responses, _Secrets, _History, _Dump
+    _Plans,
+    _Candidates,
+    _Scores,
+    _Apps,
+    _Profiles,
+    _Sayings,
+    _Jobs,
+    _Keys,
+    _Streams,
+    _Responses,
+    _Secrets,
+    _History,
+    _Dump,
 ):
     """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""

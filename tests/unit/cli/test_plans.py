@@ -18,6 +18,7 @@ from omnibus.cli import main
 from omnibus.cli.format import plan as plan_format
 from omnibus.cluster.desired import ExecutorKind
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
+from omnibus.plan_score import OptionScore, PlanScore, TypeScore, score_value
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import PlanProblem, Store
 
@@ -103,6 +104,25 @@ def test_a_plan_is_shown_with_options_paths_and_reason(keep: Callable[..., None]
     assert ["n/m/E", "vision", "that of m/E"] in rows(text)
     assert ["m", "vision+thinker", "E>L", "70.0%"] in rows(text)
     assert "throughput:\n  vision+thinker: 12.35\nbottleneck: L\nalternatives 1:\n  R: 1\n" in text
+
+
+def test_the_score_of_a_plan_is_shown_with_the_error_of_each_figure(keep: Callable[..., None], say: Say):
+    seconds = {"done": score_value(1.0, 1.25)}
+    kind = TypeScore("m", "vision+thinker", 300, score_value(5.0, 4.0), seconds, {}, {"done": score_value(1.0, 0.9)})
+    busy = OptionScore("m", "L", 321, score_value(0.5, 0.6))
+    score = PlanScore(1, time.time(), 60.0, 0.5, (kind,), (busy,))
+    learned = {"planned": {"models": {"m": {"learned": {"L": {"factor": 1.2, "jobs": 321}}}}}}
+    told = msgspec.structs.replace(plan(1, m=model()), explain=learned)
+    keep(swap(told), lambda store: store.put_plan_score(score))
+
+    text = say("show")
+
+    assert ["m", "vision+thinker", "req/s", "5", "4", "-20%"] in rows(text)
+    assert ["done P50", "1 s", "1.25 s", "+25%"] in rows(text)
+    assert ["within the goal of done", "100.0%", "90.0%", "-10%"] in rows(text)
+    assert ["m/L", "50%", "60%", "321"] in rows(text)
+    assert "L takes 1.2 times as long as profiled, as 321 jobs took while it served" in text
+    assert json.loads(say("show", "--json"))["score"]["types"][0]["p50"]["done"]["error"] == 0.25
 
 
 def test_what_is_staged_pinned_and_wrong_is_shown(keep: Callable[..., None], say: Say):

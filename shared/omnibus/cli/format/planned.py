@@ -37,6 +37,9 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
     yield f"  {rate} req/s expected, {capacity} req/s can be served"
     yield from _promise_lines(model.get("promise"))
+    for option, learned in model.get("learned", {}).items():
+        factor, jobs = _number_text(learned.get("factor")), learned.get("jobs")
+        yield f"  {option} takes {factor} times as long as profiled, as {jobs} jobs took while it served"
     if model.get("goals"):
         yield f"  goals: {model['goals']}"
     if model.get("cells"):

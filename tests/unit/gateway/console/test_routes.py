@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from omnibus.plan import Plan
+from omnibus.plan_score import OptionScore, PlanScore, score_value
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, image, text
@@ -82,11 +83,15 @@ async def test_the_plan_is_told_with_what_changed_and_what_models_take_and_give(
         first = Plan(1, 0, 999.0, {VL: second.models[VL]}, reason="declared")
         await store.swap_plan(first)
         await store.swap_plan(Plan(2, 0, 1000.0, second.models, reason="another model"))
+        await store.put_plan_score(
+            PlanScore(2, 1.0, 60.0, 0.5, options=(OptionScore(VL, "L", 9, score_value(0.5, 0.6)),))
+        )
 
         told = (await local(home, "GET", "/v1/console/plan", headers=TOKEN)).json()
 
     assert (told["plan"]["epoch"], told["plan"]["reason"], told["staged"]) == (2, "another model", None)
     assert [f"model {OMNI}", "-", "served"] in told["changes"]
+    assert told["score"]["options"][0]["busy"]["error"] == pytest.approx(0.2)
     assert [each["epoch"] for each in told["history"]] == [2, 1]
     assert told["history"][1]["reason"] == "declared"
     assert told["models"][VL]["takes"] == ["text", "image", "video"]

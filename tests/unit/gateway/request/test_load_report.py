@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -134,6 +135,41 @@ async def test_a_stream_counts_as_a_whole_answer_does(home: House, ear: Ear):
     told = ear.sum(VL, "thinker")
     assert (told.came, told.done) == (1, 1)
     assert set(told.quantities) == {"prompt_tokens", "completion_tokens"}
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(60.0, (2, 0)), (1e-9, (0, 2)), (0.0, (0, 0))])
+async def test_latencies_are_counted_and_held_against_the_goals_of_the_model(
+    home: House, ear: Ear, seconds: float, counts: tuple[int, int]
+):
+    await home.all_of(VL)
+    assert home.router.plan is not None
+    goals = {"first_token": seconds} if seconds else {}
+    models = {VL: msgspec.structs.replace(home.router.plan.models[VL], goals=goals)}
+    home.router.plan = msgspec.structs.replace(home.router.plan, epoch=2, models=models)
+
+    for _ in range(2):
+        await home.ask(content="one two three", stream=True)
+    await ear.last()
+
+    words = [event.models[VL]["thinker"] for event in ear.events if VL in event.models]
+    assert (sum(word.met for word in words), sum(word.missed for word in words)) == counts
+    for figure in ("done", "first_token", "token"):
+        assert sum(sum(word.figures.get(figure, {}).values()) for word in words) == 2
+
+
+async def test_what_is_refused_or_fails_misses_its_goals(home: House, ear: Ear):
+    async def fail(job: Job) -> None:
+        raise Fatal("no")
+
+    home.serve(VL)
+    assert home.router.plan is not None
+    models = {VL: msgspec.structs.replace(home.router.plan.models[VL], goals={"done": 60.0})}
+    home.router.plan = msgspec.structs.replace(home.router.plan, models=models)
+    await home.executor(VL, "L", "thinker", thinker=fail)
+    await home.ask(path="L")
+    await ear.last()
+
+    assert sum(types["thinker"].missed for event in ear.events for types in event.models.values()) == 1
 
 
 async def test_what_fails_came_and_failed(home: House, ear: Ear):

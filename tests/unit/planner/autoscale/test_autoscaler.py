@@ -54,6 +54,7 @@ class House:
 
     def __init__(self, directory: Path, store: Store) -> None:
         self.now = 0.0
+        self.missed = 0  # requests of each second that miss their goals; the others meet them
         self.bus = MemoryBus()
         self.changes = PlanRollout(store, SETTINGS, ReadyExecutors(), lambda plan: None)
         self.planning = PlanningJob(store, str(directory / "models.json"))
@@ -77,7 +78,9 @@ class House:
     async def second(self, seen: int, text: int, tokens: float = TOKENS, gateway: str = "g") -> None:
         """One second of so many requests of each type."""
         self.now += 1.0
-        models = {"vl": {SEEN: _load(seen, tokens), TEXT: _load(text, tokens)}} if seen + text else {}
+        seconds = _load(seen, tokens), _load(text, tokens)
+        met = msgspec.structs.replace(seconds[1], met=seen + text - self.missed, missed=self.missed)
+        models = {"vl": {SEEN: seconds[0], TEXT: met}} if seen + text else {}
         event = LoadEvent(gateway, 1, 1.0, 0, models)
         self.bus.publish(subjects.event_subject(subjects.LOAD), msgspec.json.encode(event))
         await asyncio.sleep(0)
@@ -194,6 +197,17 @@ async def test_more_requests_are_planned_for_at_once_and_fewer_after_long(house:
     assert reason.removeprefix("burst: ").startswith("load: vl ")
     assert "(was 10)" in reason
     assert [sum(replicas(each).values()) for each, _ in (*[(up, "")], *down)] == [5, 2]
+
+
+async def test_goals_that_are_missed_at_a_rate_that_should_be_served_get_more_executors(house: House):
+    await house.declare(goal="gpus", rate=10.0, headroom=0.2)
+    assert await house.run(60, 5, 5) == []
+
+    house.missed = 2
+    wanted = await house.run(60, 5, 5)
+
+    assert wanted[0][1].startswith("goals of vl: for 1.")
+    assert sum(replicas(wanted[0][0]).values()) > 3
 
 
 async def test_models_that_do_not_adapt_are_left_alone(house: House):

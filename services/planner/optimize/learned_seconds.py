@@ -1,0 +1,127 @@
+"""Measured seconds of executors as factors on the seconds of their options' profiles. Pure.
+
+A score says for how much of their time executors were busy, and for how much a simulation of the same requests has
+them: the ratio is what their seconds are off by, whatever the load and however well it batches. That holds where the
+profile tells what requests alone take, so that the simulation knows how an option batches. The ratio counts with the
+weight ``jobs / (jobs + 500)`` once there are 200 jobs, stays within a factor of 2, and below 5 % it is no finding.
+"""
+
+import math
+from collections.abc import Mapping
+from hashlib import blake2b
+
+import msgspec
+
+from omnibus.plan import Plan
+from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
+from omnibus.profile import LearnedFactor, ModelProfile, OptionProfile, Point, encode_profile
+
+#: Jobs of one score, and the part of their time that executors are busy, below which they teach nothing.
+MIN_JOBS, MIN_BUSY = 200, 0.05
+#: Jobs for which what was learned counts half, and as how many all earlier ones count at most.
+HALF_WEIGHT_JOBS, MAX_JOBS = 500, 5000
+#: Factors are within this and its inverse; one that differs from 1 by less is taken as 1.
+MAX_FACTOR, MIN_DIFFERENCE = 2.0, 0.05
+
+
+def profile_digest(profile: ModelProfile) -> str:
+    """Name of what the profiler measured; 16 hex digits."""
+    return blake2b(encode_profile(msgspec.structs.replace(profile, learned={})), digest_size=8).hexdigest()
+
+
+def update_learned(
+    known: LearnedSeconds | None, profile: ModelProfile, digest: str, score: PlanScore, plan: Plan
+) -> LearnedSeconds:
+    """Return what is known after ``score`` of the model of ``profile``, which has the factors that the simulation used.
+
+    ``digest`` is that of the profile without them. What was learned of another profile is forgotten.
+    """
+    options = dict(known.options) if known is not None and known.profile == digest else {}
+    served = _served_fraction(profile.model, score)
+    for each in score.options:
+        busy = each.busy
+        learns = each.model == profile.model and not _is_lent(plan, each.model, each.option)
+        learns = learns and each.option in profile.options and profile.options[each.option].has_latencies
+        if not learns or each.jobs < MIN_JOBS or min(busy.promised, busy.measured) < MIN_BUSY or not served > 0:
+            continue
+        used = profile.learned[each.option].factor if each.option in profile.learned else 1.0
+        ratio = _bounded(used * busy.measured / busy.promised / served)
+        options[each.option] = _add_finding(options.get(each.option), ratio, each.jobs)
+    return LearnedSeconds(digest, options)
+
+
+def applied_factors(learned: LearnedSeconds | None, digest: str) -> dict[str, LearnedFactor]:
+    """The factors to plan with, by option; none for a profile that is another one than ``digest``."""
+    if learned is None or learned.profile != digest:
+        return {}
+    found = {}
+    for option, each in learned.options.items():
+        weight = each.jobs / (each.jobs + HALF_WEIGHT_JOBS)
+        factor = _bounded(each.factor**weight)
+        if abs(factor - 1.0) >= MIN_DIFFERENCE:
+            found[option] = LearnedFactor(factor, each.jobs)
+    return found
+
+
+def apply_factors(profile: ModelProfile, factors: Mapping[str, LearnedFactor]) -> ModelProfile:
+    """``profile`` with the seconds of its options multiplied; it says so in ``learned``."""
+    options = {
+        name: _slower(option, factors[name].factor) if name in factors else option
+        for name, option in profile.options.items()
+    }
+    known = {name: each for name, each in factors.items() if name in profile.options}
+    return msgspec.structs.replace(profile, options=options, learned=known)
+
+
+def differ(before: Mapping[str, LearnedFactor], after: Mapping[str, LearnedFactor]) -> bool:
+    """Return whether factors differ by so much that plans should be made with the new ones."""
+    return any(
+        abs(_factor_of(after, name) / _factor_of(before, name) - 1.0) >= MIN_DIFFERENCE for name in {*before, *after}
+    )
+
+
+def _factor_of(factors: Mapping[str, LearnedFactor], option: str) -> float:
+    return factors[option].factor if option in factors else 1.0
+
+
+def _served_fraction(model: str, score: PlanScore) -> float:
+    """Return the part of what the simulation served of a model that was served: busy executors may serve less."""
+    promised, measured = (
+        sum(getattr(each.rate, side) for each in score.types if each.model == model)
+        for side in ("promised", "measured")
+    )
+    return measured / promised if promised > 0 else 0.0
+
+
+def _is_lent(plan: Plan, model: str, option: str) -> bool:
+    """Return whether another model's requests go to the executors of an option as well."""
+    return any(each.of == f"{model}/{option}" for other in plan.models.values() for each in other.options.values())
+
+
+def _add_finding(known: LearnedOption | None, ratio: float, jobs: int) -> LearnedOption:
+    """The geometric mean of all findings, by their jobs; the older ones count for less."""
+    if known is None:
+        return LearnedOption(ratio, min(jobs, MAX_JOBS))
+    total = known.jobs + jobs
+    mean = math.exp((known.jobs * math.log(known.factor) + jobs * math.log(ratio)) / total)
+    return LearnedOption(mean, min(total, MAX_JOBS))
+
+
+def _bounded(factor: float) -> float:
+    return min(MAX_FACTOR, max(1 / MAX_FACTOR, factor))
+
+
+def _slower(option: OptionProfile, factor: float) -> OptionProfile:
+    work = tuple(
+        msgspec.structs.replace(each, seconds=each.seconds * factor, latency=each.latency * factor)
+        for each in option.work
+    )
+    curve = tuple(_slower_point(each, factor) for each in option.curve)
+    return msgspec.structs.replace(option, work=work, curve=curve, rate=option.rate / factor)
+
+
+def _slower_point(point: Point, factor: float) -> Point:
+    seconds = {
+        name: getattr(point, name) * factor for name in point.__struct_fields__ if name not in ("at_once", "rate")
+    }
+    return msgspec.structs.replace(point, rate=point.rate / factor, **seconds)

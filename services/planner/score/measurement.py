@@ -1,0 +1,106 @@
+"""Measurement of a plan: the requests that came and ended since it is in force, and what its executors did meanwhile.
+
+Pure: no I/O, and the clock is given.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from omnibus.bus.messages import ExecutorStatus, LoadCounts, LoadEvent
+from omnibus.cluster.latency_histogram import LatencyHistogram, merge_figures
+from omnibus.plan import Plan
+from services.planner.simulate.arrivals import Arrival, ArrivalCount, scattered_arrivals
+
+#: Last reports of executors by id, and when they came.
+Reports = Mapping[str, tuple[ExecutorStatus, float]]
+#: An executor counts if it reported for this part of the measured time.
+_MIN_REPORTED_FRACTION = 0.8
+
+
+class ServedType:
+    """Requests of one type: how many came and ended well, their latencies by figure, and sums of their quantities."""
+
+    def __init__(self) -> None:
+        self.came = self.done = 0
+        self.figures: dict[str, LatencyHistogram] = {}
+        self.quantities: dict[str, float] = {}
+
+    def add_counts(self, counts: LoadCounts) -> None:
+        self.came += counts.came + counts.refused
+        self.done += counts.done
+        merge_figures(self.figures, counts.figures.items())
+        for name, value in counts.quantities.items():
+            self.quantities[name] = self.quantities.get(name, 0.0) + value
+
+    def mean_sizes(self) -> dict[str, float]:
+        """Mean quantities of those that ended well."""
+        return {name: value / self.done for name, value in self.quantities.items()} if self.done else {}
+
+
+class MeasuredOption(NamedTuple):
+    """Executors of an option: the part of their time that they computed, and the jobs of their busiest component."""
+
+    busy: float
+    jobs: int
+
+
+class PlanMeasurement:
+    """Counts requests from ``began`` on, by a clock; ``reports`` are the last ones of the executors."""
+
+    def __init__(self, plan: Plan, began: float, reports: Reports) -> None:
+        self.plan = plan
+        self.began = began
+        self.types: dict[tuple[str, str], ServedType] = {}
+        self._first = dict(reports)
+        self._arrivals: list[ArrivalCount] = []
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that ended well."""
+        return sum(each.done for each in self.types.values())
+
+    def add_event(self, event: LoadEvent, at: float) -> None:
+        """Take a gateway's word, which came at ``at``. What was counted under another plan is left out."""
+        if event.epoch != self.plan.epoch:
+            return
+        end = at - self.began
+        begin = max(0.0, end - event.seconds)
+        for model, types in event.models.items():
+            for kind, counts in types.items():
+                if not kind:
+                    continue  # refused before anything was known of it
+                self.types.setdefault((model, kind), ServedType()).add_counts(counts)
+                came = counts.came + counts.refused
+                if came > 0:
+                    self._arrivals.append(ArrivalCount(begin, end, model, kind, came))
+
+    def arrivals(self, models: Mapping[str, object]) -> list[Arrival]:
+        """The requests that came to ``models``, in order: at random times between the words of their gateway, with
+        sizes around their means."""
+        sizes = {key: each.mean_sizes() for key, each in self.types.items()}
+        return scattered_arrivals([each for each in self._arrivals if each.model in models], sizes)
+
+    def option_usage(self, reports: Reports, seconds: float) -> dict[tuple[str, str], MeasuredOption]:
+        """Return what executors did, by model and option; ``reports`` are those at the end, after so many ``seconds``.
+
+        An option is left out when one of its executors has come, gone, or not said what it does.
+        """
+        found: dict[tuple[str, str], MeasuredOption] = {}
+        for model, plan in self.plan.models.items():
+            for option, deployed in plan.options.items():
+                rows = list(self._executor_rows(model, option, plan.option_origin(option), reports, seconds))
+                if rows and len(rows) == deployed.replicas and all(row.busy > 0 for row in rows):
+                    busy = sum(row.busy for row in rows) / len(rows)
+                    found[model, option] = MeasuredOption(busy, sum(row.jobs for row in rows))
+        return found
+
+    def _executor_rows(
+        self, model: str, option: str, origin: str, reports: Reports, seconds: float
+    ) -> Iterator[MeasuredOption]:
+        for id, (last, at) in reports.items():
+            first, since = self._first.get(id, (None, at))
+            named = (last.model, last.option) == (model, option) and last.origin in ("", origin)
+            if not named or first is None or at - since < _MIN_REPORTED_FRACTION * seconds:
+                continue
+            jobs = [after - before for before, after in zip(first.done, last.done, strict=False)]
+            yield MeasuredOption((sum(last.busy) - sum(first.busy)) / (at - since), max(jobs, default=0))

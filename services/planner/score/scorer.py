@@ -1,0 +1,146 @@
+"""Scoring of the current plan: measured for a while, simulated with the same requests, compared, and kept."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.messages import LoadEvent
+from omnibus.cluster.desired import replica_counts
+from omnibus.cluster.presence import ReadyExecutors, follow_events
+from omnibus.errors import OmnibusError
+from omnibus.plan import Plan
+from omnibus.plan_score import PlanScore
+from omnibus.settings import PlannerSettings
+from omnibus.store import Store
+from services.planner.optimize.job import PlanningJob
+from services.planner.optimize.learned_seconds import update_learned
+from services.planner.rollout.rollout import PlanRollout
+from services.planner.score.measurement import PlanMeasurement, Reports
+
+if TYPE_CHECKING:  # see ``services.planner.optimize``
+    from services.planner.optimize.promise import PromiseChecker
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks, and requests that must have ended for a score.
+LOOK_SECONDS, MIN_REQUESTS = 1.0, 200
+#: Windows that the first measurement of a plan lasts, how much longer each further one is, and windows at most.
+FIRST_WINDOWS, LONGER_FACTOR, MAX_WINDOWS = 4, 2, 40
+#: Requests of one score: a simulation of more takes seconds of CPU time.
+MAX_REQUESTS = 10_000
+
+
+class PlanScorer:
+    """Scores the plan that ``changes`` have made current, as long as ``planning`` plans something.
+
+    What executors teach is stored and given to ``planning``; ``relearn`` is called when plans should be made with it.
+    """
+
+    def __init__(
+        self,
+        settings: PlannerSettings,
+        store: Store,
+        changes: PlanRollout,
+        planning: PlanningJob,
+        ready: ReadyExecutors,
+        relearn: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._changes = changes
+        self._planning = planning
+        self._ready = ready
+        self._relearn = relearn
+        self._clock = clock
+        self._reconnects = 0
+        self._bus: Bus | None = None
+        self._measured: PlanMeasurement | None = None
+        self._windows = FIRST_WINDOWS
+
+    async def listen(self, bus: Bus) -> None:
+        """Hear of requests from now on."""
+        self._bus, self._reconnects = bus, bus.reconnects
+        await follow_events(bus, {subjects.LOAD: self._on_load}, partial(log.warning, "%s"))
+
+    def _on_load(self, event: LoadEvent) -> None:
+        if self._measured is not None:
+            self._measured.add_event(event, self._clock())
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.check_plan()
+            except OmnibusError as error:
+                log.warning("the plan is not scored for now: %s", error)
+                self._measured = None
+
+    async def check_plan(self) -> None:
+        """Begin to measure, go on, or score what was measured."""
+        checker, plan = self._planning.checker, self._changes.plan
+        if checker is None or plan is None or not self._is_settled(plan, checker):
+            self._measured, self._windows = None, FIRST_WINDOWS
+            return
+        measured, now = self._measured, self._clock()
+        if measured is None or measured.plan is not plan:
+            windows = FIRST_WINDOWS if measured is not None else self._windows
+            self._windows, self._measured = windows, PlanMeasurement(plan, now, self._ready.reports())
+            return
+        seconds = now - measured.began
+        is_long = seconds >= self._windows * self._settings.window and measured.requests >= MIN_REQUESTS
+        if not is_long and measured.requests < MAX_REQUESTS:
+            return
+        self._windows = min(MAX_WINDOWS, LONGER_FACTOR * self._windows)
+        self._measured = None
+        score = await asyncio.to_thread(_score, checker, measured, self._ready.reports(), seconds)
+        await self._store.put_plan_score(score)
+        await self._learn(score, plan, checker)
+
+    def _is_settled(self, plan: Plan, checker: "PromiseChecker") -> bool:
+        """Return whether all executors of planned models are there, and nothing that gateways said was missed."""
+        bus = self._bus
+        if bus is None or not bus.connected or bus.reconnects != self._reconnects:
+            self._reconnects = bus.reconnects if bus is not None else 0
+            return False
+        models = {name: each for name, each in plan.models.items() if name in checker.planner.inputs}
+        return bool(models) and not self._ready.count_missing(replica_counts(models))
+
+    async def _learn(self, score: PlanScore, plan: Plan, checker: "PromiseChecker") -> None:
+        learned, digests = dict(self._planning.learned), self._planning.digests
+        for name, inputs in checker.planner.inputs.items():
+            if name in digests and inputs.asked.learn:
+                found = update_learned(learned.get(name), inputs.profile, digests[name], score, plan)
+                if found != learned.get(name):
+                    learned[name] = found
+                    await self._store.put_learned_seconds(name, found)
+        if self._planning.learn(learned):
+            self._relearn()
+
+
+def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Reports, seconds: float) -> PlanScore:
+    """Runs in a thread of its own. Raises ``BadRequest`` for what cannot be simulated."""
+    from services.planner.score.replay import replay_requests
+    from services.planner.score.scoring import score_plan
+
+    known: Mapping[str, object] = checker.planner.inputs
+    outcome = replay_requests(checker, measured.plan, measured.arrivals(known), seconds)
+    usage = measured.option_usage(reports, seconds)
+    return score_plan(measured, outcome, usage, seconds, time.time(), _models_with_latencies(checker, measured.plan))
+
+
+def _models_with_latencies(checker: "PromiseChecker", plan: Plan) -> set[str]:
+    """Models whose profile tells latencies of all options that are deployed."""
+    return {
+        name
+        for name, inputs in checker.planner.inputs.items()
+        if name in plan.models
+        and all(
+            option in inputs.options and inputs.options[option].has_latencies for option in plan.models[name].options
+        )
+    }

@@ -1,0 +1,81 @@
+"""Scores of plans: what a simulation of the requests that came promises, beside what was measured of them. Pure."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+from omnibus.cluster.latency_histogram import FIGURES
+from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value
+from services.planner.score.measurement import MeasuredOption, PlanMeasurement, ServedType
+from services.planner.simulate.outcome import SimulationOutcome, TypeOutcome
+
+#: Load of the busiest option from which on latencies follow from a queue of unknown length, and are not scored.
+MAX_SCORED_LOAD = 0.9
+#: Requests of a type below which a 99th percentile, and below which a median, says nothing.
+MIN_P99_REQUESTS, MIN_P50_REQUESTS = 100, 20
+
+Usage = Mapping[tuple[str, str], MeasuredOption]
+
+
+def score_plan(
+    measured: PlanMeasurement,
+    outcome: SimulationOutcome,
+    usage: Usage,
+    seconds: float,
+    at: float,
+    timed: Collection[str],
+) -> PlanScore:
+    """The score of the plan over ``seconds`` before ``at``, Unix seconds, with latencies of the models ``timed``."""
+    load = max((each.load for each in outcome.options), default=0.0)
+    types = []
+    for each in outcome.types:
+        found = measured.types.get((each.model, each.kind))
+        if found is not None:
+            scored = _score_rate(each, found, seconds)
+            known = each.model in timed and load <= MAX_SCORED_LOAD
+            types.append(
+                _with_latencies(scored, each, found, measured.plan.models[each.model].goals) if known else scored
+            )
+    return PlanScore(
+        epoch=measured.plan.epoch,
+        at=at,
+        seconds=seconds,
+        load=load,
+        types=tuple(types),
+        options=tuple(_score_options(outcome, usage)),
+    )
+
+
+def _score_rate(promised: TypeOutcome, measured: ServedType, seconds: float) -> TypeScore:
+    rate = score_value(promised.throughput, measured.done / seconds)
+    return TypeScore(promised.model, promised.kind, measured.done, rate)
+
+
+def _with_latencies(
+    scored: TypeScore, promised: TypeOutcome, measured: ServedType, goals: Mapping[str, float]
+) -> TypeScore:
+    p50 = _score_percentiles(measured, promised.median, 0.5, MIN_P50_REQUESTS)
+    p99 = _score_percentiles(measured, promised.p99, 0.99, MIN_P99_REQUESTS)
+    attained = {
+        goal: score_value(promised.attained[goal], measured.figures[goal].share_within(limit))
+        for goal, limit in goals.items()
+        if goal in promised.attained and goal in measured.figures
+    }
+    return msgspec.structs.replace(scored, p50=p50, p99=p99, attained=attained)
+
+
+def _score_percentiles(
+    measured: ServedType, promised: Mapping[str, float], part: float, least: int
+) -> dict[str, ScoredValue]:
+    return {
+        name: score_value(promised[name], figure.percentile(part))
+        for name in FIGURES
+        if name in promised and (figure := measured.figures.get(name)) is not None and figure.total >= least
+    }
+
+
+def _score_options(outcome: SimulationOutcome, usage: Usage) -> Iterator[OptionScore]:
+    for each in outcome.options:
+        found = usage.get((each.model, each.option))
+        if found is not None:
+            yield OptionScore(each.model, each.option, found.jobs, score_value(each.busy, found.busy))

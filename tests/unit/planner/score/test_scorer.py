@@ -1,0 +1,170 @@
+"""Scores: what was promised for the requests that came, what was measured, and what executors teach the next plan."""
+
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from omnibus.bus.messages import ExecutorStatus, LoadCounts, LoadEvent
+from omnibus.cluster.latency_histogram import bucket_number
+from omnibus.plan import Plan
+from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
+from omnibus.profile import LearnedFactor, ModelProfile, OptionProfile
+from services.planner.optimize.learned_seconds import (
+    MAX_FACTOR,
+    MIN_JOBS,
+    applied_factors,
+    apply_factors,
+    differ,
+    profile_digest,
+    update_learned,
+)
+from services.planner.optimize.promise import PromiseChecker
+from services.planner.score.measurement import PlanMeasurement, Reports
+from services.planner.score.replay import replay_requests
+from services.planner.score.scoring import score_plan
+from tests.unit.planner.optimize import testbed
+from tests.unit.planner.optimize.testbed import SEEN, TEXT
+
+SECONDS = 100
+RATES = {SEEN: 3, TEXT: 2}  # requests each second
+SLOWER = 1.5
+
+
+def slower(profile: ModelProfile, option: str, factor: float) -> ModelProfile:
+    return msgspec.structs.replace(apply_factors(profile, {option: LearnedFactor(factor, 1)}), learned={})
+
+
+class World(NamedTuple):
+    """A plan by ``profile``, and its executors, which are as ``truth`` has them."""
+
+    profile: ModelProfile
+    truth: ModelProfile
+    plan: Plan
+
+    @classmethod
+    def of(cls, profile: ModelProfile, truth: ModelProfile) -> "World":
+        made = testbed.planner(profile).plan()
+        return cls(profile, truth, Plan(3, 0, 0.0, made.models, explain=made.explain))
+
+    def score(self, profile: ModelProfile | None = None, load: float = 1.0) -> PlanScore:
+        """``SECONDS`` of requests, served by the true executors, scored by ``profile``."""
+        measured = PlanMeasurement(self.plan, 0.0, self._reports(0.0, {}))
+        for second in range(SECONDS):
+            counts = {kind: LoadCounts(came=round(rate * load)) for kind, rate in RATES.items()}
+            measured.add_event(LoadEvent("g", 3, 1.0, 0, {"q": counts}), second + 1.0)
+        truth = replay_requests(
+            PromiseChecker(testbed.planner(self.truth)), self.plan, measured.arrivals({"q": 1}), SECONDS
+        )
+        for each in truth.types:
+            done = round(each.throughput * SECONDS)
+            tail = done // 50
+            figures = {"done": {bucket_number(each.median["done"]): done - tail, bucket_number(each.p99["done"]): tail}}
+            ended = LoadEvent("g", 3, 0.0, 0, {"q": {each.kind: LoadCounts(done=done, figures=figures)}})
+            measured.add_event(ended, SECONDS)
+        usage = measured.option_usage(
+            self._reports(SECONDS, {each.option: each.busy for each in truth.options}), SECONDS
+        )
+        checker = PromiseChecker(testbed.planner(profile or self.profile))
+        outcome = replay_requests(checker, self.plan, measured.arrivals({"q": 1}), SECONDS)
+        return score_plan(measured, outcome, usage, SECONDS, 1.0, {"q"})
+
+    def _reports(self, at: float, busy: dict[str, float]) -> Reports:
+        model = self.plan.models["q"]
+        return {
+            f"{name}{number}": (
+                ExecutorStatus(
+                    f"{name}{number}", "q", name, option.components, (), "n", "ready", 8,
+                    origin=model.option_origin(name),
+                    busy=(busy.get(name, 0.0) * at, *[0.0] * (len(option.components) - 1)),
+                    done=(round(20 * at), *[0] * (len(option.components) - 1)),
+                ),
+                at,
+            )
+            for name, option in model.options.items()
+            for number in range(option.replicas)
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    profile = testbed.profile()
+    return World.of(profile, slower(profile, "E", SLOWER))
+
+
+def test_an_honest_profile_has_no_error_to_speak_of_and_teaches_nothing():
+    profile = testbed.profile()
+    honest = World.of(profile, profile)
+    found = honest.score()
+
+    assert found.epoch == 3
+    assert {each.kind for each in found.types} == {SEEN, TEXT}
+    for each in found.types:
+        assert abs(each.rate.error) < 0.02
+        assert abs(each.p50["done"].error) < 0.05
+        assert abs(each.p99["done"].error) < 0.05
+    learned = update_learned(None, profile, profile_digest(profile), found, honest.plan)
+    assert applied_factors(learned, profile_digest(profile)) == {}
+
+
+def test_executors_that_take_longer_are_seen_and_the_next_prediction_is_better(world: World):
+    digest = profile_digest(world.profile)
+    found = world.score()
+    seen = next(each for each in found.types if each.kind == SEEN)
+    assert seen.p50["done"].error > 0.05
+    learned: LearnedSeconds | None = None
+    profile = world.profile
+    for _ in range(2):
+        learned = update_learned(learned, profile, digest, world.score(profile), world.plan)
+        profile = apply_factors(world.profile, applied_factors(learned, digest))
+
+    assert set(profile.learned) == {"E"}
+    assert profile.learned["E"].factor == pytest.approx(SLOWER, rel=0.12)
+    again = next(each for each in world.score(profile).types if each.kind == SEEN)
+    assert abs(again.p50["done"].error) < abs(seen.p50["done"].error) / 2
+    true_rate = testbed.planner(world.truth).plan().capacity["q"]
+    rates = [testbed.planner(each).plan().capacity["q"] for each in (world.profile, profile)]
+    assert abs(rates[1] / true_rate - 1) < abs(rates[0] / true_rate - 1)
+
+
+def test_latencies_of_executors_at_their_limit_are_not_compared(world: World):
+    found = world.score(load=4.0)
+    assert found.load > 0.9
+    assert not any(each.p50 or each.p99 for each in found.types)
+    assert all(each.rate.promised > 0 for each in found.types)
+
+
+def test_few_jobs_and_profiles_without_latencies_teach_nothing(world: World):
+    digest, found = profile_digest(world.profile), world.score()
+    few = msgspec.structs.replace(
+        found, options=tuple(msgspec.structs.replace(each, jobs=MIN_JOBS - 1) for each in found.options)
+    )
+    assert update_learned(None, world.profile, digest, few, world.plan).options == {}
+    blind = msgspec.structs.replace(
+        world.profile, options={name: without_latency(each) for name, each in world.profile.options.items()}
+    )
+    assert update_learned(None, blind, digest, found, world.plan).options == {}
+
+
+def without_latency(option: OptionProfile) -> OptionProfile:
+    work = tuple(msgspec.structs.replace(each, latency=0.0) for each in option.work)
+    return msgspec.structs.replace(option, work=work)
+
+
+def test_factors_count_by_their_jobs_within_bounds_and_for_their_profile_alone():
+    learned = LearnedSeconds("ab", {name: LearnedOption(factor, jobs) for name, factor, jobs in [
+        ("E", 1.5, 500), ("L", 40.0, 5000), ("EL", 1.04, 5000),
+    ]})  # fmt: skip
+    found = applied_factors(learned, "ab")
+    assert {name: each.factor for name, each in found.items()} == {"E": pytest.approx(1.5**0.5), "L": MAX_FACTOR}
+    assert applied_factors(learned, "cd") == applied_factors(None, "ab") == {}
+    assert differ(found, {})
+    assert differ({}, found)
+    assert not differ(found, dict(found))
+
+
+def test_what_was_counted_under_another_plan_and_executors_that_came_later_are_left_out(world: World):
+    measured = PlanMeasurement(world.plan, 0.0, {})
+    measured.add_event(LoadEvent("g", 2, 1.0, 0, {"q": {TEXT: LoadCounts(came=5, done=5)}}), 1.0)
+    assert measured.requests == 0
+    assert measured.option_usage(world._reports(SECONDS, {"E": 0.5, "L": 0.5}), SECONDS) == {}
