@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.job_clock import charge, current_clock
+from omnibus.executor.job_clock import charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget
 from omnibus_models.contract import Prepared
 
@@ -113,7 +113,7 @@ class Batcher:
         for entry in batch:
             entry.clock.set_now()
         try:
-            with charge([(entry.clock, float(entry.tokens)) for entry in batch]):
+            with charge_jobs([(entry.clock, float(entry.tokens)) for entry in batch]):
                 results = await self._run([entry.item for entry in batch])
         except Exception as error:  # noqa: BLE001 - one of these items is guilty: find it, and let the others go on
             await self._run_one_by_one(batch, error)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.job_clock import charge, current_clock
+from omnibus.executor.job_clock import charge_jobs, current_clock
 from omnibus_models.contract import Denoising, Resumable, Stepper
 from services.component import Compute
 from services.generator.step_scheduler import StepScheduler, StepSize
@@ -130,7 +130,7 @@ class StepLoop:
         for making in batch:
             making.clock.set_now()
         try:
-            with charge([(making.clock, float(making.denoising.tokens)) for making in batch]):
+            with charge_jobs([(making.clock, float(making.denoising.tokens)) for making in batch]):
                 news = await self._compute(self._compute_step, batch)
         except Exception as error:  # noqa: BLE001 - one of these is guilty: find it, and let the others go on
             await self._step_one_by_one(batch, error)

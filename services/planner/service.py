@@ -87,7 +87,7 @@ class PlannerService:
         await self._changes.run_available_steps()
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
-        work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge()]
+        work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge_candidate()]
         work += [self._scorer.run(), self._follow_learned()]
         work.append(StreamMetrics(self._bus).run())
         if backend is not None:

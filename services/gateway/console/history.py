@@ -79,15 +79,15 @@ def _model_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
 
 
 def _stage_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
-    def column(what: str, stage: str, scale: float = 1) -> list[float]:
+    def read_column(what: str, stage: str, scale: float = 1) -> list[float]:
         return [each.of(what, model).get(stage, 0) / scale for each in buckets]
 
     return {
         stage: {
-            "jobs": column("jobs", stage),
-            "busy": column("busy", stage, 1000),
-            "up": column("up", stage, 1000),
-            "failed": column("lost", stage),
+            "jobs": read_column("jobs", stage),
+            "busy": read_column("busy", stage, 1000),
+            "up": read_column("up", stage, 1000),
+            "failed": read_column("lost", stage),
         }
         for stage in _names(buckets, ("jobs", "busy", "up", "lost"), model)
     }

@@ -40,14 +40,14 @@ class StageFit:
         self._products = np.zeros(size)
         self.count = 0
 
-    def observe(self, quantities: Sequence[float], seconds: float) -> None:
+    def observe_job(self, quantities: Sequence[float], seconds: float) -> None:
         """Learn that a request of these ``quantities`` took ``seconds``."""
         row = np.array([1.0, *quantities]) / _SCALE
         self._squares = self._squares * _DECAY + np.outer(row, row)
         self._products = self._products * _DECAY + row * seconds
         self.count += 1
 
-    def predict(self, quantities: Sequence[float]) -> float:
+    def predict_seconds(self, quantities: Sequence[float]) -> float:
         """Return the seconds of a request of these ``quantities``; never less than 0."""
         row = np.array([1.0, *quantities]) / _SCALE
         weight = _RIDGE * max(1.0, float(np.trace(self._squares)))
@@ -77,7 +77,7 @@ class CostFits:
         fit = self._stages.get(key)
         if fit is None:
             fit = self._stages[key] = StageFit()
-        fit.observe(quantities, seconds)
+        fit.observe_job(quantities, seconds)
 
     def observe_answer(self, model: str, kind: str, quantities: Sequence[float]) -> None:
         """Learn how long answers are."""
@@ -96,14 +96,14 @@ class CostFits:
         length = limit if whole else min(limit, tokens)
         return length, spoken * length
 
-    def predict(
+    def predict_stage(
         self, key: StageKey, quantities: Sequence[float], lines: Mapping[str, CostLine]
     ) -> tuple[float, str] | None:
         """Seconds of a stage and how they are known: ``measured``, or by the ``lines`` of the model's ``profile``."""
         fit = self._stages.get(key)
         if fit is not None and fit.count >= MIN_OBSERVATIONS:
-            return fit.predict(quantities), "measured"
+            return fit.predict_seconds(quantities), "measured"
         line = lines.get(key.component)
         if line is not None:
             return line.seconds(dict(zip(QUANTITIES, quantities, strict=True))), "profile"
-        return (fit.predict(quantities), "measured") if fit is not None else None
+        return (fit.predict_seconds(quantities), "measured") if fit is not None else None

@@ -102,7 +102,7 @@ class Quotes:
         stages, basis = [], "measured"
         for node, component in _first_nodes(part.nodes, part.components):
             option = path.options[component]
-            found = self._meter.fits.predict(StageKey(part.model, option, component), quantities, lines)
+            found = self._meter.fits.predict_stage(StageKey(part.model, option, component), quantities, lines)
             if found is None:
                 raise CostLimitExceeded(
                     f"nothing is known yet of what {component} takes in option {option!r}: send some requests without "

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.job_clock import charge, current_clock
+from omnibus.executor.job_clock import charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
 from omnibus.executor.stopwatch import Stopwatch
@@ -238,7 +238,7 @@ class BatchingEngine(Generic[S]):
         alive = [sequence for sequence in arrived if not sequence.gone]
         for sequence in alive:
             sequence.clock.set_now()
-        with charge([(sequence.clock, float(sequence.length)) for sequence in alive]):
+        with charge_jobs([(sequence.clock, float(sequence.length)) for sequence in alive]):
             inserted = await self._compute(self._steps.insert_sequences, alive)
         for sequence, error in inserted:
             if error is not None:
@@ -249,13 +249,13 @@ class BatchingEngine(Generic[S]):
 
     async def _step_language_model(self, turn: StepPlan[Any]) -> None:
         if turn.decode:
-            with charge([(sequence.clock, 1.0) for sequence in turn.decode]):
+            with charge_jobs([(sequence.clock, 1.0) for sequence in turn.decode]):
                 outcomes = await self._compute(self.decoding, self._steps.decode, turn.decode)
             self._deliver_outcomes(outcomes)
         if turn.prefill:
             for sequence, _ in turn.prefill:
                 sequence.clock.set_now()
-            with charge([(sequence.clock, float(size)) for sequence, size in turn.prefill]):
+            with charge_jobs([(sequence.clock, float(size)) for sequence, size in turn.prefill]):
                 begun = await self._compute(self._steps.prefill, turn.prefill)
             self._share_prompts(begun)
             for sequence, result in begun:
@@ -267,7 +267,7 @@ class BatchingEngine(Generic[S]):
         """Take sequences whose prompts are complete out of their groups; the others there only need a copy."""
         members = [sequence.member for sequence, _ in begun if sequence.member is not None]
         for member in members:
-            member.leave()
+            member.leave_group()
             self.schedule.finish_prompt(member.sequence)
         for member in members:
             for other in member.waiting():

@@ -48,12 +48,12 @@ class PromptMember:
         """The prompt, if another member has computed it. It is there until this one leaves."""
         return self.group.filled
 
-    def offer(self, cache: DynamicCache, hidden: Tensor) -> None:
+    def offer_prompt(self, cache: DynamicCache, hidden: Tensor) -> None:
         """Leave the prompt for members that wait for it, if there are any. Runs in the compute thread."""
         if self.group.filled is None and len(self.group.members) > 1:
             self.group.filled = FilledPrompt(cache, hidden)
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group. Leaving twice is harmless."""
         self.group.members.discard(self)
         if not self.group.members:
@@ -90,6 +90,6 @@ class PromptGroups:
         try:
             yield member
         finally:
-            member.leave()
+            member.leave_group()
             if not group.members and self._groups.get(key) is group:
                 del self._groups[key]

@@ -161,7 +161,7 @@ class Steps(Generic[S]):
         if not sequence.is_prefilled:
             return None
         if member is not None:
-            member.offer(sequence.cache, hidden[:, -1])
+            member.offer_prompt(sequence.cache, hidden[:, -1])
         return self._first_step(sequence, hidden[:, -1])
 
     def _copy_prefill(self, sequence: S, filled: FilledPrompt) -> TokenStep:

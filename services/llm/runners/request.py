@@ -50,7 +50,7 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
         if member is not None and sequence.voice is None and not sequence.prefix:
             sequence.member = member
         elif member is not None:
-            member.leave()
+            member.leave_group()
         yield asked
 
 

@@ -85,7 +85,7 @@ class AttainmentControl:
             self._factors[name] = min(MAX_FACTOR, self._factors[name] * STEP_FACTOR)
             self._since = now
 
-    def raised(self) -> dict[str, float]:
+    def raised_loads(self) -> dict[str, float]:
         """Factors above 1, by model."""
         return {name: factor for name, factor in self._factors.items() if factor > 1}
 

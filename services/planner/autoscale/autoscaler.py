@@ -174,7 +174,7 @@ class Autoscaler:
             adapt.note_plan_change()
 
     def _describe_change(self, load: Loads) -> str:
-        raised = self._attainment.raised()
+        raised = self._attainment.raised_loads()
         told = ", ".join(f"goals of {name}: for {factor:.3g} times the load" for name, factor in raised.items())
         return (
             f"{told}; {describe_load_change(load, self._before)}" if told else describe_load_change(load, self._before)

@@ -62,7 +62,7 @@ class CandidateController:
                 self._on_change("; ".join(_describe_change(each) for each in changed))
             self._woken.set()
 
-    async def judge(self) -> None:
+    async def judge_candidate(self) -> None:
         """Judge active candidates again and again, until cancelled."""
         while True:
             active = [each for each in self._candidates.values() if each.is_active]
@@ -92,22 +92,22 @@ def next_state(candidate: Candidate, counts: Mapping[str, int], now: float) -> C
     in_canary = candidate.state == "canary"
     found = (judge_canary if in_canary else judge_shadow)(candidate.rules, counts)
     if found.verdict == "red":
-        return candidate.enter("failed", found.reason, now)
+        return candidate.enter_state("failed", found.reason, now)
     if found.verdict == "green":
         if not in_canary and candidate.share > 0:
-            return candidate.enter("canary", found.reason, now)
+            return candidate.enter_state("canary", found.reason, now)
         if candidate.promote:
-            return candidate.enter("promoted", found.reason, now)
+            return candidate.enter_state("promoted", found.reason, now)
         return _with_note(candidate, found)
     if now - candidate.since > candidate.within:
-        return candidate.enter("expired", f"no verdict within {candidate.within:g} s: {found.reason}", now)
+        return candidate.enter_state("expired", f"no verdict within {candidate.within:g} s: {found.reason}", now)
     return None
 
 
 def _with_note(candidate: Candidate, found: Judgement) -> Candidate | None:
     """Green, and an operator promotes it: it stays in its state, which lasts from the verdict on."""
     note = "the gate is green: `omnibus canary promote` takes it"
-    return candidate.enter(candidate.state, note, candidate.since) if candidate.reason != note else None
+    return candidate.enter_state(candidate.state, note, candidate.since) if candidate.reason != note else None
 
 
 def _effect(candidate: Candidate | None) -> object:

@@ -21,7 +21,7 @@ from services.planner.declared import declarations_file
 from services.planner.declared.bus_names import BusNames
 from services.planner.declared.declarations_file import Declarations
 from services.planner.declared.model import Model
-from services.planner.optimize.learned_seconds import applied_factors, apply_factors, differ, profile_digest
+from services.planner.optimize.learned_seconds import applied_factors, apply_factors, factors_differ, profile_digest
 from services.planner.optimize.load import Loads
 from services.planner.optimize.result import PlanningResult
 
@@ -131,7 +131,7 @@ class PlanningJob:
         self.learned = dict(learned)
         planner = self.planner
         return planner is not None and any(
-            differ(inputs.profile.learned, applied_factors(self.learned.get(name), self.digests.get(name, "")))
+            factors_differ(inputs.profile.learned, applied_factors(self.learned.get(name), self.digests.get(name, "")))
             for name, inputs in planner.inputs.items()
             if inputs.asked.learn
         )

@@ -73,7 +73,7 @@ def apply_factors(profile: ModelProfile, factors: Mapping[str, LearnedFactor]) -
     return msgspec.structs.replace(profile, options=options, learned=known)
 
 
-def differ(before: Mapping[str, LearnedFactor], after: Mapping[str, LearnedFactor]) -> bool:
+def factors_differ(before: Mapping[str, LearnedFactor], after: Mapping[str, LearnedFactor]) -> bool:
     """Return whether factors differ by so much that plans should be made with the new ones."""
     return any(
         abs(_factor_of(after, name) / _factor_of(before, name) - 1.0) >= MIN_DIFFERENCE for name in {*before, *after}

@@ -38,7 +38,7 @@ class OptionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """Return ``option`` with this change."""
         return msgspec.structs.replace(option, **self.values())
 
-    def merge(self, later: "OptionChange") -> "OptionChange":
+    def merge_change(self, later: "OptionChange") -> "OptionChange":
         """Return this change with ``later`` on top of it."""
         return msgspec.structs.replace(self, **later.values())
 
@@ -79,16 +79,16 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         """True while its executors run beside the others."""
         return self.state in ACTIVE
 
-    def enter(self, state: CandidateState, reason: str, now: float) -> "Candidate":
+    def enter_state(self, state: CandidateState, reason: str, now: float) -> "Candidate":
         """Return it in another state, from ``now`` on."""
         return msgspec.structs.replace(self, state=state, reason=reason, since=round(now, 3))
 
-    def successor(self, **fields: Any) -> "Candidate":
+    def next_candidate(self, **fields: Any) -> "Candidate":
         """Return a new candidate for the same model, which is tried on top of what was promoted before."""
         taken = self.state == "promoted"
         base = {change.option: change for change in self.base}
         for change in self.changes if taken else ():
-            base[change.option] = base[change.option].merge(change) if change.option in base else change
+            base[change.option] = base[change.option].merge_change(change) if change.option in base else change
         path = self.path if taken and self.path else self.base_path
         return Candidate(model=self.model, base=tuple(base.values()), base_path=path, **fields)
 
@@ -105,36 +105,38 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 def check_candidate(candidate: Candidate, model: ModelPlan) -> None:
     """Check ``candidate`` against the plan of its model. Raises ``BadRequest`` that says what is wrong."""
 
-    def require(good: bool, fault: str) -> None:
+    def require_good(good: bool, fault: str) -> None:
         if not good:
             raise BadRequest(f"candidate for {candidate.model}: {fault}")
 
     options = sorted(name for name in model.options if not name.endswith(CANDIDATE_MARK))
-    require(bool(candidate.changes) != bool(candidate.path), "give either a change of options or a path")
+    require_good(bool(candidate.changes) != bool(candidate.path), "give either a change of options or a path")
     for change in candidate.changes:
-        require(
+        require_good(
             change.option in options,
             f"there is no option {change.option!r}; there is {', '.join(options)}",
         )
-        require(
+        require_good(
             change.apply(model.options[change.option]) != model.options[change.option],
             f"option {change.option} would be what it is: name a checkpoint, dtype, engine or batch",
         )
-        require(
+        require_good(
             not model.options[change.option].of, f"option {change.option} belongs to {model.options[change.option].of}"
         )
-        require(not change.engine or ":" in change.engine, f"engine {change.engine!r} is not module:function")
-        require(change.batch >= 0, f"batch {change.batch} is negative")
+        require_good(not change.engine or ":" in change.engine, f"engine {change.engine!r} is not module:function")
+        require_good(change.batch >= 0, f"batch {change.batch} is negative")
     for name in candidate.path:
-        require(name in options, f"there is no option {name!r}; there is {', '.join(options)}")
+        require_good(name in options, f"there is no option {name!r}; there is {', '.join(options)}")
     runs = {part for name in candidate.path for part in model.options[name].components}
     lacking = sorted(set(model.components) - runs) if candidate.path else []
-    require(not lacking, f"the path {'>'.join(candidate.path)} runs no {', '.join(lacking)}")
-    require(0 <= candidate.share <= MAX_SHARE, f"share {candidate.share:g} is not between 0 and {MAX_SHARE:g}")
-    require(0 < candidate.mirror <= 1, f"mirror {candidate.mirror:g} is not above 0 and at most 1")
-    require(1 <= candidate.replicas <= MAX_REPLICAS, f"{candidate.replicas} replicas, which are 1 to {MAX_REPLICAS}")
-    require(candidate.within > 0, "the time that it has must be positive")
-    candidate.rules.check(require)
+    require_good(not lacking, f"the path {'>'.join(candidate.path)} runs no {', '.join(lacking)}")
+    require_good(0 <= candidate.share <= MAX_SHARE, f"share {candidate.share:g} is not between 0 and {MAX_SHARE:g}")
+    require_good(0 < candidate.mirror <= 1, f"mirror {candidate.mirror:g} is not above 0 and at most 1")
+    require_good(
+        1 <= candidate.replicas <= MAX_REPLICAS, f"{candidate.replicas} replicas, which are 1 to {MAX_REPLICAS}"
+    )
+    require_good(candidate.within > 0, "the time that it has must be positive")
+    candidate.rules.check(require_good)
 
 
 _encode = msgspec.json.Encoder().encode

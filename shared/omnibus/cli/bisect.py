@@ -43,7 +43,7 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
         await bus.drain()
     epochs = await _first_epochs(options)
     kinds = {status.id: ExecutorKind(status.model, status.option, status.origin) for status in ready}
-    responsible = found[-1].responsible(options.wrong) if found and found[-1].differs else []
+    responsible = found[-1].find_responsible(options.wrong) if found and found[-1].differs else []
     if options.json:
         print_json(_report(found, responsible, kinds, epochs))
     else:

@@ -44,7 +44,7 @@ async def _start_candidate(store: Store, options: argparse.Namespace) -> None:
     before = (await store.candidates()).get(options.model)
     if before is not None and before.is_active:
         raise Conflict(f"a candidate for {options.model} is tried already ({before.state}): abort or promote it first")
-    candidate = (before or Candidate("", options.model)).successor(**_candidate_fields(options))
+    candidate = (before or Candidate("", options.model)).next_candidate(**_candidate_fields(options))
     base = overlay_model(without_candidate(model), msgspec.structs.replace(candidate, state="aborted"))
     check_candidate(candidate, base)
     await store.put_candidate(candidate, before)
@@ -92,14 +92,14 @@ async def _promote_candidate(store: Store, options: argparse.Namespace) -> None:
     before = await _require_candidate(store, options.model)
     if not before.is_active:
         raise Conflict(f"the candidate for {before.model} is {before.state}: start it again")
-    after = before.enter("promoted", "promoted by an operator", time.time())
+    after = before.enter_state("promoted", "promoted by an operator", time.time())
     await store.put_candidate(after, before)
     _print_result(options, after, f"{after.model}: {after.describe()} takes over once its executors are ready")
 
 
 async def _abort_candidate(store: Store, options: argparse.Namespace) -> None:
     before = await _require_candidate(store, options.model)
-    after = before.enter("aborted", f"aborted by an operator, after it was {before.state}", time.time())
+    after = before.enter_state("aborted", f"aborted by an operator, after it was {before.state}", time.time())
     text = f"{after.model}: {after.describe()} ends"
     if before.state == "promoted":
         text = f"{after.model}: {after.describe()} is taken back once executors of what was before are ready"

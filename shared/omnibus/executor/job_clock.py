@@ -53,7 +53,7 @@ def current_shares() -> Sequence[Share]:
 
 
 @contextmanager
-def charge(shares: Sequence[Share]) -> Iterator[None]:
+def charge_jobs(shares: Sequence[Share]) -> Iterator[None]:
     """Charge what is computed inside of the block to the jobs of ``shares``."""
     token = _shares.set(shares)
     try:

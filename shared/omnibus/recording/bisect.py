@@ -40,7 +40,7 @@ class StageComparison(msgspec.Struct, frozen=True):
         """True if any executor gives other outputs than the reference."""
         return any(not each.equal for each in self.outputs)
 
-    def responsible(self, wrong: bool) -> list[str]:
+    def find_responsible(self, wrong: bool) -> list[str]:
         """The executors that make the difference: those that are unlike the reference, or, where that is ``wrong``,
         those that are like it."""
         return [each.executor for each in self.outputs if each.equal is wrong]

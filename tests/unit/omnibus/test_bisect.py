@@ -48,32 +48,32 @@ async def test_the_executor_whose_outputs_differ_is_named_with_its_stage():
     found = await bisected({"t2": "bad"}, [["v0", "v1"], ["t0", "t1", "t2"]], recorded("good", "good good"))
 
     assert [stage.differs for stage in found] == [False, True]
-    assert found[-1].responsible(wrong=False) == ["t2"]
+    assert found[-1].find_responsible(wrong=False) == ["t2"]
     assert found[-1].reference == "the record"
 
 
 async def test_what_an_earlier_stage_does_is_not_held_against_a_later_one():
     found = await bisected({"v1": "bad"}, [["v0", "v1"], ["t0", "t1"]])
 
-    assert [(stage.component, stage.responsible(wrong=False)) for stage in found] == [(STAGES[0], ["v1"])]
+    assert [(stage.component, stage.find_responsible(wrong=False)) for stage in found] == [(STAGES[0], ["v1"])]
 
 
 async def test_where_the_record_is_wrong_those_that_give_the_same_are_responsible():
     found = await bisected({"v0": "bad"}, [["v0", "v1"], ["t0", "t1"]], recorded("bad", "bad good"))
 
-    assert found[-1].responsible(wrong=True) == ["v0"]
+    assert found[-1].find_responsible(wrong=True) == ["v0"]
 
 
 async def test_a_version_that_nobody_runs_any_more_shows_by_all_others_being_unlike_the_record():
     found = await bisected({}, [["v1", "v2"], ["t0"]], recorded("old", "old good"))
 
-    assert found[-1].responsible(wrong=False) == ["v1", "v2"]
+    assert found[-1].find_responsible(wrong=False) == ["v1", "v2"]
 
 
 async def test_an_executor_that_fails_is_different():
     found = await bisected({"t1": FAILURE}, [["v0"], ["t0", "t1"]], recorded("good", "good good"))
 
-    assert found[-1].responsible(wrong=False) == ["t1"]
+    assert found[-1].find_responsible(wrong=False) == ["t1"]
     assert found[-1].outputs[1].failure == "stage_failed: out of memory"
 
 
@@ -107,4 +107,4 @@ async def test_of_twenty_bad_executors_each_is_named(seed: int):
 
     found = await bisected({bad: "bad"}, able, recorded("good", "good good"))
 
-    assert found[-1].responsible(wrong=False) == [bad]
+    assert found[-1].find_responsible(wrong=False) == [bad]

@@ -117,12 +117,12 @@ def test_a_promoted_candidate_takes_the_place_of_what_it_was_tried_against():
 
 def test_the_next_candidate_is_tried_on_top_of_what_was_promoted():
     first = tried(state="promoted")
-    second = first.successor(id="d", changes=(OptionChange("L", checkpoint="/new"),), state="failed")
+    second = first.next_candidate(id="d", changes=(OptionChange("L", checkpoint="/new"),), state="failed")
 
     model = overlay_model(plan(), second)
 
     assert (model.options["E"].dtype, model.options["L"].checkpoint) == ("bfloat16", "")
-    third = second.successor(id="e", changes=(OptionChange("E", batch=4),), state="promoted")
+    third = second.next_candidate(id="e", changes=(OptionChange("E", batch=4),), state="promoted")
     assert overlay_model(plan(), third).options["E"] == msgspec.structs.replace(
         plan().options["E"], dtype="bfloat16", batch=4
     )
@@ -132,7 +132,7 @@ def test_another_path_is_a_candidate_too():
     candidate = tried(changes=(), path=("EL",))
 
     model = overlay_model(plan(), candidate)
-    promoted = overlay_model(plan(), candidate.enter("promoted", "", 0))
+    promoted = overlay_model(plan(), candidate.enter_state("promoted", "", 0))
 
     assert [path.name for path in model.types[BOTH] if path.is_candidate] == ["EL@canary"]
     assert [(path.name, path.rate) for path in promoted.types[BOTH] if path.rate] == [("EL", 1.0)]

@@ -20,6 +20,7 @@ STATUSES = {
     "bad_media": 400,
     "context_length_exceeded": 400,
     "unauthorized": 401,
+    "cost_limit_exceeded": 402,
     "forbidden": 403,
     "not_found": 404,
     "conflict": 409,

@@ -134,7 +134,7 @@ def test_its_json_is_what_it_was():
 
     assert sorted(whole) == [
         "allowed", "edges", "moves", "nodes", "outcome", "problem", "pulls", "record", "seed", "segments", "step",
-        "summary", "v",
+        "summary", "usage", "v",
     ]  # fmt: skip
     assert whole["nodes"][0] == {
         "node": 0, "component": "vision", "task": "vision-m", "model": "m", "option": "E", "executor": "e-0",

@@ -141,7 +141,9 @@ def test_seconds_of_a_stage_follow_from_the_sizes_of_a_request():
     fit = StageFit()
     for _ in range(100):
         quantities, seconds = request()
-        fit.observe(quantities, seconds * random.normal(1.0, 0.1))
+        fit.observe_job(quantities, seconds * random.normal(1.0, 0.1))
 
-    errors = [abs(fit.predict(quantities) / seconds - 1) for quantities, seconds in (request() for _ in range(100))]
+    errors = [
+        abs(fit.predict_seconds(quantities) / seconds - 1) for quantities, seconds in (request() for _ in range(100))
+    ]
     assert sum(each < 0.15 for each in errors) >= 90

@@ -177,7 +177,7 @@ async def test_a_comparison_waits_while_users_do_and_is_given_up_when_they_come(
 async def test_without_a_candidate_nothing_is_called_when_requests_end(stage: Stage):
     await stage.open(TOYS["vision"])
 
-    await stage.store.put_candidate(CANDIDATE.enter("aborted", "", 0), CANDIDATE)
+    await stage.store.put_candidate(CANDIDATE.enter_state("aborted", "", 0), CANDIDATE)
 
     await until(lambda: stage.home.records.on_end is None)
 

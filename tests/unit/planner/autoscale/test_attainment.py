@@ -18,7 +18,7 @@ def hold(control: AttainmentControl, clock: Clock, seconds: int, counts: GoalCou
     for _ in range(seconds):
         clock.now += 1.0
         control.update({"vl": counts})
-    return control.raised().get("vl", 1.0)
+    return control.raised_loads().get("vl", 1.0)
 
 
 def test_more_is_planned_for_while_goals_are_missed_and_less_once_they_were_met_for_long():
@@ -49,7 +49,7 @@ def test_chance_few_requests_and_other_models_raise_nothing_and_there_is_a_limit
     assert hold(found, clock, 50, GoalCounts(98, 2)) == 1.0
     assert hold(found, clock, 50, GoalCounts(5, 5)) == 1.0
     found.update({"other": GoalCounts(0, 100)})
-    assert found.raised() == {}
+    assert found.raised_loads() == {}
     assert hold(found, clock, 1000, GoalCounts(0, 100)) == MAX_FACTOR
 
 

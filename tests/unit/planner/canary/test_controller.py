@@ -70,12 +70,12 @@ async def test_a_candidate_whose_gate_is_red_leaves_and_everything_is_as_before(
 async def test_what_was_promoted_is_served_by_the_next_planner_too_until_it_is_taken_back(town: Town):
     async with town.planner():
         await town.current(1)
-    promoted = TRIED.enter("promoted", "", 1.0)
+    promoted = TRIED.enter_state("promoted", "", 1.0)
     await town.store.put_candidate(promoted, None)
     async with town.planner():
         await town.until(lambda plan: plan.models["m"].options["E"].dtype == "bfloat16")
 
-        await town.store.put_candidate(promoted.enter("aborted", "", 2.0), promoted)
+        await town.store.put_candidate(promoted.enter_state("aborted", "", 2.0), promoted)
 
         await town.until(lambda plan: plan.models["m"].options["E"].dtype == "")
 

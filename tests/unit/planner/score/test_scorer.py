@@ -15,7 +15,7 @@ from services.planner.optimize.learned_seconds import (
     MIN_JOBS,
     applied_factors,
     apply_factors,
-    differ,
+    factors_differ,
     profile_digest,
     update_learned,
 )
@@ -158,9 +158,9 @@ def test_factors_count_by_their_jobs_within_bounds_and_for_their_profile_alone()
     found = applied_factors(learned, "ab")
     assert {name: each.factor for name, each in found.items()} == {"E": pytest.approx(1.5**0.5), "L": MAX_FACTOR}
     assert applied_factors(learned, "cd") == applied_factors(None, "ab") == {}
-    assert differ(found, {})
-    assert differ({}, found)
-    assert not differ(found, dict(found))
+    assert factors_differ(found, {})
+    assert factors_differ({}, found)
+    assert not factors_differ(found, dict(found))
 
 
 def test_what_was_counted_under_another_plan_and_executors_that_came_later_are_left_out(world: World):
