@@ -19,6 +19,8 @@ VLLM, LINKS = "vllm", "links"
 
 #: Label sets by the name of a sample.
 Emitted = dict[str, list[dict[str, str]]]
+#: What only models with goals of latency make a gateway say.
+GOALS: Emitted = {"omnibus_goal_requests_total": [{"model": "any", "result": result} for result in ("met", "missed")]}
 
 
 def alerts() -> dict[str, list[dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """A system under load that meets everything that metrics tell of.
 
-Speech, tenants at their limits, a lost executor, an input that breaks an engine, a slow consumer.
+Speech, a session by voice, tenants at their limits, a lost executor, an input that breaks an engine, a slow consumer.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from omnibus.bus import subjects
 from tests.e2e.debugging.conftest import BRITTLE
-from tests.e2e.metrics import tenants
+from tests.e2e.metrics import tenants, voice
 from tests.e2e.omni.speech import wanted
 from tests.e2e.questions import Question, ask, audio, image
 from tests.e2e.system import OMNI, ROOT, System, declaration, running
@@ -107,6 +107,7 @@ async def observe(system: System) -> Observed:
         ]
         codes = [answer.status_code for answer in await asyncio.gather(*crowd)]
         assert set(codes) == {200, 429}
+        await voice.converse(system)
         await tenants.refused(system)
         await _lost(system, http)
     texts = await _told(system)

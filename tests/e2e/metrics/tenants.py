@@ -43,11 +43,16 @@ def write(path: Path) -> Path:
     return path
 
 
+def bearer(tenant: str = FREE) -> str:
+    """The header ``Authorization`` of ``tenant``."""
+    return f"Bearer {_key(tenant)}"
+
+
 @contextlib.asynccontextmanager
 async def door(system: System, tenant: str = FREE) -> AsyncIterator[httpx.AsyncClient]:
     """HTTP with the key of ``tenant``."""
     async with system.http() as http:
-        http.headers["authorization"] = f"Bearer {_key(tenant)}"
+        http.headers["authorization"] = bearer(tenant)
         yield http
 
 
