@@ -44,5 +44,6 @@ async def promised(system: System, store: Store, traffic: Traffic, after: int = 
     rates = [await traffic.rate(SECONDS)]
     while rates[-1] != promise and len(rates) < LOOKS:  # whoever else uses this machine may have slowed it down
         rates.append(await traffic.rate(SECONDS))
+    print("RATES", rates, capacity(plan), plan.epoch, plan.reason, replicas(plan))
     assert rates[-1] == promise, replicas(plan)
     return plan

@@ -47,6 +47,7 @@ class NatsConnection(Client):
         self.handlers: dict[int, Handler] = {}
         self.on_reconnect: Callable[[], None] = lambda: None
         self.last_problem: Exception | None = None
+        self.refusal: Exception | None = None  # a server's, of this user; what follows it is a closed connection
         self._flushes = False  # by the end of this turn of the event loop
 
     @property
@@ -63,7 +64,7 @@ class NatsConnection(Client):
         return await keep_cancellation(super().request(*arguments, **options))
 
     async def notify_reconnected(self) -> None:
-        self.last_problem = None
+        self.last_problem = self.refusal = None
         self.on_reconnect()
 
     async def notify_problem(self, error: Exception) -> None:
@@ -71,6 +72,8 @@ class NatsConnection(Client):
         if repr(error) != repr(self.last_problem):  # five attempts a second would fill a screen with one line
             log.warning("nats: %s", error or type(error).__name__)
         self.last_problem = error
+        if _is_refusal(error):
+            self.refusal = error
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self.handlers.get(sid)
@@ -163,7 +166,9 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     except (TimeoutError, OSError, nats.errors.Error) as error:
         with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
             await finish_within(_CLOSE_SECONDS, connection.close())
-        raise BusUnavailable(_describe_failure(settings, connection.last_problem or error)) from error
+        raise BusUnavailable(
+            _describe_failure(settings, connection.refusal or connection.last_problem or error)
+        ) from error
     version = connection.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
         await connection.close()
@@ -174,9 +179,13 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     return connection
 
 
+def _is_refusal(error: BaseException) -> bool:
+    return "authorization" in str(error).lower()
+
+
 def _describe_failure(settings: BusSettings, error: BaseException) -> str:
     url = redact_url(settings.url)
-    if "authorization" in str(error).lower():
+    if _is_refusal(error):
         who = f"user {settings.user!r}" if settings.user else "connections without a user"
         return f"the NATS server at {url} refuses {who}: check OMNIBUS_BUS_USER and OMNIBUS_BUS_PASSWORD"
     if isinstance(error, ssl.SSLError):
