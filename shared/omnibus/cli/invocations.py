@@ -137,12 +137,17 @@ async def replay_and_print(
     return last
 
 
+def failure_text(part: dict[str, Any]) -> str:
+    """Say why a replay, or a fork, failed."""
+    return f"failed: {part['problem']['code']}: {part['problem']['message']}"
+
+
 def _progress_text(part: dict[str, Any]) -> str:
     if part["status"] == "running":
         start = f" from node {part['from']}" if part.get("from") else ""
         return f"replaying {part['replay_of']} as {part['id']} via {part['path']}{start}"
     if part["status"] == "failed":
-        return f"failed: {part['problem']['code']}: {part['problem']['message']}"
+        return failure_text(part)
     answer = part["answer"]
     text = f"answer  {answer['text'][:200]!r}" if answer.get("text") else "done"
     audio = f"\nsound   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""

@@ -12,7 +12,7 @@ from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.format.tables import size_text, table_lines
 from omnibus.cli.gateway import Gateway, find_gateway
-from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
+from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus, failure_text
 from omnibus.cli.output import print_json
 from omnibus.errors import OmnibusError
 from omnibus.graph import encode_invocation
@@ -121,7 +121,7 @@ def _fork_text(part: dict[str, Any]) -> str:
         begins = f" from node {part['from']}" if part.get("from") else ""
         return f"forked {part['replay_of']} as {part['id']} via {part['path']}{begins}"
     if part["status"] == "failed":
-        return f"failed: {part['problem']['code']}: {part['problem']['message']}"
+        return failure_text(part)
     text = part["answer"].get("text", "")
     verdicts = {True: "the same as before", False: "different from before", None: "not compared"}
     same = verdicts[part.get("identical")]

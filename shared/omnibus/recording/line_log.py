@@ -5,6 +5,7 @@ piece. One with ``=`` begins a line: what was left of one before it is dropped, 
 writer appends behind the message that it knows as the last one; of two, one is refused.
 """
 
+from abc import ABC, abstractmethod
 from secrets import token_hex
 
 from omnibus.bus import Bus
@@ -15,7 +16,7 @@ from omnibus.errors import ProtocolError
 PIECE_BYTES = 48 * 1024
 
 
-class LineAssembler:
+class LineAssembler(ABC):
     """Puts lines together from the messages of a log."""
 
     def __init__(self) -> None:
@@ -44,9 +45,9 @@ class LineAssembler:
             self.add_line(line)
         return True
 
+    @abstractmethod
     def add_line(self, line: bytes) -> None:
         """Take the next line. Raises ``ProtocolError``."""
-        raise NotImplementedError
 
 
 class LineWriter:
