@@ -23,8 +23,8 @@ _WITHIN_SECONDS = 540.0
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--minutes=0.9"],
-        ["--minutes=0.5", "--hostile=30"],
+        ["--minutes=0.4"],
+        ["--minutes=0.2", "--hostile=12"],
         *nightly(["--minutes=3"], ["--minutes=1", "--hostile=60"]),
     ],
     ids=["faults", "hostile", "faults for longer", "more that is hostile"],

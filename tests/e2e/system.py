@@ -101,6 +101,8 @@ class System:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         # A private place for the file that says where everything is: other runs of this user stay apart.
         own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16), APP_ERRORS: "false"}
+        # What a test freezes is there until the test lets it go on or kills it.
+        own["OMNIBUS_UP_FROZEN"] = "60"
         self.env = {**os.environ, **own, **settings}
         self.executors = {
             subjects.subject_token(f"{name}-{option}-{replica}")

@@ -11,6 +11,7 @@ from omnibus_models import tiny
 from tests.e2e.questions import ask, image
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
+from tests.nightly import nightly
 from tests.oracles import plain as oracle
 
 pytestmark = pytest.mark.e2e
@@ -67,12 +68,13 @@ async def test_ids_and_text_are_those_of_the_whole_model(system: System, checkpo
     await system.ledger_is_empty()
 
 
+@pytest.mark.parametrize("count", [6, *nightly(12)])
 async def test_requests_with_and_without_pictures_at_the_same_time_each_get_their_own_answer(
-    system: System, checkpoint: Path
+    system: System, checkpoint: Path, count: int
 ):
     asked = [
         (model, ask(image(seed, *((300, 60), (50, 50))[seed % 2]), "describe") if seed % 3 else ask(f"{seed} cats"))
-        for seed in range(12)
+        for seed in range(count)
         for model in (USUAL, HALVES)
     ]
     expected = [oracle.answer(checkpoint, one.plain, one.media, TOKENS)[1] for _, one in asked]

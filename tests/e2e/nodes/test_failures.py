@@ -39,8 +39,14 @@ async def ask_until(system: System, end: asyncio.Event) -> list[tuple[int, Any]]
     return answers
 
 
-@pytest.mark.parametrize("node", range(NODES))
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("how", "node"),
+    [(signal.SIGKILL, 0), (signal.SIGSTOP, 1), (signal.SIGKILL, NODES - 1)]
+    + [
+        pytest.param(how, node, marks=pytest.mark.nightly)
+        for how, node in [(signal.SIGSTOP, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, NODES - 1)]
+    ],
+)
 async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: System, node: int, how: signal.Signals):
     wanted = (await post(nodes, "/v1/chat/completions", chat(VL_QUESTIONS["image"]), "EL"))["choices"][0]["message"]
     end = asyncio.Event()

@@ -10,6 +10,7 @@ from tests.e2e.omni.speech import APART, TOKENS, same, spoken, taken, wanted, wh
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
 from tests.e2e.system import OMNI, System
 from tests.e2e.watch import Watch
+from tests.nightly import nightly
 
 pytestmark = pytest.mark.e2e
 
@@ -66,8 +67,9 @@ def mixed(number: int) -> Question:
     return kinds[number % 4]
 
 
-async def test_sixteen_requests_at_once_each_get_their_own_answer(omni: System, omni_checkpoint: Path):
-    questions = [mixed(number) for number in range(16)]
+@pytest.mark.parametrize("count", [8, *nightly(16)])
+async def test_requests_at_once_each_get_their_own_answer(omni: System, omni_checkpoint: Path, count: int):
+    questions = [mixed(number) for number in range(count)]
     expected = [whole_model(omni_checkpoint, question) for question in questions]
 
     async with omni.http() as http:
@@ -78,7 +80,7 @@ async def test_sixteen_requests_at_once_each_get_their_own_answer(omni: System, 
     for answer, truth in zip(answers, expected, strict=True):
         assert answer.status_code == 200, answer.text
         same(spoken(answer.json()), truth)
-    assert len({one.sound.tobytes() for one in expected}) == 16
+    assert len({one.sound.tobytes() for one in expected}) == count
     await omni.ledger_is_empty()
 
 

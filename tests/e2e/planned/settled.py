@@ -13,7 +13,7 @@ from omnibus.store import Store
 from tests.e2e.planned.cell import MODEL
 from tests.e2e.system import System
 
-WITHIN = 40.0  # seconds for the load to be noticed and executors to start
+WITHIN = 90.0  # seconds for the load to be noticed and executors to start, on a busy machine
 FOLLOWED = "load: "
 #: Reasons of plans that follow the load of a window, or of the last seconds alone.
 FOLLOWING = (FOLLOWED, f"burst: {FOLLOWED}")

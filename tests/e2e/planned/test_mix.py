@@ -1,16 +1,18 @@
-"""Requests change from images to text and back: the plan follows, serves what it promises, and no request fails."""
+"""Requests change from images to text and back: the plan follows, and no request fails.
+
+That it serves what it promises is a measurement, which needs the machine for itself: it is made nightly.
+"""
 
 import asyncio
 
 import pytest
 
 from omnibus.plan import Plan
-from omnibus.store import Store
 from tests.e2e.planned.cell import SEEN, TEXT
 from tests.e2e.planned.conftest import GPUS, Planned
 from tests.e2e.planned.load import Traffic, saturating
 from tests.e2e.planned.settled import Places, capacity, followed, replicas, settled
-from tests.e2e.system import System
+from tests.nightly import nightly
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -20,14 +22,22 @@ SETTLES, SECONDS = 4.0, 8.0  # until requests of the old mix are gone; of one me
 LOOKS = 3  # measurements at most
 
 
-async def test_the_plan_follows_the_mix_and_serves_what_it_promises(planned: Planned):
+@pytest.mark.parametrize("is_measured", [False, *nightly(True)], ids=["follows", "serves what it promises"])
+async def test_the_plan_follows_the_mix(planned: Planned, is_measured: bool):
     with planned(mix={SEEN: IMAGES, TEXT: 1 - IMAGES}) as system:
         async with system.store() as store, saturating(system, IMAGES, AT_ONCE) as traffic, Places.of(system) as places:
-            first = await promised(system, store, traffic)
+
+            async def planned_after(epoch: int) -> Plan:
+                plan = await settled(system, store, epoch)
+                if is_measured:
+                    await serves_what_it_promises(plan, traffic)
+                return plan
+
+            first = await planned_after(0)
             traffic.seen = WORDS
-            second = await promised(system, store, traffic, after=first.epoch)
+            second = await planned_after(first.epoch)
             traffic.seen = IMAGES
-            third = await promised(system, store, traffic, after=second.epoch)
+            third = await planned_after(second.epoch)
             reasons = await followed(store)
 
     assert set(traffic.answers) == {200}
@@ -36,14 +46,11 @@ async def test_the_plan_follows_the_mix_and_serves_what_it_promises(planned: Pla
     assert replicas(first)["E"] > replicas(second)["E"] < replicas(third)["E"]
 
 
-async def promised(system: System, store: Store, traffic: Traffic, after: int = 0) -> Plan:
-    """The next plan; fails unless it serves as many requests as it says it can."""
-    plan = await settled(system, store, after)
+async def serves_what_it_promises(plan: Plan, traffic: Traffic) -> None:
+    """Fails unless as many requests are answered as the plan says."""
     await asyncio.sleep(SETTLES)
     promise = pytest.approx(capacity(plan), rel=0.1)
     rates = [await traffic.rate(SECONDS)]
     while rates[-1] != promise and len(rates) < LOOKS:  # whoever else uses this machine may have slowed it down
         rates.append(await traffic.rate(SECONDS))
-    print("RATES", rates, capacity(plan), plan.epoch, plan.reason, replicas(plan))
-    assert rates[-1] == promise, replicas(plan)
-    return plan
+    assert rates[-1] == promise, f"{rates} of {capacity(plan)} by {replicas(plan)}"

@@ -113,7 +113,8 @@ SPEAKING = {
 SPOKEN = "thinker+talker+vocoder"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
 def test_a_language_model_is_measured_where_it_is_the_bottleneck_and_with_the_sizes_of_those_requests(tmp_path: Path):
     audio = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
     asked = {"messages": [{"role": "user", "content": "word" * 20}], **audio}

@@ -118,6 +118,8 @@ def is_typed(response: httpx.Response) -> bool:
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         last = [line for line in response.text.splitlines() if line.startswith("data: ")][-1]
         return last == "data: [DONE]" or "error" in json.loads(last[6:])
+    if response.request.url.path == "/readyz":  # names the stages that cannot make progress
+        return response.status_code in (200, 503)
     return response.status_code < 400 or bool(response.json()["error"]["code"])
 
 

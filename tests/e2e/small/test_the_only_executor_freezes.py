@@ -23,7 +23,11 @@ LONG: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 def system(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
     options = {"EL": {"components": ["vision", "thinker"], "service": "llm"}}
     model = declaration("qwen2_5_vl", vl_checkpoint, options=options, paths=[{"options": ["EL"], "share": 1}])
-    settings = {"OMNIBUS_GATEWAY_DEADLINE": str(DEADLINE), "OMNIBUS_GATEWAY_QUARANTINE": "0"}
+    settings = {
+        "OMNIBUS_GATEWAY_DEADLINE": str(DEADLINE),
+        "OMNIBUS_GATEWAY_QUARANTINE": "0",
+        "OMNIBUS_UP_FROZEN": "3",
+    }
     with running(tmp_path_factory.mktemp("freezes"), {VL: model}, **settings) as system:
         yield system
 
