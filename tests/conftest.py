@@ -1,6 +1,7 @@
 """Fixtures for every test: real NATS and Valkey servers, one of each per test module."""
 
 import asyncio
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
 from tests.e2e import docker_engine as docker
+
+# Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
+# slower, here and in every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts what runs in its background with SIGINT ignored, and what that starts inherits it: Ctrl-C would end nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -14,6 +14,7 @@ from tests.e2e.questions import Question, ask, image
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
 from tests.e2e.watch import Watch
+from tests.nightly import covering
 from tests.oracles import plain as oracle
 
 pytestmark = pytest.mark.e2e
@@ -66,8 +67,7 @@ async def everybody(system: System) -> None:
 
 
 @pytest.mark.cell("transformers", "gemma3", "tokens")
-@pytest.mark.parametrize("shape", [*WAYS, *SPLIT])
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=[*WAYS, *SPLIT])
 async def test_ids_and_text_are_those_of_the_whole_model(
     system: System, checkpoints: dict[str, Path], name: str, shape: str
 ):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.e2e.families.plain import FILMS, PATHS, QUESTIONS, equals_the_monolith
 from tests.e2e.system import System
+from tests.nightly import covering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
@@ -14,7 +15,6 @@ ASKED = {**QUESTIONS, **FILMS}
 
 
 @pytest.mark.cell("transformers", "internvl", "tokens")
-@pytest.mark.parametrize("shape", PATHS)
-@pytest.mark.parametrize("name", ASKED)
+@covering(name=ASKED, shape=PATHS)
 async def test_it_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
     await equals_the_monolith(plain, NAME, built[NAME], shape, ASKED[name])

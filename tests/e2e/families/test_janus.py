@@ -15,6 +15,7 @@ from tests.e2e.apps.estate import error
 from tests.e2e.questions import Question, ask, image
 from tests.e2e.system import System
 from tests.e2e.watch import Watch
+from tests.nightly import covering
 from tests.oracles import janus as oracle
 from tests.oracles import plain
 
@@ -76,8 +77,7 @@ def wanted(janus_checkpoint: Path, wish: dict[str, Any], place: int = 0) -> np.n
 
 
 @pytest.mark.cell("transformers", "janus", "tokens")
-@pytest.mark.parametrize("shape", CHATS)
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=CHATS)
 async def test_ids_and_text_are_those_of_the_whole_model(
     painters: System, janus_checkpoint: Path, shape: str, name: str
 ):

@@ -12,6 +12,7 @@ from omnibus_models import tiny
 from tests.e2e.questions import Question, ask, audio, image, video
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
+from tests.nightly import covering
 from tests.oracles import language as oracle
 
 pytestmark = pytest.mark.e2e
@@ -64,8 +65,7 @@ def expected(checkpoint: Path, question: Question) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=SHAPES)
 async def test_ids_and_text_are_those_of_the_whole_model(
     system: System, checkpoints: dict[str, Path], family: str, shape: str, name: str
 ):

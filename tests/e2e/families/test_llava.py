@@ -6,19 +6,18 @@ import pytest
 
 from tests.e2e.families.plain import PATHS, QUESTIONS, equals_the_monolith
 from tests.e2e.system import System
+from tests.nightly import covering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
 
 @pytest.mark.cell("transformers", "llava", "tokens")
-@pytest.mark.parametrize("shape", PATHS)
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=PATHS)
 async def test_llava_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
     await equals_the_monolith(plain, "llava", built["llava"], shape, QUESTIONS[name])
 
 
 @pytest.mark.cell("transformers", "llava_next", "tokens")
-@pytest.mark.parametrize("shape", PATHS)
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=PATHS)
 async def test_llava_next_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
     await equals_the_monolith(plain, "llava_next", built["llava_next"], shape, QUESTIONS[name])

@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.families.plain import FILMS, PATHS, QUESTIONS, TOKENS, equals_the_monolith
 from tests.e2e.questions import ask, image
 from tests.e2e.system import System
+from tests.nightly import covering
 from tests.oracles import plain as oracle
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
@@ -17,8 +18,7 @@ ASKED = {**QUESTIONS, **FILMS}
 
 
 @pytest.mark.cell("transformers", "llava_onevision", "tokens")
-@pytest.mark.parametrize("shape", PATHS)
-@pytest.mark.parametrize("name", ASKED)
+@covering(name=ASKED, shape=PATHS)
 async def test_it_says_what_the_whole_model_says(plain: System, built: dict[str, Path], name: str, shape: str):
     await equals_the_monolith(plain, NAME, built[NAME], shape, ASKED[name])
 

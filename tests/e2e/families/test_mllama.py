@@ -11,7 +11,7 @@ from omnibus_models import tiny
 from tests.e2e.questions import ask, image
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
-from tests.nightly import nightly
+from tests.nightly import covering, nightly
 from tests.oracles import plain as oracle
 
 pytestmark = pytest.mark.e2e
@@ -55,8 +55,7 @@ async def everybody(system: System) -> None:
 
 
 @pytest.mark.cell("transformers", "mllama", "tokens")
-@pytest.mark.parametrize("shape", [*WAYS, *SPLIT])
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=[*WAYS, *SPLIT])
 async def test_ids_and_text_are_those_of_the_whole_model(system: System, checkpoint: Path, name: str, shape: str):
     question = QUESTIONS[name]
     ids, text = oracle.answer(checkpoint, question.plain, question.media, TOKENS)

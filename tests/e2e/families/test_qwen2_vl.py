@@ -8,6 +8,7 @@ from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System
+from tests.nightly import covering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
@@ -26,8 +27,7 @@ async def everybody(plain: System) -> dict[str, int]:
 
 
 @pytest.mark.cell("transformers", "qwen2_vl", "tokens")
-@pytest.mark.parametrize("shape", PATHS)
-@pytest.mark.parametrize("name", VL_QUESTIONS)
+@covering(name=VL_QUESTIONS, shape=PATHS)
 async def test_ids_and_text_are_those_of_the_whole_model(plain: System, built: dict[str, Path], shape: str, name: str):
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(built[MODEL], question.plain, question.media, TOKENS)

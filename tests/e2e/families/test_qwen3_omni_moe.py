@@ -18,6 +18,7 @@ from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image, vid
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
 from tests.e2e.watch import Watch, events
+from tests.nightly import covering
 from tests.oracles import qwen3_omni_moe as oracle
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +28,6 @@ WHOLE, SPLIT = "qwen3-omni-tiny", "qwen3-omni-halves"
 APART, TOGETHER = "EV>EA>Th>Ta>V", "EV>EA>Th>Ta+V"
 TOKENS, FRAMES, VOICE = 10, 20, "Chelsie"
 FAMILY = catalog.find_family(NAME)
-SHAPES = pytest.mark.parametrize("shape", [APART, TOGETHER, "M", "R>P>D"])
 QUESTIONS = {
     **OMNI_QUESTIONS,
     "all of them": ask(video(1, 2), image(3, 120, 60), audio(0.7, 2), "and", image(4), "compare"),
@@ -92,8 +92,7 @@ def heard(answer: oracle.Answer) -> Spoken:
 
 @pytest.mark.cell("transformers", NAME, "tokens")
 @pytest.mark.cell("transformers", NAME, "waveform")
-@SHAPES
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=[APART, TOGETHER, "M", "R>P>D"])
 async def test_it_says_and_sounds_what_the_whole_model_does(system: System, checkpoint: Path, name: str, shape: str):
     question = QUESTIONS[name]
     path, model = taken(shape, question, speech=True), SPLIT if shape == "R>P>D" else WHOLE

@@ -11,6 +11,7 @@ from omnibus_models import tiny
 from tests.e2e.questions import VL_QUESTIONS, ask, image, video
 from tests.e2e.shapes.test_shapes import said
 from tests.e2e.system import System, declaration, running
+from tests.nightly import covering
 from tests.oracles import qwen3_vl as oracle
 
 pytestmark = pytest.mark.e2e
@@ -51,8 +52,7 @@ async def everybody(system: System) -> None:
 
 
 @pytest.mark.cell("transformers", "qwen3_vl", "tokens")
-@pytest.mark.parametrize("shape", [*USUAL, *PATHS])
-@pytest.mark.parametrize("name", QUESTIONS)
+@covering(name=QUESTIONS, shape=[*USUAL, *PATHS])
 async def test_ids_and_text_are_those_of_the_whole_model(system: System, checkpoint: Path, name: str, shape: str):
     question = QUESTIONS[name]
     ids, text = oracle.answer(checkpoint, question.plain, question.media, TOKENS)

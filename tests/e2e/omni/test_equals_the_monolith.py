@@ -10,16 +10,13 @@ from tests.e2e.omni.speech import APART, TOKENS, same, spoken, taken, wanted, wh
 from tests.e2e.questions import OMNI_QUESTIONS, Question, ask, audio, image
 from tests.e2e.system import OMNI, System
 from tests.e2e.watch import Watch
-from tests.nightly import nightly
+from tests.nightly import covering, nightly
 
 pytestmark = pytest.mark.e2e
 
-SHAPES = pytest.mark.parametrize("shape", [APART, "M"])
-
 
 @pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")
-@SHAPES
-@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+@covering(name=OMNI_QUESTIONS, shape=[APART, "M"])
 async def test_ids_and_text_are_those_of_the_whole_model(omni: System, omni_checkpoint: Path, name: str, shape: str):
     question = OMNI_QUESTIONS[name]
     path = taken(shape, question, speech=False)
@@ -41,8 +38,7 @@ async def test_ids_and_text_are_those_of_the_whole_model(omni: System, omni_chec
 
 
 @pytest.mark.cell("transformers", "qwen2_5_omni", "waveform")
-@SHAPES
-@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+@covering(name=OMNI_QUESTIONS, shape=[APART, "M"])
 async def test_speech_sounds_like_that_of_the_whole_model(omni: System, omni_checkpoint: Path, name: str, shape: str):
     question = OMNI_QUESTIONS[name]
     path = taken(shape, question, speech=True)

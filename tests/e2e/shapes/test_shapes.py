@@ -14,6 +14,7 @@ from tests.e2e.shapes.conftest import PATHS
 from tests.e2e.system import OMNI, VL, System
 from tests.e2e.traffic import Edge, traffic
 from tests.e2e.watch import Watch
+from tests.nightly import covering
 
 pytestmark = pytest.mark.e2e
 
@@ -34,8 +35,7 @@ async def said(system: System, question: Question, path: str, **more: Any) -> tu
 
 
 @pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")
-@pytest.mark.parametrize("shape", PATHS)
-@pytest.mark.parametrize("name", VL_QUESTIONS)
+@covering(name=VL_QUESTIONS, shape=PATHS)
 async def test_ids_and_text_are_those_of_the_whole_model(shapes: System, vl_checkpoint: Path, shape: str, name: str):
     question = VL_QUESTIONS[name]
     ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)

@@ -11,6 +11,7 @@ from tests.e2e.omni.speech import same, spoken, taken, wanted, whole_model
 from tests.e2e.questions import OMNI_QUESTIONS, VL_QUESTIONS
 from tests.e2e.system import VL, System
 from tests.e2e.traffic import Edge, Traffic, traffic
+from tests.nightly import covering
 
 pytestmark = pytest.mark.e2e
 
@@ -64,8 +65,7 @@ async def test_what_guides_a_picture_and_its_latents_are_not_moved(together: Sys
 
 @pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")
 @pytest.mark.cell("transformers", "qwen2_5_omni", "waveform")
-@pytest.mark.parametrize("shape", [SPEECH])
-@pytest.mark.parametrize("name", OMNI_QUESTIONS)
+@covering(name=OMNI_QUESTIONS, shape=[SPEECH])
 async def test_speech_sounds_like_that_of_the_whole_model(
     together: System, omni_checkpoint: Path, name: str, shape: str
 ):

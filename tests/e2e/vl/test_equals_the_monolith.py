@@ -9,6 +9,7 @@ from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS, ask, image
 from tests.e2e.system import VL, System
 from tests.e2e.watch import Watch
+from tests.nightly import covering
 
 pytestmark = pytest.mark.e2e
 
@@ -16,8 +17,7 @@ TOKENS = 24
 
 
 @pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")
-@pytest.mark.parametrize("shape", ["E>L", "EL", "E>EL"])
-@pytest.mark.parametrize("name", VL_QUESTIONS)
+@covering(name=VL_QUESTIONS, shape=["E>L", "EL", "E>EL"])
 async def test_ids_and_text_are_those_of_the_whole_model(vl: System, vl_checkpoint: Path, name: str, shape: str):
     question = VL_QUESTIONS[name]
     path = shape if question.media else shape.removeprefix("E>")
