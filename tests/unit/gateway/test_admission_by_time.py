@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import httpx
@@ -13,7 +13,8 @@ from tests.unit.gateway.house import TEXT, House, answered, error, house, questi
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
-DEADLINE, SERVICE, AT_ONCE = 4.0, 0.1, 120  # seconds, seconds, requests
+# So few that a busy machine takes little of a service time for each.
+DEADLINE, SERVICE, AT_ONCE = 6.0, 0.2, 60  # seconds, seconds, requests
 
 
 @pytest.fixture
@@ -35,8 +36,12 @@ async def slow(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def burst(home: House, stream: bool) -> list[httpx.Response]:
-    asks = (home.http.post("/v1/chat/completions", json=question(TEXT, "hi", stream=stream)) for _ in range(AT_ONCE))
-    return list(await asyncio.gather(*asks))
+    return list(await asyncio.gather(*asks(home, stream)))
+
+
+def asks(home: House, stream: bool) -> list[Awaitable[httpx.Response]]:
+    body = question(TEXT, "hi", stream=stream)
+    return [home.http.post("/v1/chat/completions", json=body) for _ in range(AT_ONCE)]
 
 
 async def test_what_would_not_end_in_time_is_refused_and_all_else_is_served(slow: House):
@@ -51,7 +56,7 @@ async def test_what_would_not_end_in_time_is_refused_and_all_else_is_served(slow
     for response in responses:
         if response.status_code == 429:
             assert error(response)["code"] == "overloaded"
-            assert 1 <= int(response.headers["retry-after"]) <= 2
+            assert 1 <= int(response.headers["retry-after"]) <= DEADLINE
     await slow.emptied()
 
 
@@ -72,9 +77,10 @@ async def test_streams_end_in_time_as_well(slow: House):
 async def test_who_was_refused_is_served_when_it_comes_back_as_told(slow: House):
     for _ in range(8):
         answered(await slow.ask(TEXT))
-    first = asyncio.create_task(burst(slow, stream=False))
-    while (refused := await slow.ask(TEXT)).status_code != 429:
-        await asyncio.sleep(0)
+    tasks = [asyncio.ensure_future(ask) for ask in asks(slow, stream=False)]
+    for done in asyncio.as_completed(tasks):
+        if (refused := await done).status_code == 429:
+            break
 
     for _ in range(5):  # a busy machine serves more slowly than was predicted: it says so again
         await asyncio.sleep(int(refused.headers["retry-after"]))
@@ -82,4 +88,4 @@ async def test_who_was_refused_is_served_when_it_comes_back_as_told(slow: House)
             break
 
     answered(refused)
-    await first
+    await asyncio.gather(*tasks)
