@@ -13,7 +13,7 @@ import httpx
 
 from tests.chaos import requests
 from tests.chaos.attacks import SERVERS
-from tests.chaos.client import error_code
+from tests.chaos.client import error_code, open_client
 from tests.chaos.client import send as send_one
 from tests.chaos.outcome import REFUSED, Event, Job, Outcome, Record
 from tests.chaos.requests import Request
@@ -42,6 +42,8 @@ class Load:
 
     async def undisturbed(self) -> None:
         """Ask everything once while nothing else happens: the answers that all others are compared with."""
+        if self._server:
+            await asyncio.to_thread(_files)  # takes seconds, which no client is to wait for later
         for case in requests.CASES:
             end = time.monotonic() + _UNDISTURBED_SECONDS
             while not (outcome := await self.send(0, requests.good(case), 0)).ok:
@@ -125,7 +127,7 @@ class Load:
     async def _order(self, gateway: int) -> None:
         begin = self._stack.now
         with contextlib.suppress(httpx.HTTPError):
-            async with httpx.AsyncClient(base_url=self._urls[gateway], timeout=10) as http:
+            async with open_client(self._urls[gateway], 10) as http:
                 answer = await http.post("/v1/videos", json=requests.video(len(self._record.jobs)))
             if answer.status_code == 200:
                 self._record.jobs.append(Job(answer.json()["id"], begin))
@@ -134,7 +136,7 @@ class Load:
 
     async def _look_at_jobs(self) -> None:
         for url in self._urls:
-            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+            async with open_client(url, 10) as http:
                 for job in self._record.jobs:
                     with contextlib.suppress(httpx.HTTPError, ValueError):
                         _see(job, await http.get(f"/v1/videos/{job.id}"), self._stack.now)

@@ -115,4 +115,6 @@ class Record:
     attacks: list[Attack] = field(default_factory=list)
     blocks_left: int = 0
     leftovers: list[str] = field(default_factory=list)
+    #: The longest time, in seconds, for which no client was served because this process had no processor or was busy.
+    stalled_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)

@@ -47,6 +47,7 @@ def _summary(options: Options, result: Result) -> str:
         meanwhile = [outcome.seconds for outcome in record.outcomes if outcome.ok and outcome.case in record.answers]
         what += f"; p99 of good answers {percentile(meanwhile, 99):.2f} s, alone {percentile(result.alone, 99):.2f} s"
         what += f"; {result.restarts} restarts"
+    what += f"; clients themselves were late by up to {record.stalled_seconds:.1f} s"
     done = [event for event in record.events if not event.skipped]
     return (
         f"{machine}; {what}; seed {options.seed}: {len(record.outcomes)} requests, {len(done)} faults, "

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ _JOBS_SECONDS = 120.0
 _LEASES_SECONDS = DEADLINE_SECONDS + 10.0
 _ATTACK_SECONDS = 60.0
 _CALIBRATION_SECONDS = 10.0
+_STALL_SECONDS = 0.1  # between two looks for a stall of this process
 _QUICK = ("text", "image", "simulated", "app")
 
 
@@ -177,8 +179,20 @@ async def _opened(stack: Stack, options: Options) -> AsyncIterator[tuple[Record,
         load = Load(stack, record, server if options.attacks or options.hostile else "")
         await load.undisturbed()
         stack.restart_clock()
-        async with watched(stack, _SAMPLE_SECONDS, lambda: record.samples.extend(watch.look(stack))):
-            yield record, load
+        stalls = asyncio.create_task(_watch_stalls(record))
+        try:
+            async with watched(stack, _SAMPLE_SECONDS, lambda: record.samples.extend(watch.look(stack))):
+                yield record, load
+        finally:
+            stalls.cancel()
+
+
+async def _watch_stalls(record: Record) -> None:
+    """Note how late this process itself is: what its clients measure is late by as much."""
+    while True:
+        due = time.monotonic() + _STALL_SECONDS
+        await asyncio.sleep(_STALL_SECONDS)
+        record.stalled_seconds = max(record.stalled_seconds, time.monotonic() - due)
 
 
 async def _calm(stack: Stack, record: Record, load: Load) -> None:
