@@ -1,4 +1,4 @@
-"""Data of the pages for operators: executors, API keys, dead letters, settings, logs. None of it holds a secret."""
+"""Data of the pages for operators: executors, dead letters, settings. None of it holds a secret."""
 
 import os
 import time
@@ -14,7 +14,6 @@ from omnibus.recording.dead_letters import DeadLetter
 from omnibus.reference.fields import area_variables
 from omnibus.settings import BusSettings, GatewaySettings, ServiceSettings, SidecarSettings, StoreSettings
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
-from services.gateway.tenancy.key_store import KeyView
 
 #: Areas of settings that a gateway reads.
 SETTING_AREAS = (GatewaySettings, ServiceSettings, BusSettings, StoreSettings, SidecarSettings)
@@ -67,22 +66,6 @@ def _executor_values(member: ExecutorEntry, now: float) -> dict[str, Any]:
 def _padded(values: tuple[Any, ...], components: tuple[str, ...]) -> list[Any]:
     """``values`` by component: null for those of an executor that does not tell."""
     return [*values[: len(components)], *[None] * (len(components) - len(values))]
-
-
-def describe_keys(view: KeyView) -> dict[str, Any]:
-    """Keys and their limits by tenant; of a key only what operators name it by, its hash's first digits."""
-    keys = sorted(view.records, key=lambda each: (each.tenant, each.created, each.id))
-    return {
-        "required": view.required,
-        "data": [
-            {
-                **{name: value for name, value in msgspec.to_builtins(each).items() if name != "sha256"},
-                "id": each.id,
-                "source": "file" if each.sha256 in view.of_file else "store",
-            }
-            for each in keys
-        ],
-    }
 
 
 async def list_letters(bus: Bus, limit: int, before: int) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from services.gateway.auth.admin import AdminAuth
 from services.gateway.console import operations
 from services.gateway.console.broadcaster import LiveStates
 from services.gateway.console.history import MAX_SPAN_SECONDS, read_history
+from services.gateway.console.keys import MAX_BODY_BYTES, ConsoleKeys
 from services.gateway.console.log_tail import MAX_LINES, read_log_tail
 from services.gateway.console.plans import describe_plans
 from services.gateway.console.static_files import ConsolePages
-from services.gateway.http.exchange import ConnectedClient, RequestOutcome
+from services.gateway.http.exchange import ConnectedClient, RequestOutcome, read_request
 from services.gateway.http.handlers import Handler, add_routes, json_response
 from services.gateway.http.query import parse_number, parse_query
 from services.gateway.http.response import ResponseWriter, as_events
@@ -30,7 +31,8 @@ from services.gateway.routing.executors import ExecutorTable
 from services.gateway.tenancy.key_store import KeyView
 
 EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
-EXECUTORS, EXECUTOR, KEYS = "/v1/console/executors", "/v1/console/executors/{id}", "/v1/console/keys"
+EXECUTORS, EXECUTOR = "/v1/console/executors", "/v1/console/executors/{id}"
+KEYS, KEY = "/v1/console/keys", "/v1/console/keys/{id}"
 LETTERS, LETTER = "/v1/console/deadletters", "/v1/console/deadletters/{id}"
 SETTINGS, LOGS, HISTORY = "/v1/console/settings", "/v1/console/logs", "/v1/console/history"
 #: What of the query of a replay goes along with it.
@@ -48,7 +50,7 @@ class Console:
         self._settings = settings
         self._admin = AdminAuth(settings)
         self._members = members
-        self._keys = keys
+        self._keys = ConsoleKeys(store, keys)
         self._store = store
         self._bus = bus
         self.live = LiveStates(store, bus)
@@ -60,7 +62,6 @@ class Console:
             PLAN: self._get_plan,
             EXECUTORS: self._get_executors,
             EXECUTOR: self._get_executor,
-            KEYS: self._get_keys,
             LETTERS: self._get_letters,
             LETTER: self._get_letter,
             SETTINGS: self._get_settings,
@@ -68,6 +69,8 @@ class Console:
             HISTORY: self._get_history,
         }
         add_routes(app, {path: {"GET": self._for_operators(get)} for path, get in gets.items()})
+        of_keys = {"GET": self._for_operators(self._get_keys), "POST": self._for_operators(self._create_key, 201)}
+        add_routes(app, {KEYS: of_keys, KEY: {"DELETE": self._for_operators(self._revoke_key)}})
         streams = {(EVENTS, "GET"): lambda _: self.live.stream_states(), (REPLAY, "POST"): self._stream_replay}
         for (path, method), bodies in streams.items():
             app.add_route(path, _EventStreamRoute(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
@@ -76,12 +79,12 @@ class Console:
         """End what is being told to those who look."""
         await self.live.close()
 
-    def _for_operators(self, get: Callable[[Request], Awaitable[Any]]) -> Handler:
+    def _for_operators(self, get: Callable[[Request], Awaitable[Any]], status: int = 200) -> Handler:
         """The handler of a route whose data ``get`` returns, closed to all others."""
 
         async def handle(request: Request) -> Response:
             self._admin.check_control_access(request.headers)
-            return json_response(await get(request))
+            return json_response(await get(request), status)
 
         return handle
 
@@ -95,7 +98,13 @@ class Console:
         return operations.describe_executor(self._members, request.path_params["id"])
 
     async def _get_keys(self, _: Request) -> Any:
-        return operations.describe_keys(self._keys())
+        return await self._keys.list_keys()
+
+    async def _create_key(self, request: Request) -> Any:
+        return await self._keys.create_key((await read_request(request.scope, request.receive, MAX_BODY_BYTES)).body)
+
+    async def _revoke_key(self, request: Request) -> Any:
+        return await self._keys.revoke_key(request.path_params["id"])
 
     async def _get_letters(self, request: Request) -> Any:
         given = parse_query(request, "limit", "before")

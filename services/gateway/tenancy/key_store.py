@@ -19,11 +19,14 @@ POLL_SECONDS = 5.0
 
 
 class KeyView(NamedTuple):
-    """API keys that are in force: whether requests have to show one, the keys, and the hashes of those of the file."""
+    """API keys that are in force: whether requests have to show one, the keys, the hashes of those of the file, and
+    whether the keys of the store are among them.
+    """
 
     required: bool
     records: list[KeyRecord]
     of_file: frozenset[str]
+    follows_store: bool
 
 
 class KeyStore:
@@ -54,7 +57,7 @@ class KeyStore:
                 group.create_task(self._follow_store(self._store))
 
     def view(self, required: bool) -> KeyView:
-        return KeyView(required, list(self.records.values()), frozenset(self._of_file))
+        return KeyView(required, list(self.records.values()), frozenset(self._of_file), self._store is not None)
 
     def find(self, key: str) -> KeyRecord | None:
         return api_key.find_key_record(self.records, key)

@@ -1,5 +1,7 @@
 """Pages for operators in a real browser, on a real system."""
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -82,6 +84,29 @@ def test_where_there_is_nothing_the_page_says_so(page: Page, name: str, text: st
     show(page, name)
 
     expect(page.get_by_text(text)).to_be_visible()
+
+
+def test_a_key_is_made_shown_once_and_revoked(page: Page):
+    show(page, "keys")
+    page.locator("summary", has_text="New key").press("Enter")
+    page.get_by_label("Tenant").fill("no tenant!")
+    page.get_by_label("Tenant").press("Enter")
+    expect(page.get_by_role("alert").filter(has_text="is no tenant")).to_be_visible()
+
+    page.get_by_label("Tenant").fill("search")
+    page.get_by_label("Requests per second").fill("10")
+    page.get_by_role("button", name="Create key").click()
+
+    expect(page.get_by_label("The new key of search")).to_have_value(re.compile("^omni-"))
+    row = page.get_by_role("region", name="Keys of search").get_by_role("row").filter(has_text="store")
+    expect(row).to_contain_text("10")
+
+    page.get_by_role("button", name="Done").click()
+    row.get_by_role("button", name="Revoke").press("Enter")
+    page.get_by_role("dialog", name="Revoke").get_by_role("button", name="Revoke").press("Enter")
+
+    expect(row).to_be_hidden()
+    expect(page.get_by_label("The new key of search")).to_have_count(0)
 
 
 def test_the_api_is_shown_and_sent_from_the_page(page: Page, system: System):

@@ -219,7 +219,7 @@ class House:
         self.videos = Videos(settings, store or nowhere, self.runs)
         self.responses = Responses(settings, store or nowhere, self.bus, self.chat, gateway)
         self.table = RouteTable(self.runs, self.chat, self.files, self.videos, self.responses)
-        self.keys = KeyView(False, [], frozenset())
+        self.keys = KeyView(False, [], frozenset(), follows_store=True)
         self.console = Console(settings, store or nowhere, self.bus, self.router.members, lambda: self.keys)
         frontend = Frontend(settings, self.router, self.dispatcher, self.table, console=self.console)
         self.app = frontend.build_application()

@@ -7,6 +7,8 @@ import pytest
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
 from omnibus.executor.runner import Job
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
 from services.gateway.console.log_tail import TAIL_BYTES
 from services.gateway.tenancy.key_store import KeyView
 from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, think
@@ -48,7 +50,7 @@ async def test_keys_are_named_by_the_first_digits_of_their_hash(home: House):
     key = api_key.generate_key()
     of_file = KeyRecord(api_key.hash_key(key), "search", rate=10, note="nightly")
     of_store = KeyRecord(api_key.hash_key(api_key.generate_key()), "ads", weight=2)
-    home.keys = KeyView(True, [of_file, of_store], frozenset({of_file.sha256}))
+    home.keys = KeyView(True, [of_file, of_store], frozenset({of_file.sha256}), follows_store=True)
 
     answer = await home.http.get("/v1/console/keys")
 
@@ -58,6 +60,52 @@ async def test_keys_are_named_by_the_first_digits_of_their_hash(home: House):
     assert (ads["weight"], ads["source"]) == (2, "store")
     assert key not in answer.text
     assert of_file.sha256 not in answer.text
+
+
+async def test_a_key_is_shown_once_and_good_until_it_is_revoked(tmp_path: Path, valkey_url: str):
+    of_file = KeyRecord(api_key.hash_key(api_key.generate_key()), "search")
+    store = Store(StoreSettings(url=valkey_url, prefix="console-keys"))
+    async with house(tmp_path, store) as home:
+        home.keys = KeyView(True, [of_file], frozenset({of_file.sha256}), follows_store=False)
+        made = await home.http.post("/v1/console/keys", json={"tenant": "ads", "weight": 2, "rate": 5})
+        listed = await home.http.get("/v1/console/keys")
+        kept = await store.keys()
+        gone = await home.http.delete(f"/v1/console/keys/{made.json()['id']}")
+        again = await home.http.delete(f"/v1/console/keys/{made.json()['id']}")
+        fixed = await home.http.delete(f"/v1/console/keys/{of_file.id}")
+        vague = await home.http.delete("/v1/console/keys/ab")
+        left = await store.keys()
+    await store.close()
+
+    key = made.json()["key"]
+    assert (made.status_code, made.json()["tenant"], made.json()["rate"]) == (201, "ads", 5)
+    assert kept[api_key.hash_key(key)].weight == 2
+    assert key not in listed.text
+    assert [(each["tenant"], each["source"]) for each in listed.json()["data"]] == [
+        ("ads", "store"),
+        ("search", "file"),
+    ]
+    assert (gone.status_code, gone.json()["id"], left) == (200, made.json()["id"], {})
+    refused = [(each.status_code, error(each)["code"]) for each in (again, fixed, vague)]
+    assert refused == [(404, "not_found"), (409, "conflict"), (400, "bad_request")]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"tenant": "no tenant!"}, "is no tenant"),
+        ({"rate": 1}, "tenant"),
+        ({"tenant": "a", "weight": 0}, "$.weight"),
+        ({"tenant": "a", "created": 1}, "created is set by the gateway"),
+        ({"tenant": "a", "colour": "red"}, "colour"),
+        ([], "Expected `object`"),
+    ],
+)
+async def test_what_is_no_key_is_refused_and_says_why(home: House, body: object, why: str):
+    answer = await home.http.post("/v1/console/keys", json=body)
+
+    assert (answer.status_code, error(answer)["code"]) == (400, "bad_request")
+    assert why in error(answer)["message"]
 
 
 async def test_dead_letters_are_listed_by_pages_and_shown(home: House):

@@ -26,7 +26,8 @@ PAGES = (
     "logs",
     "history",
 )
-DATA = [*(("GET", f"/v1/console/{page}") for page in PAGES), ("POST", "/v1/console/replay/x-0-0")]
+CHANGES = [("POST", "replay/x-0-0"), ("POST", "keys"), ("DELETE", "keys/0123456789ab")]
+DATA = [(method, f"/v1/console/{page}") for method, page in (*(("GET", page) for page in PAGES), *CHANGES)]
 
 
 async def local(home: House, method: str, path: str, **more: Any) -> httpx.Response:
