@@ -23,11 +23,10 @@ _WITHIN_SECONDS = 540.0
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--minutes=0.4"],
-        ["--minutes=0.2", "--hostile=12"],
+        ["--minutes=0.5"],
         *nightly(["--minutes=3"], ["--minutes=1", "--hostile=60"]),
     ],
-    ids=["faults", "hostile", "faults for longer", "more that is hostile"],
+    ids=["faults", "faults for longer", "hostile inputs"],
 )
 def test_every_promise_holds(arguments: list[str], tmp_path: Path):
     command = [sys.executable, "-m", "tests.chaos", f"--seed={SEED}", f"--into={tmp_path}", "--late=8", *arguments]

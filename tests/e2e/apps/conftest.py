@@ -21,7 +21,7 @@ def land(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
     apps = directory / "apps"
     apps.mkdir()
     flags = ("--gateways", "2", "--apps-dir", str(apps))
-    settings = {"OMNIBUS_GATEWAY_APP_UPLOADS": "1", "OMNIBUS_GATEWAY_APP_DRAIN": "5"}
+    settings = {"OMNIBUS_GATEWAY_APP_UPLOADS": "1", "OMNIBUS_GATEWAY_APP_DRAIN": "12"}
     with running(directory, {}, *flags, **settings) as system:
         yield Estate(system, apps)
 
