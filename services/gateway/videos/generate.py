@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from omnibus.errors import BadRequest, Conflict
+from omnibus.families import catalog
 from omnibus.metrics import GATEWAY
 from omnibus.store import JobRecord
 from omnibus.task import use
@@ -56,6 +57,15 @@ class VideoGenerator:
             wish = {"sound": task.sound is not None, **wish}
         with rename_params(_CLIENT_PARAM_NAMES):
             return build_request(model, task, wish)
+
+    def check_family_limits(self, model: str, request: Any) -> None:
+        """Raise ``BadRequest`` for a video that no model of ``model``'s family can make, and say what it can."""
+        limits = catalog.find_video_limits(self._runs.router.get_model(model).family)
+        if limits is None:
+            return
+        with rename_params(_CLIENT_PARAM_NAMES):
+            limits.check_frames(request.width, request.height, request.frames, request.fps)
+            limits.check_steps(request.steps)
 
     def stop_invocations(self, job: JobRecord) -> None:
         """Stop what is under way for ``job``: whoever began it may not be there any more to do so."""

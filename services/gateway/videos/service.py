@@ -72,6 +72,7 @@ class Videos:
         wish = {"seed": secrets.randbits(62), **asked.task_fields()}
         request = self._filming.build_request(asked.model, wish)
         self._check_limits(request)
+        self._filming.check_family_limits(asked.model, request)
         tenant = current_tenant().name
         await self._films.check_capacity(self._mirror.ids_of(tenant) if tenant else None)
         now = time.time()

@@ -8,6 +8,7 @@ from omnibus.errors import BadRequest
 from omnibus.families import plugins
 from omnibus.families.specs import KNOWN
 from omnibus.families.templates import FamilyDeclaration, prefill_decode_options
+from omnibus.families.video_limits import VideoLimits
 from omnibus.suggestions import did_you_mean
 
 #: The family of models that apps bring: unit tasks with an engine of their own.
@@ -90,6 +91,7 @@ def find_family(name: str) -> dict[str, Any]:
             "voices": [],
             "composite": known.composite,
             "engine": known.engine,
+            "video_limits": known.video_limits,
             **FAMILIES[name],
             **DEPLOYMENTS[name],
             "tasks": {**known.tasks, **SPLIT, **EMBED},
@@ -102,6 +104,12 @@ def find_family(name: str) -> dict[str, Any]:
             f"there is no model family {name!r}; there is {plugins.join_names(names)}{did_you_mean(name, names)}"
         )
     return found
+
+
+def find_video_limits(name: str) -> VideoLimits | None:
+    """The limits on videos of the family ``name``; None where none are known. Raises as ``find_family``."""
+    limits: VideoLimits | None = find_family(name)["video_limits"] if name != PYTHON else None
+    return limits
 
 
 def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.families.video_limits import VideoLimits
 
 FAMILIES, APPS = "omnibus.families", "omnibus.apps"
 
@@ -32,7 +33,8 @@ class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``tasks`` maps each component to the kind of its unit task. ``composite`` is the ``module:callable``
     that makes the chat task of a model from its name and plan, empty for the usual one; ``engine`` is the
-    ``module:function`` that makes the runner of a component, empty for the usual one.
+    ``module:function`` that makes the runner of a component, empty for the usual one. ``video_limits`` are the videos
+    that its models can make, None where that shows only when one is made.
     """
 
     components: tuple[str, ...]
@@ -43,6 +45,7 @@ class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: tuple[dict[str, Any], ...] = ()
     composite: str = ""
     engine: str = ""
+    video_limits: VideoLimits | None = None
 
 
 def family_names() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ pipeline in snake case without ``Pipeline``.
 
 from collections.abc import Mapping, Sequence
 
+from omnibus.families import video_limits
 from omnibus.families.templates import (
     FamilyDeclaration,
     image_editing,
@@ -92,7 +93,7 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "llava": vision_language("LLaVA-1.5", "llava-tiny", "image", weights=_LLAVA),
     "llava_next": vision_language("LLaVA-NeXT", "llava-next-tiny", "image", weights=_LLAVA),
     "llava_onevision": vision_language("LLaVA-OneVision", "llava-onevision-tiny", "image", "video", weights=_LLAVA),
-    "ltx2": video_generation("LTX-2", "ltx2-tiny"),
+    "ltx2": video_generation("LTX-2", "ltx2-tiny", video_limits=video_limits.LTX2),
     "mllama": vision_language("Llama 3.2 Vision", "llama-3.2-vision-tiny", "image", weights=_MLLAMA),
     "qwen2": language_model("Qwen2 and Qwen2.5", "qwen2-tiny"),
     "qwen2_5_omni": omni_model(

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from omnibus.families.video_limits import VideoLimits
+
 Options = Mapping[str, Mapping[str, Any]]
 
 
@@ -15,6 +17,7 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ``tasks`` the kind of the unit task of each component. ``options`` and ``paths`` are the usual deployment,
     ``more`` are options that can be declared as well. ``tiny`` is the name of the tiny model; ``weights`` says how
     the names of a component's tensors begin, the longest that fits counts; components that share tensors name it both.
+    ``video_limits`` are of families that make videos.
     """
 
     title: str
@@ -29,6 +32,7 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     weights: Mapping[str, Sequence[str]] = {}
     composite: str = ""
     engine: str = ""
+    video_limits: VideoLimits | None = None
 
 
 def language_model(title: str, tiny: str, **more: Any) -> FamilyDeclaration:

@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from omnibus import errors
+from omnibus.families import video_limits
 from omnibus_models.contract import ImageSpec, LoadedComponent
 from omnibus_models.families import _flow_schedule, _latent_preview
 
-#: Sides of a film are multiples of so many pixels, and at least two latents.
-SIDE_PIXELS = 32
-#: The fewest and the most frames per second.
-MIN_FRAMES_PER_SECOND, MAX_FRAMES_PER_SECOND = 1.0, 120.0
 #: The block whose attention is left out for the perturbed guidance, the last one where there are fewer.
 _PERTURBED_BLOCK = 28
 
@@ -133,6 +131,13 @@ class Ltx2Denoiser(LoadedComponent):
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
         self.unit = geometry.unit
+        # A side has two latents at least.
+        self._limits = structs.replace(
+            video_limits.LTX2,
+            min_side=max(video_limits.LTX2.min_side, 2 * geometry.unit),
+            frame_group=geometry.frames,
+            audio_rate=geometry.rate,
+        )
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -238,24 +243,9 @@ class Ltx2Denoiser(LoadedComponent):
         return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
 
     def _latent_shape(self, picture: ImageSpec) -> tuple[int, int, int, int]:
-        own = self._geometry
-        least = max(SIDE_PIXELS, 2 * own.unit)
-        for name, pixels in (("width", picture.width), ("height", picture.height)):
-            if pixels % SIDE_PIXELS or pixels < least:
-                raise errors.BadRequest(
-                    f"{name} must be a multiple of {SIDE_PIXELS} from {least} on, not {pixels}", param=name
-                )
-        if picture.frames < 1 or picture.frames % own.frames != 1:
-            raise errors.BadRequest(
-                f"frames must be one more than a multiple of {own.frames}, not {picture.frames}", param="frames"
-            )
-        if not MIN_FRAMES_PER_SECOND <= picture.fps <= MAX_FRAMES_PER_SECOND:
-            raise errors.BadRequest(
-                f"fps must be {MIN_FRAMES_PER_SECOND:g} to {MAX_FRAMES_PER_SECOND:g}, not {picture.fps:g}", param="fps"
-            )
-        length = round(picture.frames / picture.fps * own.rate)
-        if not length:
-            raise errors.BadRequest("a film so short has no sound; ask for more frames", param="frames")
+        own, limits = self._geometry, self._limits
+        limits.check_frames(picture.width, picture.height, picture.frames, picture.fps)
+        length = limits.audio_length(picture.frames, picture.fps)
         return (picture.frames - 1) // own.frames + 1, picture.height // own.unit, picture.width // own.unit, length
 
     def _draw_noise(self, shape: tuple[int, int, int, int], seed: int) -> Pair:

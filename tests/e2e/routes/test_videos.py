@@ -147,14 +147,17 @@ async def test_a_player_fetches_parts_of_it(client: openai.AsyncOpenAI, system: 
 
 
 async def test_a_video_that_the_model_cannot_make_says_why(client: openai.AsyncOpenAI, system: System):
-    asked = await client.videos.create(**{**WISH, "size": "60x32"}, extra_body=MORE)
+    with pytest.raises(openai.BadRequestError, match="multiple of 32") as refused:
+        await client.videos.create(**{**WISH, "size": "60x32"}, extra_body=MORE)
+    asked = await client.videos.create(**{**WISH, "prompt": "a <end_of_turn> b"}, extra_body=MORE)
 
     failed = await becomes(client, asked.id)
 
+    assert (refused.value.code, refused.value.param) == ("bad_request", "size")
     assert failed.status == "failed"
     assert failed.error is not None
-    assert (failed.error.code, failed.error.param) == ("bad_request", "size")
-    assert "multiple of 32" in failed.error.message
+    assert (failed.error.code, failed.error.param) == ("bad_request", "prompt")
+    assert "control token" in failed.error.message
     await system.ledger_is_empty()
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus.families.video_limits import LTX2
 from omnibus_models import families
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import ltx2 as family_ltx2
@@ -222,8 +223,12 @@ def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
 def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parts["dit"].open(picture, guides(parts, CAT))
+    with pytest.raises(BadRequest) as early:  # by the gateway, which knows no checkpoint
+        LTX2.check_frames(picture.width, picture.height, picture.frames, picture.fps)
+        LTX2.check_steps(picture.steps)
 
-    assert caught.value.param == param
+    assert (caught.value.param, early.value.param) == (param, param)
+    assert early.value.message == caught.value.message
 
 
 def test_prompts_that_are_no_text_or_too_much_of_it_are_refused(parts: dict[str, Any]) -> None:

@@ -242,7 +242,11 @@ async def test_unknown_ids_are_not_found(home: House, id: str):
         ({"size": "64"}, 400, "size"),
         ({"size": "99999x99999"}, 413, "size"),
         ({"size": "1920x1080", "seconds": 20}, 413, "size"),
+        ({"size": "1280x720"}, 400, "size"),
+        ({"size": "32x16"}, 400, "size"),
+        ({"seconds": 0, "fps": 60}, 400, "seconds"),
         ({"steps": 0}, 400, "steps"),
+        ({"steps": 1}, 400, "steps"),
         ({"steps": 4, "num_inference_steps": 4}, 400, "num_inference_steps"),
         ({"guidance": 1, "guidance_scale": 1}, 400, "guidance_scale"),
         ({"fps": 0}, 400, "fps"),
@@ -260,6 +264,12 @@ async def test_what_cannot_be_made_is_refused_before_it_is_written_down(
 
     assert (response.status_code, error(response)["param"]) == (status, param), response.text
     assert (await home.http.get(PATH)).json()["data"] == []
+
+
+async def test_a_refused_size_names_the_nearest_one_that_the_model_makes(home: House):
+    refused = await home.http.post(PATH, json={**ASKED, "size": "1280x720"})
+
+    assert "multiple of 32 from 32 on, not 720; the nearest is 704" in error(refused)["message"]
 
 
 async def test_sound_that_a_model_does_not_make_is_refused(home: House):
