@@ -6,14 +6,14 @@ object is missing is none. The owner is part of the key, so that no id leads to 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import BadRequest, NotFound, StorageFull, TooLarge
+from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
 from services.gateway.media.files import is_file_id, new_secret_id
@@ -83,14 +83,22 @@ class ClientFiles:
             await self.check_room(len(data))
         about = self._describe(len(data), filename, purpose, sniff_mime(data) or mime, seconds)
         await self.storage.put(_key("data", about.id), data)
-        await self.storage.put(_key("about", about.id), _encode(about))
+        await self.reveal(about)
         return about
 
     async def add_stream(
-        self, parts: AsyncIterator[bytes], nbytes: int, filename: str, purpose: str, mime: str, seconds: float
+        self,
+        parts: AsyncIterator[bytes],
+        nbytes: int,
+        filename: str,
+        purpose: str,
+        mime: str,
+        seconds: float,
+        claim: Callable[[ClientFile], Awaitable[None]],
     ) -> ClientFile:
         """Keep a file of ``nbytes`` that comes in parts, none of them empty; what ``parts`` raises leaves no file.
 
+        ``claim`` runs once all bytes are kept, before anybody sees the file; its ``Conflict`` leaves none either.
         Raises as ``add``.
         """
         await self.check_room(nbytes)
@@ -101,8 +109,17 @@ class ClientFiles:
         except BaseException:
             await self.storage.delete(_key("data", about.id))
             raise
-        await self.storage.put(_key("about", about.id), _encode(about))
+        try:
+            await claim(about)
+        except Conflict:
+            await self.storage.delete(_key("data", about.id))
+            raise
+        await self.reveal(about)
         return about
+
+    async def reveal(self, about: ClientFile) -> None:
+        """Let a file be found whose bytes are kept already."""
+        await self.storage.put(_key("about", about.id), _encode(about))
 
     def _describe(self, nbytes: int, filename: str, purpose: str, mime: str, seconds: float) -> ClientFile:
         now = time.time()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, S3Store
 
 from omnibus.errors import BadRequest, Forbidden, NotFound, StoreUnavailable
@@ -49,6 +49,15 @@ class ObjectStorage:
     async def put(self, key: str, data: bytes) -> None:
         """Write an object as a whole: nobody reads a part of it. Raises ``StoreUnavailable`` and ``Forbidden``."""
         await self._run(obstore.put_async(self._store, key, data))
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless there is one; of several writers anywhere one gets True. Raises as ``put``."""
+        with self._typed_errors():
+            try:
+                await obstore.put_async(self._store, key, data, mode="create")
+            except AlreadyExistsError:
+                return False
+        return True
 
     async def put_stream(self, key: str, parts: AsyncIterator[bytes]) -> None:
         """Write an object of ``parts``, as a whole too. Raises as ``put``, and what ``parts`` raises."""

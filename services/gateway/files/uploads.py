@@ -1,7 +1,8 @@
 """Files that come in parts, to any gateway: each tenant's own, for an hour.
 
 An upload is an object ``<owner>/uploads/<id>``, which says what is to come, and an object ``<owner>/parts/<id>/<part>``
-for each part that has come.
+for each part that has come. It ends once, however many gateways are to end it: by an object ``<owner>/ends/<id>`` that
+only the first of them can create.
 """
 
 import hashlib
@@ -102,13 +103,20 @@ class FileUploads:
     async def complete(self, id: str, part_ids: Sequence[str], md5: str = "") -> FileUpload:
         """Make a file of the parts ``part_ids``, in this order.
 
-        Raises ``NotFound``, ``Conflict`` for an upload that is over, ``BadRequest`` for parts that are not its own or
-        not all of it, and for another ``md5`` than was said, ``StorageFull`` and ``StoreUnavailable``.
+        Raises ``NotFound``, ``Conflict`` for an upload that is over or ends meanwhile, ``BadRequest`` for parts that
+        are not its own or not all of it, and for another ``md5`` than was said, ``StorageFull`` and
+        ``StoreUnavailable``.
         """
-        upload = await self._get_pending(id)
+        _check_id(id)
+        # Listed first: parts are removed only once the upload is known to be over.
         parts = {part.key.rpartition("/")[2]: part for part in await self._storage.list(_parts_prefix(id))}
+        upload = await self._get_pending(id)
         _check_parts(upload, part_ids, parts)
         digest = hashlib.md5(usedforsecurity=False)
+
+        async def claim(file: ClientFile) -> None:
+            await self._claim_end(msgspec.structs.replace(upload, status="completed", file=file))
+
         file = await self._files.add_stream(
             self._read_parts(id, part_ids, digest, md5.lower()),
             upload.nbytes,
@@ -116,6 +124,7 @@ class FileUploads:
             upload.purpose,
             upload.mime,
             upload.seconds,
+            claim,
         )
         done = msgspec.structs.replace(upload, status="completed", file=file)
         await self._write(done)
@@ -125,27 +134,48 @@ class FileUploads:
     async def cancel(self, id: str) -> FileUpload:
         """End an upload, and forget its parts. Raises ``NotFound``, and ``Conflict`` for one that is over."""
         ended = msgspec.structs.replace(await self._get_pending(id), status="cancelled")
+        await self._claim_end(ended)
         await self._write(ended)
         await self._remove_parts(id)
         return ended
+
+    async def _claim_end(self, ended: FileUpload) -> None:
+        """Make ``ended`` the end of an upload. Raises ``Conflict`` where it has another one already."""
+        if await self._storage.create(_end_key(ended.id), _encode(ended)):
+            return
+        first = msgspec.json.decode(await self._storage.get(_end_key(ended.id)), type=FileUpload)
+        if first != ended:  # equal: this one was created, and the storage's answer was lost
+            await self._finish_end(first)
+            raise _over_error(first)
+
+    async def _finish_end(self, ended: FileUpload) -> None:
+        """Do the rest of an end whose gateway may have died before that."""
+        known = await self._read(ended.id)
+        if known is not None and known.status == "pending":
+            if ended.file is not None:
+                await self._files.reveal(ended.file)
+            await self._write(ended)
 
     async def _read_parts(
         self, id: str, part_ids: Sequence[str], digest: "hashlib._Hash", md5: str
     ) -> AsyncIterator[bytes]:
         """Yield the parts. Raises ``BadRequest`` behind the last one where they are not what was promised."""
         for part in part_ids:
-            data = await self._storage.get(f"{_parts_prefix(id)}/{part}")
+            try:
+                data = await self._storage.get(f"{_parts_prefix(id)}/{part}")
+            except NotFound:
+                raise Conflict("the upload ended meanwhile: begin another one") from None
             digest.update(data)
             yield data
         if md5 and digest.hexdigest() != md5:
             raise BadRequest(f"the parts make a file whose md5 is {digest.hexdigest()}: send them again", param="md5")
 
     async def _get_pending(self, id: str) -> FileUpload:
-        upload = await self._read(id) if _ID.fullmatch(id) else None
+        upload = await self._read(_check_id(id))
         if upload is None:
-            raise NotFound("upload not found: unknown id, or an upload of somebody else", param="upload_id")
+            raise _not_found_error()
         if upload.current_status != "pending":
-            raise Conflict(f"the upload is {upload.current_status}: begin another one")
+            raise _over_error(upload)
         return upload
 
     async def _list_pending(self) -> list[FileUpload]:
@@ -159,6 +189,7 @@ class FileUploads:
             elif each.modified < time.time() - UPLOAD_SECONDS:
                 await self._remove_parts(id)
                 await self._storage.delete(_key(id))
+                await self._storage.delete(_end_key(id))
         return found
 
     async def _read(self, id: str) -> FileUpload | None:
@@ -175,6 +206,22 @@ class FileUploads:
             await self._storage.delete(part.key)
 
 
+def _check_id(id: str) -> str:
+    """``id``, if it may be that of an upload. Raises ``NotFound``."""
+    if not _ID.fullmatch(id):
+        raise _not_found_error()
+    return id
+
+
+def _not_found_error() -> NotFound:
+    return NotFound("upload not found: unknown id, or an upload of somebody else", param="upload_id")
+
+
+def _over_error(upload: FileUpload) -> Conflict:
+    file = f", its file is {upload.file.id}" if upload.file is not None else ""
+    return Conflict(f"the upload is {upload.current_status}{file}: begin another one")
+
+
 def _check_parts(upload: FileUpload, part_ids: Sequence[str], parts: dict[str, StoredObject]) -> None:
     if len(set(part_ids)) < len(part_ids):
         raise BadRequest("A part is named twice: name each once.", param="part_ids")
@@ -188,6 +235,10 @@ def _check_parts(upload: FileUpload, part_ids: Sequence[str], parts: dict[str, S
 
 def _key(id: str) -> str:
     return f"{owner_prefix()}/uploads/{id}"
+
+
+def _end_key(id: str) -> str:
+    return f"{owner_prefix()}/ends/{id}"
 
 
 def _parts_prefix(id: str) -> str:

@@ -1,5 +1,6 @@
 """Objects in a directory and in a bucket of a real S3 server: the same for both."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -10,10 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnibus.errors import BadRequest, NotFound, StoreUnavailable
+from omnibus.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from omnibus.settings import GatewaySettings
-from services.gateway.files.client_files import ClientFiles
+from services.gateway.files.client_files import ClientFile, ClientFiles
 from services.gateway.files.object_storage import ObjectStorage
+from services.gateway.files.uploads import FileUpload, FileUploads
 
 #: The Python that has moto's server.
 MOTO = Path(__file__).parents[4] / os.environ.get("S3_VENV", ".venv-s3") / "bin" / "python"
@@ -97,6 +99,46 @@ async def test_files_of_clients_are_the_same_wherever_they_are(settings: Gateway
     await other.remove(made.id)
     with pytest.raises(NotFound):
         await one.get(made.id)
+
+
+async def test_an_upload_becomes_one_file_however_many_gateways_complete_it(settings: GatewaySettings):
+    uploads = [FileUploads(ClientFiles(settings)) for _ in range(4)]
+    id = (await uploads[0].begin("a.bin", "user_data", "", 6)).id
+    parts = [await each.add_part(id, data) for each, data in zip(uploads, (b"abc", b"def"), strict=False)]
+
+    ended = await asyncio.gather(*(each.complete(id, parts) for each in uploads), return_exceptions=True)
+
+    [done] = [each for each in ended if not isinstance(each, Conflict)]
+    assert isinstance(done, FileUpload)
+    files = ClientFiles(settings)
+    assert await files.list_all() == [done.file]
+    assert [each.nbytes for each in await files.storage.list("nobody/data")] == [6]
+
+
+async def test_a_file_is_found_whose_gateway_died_behind_the_end_of_its_upload(
+    settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
+):
+    files = ClientFiles(settings)
+    uploads = FileUploads(files)
+    id = (await uploads.begin("a.bin", "user_data", "", 3)).id
+    part = await uploads.add_part(id, b"abc")
+    with monkeypatch.context() as dying, pytest.raises(asyncio.CancelledError):
+        dying.setattr(files, "reveal", _die)
+        await uploads.complete(id, [part])
+    assert await files.list_all() == []
+
+    with pytest.raises(Conflict, match="its file is") as refused:
+        await FileUploads(ClientFiles(settings)).complete(id, [part])
+
+    [file] = await files.list_all()
+    assert file.id in refused.value.message
+    assert (await files.read(file.id)).data == b"abc"
+    with pytest.raises(Conflict, match="completed"):
+        await uploads.cancel(id)
+
+
+async def _die(_: ClientFile) -> None:
+    raise asyncio.CancelledError
 
 
 async def test_a_storage_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch):
