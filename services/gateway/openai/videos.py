@@ -45,7 +45,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Whether there is sound; if nothing is said, there is where the model makes it.
     sound: bool | None = None
 
-    # Refused: videos are made of text alone.
+    # Refused: no family here begins a video with a picture.
     input_reference: Any = None
 
     # Accepted and ignored.
@@ -138,7 +138,9 @@ def parse_video_request(body: bytes, kind: str) -> VideoRequest:
     """
     request = _parse_form(body, kind) if kind.lower().startswith("multipart/") else decode_body(_DECODER, body)
     if request.input_reference is not None:
-        raise _unsupported_value("input_reference", "videos are made of text alone, leave it out")
+        raise _unsupported_value(
+            "input_reference", "no model here begins a video with a picture; leave it out, and describe it in 'prompt'"
+        )
     for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
         if getattr(request, first) is not None and getattr(request, second) is not None:
             raise BadRequest(f"'{first}' and '{second}' mean the same: send one of them.", param=second)

@@ -25,6 +25,7 @@ from services.gateway.openai.responses.request import (
     TextConfig,
     check_response_request,
     name_message,
+    refuse_image_generation,
 )
 from services.gateway.openai.responses.response import ResponseUsage
 from services.gateway.openai.tools import MAX_TOOLS
@@ -104,6 +105,7 @@ def parse_context_request(body: bytes, kind: type[Kind]) -> Kind:
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     if isinstance(found, dict) and isinstance(found.get("input"), list):
         found["input"] = [name_message(item) for item in found["input"]]
+    refuse_image_generation(found)
     try:
         wanted = convert_json(found, kind)
     except (msgspec.ValidationError, RecursionError) as error:

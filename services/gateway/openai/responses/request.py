@@ -184,6 +184,10 @@ _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
 }
 #: What ``include`` may name: what is in every answer, or is put into it.
 _INCLUDABLE = frozenset({"reasoning.encrypted_content", "message.input_image.image_url"})
+_NO_IMAGES = (
+    "No model here draws while it answers, so there is no tool 'image_generation': send the prompt to "
+    '/v1/images/generations, or to /v1/chat/completions with "modalities": ["image"] and a model that makes pictures.'
+)
 
 
 def parse_response_request(body: bytes) -> ResponseRequest:
@@ -205,10 +209,22 @@ def convert_response_request(found: Any) -> ResponseRequest:
     """``found``, JSON, as a request; items without a type are messages. Raises ``BadRequest``."""
     if isinstance(found, dict) and isinstance(found.get("input"), list):
         found["input"] = [name_message(item) for item in found["input"]]
+    refuse_image_generation(found)
     try:
         return convert_json(found, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
         raise invalid_request(str(error), ResponseRequest) from None
+
+
+def refuse_image_generation(found: Any) -> None:
+    """Raise ``BadRequest`` where ``found``, a request as JSON, has OpenAI's tool ``image_generation``."""
+    if not isinstance(found, dict):
+        return
+    tools = found["tools"] if isinstance(found.get("tools"), list) else []
+    places = {f"tools[{index}].type": tool for index, tool in enumerate(tools)}
+    for param, tool in {**places, "tool_choice.type": found.get("tool_choice")}.items():
+        if isinstance(tool, dict) and tool.get("type") == "image_generation":
+            raise BadRequest(_NO_IMAGES, param=param)
 
 
 def name_message(item: Any) -> Any:
