@@ -9,19 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omnibus import graph
-from omnibus.bus import Bus, subjects
-from omnibus.errors import BadRequest
-from omnibus.recording import records
+from omnibus.bus import Bus
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.auth.admin import AdminAuth
-from services.gateway.console import operations
+from services.gateway.console import operations, replays
 from services.gateway.console.broadcaster import LiveStates
 from services.gateway.console.history import MAX_SPAN_SECONDS, read_history
 from services.gateway.console.keys import MAX_BODY_BYTES, ConsoleKeys
 from services.gateway.console.log_tail import MAX_LINES, read_log_tail
 from services.gateway.console.plans import describe_plans
+from services.gateway.console.replays import ConsoleReplays
 from services.gateway.console.static_files import ConsolePages
 from services.gateway.http.exchange import ConnectedClient, RequestOutcome, read_request
 from services.gateway.http.handlers import Handler, add_routes, json_response
@@ -30,15 +28,12 @@ from services.gateway.http.response import ResponseWriter, as_events
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.tenancy.key_store import KeyView
 
-EVENTS, PLAN, REPLAY = "/v1/console/events", "/v1/console/plan", "/v1/console/replay/{id}"
+EVENTS, PLAN = "/v1/console/events", "/v1/console/plan"
+REPLAY, FORK = "/v1/console/replay/{id}", "/v1/console/fork/{id}"
 EXECUTORS, EXECUTOR = "/v1/console/executors", "/v1/console/executors/{id}"
 KEYS, KEY = "/v1/console/keys", "/v1/console/keys/{id}"
 LETTERS, LETTER = "/v1/console/deadletters", "/v1/console/deadletters/{id}"
 SETTINGS, LOGS, HISTORY = "/v1/console/settings", "/v1/console/logs", "/v1/console/history"
-#: What of the query of a replay goes along with it.
-REPLAY_PARAMS = ("from", "path", "route")
-#: Seconds that a replay may keep silent.
-REPLAY_IDLE_SECONDS = 120.0
 
 
 class Console:
@@ -53,6 +48,7 @@ class Console:
         self._keys = ConsoleKeys(store, keys)
         self._store = store
         self._bus = bus
+        self._replays = ConsoleReplays(bus)
         self.live = LiveStates(store, bus)
         self._pages = ConsolePages()
 
@@ -71,9 +67,13 @@ class Console:
         add_routes(app, {path: {"GET": self._for_operators(get)} for path, get in gets.items()})
         of_keys = {"GET": self._for_operators(self._get_keys), "POST": self._for_operators(self._create_key, 201)}
         add_routes(app, {KEYS: of_keys, KEY: {"DELETE": self._for_operators(self._revoke_key)}})
-        streams = {(EVENTS, "GET"): lambda _: self.live.stream_states(), (REPLAY, "POST"): self._stream_replay}
-        for (path, method), bodies in streams.items():
-            app.add_route(path, _EventStreamRoute(self._admin, bodies), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
+        streams = {
+            (EVENTS, "GET"): self._stream_states,
+            (REPLAY, "POST"): self._stream_replay,
+            (FORK, "POST"): self._stream_fork,
+        }
+        for (path, method), stream in streams.items():
+            app.add_route(path, _EventStreamRoute(self._admin, stream), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """End what is being told to those who look."""
@@ -127,37 +127,28 @@ class Console:
         seconds = parse_number(given, "seconds", 3600, 60, MAX_SPAN_SECONDS)
         return await read_history(self._store, seconds, parse_number(given, "until", 0, 0, 1 << 40) or time.time())
 
-    async def _stream_replay(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the output of ``omnibus replay``: where it runs, then the answer and how it compares.
+    def _stream_states(self, _: Request, __: bytes) -> AsyncGenerator[bytes, None]:
+        return self.live.stream_states()
 
-        ``from``, ``path`` and ``route`` of the query are the headers of ``services.gateway.replay.options``.
-        """
-        wishes = _replay_headers(request)
-        record = await records.find_record(self._bus, request.path_params["id"])
-        body = graph.encode_invocation(record.invocation)
-        async for part in self._bus.request_stream(subjects.REPLAY, body, REPLAY_IDLE_SECONDS, wishes or None):
-            yield part
+    def _stream_replay(self, request: Request, _: bytes) -> AsyncGenerator[bytes, None]:
+        return self._replays.stream_replay(request.path_params["id"], request.query_params)
 
-
-def _replay_headers(request: Request) -> dict[str, str]:
-    """Raises ``BadRequest`` for what no replay knows, or what cannot be a header."""
-    given = {name: value for name, value in request.query_params.items() if value}
-    for name, value in given.items():
-        if name not in REPLAY_PARAMS or not (value.isascii() and value.isprintable()):
-            raise BadRequest(f"a replay takes {', '.join(REPLAY_PARAMS)} in printable letters", param=name[:80])
-    return {f"Omnibus-{name}": value for name, value in given.items()}
+    def _stream_fork(self, request: Request, body: bytes) -> AsyncGenerator[bytes, None]:
+        return self._replays.stream_fork(request.path_params["id"], body)
 
 
 class _EventStreamRoute:
     """Server-sent events for whoever may see them, for as long as they wait."""
 
-    def __init__(self, admin: AdminAuth, bodies: Callable[[Request], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(self, admin: AdminAuth, stream: Callable[[Request, bytes], AsyncGenerator[bytes, None]]) -> None:
         self._admin = admin
-        self._bodies = bodies
+        self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending, request = ResponseWriter(send), Request(scope)
         async with RequestOutcome(sending):
             self._admin.check_control_access(request.headers)
+            body = (await read_request(scope, receive, replays.MAX_BODY_BYTES)).body
             async with ConnectedClient(scope, receive):
-                await sending.send_stream(as_events(self._bodies(request)), extra=[(b"x-accel-buffering", b"no")])
+                stream = as_events(self._stream(request, body))
+                await sending.send_stream(stream, extra=[(b"x-accel-buffering", b"no")])

@@ -17,7 +17,7 @@ from omnibus.cli.output import print_json
 from omnibus.errors import OmnibusError
 from omnibus.graph import encode_invocation
 from omnibus.recording import records
-from omnibus.recording.forks import PLAYER_PREFIX, can_begin_at, find_node, fork_invocation, parse_change
+from omnibus.recording.forks import PLAYER_PREFIX, find_node, fork_invocation, parse_change, start_headers
 from omnibus.recording.records import Record
 from omnibus.recording.steps import Step, StepValue, build_steps
 
@@ -108,7 +108,7 @@ async def _run_fork(
     bus: NatsBus, record: Record, node: int, options: argparse.Namespace, changes: dict[str, Any]
 ) -> dict[str, Any]:
     fork = fork_invocation(record.invocation, node, changes, options.seed)
-    start = {"Omnibus-From": str(node)} if node and can_begin_at(*record, node) else None
+    start = start_headers(*record, node) or None
     last: dict[str, Any] = {}
     async for part in bus.request_stream(subjects.REPLAY, encode_invocation(fork), REPLAY_IDLE_SECONDS, start):
         last = {**last, **json.loads(part)}

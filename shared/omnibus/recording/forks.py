@@ -65,6 +65,11 @@ def can_begin_at(invocation: Invocation, ended: EndRecord | None, node: int) -> 
     return all(use in kept for later in invocation.nodes[node:] for use in later.uses if use[0] < node)
 
 
+def start_headers(invocation: Invocation, ended: EndRecord | None, node: int) -> dict[str, str]:
+    """Return the headers with which a replay begins at ``node``; none where it has to begin at the beginning."""
+    return {"Omnibus-From": str(node)} if node and can_begin_at(invocation, ended, node) else {}
+
+
 def _replace_value(where: str, old: Any, keys: list[str], value: Any) -> Any:
     if any(find_refs(old)):
         raise BadRequest(f"{where[:80]} is what another node gives: change an input of that node", param=where[:80])

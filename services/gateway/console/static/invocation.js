@@ -1,18 +1,20 @@
-// One invocation: its graph, who worked when, what came out; run it again, lay two side by side.
+// One invocation: its graph, who worked when, each step of it; run it again, fork it, lay two side by side.
 
-import { ask, events, get } from "./api.js";
+import { get } from "./api.js";
 import { difference, short } from "./compare.js";
 import { about, badge, card, facts, fill, h, num, s, table, trouble, wide } from "./dom.js";
 import { ago, bytes, clock, kind, seconds, several } from "./format.js";
 import { status } from "./invocations.js";
 import { layer, through } from "./lines.js";
+import { replayRow } from "./replay.js";
+import { stepView } from "./steps.js";
 import { elapsed, waterfall } from "./waterfall.js";
 
 const RECORD_WAIT_SECONDS = 5; // a request that has just come is recorded a little later
 
 export function invocation(room, id) {
   const turn = new AbortController();
-  const [top, again, middle, compare, rest] = [...Array(5)].map(() => h("div", { class: "room" }));
+  const [top, again, middle, steps, compare, rest] = [...Array(6)].map(() => h("div", { class: "room" }));
   let drawing = null;
   let state = "";
   let tries = 0;
@@ -39,9 +41,14 @@ export function invocation(room, id) {
   /** What people press and type in is drawn anew only when the status changes. */
   function show(told) {
     state = told.summary.status;
-    fill(again, steps(told, room, turn.signal));
-    fill(compare, beside(told, turn.signal));
-    if (!top.isConnected) fill(room, top, again, middle, compare, rest);
+    const beside = comparison(told, turn.signal, (other) => void view.compare(other));
+    const view = stepView(told, turn.signal, beside.show);
+    fill(again, replayRow(told, turn.signal));
+    fill(steps, view.element);
+    fill(compare, beside.element);
+    const other = wantedBeside(told);
+    if (other) void beside.show(other);
+    if (!top.isConnected) fill(room, top, again, middle, steps, compare, rest);
   }
   return () => {
     turn.abort();
@@ -100,8 +107,6 @@ function graph({ nodes, edges, pulls = [] }) {
   };
 }
 
-// What crossed, and another run
-
 /** What crossed between nodes of the installation. */
 function crossed({ nodes, pulls }) {
   if (!pulls?.length) return null;
@@ -111,56 +116,31 @@ function crossed({ nodes, pulls }) {
   return card("Between nodes", table("Between nodes", ["Output", "Reader", "From node to node", num("Size"), num("Waited")], rows));
 }
 
-// Again, and beside another one
+// Beside another one
 
-function steps(told, room, signal) {
-  const said = h("div", { class: "again", role: "status" });
-  const from = h("select", { "aria-label": "Begin at" }, h("option", { value: "" }, "from the beginning"),
-    told.nodes.slice(1).map((each) => h("option", { value: each.node }, `from ${each.component}`)));
-  const button = h("button", { type: "button", onclick: () => again(told, from.value, said, button, signal) }, "Replay");
-  if (told.record === "digest") button.disabled = true;
-  return h("div", { class: "row" }, button, told.nodes.length > 1 && from,
-    told.record !== "digest" ? null : h("small", "Recorded as digests only: it cannot be replayed. OMNIBUS_GATEWAY_RECORD=full keeps what a replay needs."), said);
-}
-
-async function again({ summary }, from, said, button, signal) {
-  button.disabled = true;
-  fill(said, badge("sending", "info"));
-  try {
-    const query = from && `?from=${from}`;
-    const response = await ask(`console/replay/${encodeURIComponent(summary.id)}${query}`, { method: "POST", signal });
-    for await (const step of events(response)) fill(said, verdict(step, summary.id));
-  } catch (error) {
-    if (error.name !== "AbortError") fill(said, trouble(error));
-  } finally {
-    button.disabled = false;
-  }
-}
-
-function verdict(step, before) {
-  if (step.status === "running") return [badge("running", "info"), " as ", about(step.id)];
-  if (step.status === "failed") return [badge("failed", "bad"), ` ${step.problem.code}: ${step.problem.message}`];
-  const [word, state] = step.identical === true ? ["identical", "good"] : step.identical === false ? ["different", "bad"] : ["not compared", "warn"];
-  return [badge(word, state), step.why ? ` ${step.why}` : "", " ", about(step.id), " ",
-    about(step.id, "side by side", before)];
-}
-
-function beside(told, signal) {
-  const [, asked] = location.hash.split("?with=");
-  const other = decodeURIComponent(asked || told.summary.replay_of || "");
-  const id = h("input", { "aria-label": "Another invocation", placeholder: "id of another invocation", size: 30, value: other, spellcheck: "false", autocomplete: "off" });
-  const shown = h("div");
-  const show = async () => {
-    if (!id.value.trim()) return fill(shown);
+/** A form that lays another invocation beside this one: `show(id)` does so, `shown(id)` is called for it. */
+function comparison(told, signal, shown) {
+  const id = h("input", { "aria-label": "Another invocation", placeholder: "id of another invocation", size: 30, spellcheck: "false", autocomplete: "off" });
+  const body = h("div");
+  const show = async (other) => {
+    id.value = other;
+    shown(other);
+    if (!other) return fill(body);
     try {
-      fill(shown, difference(told, await get(`invocations/${encodeURIComponent(id.value.trim())}`, { signal })));
+      fill(body, difference(told, await get(`invocations/${encodeURIComponent(other)}`, { signal })));
     } catch (error) {
-      if (error.name !== "AbortError") fill(shown, trouble(error));
+      if (!signal.aborted) fill(body, trouble(error));
     }
   };
-  if (other) void show();
-  return card("Compare with another one",
-    h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); void show(); } }, id, h("button", { type: "submit", class: "quiet" }, "Compare")), shown);
+  const element = card("Compare with another one",
+    h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); void show(id.value.trim()); } }, id, h("button", { type: "submit", class: "quiet" }, "Compare")), body);
+  return { element, show };
+}
+
+/** The id that the address names beside this one, or what this one is a replay of. */
+function wantedBeside({ summary }) {
+  const [, given] = location.hash.split("?with=");
+  return decodeURIComponent(given || summary.replay_of || "");
 }
 
 // The rest

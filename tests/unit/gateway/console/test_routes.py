@@ -9,6 +9,7 @@ import pytest
 
 from omnibus.plan import Plan
 from omnibus.plan_score import OptionScore, PlanScore, score_value
+from omnibus.recording import records
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.unit.gateway.house import OMNI, VL, House, answered, error, events, house, image, text
@@ -26,7 +27,7 @@ PAGES = (
     "logs",
     "history",
 )
-CHANGES = [("POST", "replay/x-0-0"), ("POST", "keys"), ("DELETE", "keys/0123456789ab")]
+CHANGES = [("POST", "replay/x-0-0"), ("POST", "fork/x-0-0"), ("POST", "keys"), ("DELETE", "keys/0123456789ab")]
 DATA = [(method, f"/v1/console/{page}") for method, page in (*(("GET", page) for page in PAGES), *CHANGES)]
 
 
@@ -156,3 +157,51 @@ async def test_a_replay_of_nothing_is_a_404(tmp_path: Path):
 
     assert (found.status_code, bad.status_code) == (404, 404)
     assert json.loads(found.content)["error"]["type"]
+
+
+# Forks
+
+
+async def test_a_fork_changes_one_input_and_names_what_it_came_from(tmp_path: Path):
+    async with house(tmp_path, admin_token="secret") as home:
+        await home.all_of(VL)
+        asked = await home.ask(content=[text("look")])
+        answered(asked)
+        id = asked.headers["x-request-id"]
+        await home.ended(id)
+
+        wanted = {"node": "thinker", "changes": {"messages.0.content.0.text": "listen"}, "seed": 7}
+        forked = await local(home, "POST", f"/v1/console/fork/{id}", headers=TOKEN, json=wanted)
+        running, done = events(forked)
+        await home.ended(done["id"])
+        after = await records.find_record(home.bus, done["id"])
+
+    assert (running["status"], running["replay_of"]) == ("running", id)
+    assert (done["status"], done["identical"]) == ("done", False)
+    assert done["answer"]["text"].startswith("You said listen")
+    assert (after.invocation.replay_of, after.invocation.seed) == (id, 7)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({}, "node"),
+        ({"node": 9, "seed": 1}, "no stage '9'"),
+        ({"node": 0}, "a fork changes something"),
+        ({"node": 0, "seed": 1 << 70}, "seed"),
+        ({"node": 0, "changes": {"nothing": 1}}, "no input 'nothing'"),
+        ({"node": 0, "path": "E"}, "path"),
+    ],
+)
+async def test_a_fork_that_cannot_be_says_why(tmp_path: Path, body: dict[str, Any], why: str):
+    async with house(tmp_path, admin_token="secret") as home:
+        await home.all_of(VL)
+        asked = await home.ask(content=[text("look")])
+        answered(asked)
+        await home.ended(asked.headers["x-request-id"])
+
+        path = f"/v1/console/fork/{asked.headers['x-request-id']}"
+        found = await local(home, "POST", path, headers=TOKEN, json=body)
+
+    assert (found.status_code, error(found)["code"]) == (400, "bad_request")
+    assert why in error(found)["message"]
