@@ -1,6 +1,7 @@
 """Fixtures for every test: real NATS and Valkey servers, one of each per test module."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+import httpx._transports.default as http_transports
 import pytest
 
 from omnibus.process.parent_death import die_with_parent
@@ -18,6 +20,9 @@ from tests.e2e import docker_engine as docker
 # Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
 # slower, here and in every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every client would read the trusted certificates anew, 60 ms of CPU; nothing here speaks to strangers.
+http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 
 # A shell starts what runs in its background with SIGINT ignored, and what that starts inherits it: Ctrl-C would end nothing.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
