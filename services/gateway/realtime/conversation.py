@@ -147,8 +147,7 @@ class Conversation:
         """
         if item.id in self._items:
             raise Conflict(f"The conversation has an item {item.id!r} already.", param="item.id")
-        if len(self._items) >= MAX_ITEMS:
-            raise BadRequest(f"The conversation has {MAX_ITEMS} items, the most accepted: delete some.", param="item")
+        self.check_room()
         if after not in (None, ROOT):
             self.find_item(str(after), "previous_item_id")
         self._changed(item.nbytes)
@@ -159,19 +158,28 @@ class Conversation:
             self._items = dict(_insert_behind(list(self._items.values()), item, str(before)))
         return None if before == ROOT else before
 
+    def check_room(self) -> None:
+        """Raises ``BadRequest`` where there are as many items as there may be."""
+        if len(self._items) >= MAX_ITEMS:
+            raise BadRequest(f"The conversation has {MAX_ITEMS} items, the most accepted: delete some.", param="item")
+
+    def write_down(self, id: str, transcript: str, *, keeps_audio: bool) -> None:
+        """Keep what is said in the first part of an item, and forget its audio unless that is kept.
+
+        Raises ``NotFound`` and ``Overloaded``.
+        """
+        item = self.find_item(id)
+        part = item.parts[0]
+        self._changed(len(transcript) - len(part.text) - (0 if keeps_audio else len(part.audio)))
+        part.text = transcript
+        if not keeps_audio:
+            part.audio = b""
+
     def delete_item(self, id: str) -> None:
         """Remove an item. Raises ``NotFound``, and ``BadRequest`` for one that is being made."""
         item = self._find_complete(id)
         del self._items[id]
         self._changed(-item.nbytes)
-
-    def drop_audio(self, id: str) -> None:
-        """Forget the audio of an item. Raises ``NotFound``."""
-        item = self.find_item(id)
-        before = item.nbytes
-        for part in item.parts:
-            part.audio = b""
-        self._changed(item.nbytes - before)
 
     def truncate_item(self, id: str, index: int, milliseconds: int) -> None:
         """Forget what nobody heard of an item. Raises ``NotFound`` and ``BadRequest``."""

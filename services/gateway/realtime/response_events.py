@@ -48,16 +48,16 @@ class ResponseEvents:
     def add_text(self, delta: str) -> list[Event]:
         """More of the answer's text: of what is written, or of what is said."""
         events, part = self._open_message()
-        part.text += delta
         self._grow(len(delta))
+        part.text += delta
         kind = "output_audio_transcript" if self._speaks else "output_text"
         return [*events, {"type": f"response.{kind}.delta", **self._place(), "content_index": 0, "delta": delta}]
 
     def add_audio(self, data: bytes) -> list[Event]:
         """The next bytes of the answer's audio."""
         events, part = self._open_message()
-        part.audio += data
         self._grow(len(data))
+        part.audio += data
         delta = encode_base64(data)
         return [
             *events,
@@ -77,8 +77,8 @@ class ResponseEvents:
         item = self._open
         if item is None or item.type != "function_call":
             raise ProtocolError("the answer has arguments of a call that has not begun")
-        item.text += delta
         self._grow(len(delta))
+        item.text += delta
         place = {**self._place(), "call_id": item.call_id}
         return [{"type": "response.function_call_arguments.delta", **place, "delta": delta}]
 
@@ -109,12 +109,12 @@ class ResponseEvents:
         return [*events, {"type": "response.content_part.added", **place, "part": shown}], part
 
     def _open_item(self, item: ConversationItem) -> list[Event]:
-        self._open = item
+        before = self._conversation.insert_item(item) if self._conversation is not None else None
         added = {"output_index": len(self.items), "item": item.to_event()}
+        self._open = item
         self.items.append(item)
         events: list[Event] = [{"type": "response.output_item.added", "response_id": self.id, **added}]
         if self._conversation is not None:
-            before = self._conversation.insert_item(item)
             event = {"type": "conversation.item.added", "previous_item_id": before, "item": item.to_event()}
             events.append(event)
         return events

@@ -107,9 +107,7 @@ class RestoredSession:
             return
         self.transcripts.pop(id, None)
         if kind == "completed" and id in self.conversation:
-            self.conversation.find_item(id).parts[0].text = event["transcript"]
-            if self.config.kind == "transcription":
-                self.conversation.drop_audio(id)
+            self.conversation.write_down(id, event["transcript"], keeps_audio=self.config.kind != "transcription")
 
 
 def _apply_output(turn: RestoredTurn, type: str, event: Mapping[str, Any], conversation: Conversation | None) -> None:

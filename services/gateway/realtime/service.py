@@ -18,6 +18,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.apps.chat import AppChats
 from services.gateway.http import websocket
 from services.gateway.http.websocket import WebSocketConnection
+from services.gateway.openai.realtime.client_events import read_event_id
 from services.gateway.openai.realtime.session import SessionConfig, SessionKind, SessionUpdate
 from services.gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
 from services.gateway.realtime.errors import IDLE_TIMEOUT, SESSION_EXPIRED, EventRefused
@@ -234,7 +235,8 @@ class Realtime:
                 return SessionEnd(websocket.POLICY, error.message, over="slow")
             except Exception:
                 log.exception("%s failed", session.id)
-                session.post_error(Fatal("internal error: the gateway's log has more under the id of this session"))
+                failure = Fatal("internal error: the gateway's log has more under the id of this session")
+                session.post_error(failure, read_event_id(text))
             await pace.wait()
 
     async def _say_goodbye(

@@ -54,7 +54,7 @@ class RealtimeSession:
             context.chats,
             context.limit,
             self._post,
-            self._drop_audio if config.kind == "transcription" else None,
+            self._write_down,
         )
         self._waits_for_turn = False  # a message that is answered once the response under way is over
         self._closing = False
@@ -163,7 +163,10 @@ class RealtimeSession:
 
     async def _append_audio(self, event: wire.AppendAudio) -> None:
         for edge in self._input.append_audio(decode_base64(event.audio, "audio")):
-            await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge.at_ms))
+            try:
+                await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge.at_ms))
+            except OmnibusError as error:  # the audio behind it is taken all the same
+                self.post_error(error, event.event_id)
         self._post([])
 
     async def _begin_speech(self, at_ms: int) -> None:
@@ -199,6 +202,7 @@ class RealtimeSession:
             raise BadRequest(
                 "Nobody transcribes the audio: set a model first.", param="session.audio.input.transcription.model"
             )
+        self._conversation.check_room()
         id = self._input.speech_id or new_id("item_")
         part = ItemPart("input_audio", audio=self._input.commit_audio(end_ms), format=self.config.input_format)
         item = ConversationItem(id, "message", "user", parts=[part])
@@ -208,10 +212,10 @@ class RealtimeSession:
         if self.config.transcription is not None:
             self._transcriber.start(self.config.transcription, item)
 
-    def _drop_audio(self, item: ConversationItem) -> None:
-        """Its words are what a session of transcription holds of an item that has been written down."""
-        if item.id in self._conversation:
-            self._conversation.drop_audio(item.id)
+    def _write_down(self, id: str, transcript: str) -> None:
+        """Words are all that a session of transcription holds of an item that has been written down."""
+        if id in self._conversation:
+            self._conversation.write_down(id, transcript, keeps_audio=self.config.kind != "transcription")
 
     def _clear_audio(self, _: wire.ClearAudio) -> None:
         self._input.clear_audio()

@@ -42,7 +42,10 @@ def require_hearing(chat: Chat, chats: Chat | AppChats, model: str, param: str) 
 
 
 class InputTranscriber:
-    """Transcribes committed audio of one session whose model is ``model``; ``post`` takes the events."""
+    """Transcribes committed audio of one session whose model is ``model``; ``post`` takes the events.
+
+    ``on_transcript`` is called with the id of an item and what is said in it; it may refuse to hold that.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class InputTranscriber:
         all_chats: Chat | AppChats,
         limit: Callable[[], AbstractContextManager[None]],
         post: Callable[[Sequence[Event]], None],
-        on_transcript: Callable[[ConversationItem], None] | None = None,
+        on_transcript: Callable[[str, str], None],
     ) -> None:
         self._model = model
         self._chat = chat
@@ -90,15 +93,13 @@ class InputTranscriber:
         try:
             with self._limit():
                 got = await self._answer(config, item, known)
+            self._on_transcript(item.id, got.text)
         except Exception as error:
             if not isinstance(error, OmnibusError):
                 log.exception("the transcription of %s failed", item.id)
                 error = Fatal("internal error: the gateway's log has more under this item's id")
             self._post([{"type": f"{_PREFIX}.failed", **place, "error": describe_error(error)}])
             return
-        item.parts[0].text = got.text
-        if self._on_transcript is not None:
-            self._on_transcript(item)
         usage = convert_usage(got.usage())
         self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])
 

@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from omnibus.encoding.audio import StreamingAudioEncoder
-from omnibus.errors import ContextTooLong, Fatal, OmnibusError, TooLarge, TooSlow
+from omnibus.errors import ContextTooLong, Fatal, OmnibusError, TooLarge
 from omnibus.metrics import GATEWAY
 from omnibus.structured.calls import CallPart, CallReader
 from services.gateway.apps.chat import AppChats
@@ -121,10 +121,9 @@ class Turn:
             run.known = tuple(restored.token_ids)
         return run
 
-    def start(self, over: Callable[["Turn"], None]) -> None:
-        """Make it; ``over`` is called when it has ended."""
-        self._task = asyncio.get_running_loop().create_task(self._make(), name=self.id)
-        self._task.add_done_callback(lambda _: over(self))
+    def start(self, end: Callable[["Turn", list[Event]], None]) -> None:
+        """Make it; ``end`` is called with its closing events once nothing more comes of it."""
+        self._task = asyncio.get_running_loop().create_task(self._make(end), name=self.id)
 
     async def cancel(self, reason: str) -> None:
         """End it now, for ``reason``."""
@@ -137,7 +136,7 @@ class Turn:
 
     # The work
 
-    async def _make(self) -> None:
+    async def _make(self, end: Callable[["Turn", list[Event]], None]) -> None:
         self._begun, code = True, "ok"
         try:
             with self._spec.limit():
@@ -157,8 +156,7 @@ class Turn:
             closing = self._fail(Fatal("internal error: the gateway's log has more under this response's id"))
         self._run.end("failed")  # where it has not begun; else it has ended
         GATEWAY.request_counter(self._spec.config.model, code).inc()
-        with suppress(TooSlow):  # then the session ends
-            self._post(closing)
+        end(self, closing)
 
     def _fail(self, error: OmnibusError) -> list[Event]:
         return self._events.finish("failed", {"type": "failed", "error": describe_error(error)})

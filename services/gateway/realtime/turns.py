@@ -1,13 +1,13 @@
 """Responses of one session: those that are being made, and which of them writes to the conversation."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from secrets import token_hex
 from typing import NamedTuple
 
 import msgspec
 
-from omnibus.errors import OmnibusError, Overloaded
+from omnibus.errors import OmnibusError, Overloaded, TooSlow
 from omnibus.recording.sessions import BegunTurn
 from services.gateway.apps.chat import AppChats
 from services.gateway.openai.realtime.session import SessionConfig, encode_event
@@ -136,10 +136,13 @@ class SessionTurns:
             self.active = turn
         return turn
 
-    def _end_turn(self, turn: Turn) -> None:
+    def _end_turn(self, turn: Turn, closing: list[Event]) -> None:
+        """Give its place free before its client sees the last event, who may ask for another response at once."""
         self._turns.pop(turn.id, None)
         if self.active is turn:
             self.active = None
+        with suppress(TooSlow):  # then the session ends
+            self._post(closing)
         self._on_over()
 
     def _log_turn(

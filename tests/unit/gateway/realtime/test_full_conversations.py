@@ -1,0 +1,63 @@
+"""Conversations that have as many items as they may: what comes is refused by name, and nothing is lost or stuck."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.gateway.realtime import conversation
+from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
+from tests.unit.gateway.realtime_house import SOUND, Caller, types
+
+#: Half a second of noise and 0.7 s of silence: one turn, of 24 kHz samples.
+TURN = (np.random.default_rng(0).standard_normal(12000) * 8000).astype("<i2").tobytes() + bytes(33600)
+
+
+async def append(caller: Caller, audio: bytes, **more: Any) -> None:
+    await caller.send("input_audio_buffer.append", audio=base64.b64encode(audio).decode(), **more)
+
+
+async def test_a_response_without_a_place_fails_and_audio_waits_for_one(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(conversation, "MAX_ITEMS", 1)
+    await caller.update(audio={"input": {"turn_detection": None}})
+    item = await caller.say("hello there")
+    failed = (await caller.respond())[-1]["response"]
+    await append(caller, SOUND)
+    error = await caller.refused("input_audio_buffer.commit")
+    await caller.ask("conversation.item.delete", "conversation.item.deleted", item_id=item)
+    spoken = (await caller.ask("input_audio_buffer.commit", "conversation.item.done"))["item"]["id"]
+    kept = (await caller.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=spoken))["item"]
+
+    assert (failed["status"], failed["status_details"]["error"]["code"]) == ("failed", "bad_request")
+    assert failed["output"] == []
+    assert (error["code"], error["event_id"]) == ("bad_request", "mine")
+    assert base64.b64decode(kept["content"][0]["audio"]) == SOUND
+
+
+async def test_a_turn_that_is_refused_moves_none_behind_it(caller: Caller, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversation, "MAX_ITEMS", 0)
+    await append(caller, TURN + TURN, event_id="mine")
+    found = [await caller.next() for _ in range(6)]
+
+    turn = ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped", "error"]
+    assert types(found) == turn * 2
+    assert [each["error"]["event_id"] for each in found if each["type"] == "error"] == ["mine", "mine"]
+    assert 1200 - 300 - 60 <= found[3]["audio_start_ms"] <= 1200
+
+
+def test_transcripts_count_among_the_bytes_that_a_conversation_holds():
+    held: list[int] = []
+    kept = Conversation("conv_1", held.append)
+    for id in ("a", "b"):
+        kept.insert_item(ConversationItem(id, "message", "user", parts=[ItemPart("input_audio", audio=bytes(100))]))
+    kept.write_down("a", "seven words", keeps_audio=True)
+    kept.write_down("b", "seven words", keeps_audio=False)
+    whole = sum(held)
+    for id in ("a", "b"):
+        kept.delete_item(id)
+
+    assert whole == 100 + 2 * len("seven words")
+    assert sum(held) == 0
