@@ -245,6 +245,30 @@ def test_an_invocation_is_found_shown_and_replayed(asking: Page):
     assert "differs" not in difference.get_by_role("row").filter(has_text=re.compile("^text")).inner_text()
 
 
+def test_each_node_is_stepped_through_forked_and_laid_side_by_side(page: Page, system: System):
+    id = page.evaluate(ASK, [f"{system.url}/v1/chat/completions", OMNI])
+    page.evaluate("id => { location.hash = `#/invocations/${id}` }", id)
+    tab, node = page.get_by_role("tab", name="thinker"), page.get_by_role("tabpanel", name="thinker")
+    expect(node.get_by_role("group", name="messages")).to_contain_text("hello")
+    expect(node.get_by_role("definition").filter(has_text="qwen2_5-omni-tiny-")).to_be_visible()
+
+    node.locator("summary", has_text="Fork").press("Enter")
+    node.get_by_label("Change").select_option("nothing but the seed")
+    node.get_by_role("button", name="Fork from thinker").press("Enter")
+    expect(node.get_by_role("alert")).to_contain_text("a fork changes something")
+    node.get_by_label("Change").select_option("params.max_tokens")
+    expect(node.get_by_role("textbox", name="To")).to_have_value("4")
+    node.get_by_role("textbox", name="To").fill("2")
+    node.get_by_role("button", name="Fork from thinker").press("Enter")
+
+    outputs = node.get_by_role("region", name="Outputs")
+    expect(outputs).to_contain_text("differs")
+    expect(node.get_by_role("heading", name="The other one")).to_be_visible()
+    expect(node.get_by_role("group", name="params").nth(1)).to_contain_text('"max_tokens": 2')
+    expect(tab).to_be_focused()
+    expect(page.get_by_role("region", name="Difference")).to_contain_text("differs")
+
+
 def test_an_invocation_that_is_not_there_is_said(page: Page):
     page.evaluate("location.hash = '#/invocations/nobody-0-0'")
 
@@ -274,9 +298,9 @@ def test_no_page_breaks_a_rule_of_axe(page: Page, system: System, scheme: Scheme
 
 
 def detail_pages(page: Page, system: System) -> list[str]:
-    """An invocation that has ended, and an executor."""
-    id = page.evaluate(ASK, [f"{system.url}/v1/chat/completions", OMNI])
-    return [f"invocations/{id}", f"executors/{min(system.executors)}"]
+    """An invocation that has ended, beside another one, and an executor."""
+    id, other = (page.evaluate(ASK, [f"{system.url}/v1/chat/completions", OMNI]) for _ in range(2))
+    return [f"invocations/{id}?with={other}", f"executors/{min(system.executors)}"]
 
 
 def test_all_of_it_is_reached_by_keyboard(page: Page):
