@@ -56,6 +56,14 @@ def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]
     return {**catalog.model_declaration(family, str(checkpoint)), **changes}
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """The command line of ``process``; empty when it has just ended."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
 @contextlib.contextmanager
 def running(
     directory: Path, models: Mapping[str, Any], *flags: str, more: Mapping[str, Any] | None = None, **settings: str
@@ -209,12 +217,12 @@ class System:
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""
-        return next(one for one in self.processes() if name in " ".join(one.cmdline()[:1]))
+        return next(one for one in self.processes() if name in " ".join(command_line(one)[:1]))
 
     def gateway(self, index: int) -> psutil.Process:
         """The process of a gateway."""
         port = str(urlsplit(self.urls[index]).port)
-        gateways = (one for one in self.processes() if "services.gateway" in one.cmdline())
+        gateways = (one for one in self.processes() if "services.gateway" in command_line(one))
         return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:

@@ -13,7 +13,7 @@ import psutil
 
 from tests.e2e.omni.speech import Spoken, same, spoken, taken, wanted
 from tests.e2e.questions import OMNI_QUESTIONS, Question
-from tests.e2e.system import OMNI, System
+from tests.e2e.system import OMNI, System, command_line
 from tests.nodes.namespaces import DATA, Node
 from tests.nodes.system import APART, TOGETHER, ask
 
@@ -59,7 +59,7 @@ class FaultDrawer:
 
     def process(self, module: str) -> psutil.Process:
         """One of the processes that run ``module``."""
-        return self.dice.choice([one for one in self.system.processes() if module in one.cmdline()])
+        return self.dice.choice([one for one in self.system.processes() if module in command_line(one)])
 
 
 async def cut_cable(faults: FaultDrawer) -> None:

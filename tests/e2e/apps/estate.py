@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from tests.e2e.apps import texts
-from tests.e2e.system import System
+from tests.e2e.system import System, command_line
 
 WITHIN = 60.0  # seconds for what was asked to be so everywhere
 
@@ -138,7 +138,7 @@ class Estate:
 
     def workers(self, gateway: int) -> list[psutil.Process]:
         """The worker processes of a gateway."""
-        return [one for one in self.system.gateway(gateway).children() if "omnibus.app.worker" in one.cmdline()]
+        return [one for one in self.system.gateway(gateway).children() if "omnibus.app.worker" in command_line(one)]
 
     async def tasks(self) -> dict[str, dict[str, Any]]:
         """``/v1/tasks`` by name."""

@@ -6,7 +6,7 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny
-from tests.e2e.system import System, running
+from tests.e2e.system import System, command_line, running
 from tests.unit.checkpoints.hubs import Hub, serving
 
 pytestmark = pytest.mark.e2e
@@ -54,5 +54,7 @@ async def test_both_say_the_same(system: System, hub: Hub):
 async def test_who_is_told_to_may_go_to_the_hub_and_nobody_else(system: System, hub: Hub):
     await system.becomes_ready()
 
-    offline = {one.environ().get("HF_HUB_OFFLINE") for one in system.processes() if "services" in str(one.cmdline())}
+    offline = {
+        one.environ().get("HF_HUB_OFFLINE") for one in system.processes() if "services" in str(command_line(one))
+    }
     assert offline == {"1"}

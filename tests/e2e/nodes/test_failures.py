@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.nodes.conftest import NODES, PAINTER
 from tests.e2e.nodes.test_same_answers import chat, nothing_is_left, post
 from tests.e2e.questions import VL_QUESTIONS
-from tests.e2e.system import System
+from tests.e2e.system import System, command_line
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,7 @@ TYPED = {"node_unreachable", "unavailable", "stage_unavailable", "stale_handle",
 def sidecar_of(system: System, node: int) -> psutil.Process:
     """The process of a node's sidecar."""
     name = system.node_name(node)
-    sidecars = (one for one in system.processes() if "services.sidecar" in one.cmdline())
+    sidecars = (one for one in system.processes() if "services.sidecar" in command_line(one))
     return next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
 
 

@@ -9,7 +9,7 @@ from tests.e2e.planned.cell import SEEN, TEXT
 from tests.e2e.planned.conftest import Planned
 from tests.e2e.planned.load import paced
 from tests.e2e.planned.settled import FOLLOWED, FOLLOWING, capacity, replicas, settled
-from tests.e2e.system import System
+from tests.e2e.system import System, command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -62,7 +62,7 @@ def serves_high(plan: Plan) -> bool:
 async def planner_dies(system: System) -> None:
     """Returns when the next one has planned."""
     plans = system.log.count(PLANNED)
-    next(one for one in system.processes() if "services.planner" in one.cmdline()).kill()
+    next(one for one in system.processes() if "services.planner" in command_line(one)).kill()
     await said(system, PLANNED, plans + 1)
 
 

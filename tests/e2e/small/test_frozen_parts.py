@@ -10,10 +10,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection
 
-from tests.e2e.questions import ask, image
-from tests.e2e.small.streams import MODEL, SPOKEN, model, question
-from tests.e2e.system import System, running
+from omnibus.bus.nats.bus import APPEND_TIMEOUT_SECONDS
+from tests.e2e.questions import ask, audio, image
+from tests.e2e.small import media
+from tests.e2e.small.streams import MODEL, SPOKEN, question
+from tests.e2e.system import System, command_line, running
 
 pytestmark = pytest.mark.e2e
 
@@ -25,13 +29,18 @@ CONTINUED = {"x-omnibus-continue": "true"}
 LINE = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": question(1)}).encode()
 
 
+IMAGE = {"model": media.PAINTER, "prompt": "a cat", "size": "64x64", "steps": 4}
+VIDEO = {"model": media.DIRECTOR, "prompt": "a cat", "size": "64x32", "steps": 4, "seconds": "0.375"}
+
+
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """``omnibus up`` restarts nothing that only stands still."""
     directory = tmp_path_factory.mktemp("frozen")
     with running(
         directory,
-        {MODEL: model(directory)},
+        media.models(directory),
+        *media.app_flags(directory),
         OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
         OMNIBUS_GATEWAY_DEADLINE=str(DEADLINE),
         OMNIBUS_UP_SILENT="120",
@@ -71,6 +80,12 @@ async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
         (RESPONSES, {**asked, "previous_response_id": response}, {}),
         ("/v1/conversations", {}, {}),
         ("/v1/batches", batch, {}),
+        ("/v1/images/generations", IMAGE, {}),
+        ("/v1/images/generations", {**IMAGE, "stream": True, "partial_images": 1}, {}),
+        ("/v1/embeddings", {"model": media.EMBEDDER, "input": "hello"}, {}),
+        ("/v1/videos", VIDEO, {}),
+        (f"/v1/apps/{media.APP}/invoke", {"messages": question(13)["messages"]}, {}),
+        (CHAT, question(14, model=media.APP, stream=True), {}),
         ("/v1/realtime/client_secrets", {"session": {"type": "realtime", "model": MODEL}}, {}),
     ]
     made = {f"{n} {path}": http.build_request("POST", path, json=body, headers=headers)
@@ -82,6 +97,9 @@ async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
         "/v1/apps", f"/v1/invocations/{invocation}", "/v1/deadletters", "/readyz", "/metrics", "/health",
     ):  # fmt: skip
         made[path] = http.build_request("GET", path)
+    for name, fields in {"transcription": {}, "streamed transcription": {"stream": "true"}}.items():
+        sound = {"data": {"model": MODEL, **fields}, "files": {"file": ("a.wav", audio(1.0)[1])}}
+        made[name] = http.build_request("POST", "/v1/audio/transcriptions", **sound)  # type: ignore[arg-type]
     upload = {"data": {"purpose": "batch"}, "files": {"file": ("b.jsonl", LINE)}}
     made["upload"] = http.build_request("POST", "/v1/files", **upload)  # type: ignore[arg-type]
     made["cancel"] = http.build_request("POST", f"/v1/batches/{batch_id}/cancel")
@@ -91,7 +109,9 @@ async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
 def streams(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
     """Streams whose first events come before something freezes."""
     asked = {"model": MODEL, "input": "hello", "stream": True}
+    called = {"messages": question(15)["messages"]}
     return {
+        "begun app": http.build_request("POST", f"/v1/apps/{media.APP}/invoke", json=called),
         "begun chat": http.build_request("POST", CHAT, json=question(11, stream=True)),
         "begun chat, continued": http.build_request("POST", CHAT, json=question(12, stream=True), headers=CONTINUED),
         "begun response": http.build_request("POST", RESPONSES, json=asked),
@@ -113,11 +133,35 @@ async def timed(
     return time.monotonic() - began, response
 
 
+async def spoken(connection: ClientConnection) -> tuple[float, dict[str, Any]]:
+    """Seconds from a question to the event that ends its answer, and that event."""
+    began = time.monotonic()
+    content = [{"type": "input_text", "text": "hello"}]
+    response = {"input": [{"type": "message", "role": "user", "content": content}]}
+    await connection.send(json.dumps({"type": "response.create", "response": response}))
+    async for message in connection:
+        event = json.loads(message)
+        if event["type"] in ("response.done", "error"):
+            return time.monotonic() - began, event
+    raise AssertionError(f"closed without an answer: {connection.close_code} {connection.close_reason}")
+
+
+def ended_well(event: dict[str, Any]) -> bool:
+    """Return whether the answer of a session was whole, or says why not."""
+    if event["type"] == "error":
+        return bool(event["error"]["code"])
+    response = event["response"]
+    return response["status"] == "completed" or bool(response["status_details"]["error"]["code"])
+
+
 def is_typed(response: httpx.Response) -> bool:
     """Return whether an error is in OpenAI's shape, or the last event of its stream, or the answer is none."""
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         last = [line for line in response.text.splitlines() if line.startswith("data: ")][-1]
-        return last == "data: [DONE]" or "error" in json.loads(last[6:])
+        if last == "data: [DONE]":
+            return True
+        event = json.loads(last[6:])
+        return "error" in event or event["type"].endswith((".completed", ".done"))
     if response.request.url.path == "/readyz":  # names the stages that cannot make progress
         return response.status_code in (200, 503)
     return response.status_code < 400 or bool(response.json()["error"]["code"])
@@ -125,7 +169,7 @@ def is_typed(response: httpx.Response) -> bool:
 
 def part_process(system: System, part: str) -> psutil.Process:
     if part == "sidecar":
-        return next(one for one in system.processes() if "services.sidecar" in one.cmdline())
+        return next(one for one in system.processes() if "services.sidecar" in command_line(one))
     return system.server(part)
 
 
@@ -134,19 +178,28 @@ async def test_every_route_answers_by_the_deadline(system: System, part: str):
     await system.becomes_ready()
     async with httpx.AsyncClient(base_url=system.url, timeout=None, limits=httpx.Limits(max_connections=200)) as http:
         requests, begun = await calls(http), [(each, asyncio.Event()) for each in streams(http).values()]
+        realtime = f"{system.url.replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
+        sessions = [await websockets.connect(f"{realtime}{more}", max_size=None) for more in ("", "&resumable=true")]
         tasks = [asyncio.create_task(timed(http, each, event)) for each, event in begun]
         await asyncio.gather(*(event.wait() for _, event in begun))
         frozen = await asyncio.to_thread(part_process, system, part)
         frozen.send_signal(signal.SIGSTOP)
         try:
             async with asyncio.timeout(60):
+                talks = [asyncio.create_task(spoken(each)) for each in sessions]
                 answers = await asyncio.gather(*tasks, *(timed(http, each) for each in requests.values()))
+                replies = await asyncio.gather(*talks)
         finally:
             frozen.send_signal(signal.SIGCONT)
         requests = {**streams(http), **requests}
         found = dict(zip(requests, answers, strict=True))
         late = {name: seconds for name, (seconds, _) in found.items() if seconds > DEADLINE + LATE}
         assert late == {}
+        plain, resumable = (seconds for seconds, _ in replies)
+        assert plain < DEADLINE + LATE
+        assert resumable < DEADLINE + LATE + APPEND_TIMEOUT_SECONDS, "its events wait for the stream"
+        assert [event for _, event in replies if not ended_well(event)] == []
+        await asyncio.gather(*(each.close() for each in sessions))
         assert [name for name, (_, response) in found.items() if not is_typed(response)] == []
         await system.becomes_ready()
 

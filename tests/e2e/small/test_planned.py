@@ -16,7 +16,7 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Store
 from tests.e2e.small.load import busy, sent
 from tests.e2e.small.test_reconcile import ended, executor
-from tests.e2e.system import VL, System
+from tests.e2e.system import VL, System, command_line
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
@@ -43,7 +43,7 @@ class Operator:
         self._file.write_text(json.dumps({"models": {VL: declared}}))
 
     def kill_planner(self) -> None:
-        next(one for one in self.system.processes() if "services.planner" in one.cmdline()).kill()
+        next(one for one in self.system.processes() if "services.planner" in command_line(one)).kill()
 
     async def planned(self, *options: str, context: int = 0, thinkers: int = 2) -> Plan:
         """The plan once the model is like this, and nothing is under way."""

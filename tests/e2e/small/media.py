@@ -1,0 +1,83 @@
+"""Simulated models that make blank images, blank videos with silence, and vectors; and an app of a simulated model."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from omnibus.families import catalog
+from tests.e2e.small.streams import MODEL, TIMES, model
+from tests.e2e.system import declaration
+
+PAINTER, DIRECTOR, EMBEDDER, APP = "painter", "director", "embedder", "reader"
+_BATCH = {"base": 0.01}
+_DENOISED = {
+    "latents": {"shape": [1, 4, 4]},
+    "sound": {"shape": [1, 4]},
+    "progress": {"stream": True},
+    "preview": {"stream": True, "shape": [8, 8, 3], "dtype": "uint8"},
+}
+#: How long everything takes, in seconds, and what comes of it.
+COMPONENTS: dict[str, Any] = {
+    "text_encoder": {
+        "batch": _BATCH,
+        "outputs": {"embeds": {"shape": [1, 4, 8]}, "mask": {"shape": [1, 4]}, "tokens": {"data": {"value": 4}}},
+    },
+    "dit": {"step": {"base": 0.02}, "steps": 4, "inputs": ["embeds", "mask"], "outputs": _DENOISED},
+    "vae": {
+        "batch": _BATCH,
+        "inputs": ["latents"],
+        "outputs": {
+            "image": {"shape": [64, 64, 3], "dtype": "uint8"},
+            "frames": {"stream": True, "shape": [9, 32, 64, 3], "dtype": "uint8"},
+        },
+    },
+    "audio_vae": {
+        "batch": _BATCH,
+        "inputs": ["latents"],
+        "outputs": {"audio": {"stream": True, "shape": [9000], "data": {"rate": 24000}}},
+    },
+    "embedder": {
+        "batch": _BATCH,
+        "outputs": {"embedding": {"shape": [1, 8]}, "tokens": {"data": {"value": 4}}},
+    },
+}
+#: An app whose answer is that of the model.
+SOURCE = f'''"""A chat of the model that speaks, in text."""
+
+from omnibus.task import MLLM, ChatInput, ChatOutput, Think
+
+CHAT = MLLM(encoders={{}}, thinker=Think(model="{MODEL}", component="thinker"))
+
+
+async def serve(request: ChatInput) -> ChatOutput:
+    return await CHAT(request)
+'''
+
+
+def app_flags(directory: Path) -> tuple[str, ...]:
+    """The flags of ``omnibus up`` that have the app registered."""
+    apps = directory / "apps"
+    apps.mkdir()
+    file = apps / f"{APP}.py"
+    file.write_text(SOURCE)
+    return "--apps-dir", str(apps), "--app", str(file)
+
+
+def models(directory: Path) -> dict[str, Any]:
+    """All of them, each in one executor, beside the one that speaks."""
+    times = deepcopy(TIMES)
+    times["default"]["components"] |= {name: {"kind": "any", **each} for name, each in COMPONENTS.items()}
+    spoken = model(directory, times)
+    checkpoint = directory / "times.json"
+    made = {
+        PAINTER: declaration("qwen_image", checkpoint),
+        DIRECTOR: declaration("ltx2", checkpoint),
+        EMBEDDER: catalog.embedding_declaration("qwen2_5_vl", str(checkpoint)),
+    }
+    return {MODEL: spoken, **{name: _in_one(each) for name, each in made.items()}}
+
+
+def _in_one(declared: dict[str, Any]) -> dict[str, Any]:
+    """``declared`` with the one option that has all components."""
+    option = next(name for name, each in declared["options"].items() if each["components"] == declared["components"])
+    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option], "share": 1}]}
