@@ -28,7 +28,7 @@ TOKEN = "the-operators-own-token"
 PLAIN = (FILES / "compose.yaml", HERE / "override.yaml")
 LAYERS = (FILES / "compose.users.yaml", FILES / "compose.observability.yaml", HERE / "override.observability.yaml")
 BUILD_WITHIN = 1500.0  # seconds, torch from the index included
-UP_WITHIN = 300.0
+UP_WITHIN = 600.0
 DOWN_WITHIN = 180.0
 READY_WITHIN = 240.0
 #: What the gateway says while something is on its way back.
