@@ -279,11 +279,11 @@ class System:
         return f"local-{self.state.pid}-{node}" if node else f"local-{self.state.pid}"
 
     def http(self, gateway: int = 0) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.urls[gateway], timeout=60)
+        return httpx.AsyncClient(base_url=self.urls[gateway], timeout=150)
 
     def client(self) -> openai.AsyncOpenAI:
         """The official client, without its own retries."""
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=150)
 
     def ready(self, gateway: int = 0) -> tuple[int, dict[str, Any]]:
         """Status and body of ``/readyz``; 0 when nobody answers."""
