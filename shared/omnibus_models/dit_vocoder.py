@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 BLOCKS_BACK = 3
 BLOCKS_AHEAD = 2
@@ -32,23 +32,55 @@ _SWAY = -1.0
 _ACTIVATION_REACH = 6
 
 
-def sample_mel(dit: Any, cond: Tensor, ref_mel: Tensor, codes: Tensor, noise: Tensor) -> Tensor:
+class SpeakerEncoder(nn.Module):
+    """The speaker encoder of a DiT, that takes its own embeddings as well.
+
+    The library encodes the voice's reference anew in each of 36 evaluations of the solver.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, condition: Tensor) -> Tensor:
+        """Reference spectrograms [B, F, mel] or their embeddings [B, D] to embeddings [B, D]."""
+        return condition if condition.dim() == 2 else self.encoder(condition)
+
+
+def accept_embedded_voices(dit: Any) -> None:
+    """Have ``dit`` take voices as ``embed_reference`` returns them. Doing so twice is harmless."""
+    parts = dit.input_embed
+    if not isinstance(parts.spk_encoder, SpeakerEncoder):
+        parts.spk_encoder = SpeakerEncoder(parts.spk_encoder)
+
+
+@torch.no_grad()
+def embed_reference(dit: Any, ref_mel: Tensor) -> Tensor:
+    """The embeddings [2, D] of a voice's reference [1, F, mel] and of silence, which guidance sets against it."""
+    embeddings: Tensor = dit.input_embed.spk_encoder(torch.cat([ref_mel, torch.zeros_like(ref_mel)]))
+    return embeddings
+
+
+def sample_mel(dit: Any, cond: Tensor, voice: Tensor, codes: Tensor, noise: Tensor) -> Tensor:
     """The library's ``dit.sample`` with given noise: [1, C] codes, [1, F, mel] noise to [F, mel].
 
-    The library draws noise from the process-wide generator, which concurrent requests would share.
+    ``cond`` [1, S] and ``voice`` [2, D], see ``embed_reference``, are the speaker's. The library draws noise from the
+    process-wide generator, which concurrent requests would share.
     """
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-    speaker = cond.unsqueeze(1).repeat(1, noise.shape[1], 1)
+    # With and without guidance, as the library does it by itself where it is given a reference.
+    speaker = torch.cat([cond, torch.zeros_like(cond)]).unsqueeze(1).repeat(1, noise.shape[1], 1)
+    guided_codes = torch.cat([codes, torch.zeros_like(codes)])
 
     def predict_velocity(time: Tensor, state: Tensor) -> Tensor:
         out = dit(
-            hidden_states=state,
+            hidden_states=torch.cat([state, state]),
             speaker_embedding=speaker,
-            condition_vector=ref_mel,
-            quantized_code=codes,
+            condition_vector=voice,
+            quantized_code=guided_codes,
             time_step=time,
-            apply_cfg=True,
+            apply_cfg=False,
         )
         guided, plain = out.chunk(2, dim=0)
         return guided + (guided - plain) * _GUIDANCE
@@ -76,11 +108,11 @@ def _block_reach(kernel: int, dilations: Sequence[int]) -> int:
 
 
 class DitVocoding:
-    """One waveform in the making, see ``contract.Vocoding``."""
+    """One waveform in the making, see ``contract.Vocoding``. ``cond`` and ``voice`` as in ``sample_mel``."""
 
-    def __init__(self, dit: Any, bigvgan: Any, cond: Tensor, ref_mel: Tensor, seed: int) -> None:
+    def __init__(self, dit: Any, bigvgan: Any, cond: Tensor, voice: Tensor, seed: int) -> None:
         self._dit, self._bigvgan = dit, bigvgan
-        self._cond, self._ref_mel = cond, ref_mel
+        self._cond, self._voice = cond, voice
         self._generator = torch.Generator().manual_seed(seed)
         self._repeats: int = dit.config.repeats
         self._block: int = dit.config.block_size // self._repeats  # codes
@@ -127,7 +159,7 @@ class DitVocoding:
         device = self._cond.device
         codes = torch.tensor([self._codes[low:high]], device=device)
         noise = self._noise[None, low * self._repeats : high * self._repeats].to(device)
-        mel = sample_mel(self._dit, self._cond, self._ref_mel, codes, noise)
+        mel = sample_mel(self._dit, self._cond, self._voice, codes, noise)
         skip = (first * self._block - low) * self._repeats
         self._mel = torch.cat([self._mel, mel[skip : skip + (end - first) * self._block * self._repeats]])
 

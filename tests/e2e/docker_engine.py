@@ -95,8 +95,9 @@ def _started(docker: str) -> Iterator[None]:
     if daemon is None or os.geteuid() != 0:
         raise NoEngine("no Docker engine runs, and starting one takes dockerd and root")
     with tempfile.NamedTemporaryFile(prefix="dockerd-", suffix=".log") as log:
-        # Without CAP_SYS_RESOURCE the engine may not raise limits for containers.
-        command = [daemon, "--default-ulimit", "nofile=1024:1024"]
+        # Without CAP_SYS_RESOURCE the engine may not raise limits for containers. Below a group of their own all containers
+        # together would get as much CPU as one session of processes: too little for their deadlines beside other tests.
+        command = [daemon, "--default-ulimit", "nofile=1024:1024", "--cgroup-parent", "/"]
         process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent(signal.SIGTERM))
         try:
             _wait_for(docker, process, Path(log.name))

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from omnibus import errors
-from omnibus_models import loading, media
+from omnibus_models import dit_vocoder, loading, media
 from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared
-from omnibus_models.dit_vocoder import DitVocoding
 from omnibus_models.families import _omni, _omni_audio, _qwen
 
 SAMPLE_RATE_HERTZ = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -163,18 +162,24 @@ class Qwen25OmniVocoder(LoadedComponent):
     rate: int = SAMPLE_RATE_HERTZ
     groups: int = 1
 
+    def __post_init__(self) -> None:
+        dit_vocoder.accept_embedded_voices(self.dit)
+        self._conditions: dict[str, tuple[Tensor, Tensor]] = {}  # by voice, as ``DitVocoding`` takes them
+
     @property
     def samples_per_code(self) -> int:
         """Samples that one code becomes."""
         return int(self.dit.config.repeats * math.prod(self.bigvgan.config.upsample_rates))
 
-    def open(self, voice: str, seed: int) -> DitVocoding:
+    def open(self, voice: str, seed: int) -> dit_vocoder.DitVocoding:
         """Begin one waveform. The noise is drawn on the CPU, so it is the same on every device."""
         _omni_audio.require_voice(voice, self.voices)
-        chosen, device = self.voices[voice], self.dit.device
-        return DitVocoding(
-            self.dit, self.bigvgan, chosen["cond"].float().to(device), chosen["ref_mel"].float().to(device), seed
-        )
+        known = self._conditions.get(voice)
+        if known is None:
+            chosen, device = self.voices[voice], self.dit.device
+            embedded = dit_vocoder.embed_reference(self.dit, chosen["ref_mel"].float().to(device))
+            known = self._conditions[voice] = (chosen["cond"].float().to(device), embedded)
+        return dit_vocoder.DitVocoding(self.dit, self.bigvgan, *known, seed)
 
 
 class Qwen25Omni(_omni.OmniFamily):

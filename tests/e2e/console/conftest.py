@@ -54,7 +54,10 @@ def stranger(system: System, browser: Browser) -> Iterator[Page]:
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    missed: list[str] = []
+    page.on("requestfailed", lambda request: missed.append(f"{request.url}: {request.failure}"))
     page.goto(f"{system.url}/console/")
+    expect(page.locator("#main .room"), f"the page's scripts run; not loaded: {missed}").to_be_attached()
     yield page
     context.close()
     # What does not come is the matter of tests; each says what the page makes of it.

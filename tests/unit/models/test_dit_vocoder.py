@@ -187,3 +187,19 @@ def test_a_waveform_begins_behind_what_somebody_has(omni_parts: dict[str, Any], 
 
     assert begin == sent * vocoder.samples_per_code
     torch.testing.assert_close(torch.cat(pieces), one_shot(vocoder, codes)[begin:], rtol=0, atol=1e-5)
+
+
+def test_a_voice_is_embedded_once_for_all_its_waveforms(omni_parts: dict[str, Any]) -> None:
+    vocoder, count = omni_parts["vocoder"], 0
+    vocoder.open("Chelsie", SEED)
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    hook = vocoder.dit.input_embed.spk_encoder.encoder.register_forward_hook(counted)
+    for seed in (SEED, SEED + 1):
+        vocoder.open("Chelsie", seed).push(some_codes(13), last=True)
+    hook.remove()
+
+    assert count == 0

@@ -36,10 +36,13 @@ async def test_an_app_is_registered_once_its_own_tasks_have_executors(land: Esta
 
 async def test_without_executors_the_app_is_taken_back_and_the_task_is_named(land: Estate):
     land.home.serve(VL)
-    gate = land.gateway(app_ready=1.5)
     land.write("shout_b", SHOUT, cls="Shout", fields="")
 
-    response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_b", "directory": "."}})
+    for within in (1.5, 6.0, 24.0):  # a busy machine may need most of it to load the app
+        gate = land.gateway(app_ready=within)
+        response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_b", "directory": "."}})
+        if "did not load" not in error(response)["message"]:
+            break
 
     assert (response.status_code, error(response)["code"]) == (504, "deadline_exceeded")
     assert "'shout_b' is not registered" in error(response)["message"]
