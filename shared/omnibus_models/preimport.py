@@ -42,6 +42,15 @@ def _import_preprocessing() -> None:
     feature_extraction_auto.feature_extractor_class_from_name("WhisperFeatureExtractor")
 
 
+def _warm_loader() -> None:
+    """Make what the library's loader makes once per process: patterns of renamed weights, operators of skeletons."""
+    import torch
+    from transformers import conversion_mapping
+
+    conversion_mapping.get_checkpoint_conversion_mapping("")
+    torch.empty(1, device="meta").uniform_()
+
+
 for _name in families.NAMES:
     _import_modules([f"{families.__name__}.{_name}"])
     # A family is named as its architecture is in the library.
@@ -52,3 +61,5 @@ _import_modules(f"transformers.models.{_name}.modeling_{_name}" for _name in _NA
 _import_modules(_PARTS)
 with suppress(ModuleNotFoundError):
     _import_preprocessing()
+with suppress(ImportError, AttributeError):  # the library's own affair: without it loads take longer
+    _warm_loader()
