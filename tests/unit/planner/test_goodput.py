@@ -21,12 +21,14 @@ def test_goodput_rises_with_the_schedule_of_stages_and_again_with_the_planned_sh
     assert set(shape.replicas) > {ALL} or ALL not in shape.replicas
 
 
+@pytest.mark.nightly
 def test_slots_that_are_free_take_no_goodput():
     few, *more = (goodput(monolith(ALL), TEXTCAPS._replace(slots=slots), LASTS, PRECISION) for slots in (32, 128, 256))
 
     assert min(more) >= few - PRECISION
 
 
+@pytest.mark.nightly
 def test_an_encoder_beside_the_decoder_is_the_best_method_for_slower_tokens():
     name, replicas, _ = chosen_method(StageGoals(8.0, 0.1), LASTS / 2, PRECISION)
 
