@@ -67,6 +67,7 @@ def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):
     assert "qwen-image-world" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_the_demo_runs_random_weights_as_well(tmp_path: Path):
     (tmp_path / "photo.png").write_bytes(files.picture(1))
 

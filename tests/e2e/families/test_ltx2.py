@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.apps.estate import error
 from tests.e2e.system import System, declaration, running
 from tests.e2e.watch import Watch
+from tests.nightly import nightly
 from tests.oracles import ltx2 as oracle
 
 pytestmark = pytest.mark.e2e
@@ -136,7 +137,7 @@ async def test_a_film_without_sound_is_the_same_film(studio: System):
     assert silent.path in ("T>D>V", "M")
 
 
-@pytest.mark.parametrize("victim", ["D", "A"])
+@pytest.mark.parametrize("victim", ["D", *nightly("A")])
 async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
     studio: System, ltx2_checkpoint: Path, everybody: dict[str, int], victim: str
 ):

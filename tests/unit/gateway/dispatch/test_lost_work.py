@@ -8,6 +8,7 @@ import torch
 
 from omnibus_models import tiny
 from tests.bench.resume import CASES, lab, lose
+from tests.nightly import nightly
 
 #: How often each stage runs at most when the executor of the one that is lost dies.
 RAN = {
@@ -21,6 +22,9 @@ RAN = {
     "spoken decode": {"prefill": 2, "decode": 2, "talker": 2, "vocoder": 2},
     "all at once": {"thinker": 2, "talker": 2, "vocoder": 2},
 }
+
+#: One of each kind of stage, and all together.
+_USUAL = ("vocoder", "encoder", "decode", "all at once")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +42,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*_USUAL, *nightly(*(name for name in CASES if name not in _USUAL))])
 async def test_a_fifth_of_what_is_lost_is_computed_again_at_most(
     name: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from services.planner.optimize.promise import MAX_ROUNDS, PromiseChecker
 from services.planner.simulate.arrivals import TypeRate, even_arrivals
 from services.planner.simulate.cluster import SimulatedModel
 from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from tests.nightly import nightly
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.simulate.omni import TYPES, measured_profile, planner, true_devices
 
@@ -32,12 +33,12 @@ def mix_load(mix: tuple[float, ...] | None) -> dict[str, ModelLoad] | None:
     return None if mix is None else {"omni": ModelLoad(1.0, dict(zip(TYPES, mix, strict=True)))}
 
 
-@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
-def test_what_engines_serve_is_within_a_tenth_of_the_promise(profile: ModelProfile, mix: tuple[float, ...] | None):
-    load = mix_load(mix)
+@pytest.mark.parametrize("mix", ["declared", "speech-heavy", *nightly("image-heavy", "text-only")])
+def test_what_engines_serve_is_within_a_tenth_of_the_promise(profile: ModelProfile, mix: str):
+    load = mix_load(MIXES[mix])
     made = PromiseChecker(planner(profile)).plan(load, within=60.0)
 
-    shares = [about.share for about in TYPES.values()] if mix is None else mix
+    shares = MIXES[mix] or [about.share for about in TYPES.values()]
     promised = made.capacity["omni"]
     rates = [
         TypeRate("omni", kind, share * promised, about.quantities)
