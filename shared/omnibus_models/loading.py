@@ -52,7 +52,7 @@ def _describe_shown_config(config: PreTrainedConfig) -> str:
     return object.__repr__(config)
 
 
-PreTrainedConfig.__repr__ = _describe_shown_config  # type: ignore[method-assign]
+PreTrainedConfig.__repr__ = _describe_shown_config
 
 
 def load_model(
