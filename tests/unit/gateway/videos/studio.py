@@ -104,7 +104,7 @@ class Studio:
 @asynccontextmanager
 async def studio(directory: Path, store_url: str, hired: bool = True, **changes: Any) -> AsyncIterator[Studio]:
     """``changes`` are settings of all gateways; the first of them works on videos."""
-    settings = {"video_lease": 1.2, **changes}
+    settings = {"video_lease": 2.5, **changes}
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(
             house(directory, await stack.enter_async_context(stored(store_url)), **settings)
