@@ -2,7 +2,8 @@
 
 Order: response.created, then for each item response.output_item.added, conversation.item.added,
 response.content_part.added, its deltas, their ``done``, response.content_part.done, conversation.item.done,
-response.output_item.done; and response.done. A response that is cut short has all closing events too.
+response.output_item.done; and response.done. A message that is spoken is done when all of its audio has come, which may
+be after the calls behind it have begun. A response that is cut short has all closing events too.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +34,12 @@ class ResponseEvents:
         self._conversation = conversation
         self._new_id = new_id
         self._metadata = metadata
-        self._open: ConversationItem | None = None
+        self._open: list[ConversationItem] = []  # a message, a call, or a call and the message before it
 
     def resume(self, items: Sequence[ConversationItem]) -> None:
         """Go on behind ``items``, which have been made elsewhere and are in the conversation."""
         self.items = list(items)
-        last = self.items[-1] if self.items else None
-        self._open = last if last is not None and last.status == "in_progress" else None
+        self._open = [item for item in items if item.status == "in_progress"]
 
     def begin(self) -> list[Event]:
         """The first event."""
@@ -47,44 +47,41 @@ class ResponseEvents:
 
     def add_text(self, delta: str) -> list[Event]:
         """More of the answer's text: of what is written, or of what is said."""
-        events, part = self._open_message()
+        events, item = self._open_message(self._open[-1:])
         self._grow(len(delta))
-        part.text += delta
+        item.parts[0].text += delta
         kind = "output_audio_transcript" if self._speaks else "output_text"
-        return [*events, {"type": f"response.{kind}.delta", **self._place(), "content_index": 0, "delta": delta}]
+        return [*events, {"type": f"response.{kind}.delta", **self._place(item), "content_index": 0, "delta": delta}]
 
     def add_audio(self, data: bytes) -> list[Event]:
         """The next bytes of the answer's audio."""
-        events, part = self._open_message()
+        events, item = self._open_message(self._open)
         self._grow(len(data))
-        part.audio += data
-        delta = encode_base64(data)
-        return [
-            *events,
-            {"type": "response.output_audio.delta", **self._place(), "content_index": 0, "delta": delta},
-        ]
+        item.parts[0].audio += data
+        place = {**self._place(item), "content_index": 0}
+        return [*events, {"type": "response.output_audio.delta", **place, "delta": encode_base64(data)}]
 
     def begin_call(self, name: str, call_id: str) -> list[Event]:
-        """The model calls a function."""
-        events = self._close_item("completed")
+        """The model calls a function. Audio of what it has said before may still come."""
         item = ConversationItem(
             self._new_id("item_"), "function_call", status="in_progress", call_id=call_id, name=name
         )
-        return [*events, *self._open_item(item)]
+        message = next((each for each in self._open if each.type == "message"), None)
+        return self._open_item(item, beside=message if self._speaks else None)
 
     def add_arguments(self, delta: str) -> list[Event]:
         """More of the arguments of the call that has begun last."""
-        item = self._open
+        item = self._open[-1] if self._open else None
         if item is None or item.type != "function_call":
             raise ProtocolError("the answer has arguments of a call that has not begun")
         self._grow(len(delta))
         item.text += delta
-        place = {**self._place(), "call_id": item.call_id}
+        place = {**self._place(item), "call_id": item.call_id}
         return [{"type": "response.function_call_arguments.delta", **place, "delta": delta}]
 
     def finish(self, status: str, details: Event | None = None, usage: Usage | None = None) -> list[Event]:
         """The closing events."""
-        events = self._close_item("completed" if status == "completed" else "incomplete")
+        events = self._close_items("completed" if status == "completed" else "incomplete")
         response = self._response(status, details, usage)
         return [*events, {"type": "response.done", "response": response}]
 
@@ -94,47 +91,50 @@ class ResponseEvents:
     def _speaks(self) -> bool:
         return self._config.modality == "audio"
 
-    def _open_message(self) -> tuple[list[Event], ItemPart]:
-        """The part that is being made, and the events of its beginning."""
-        if self._open is not None and self._open.type == "message":
-            return [], self._open.parts[0]
-        events = self._close_item("completed")
+    def _open_message(self, among: Sequence[ConversationItem]) -> tuple[list[Event], ConversationItem]:
+        """The message ``among`` open items, or a new one; and the events of its beginning."""
+        for item in among:
+            if item.type == "message":
+                return [], item
         item = ConversationItem(self._new_id("item_"), "message", "assistant", "in_progress")
-        events += self._open_item(item)
+        events = self._open_item(item)
         format = self._config.output_format if self._speaks else None
         part = ItemPart("output_audio" if self._speaks else "output_text", audio=bytearray(), format=format)
         item.parts.append(part)
-        shown = self._shown_part(part)
-        place = {**self._place(), "content_index": 0}
-        return [*events, {"type": "response.content_part.added", **place, "part": shown}], part
+        place = {**self._place(item), "content_index": 0}
+        return [*events, {"type": "response.content_part.added", **place, "part": self._shown_part(part)}], item
 
-    def _open_item(self, item: ConversationItem) -> list[Event]:
+    def _open_item(self, item: ConversationItem, beside: ConversationItem | None = None) -> list[Event]:
+        """The events of the end of all items before ``item`` but ``beside``, and of its beginning."""
+        # Where the conversation is full, nothing has changed.
         before = self._conversation.insert_item(item) if self._conversation is not None else None
-        added = {"output_index": len(self.items), "item": item.to_event()}
-        self._open = item
+        events = self._close_items("completed", but=beside)
+        self._open.append(item)
         self.items.append(item)
-        events: list[Event] = [{"type": "response.output_item.added", "response_id": self.id, **added}]
+        added = {"output_index": len(self.items) - 1, "item": item.to_event()}
+        events.append({"type": "response.output_item.added", "response_id": self.id, **added})
         if self._conversation is not None:
             event = {"type": "conversation.item.added", "previous_item_id": before, "item": item.to_event()}
             events.append(event)
         return events
 
-    def _close_item(self, status: str) -> list[Event]:
-        item = self._open
-        if item is None:
-            return []
+    def _close_items(self, status: str, but: ConversationItem | None = None) -> list[Event]:
+        closed = [item for item in self._open if item is not but]
+        self._open = [item for item in self._open if item is but]
+        return [event for item in closed for event in self._close_item(item, status)]
+
+    def _close_item(self, item: ConversationItem, status: str) -> list[Event]:
         events = self._part_events(item)
-        place = self._place()
-        self._open, item.status = None, status
+        item.status = status
         made = item.to_event()
         if self._conversation is not None:
             events.append({"type": "conversation.item.done", "item": made})
-        done = {"response_id": self.id, "output_index": place["output_index"], "item": made}
+        done = {"response_id": self.id, "output_index": self.items.index(item), "item": made}
         return [*events, {"type": "response.output_item.done", **done}]
 
     def _part_events(self, item: ConversationItem) -> list[Event]:
         """The events that say that what is in ``item`` is complete."""
-        place = self._place()
+        place = self._place(item)
         if item.type == "function_call":
             place |= {"call_id": item.call_id, "name": item.name, "arguments": item.text}
             return [{"type": "response.function_call_arguments.done", **place}]
@@ -145,10 +145,8 @@ class ResponseEvents:
         transcript = {"type": "response.output_audio_transcript.done", **place, "transcript": part.text}
         return [{"type": "response.output_audio.done", **place}, transcript, ended]
 
-    def _place(self) -> Event:
-        if self._open is None:
-            raise ProtocolError("no item of the response is open")
-        return {"response_id": self.id, "item_id": self._open.id, "output_index": len(self.items) - 1}
+    def _place(self, item: ConversationItem) -> Event:
+        return {"response_id": self.id, "item_id": item.id, "output_index": self.items.index(item)}
 
     def _shown_part(self, part: ItemPart) -> Event:
         """A part in events about parts, which call their types otherwise than items do."""

@@ -1,0 +1,83 @@
+"""Events of one response, whatever order a model gives its text, calls and audio in."""
+
+from itertools import count
+
+import pytest
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.realtime.session import SessionConfig
+from services.gateway.realtime import conversation as conversations
+from services.gateway.realtime.conversation import Conversation
+from services.gateway.realtime.response_events import Event, ResponseEvents
+
+
+@pytest.fixture
+def conversation() -> Conversation:
+    return Conversation("conv_1")
+
+
+def response(conversation: Conversation, modality: str = "audio") -> ResponseEvents:
+    numbers = count(1)
+    config = SessionConfig(model="toy.omni", modality=modality)
+    return ResponseEvents("resp_1", config, conversation, lambda prefix: f"{prefix}{next(numbers)}")
+
+
+def types(events: list[Event]) -> list[tuple[str, int]]:
+    """Events about items, and the places of these."""
+    return [
+        (event["type"].removeprefix("response."), event["output_index"]) for event in events if "output_index" in event
+    ]
+
+
+def test_audio_that_comes_after_a_call_has_begun_is_of_the_message_before_it(conversation: Conversation):
+    made = response(conversation)
+    made.add_text("The weather: ")
+    made.add_audio(b"one ")
+
+    events = [*made.begin_call("weather", "call_1"), *made.add_arguments("{"), *made.add_audio(b"two")]
+    events += [*made.add_arguments("}"), *made.finish("completed")]
+
+    assert types(events) == [
+        ("output_item.added", 1),
+        ("function_call_arguments.delta", 1),
+        ("output_audio.delta", 0),
+        ("function_call_arguments.delta", 1),
+        ("output_audio.done", 0),
+        ("output_audio_transcript.done", 0),
+        ("content_part.done", 0),
+        ("output_item.done", 0),
+        ("function_call_arguments.done", 1),
+        ("output_item.done", 1),
+    ]
+    message, call = made.items
+    assert (message.parts[0].text, bytes(message.parts[0].audio)) == ("The weather: ", b"one two")
+    assert call.text == "{}"
+    assert [item.status for item in conversation] == ["completed", "completed"]
+
+
+def test_a_written_message_is_done_when_a_call_begins(conversation: Conversation):
+    made = response(conversation, "text")
+    made.add_text("Let me look.")
+
+    events = made.begin_call("weather", "call_1")
+
+    assert types(events) == [
+        ("output_text.done", 0),
+        ("content_part.done", 0),
+        ("output_item.done", 0),
+        ("output_item.added", 1),
+    ]
+
+
+def test_an_item_that_finds_no_room_leaves_the_ends_of_those_before_it_to_come(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(conversations, "MAX_ITEMS", 1)
+    made = response(conversation, "text")
+    made.add_text("Let me look.")
+
+    with pytest.raises(BadRequest):
+        made.begin_call("weather", "call_1")
+
+    assert types(made.finish("failed")) == [("output_text.done", 0), ("content_part.done", 0), ("output_item.done", 0)]
+    assert [item.status for item in conversation] == ["incomplete"]
