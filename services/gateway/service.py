@@ -125,7 +125,7 @@ class GatewayService:
         await continuations.startup()
         chat = Chat(runs, fetcher, SpokenAnswers(self._store, self._files, settings.file_seconds), continuations)
         self._closing.push_async_callback(chat.schemas.close)
-        chat.quotes.store = self._store
+        runs.quotes.store = self._store
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
         await self._open_frontend(bus, runs, chat, tenancy)
         tune_garbage_collector()

@@ -14,9 +14,8 @@ from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai import vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
-from services.gateway.pricing.headers import NO_PRICES, PriceOptions, read_price_options, refuse_price_options
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions, read_price_options
 from services.gateway.pricing.meter import UsageMeter
-from services.gateway.pricing.quotes import choose_path
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.request.continuing import OriginalRequest, ResumableStream
@@ -49,14 +48,10 @@ class ChatRoute(PostRoute):
         wanted = parse_chat(asked.body) if named is None else self._translate(named.decode("latin-1"), asked.body)
         sending.model = wanted.model
         prices = read_price_options(asked.headers)
-        if wanted.wants_images or wanted.choice_count > 1:
-            refuse_price_options(asked.headers)
         if wanted.wants_images:
             return self._draw.answer_chat(wanted, asked, sending)
-        if prices.quote:
-            return self._send_quote(wanted, asked.pinned, sending)
         continued = None
-        if self._chat.continuations is not None:
+        if self._chat.continuations is not None and not prices.quote:
             request = OriginalRequest(asked.body, asked.pinned)
             continued = self._chat.continuations.begin_stream(wanted, asked.headers, request)
         return self.answer_chat(wanted, asked.pinned, sending, continued, prices)
@@ -76,6 +71,8 @@ class ChatRoute(PostRoute):
         chat = self._chat
         try:
             run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+            if prices is not NO_PRICES:
+                chat.check_price(run, prices)
             meter = chat.meter if prices.usage else None
             if wanted.choice_count > 1:
                 await self._answer_choices(run, wanted, sending, meter)
@@ -85,8 +82,6 @@ class ChatRoute(PostRoute):
                 continued.attach_request(run)
             async with run_to_end(run):
                 asked = await chat.prepare_request(run, wanted)
-                if prices.limit is not None:
-                    run.pinned = choose_path(await chat.quote_request(run, asked), prices.limit, pinned)
                 output = await self.chats.begin_answer(run, asked)
                 if wanted.stream:
                     extra = await continued.save_record(run) if continued is not None else None
@@ -112,12 +107,6 @@ class ChatRoute(PostRoute):
                 return
             body = await render_choices(run, wanted, outputs, got, meter)
         await sending.send_body(JSON, body)
-
-    async def _send_quote(self, wanted: ChatRequest, pinned: str, sending: ResponseWriter) -> None:
-        """Answer with the price of ``wanted``, which does not run."""
-        run = self.chats.open_request(wanted.model, wanted.seed, pinned)
-        quote = await self._chat.quote_request(run, await self._chat.prepare_request(run, wanted))
-        await sending.send_body(JSON, msgspec.json.encode(quote))
 
 
 class ResumeRoute(PostRoute):

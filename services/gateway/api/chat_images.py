@@ -61,7 +61,7 @@ class ImageChatRoute:
             check_image_count(request.model, task, len(refs))
             if wanted.url:
                 self._files.require_enabled("response_format")
-            run = sending.run = self._painters.open_request(request.model, request.seed, asked.pinned)
+            run = sending.run = self._painters.open_request(request.model, request.seed, asked.pinned, asked.prices)
             base = asked.base_url(self._settings)
             async with run_to_end(run):
                 pictures = await self._chat.load_media(refs)

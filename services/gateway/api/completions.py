@@ -19,6 +19,7 @@ from services.gateway.openai.completions import (
     CompletionRequest,
     PromptChoice,
 )
+from services.gateway.pricing.headers import refuse_price_options
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
@@ -53,6 +54,8 @@ class _OpenChoice:
 class CompletionRoute(PostRoute):
     """Completes texts with models of the plan."""
 
+    reads_prices = True
+
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
@@ -63,6 +66,9 @@ class CompletionRoute(PostRoute):
         with rename_params(_CLIENT_PARAM_NAMES):
             opened = [self._open_choice(wanted, each, asked.pinned) for each in completions.prompt_choices(wanted)]
             sending.run = opened[0].run
+            if len(opened) > 1:
+                refuse_price_options(asked.headers)
+            self._chat.check_price(opened[0].run, asked.prices)
             frames: asyncio.Queue[tuple[_OpenChoice, str, bool]] = asyncio.Queue()
             await self._answer(wanted, opened, frames, sending)
 

@@ -21,6 +21,7 @@ from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
 from services.gateway.openai.plain_chat import is_plain_chat
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.ends import deadline_error
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.chat import Chat, PlainChat
 from services.gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
@@ -209,7 +210,7 @@ class DirectChat(DirectResponse):
             stream.stop()
 
     def _on_deadline(self) -> None:
-        self._fail(self._run.deadline_error(), "expired")
+        self._fail(deadline_error(self._run.app, self._run.model), "expired")
 
     def on_left(self) -> None:
         if not self._ended:

@@ -32,6 +32,8 @@ _encode = msgspec.json.Encoder().encode
 class EmbeddingRoute(PostRoute):
     """Texts to vectors."""
 
+    reads_prices = True
+
     def __init__(self, settings: GatewaySettings, runs: RequestFactory) -> None:
         super().__init__(settings)
         self._runs = runs
@@ -43,6 +45,7 @@ class EmbeddingRoute(PostRoute):
         task = self._tasks.get_task(wanted.model)
         sending.model = wanted.model
         run = sending.run = self._runs.open_request(APP, wanted.model, pinned=asked.pinned)
+        run.price = self._runs.quotes.open_check(asked.prices, task)
         with rename_params(_CLIENT_PARAM_NAMES):
             async with run_to_end(run):
                 request = await self._build_input(run, wanted)

@@ -41,6 +41,8 @@ Kind = Literal["image_generation", "image_edit"]
 class ImageGenerationRoute(PostRoute):
     """Pictures of a text."""
 
+    reads_prices = True
+
     def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: FileStore) -> None:
         super().__init__(settings)
         self._painters = painters
@@ -66,7 +68,7 @@ class ImageGenerationRoute(PostRoute):
         if wanted.url:
             self._files.require_enabled("response_format")
         wish = self._painters.add_defaults(wanted.model, wanted.task_fields()) | {"count": True}
-        run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned)
+        run = self._painters.open_request(wanted.model, wanted.seed, asked.pinned, asked.prices)
         sending.run = run
         with rename_params(CLIENT_PARAM_NAMES, "image"):
             async with run_to_end(run):

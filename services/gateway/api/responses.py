@@ -22,6 +22,8 @@ from services.gateway.responses.service import Responses
 class ResponseRoute(PostRoute):
     """Makes responses."""
 
+    reads_prices = True
+
     def __init__(self, settings: GatewaySettings, responses: Responses) -> None:
         super().__init__(settings)
         self._responses = responses
@@ -29,7 +31,7 @@ class ResponseRoute(PostRoute):
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = parse_response_request(asked.body)
         sending.model = wanted.model
-        production = await self._responses.create(wanted, asked.body, asked.pinned)
+        production = await self._responses.create(wanted, asked.body, asked.pinned, asked.prices)
         if wanted.background and not wanted.stream:
             await sending.send_body(JSON, encode_response(production.response))
             return

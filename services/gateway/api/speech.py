@@ -39,6 +39,8 @@ _CLIENT_PARAM_NAMES = {"say": "input", "messages": "input", "audio.voice": "voic
 class SpeechRoute(PostRoute):
     """Texts to sound, sent while it is being made."""
 
+    reads_prices = True
+
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
@@ -47,15 +49,16 @@ class SpeechRoute(PostRoute):
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = speech.parse_speech_request(asked.body)
         with rename_params(_CLIENT_PARAM_NAMES):
-            await self._send_speech(wanted, asked.pinned, sending)
+            await self._send_speech(wanted, asked, sending)
 
-    async def _send_speech(self, wanted: SpeechRequest, pinned: str, sending: ResponseWriter) -> None:
-        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, pinned)
+    async def _send_speech(self, wanted: SpeechRequest, asked: PostRequest, sending: ResponseWriter) -> None:
+        run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
         if not run.model:
             raise BadRequest(
                 f"{wanted.model} is an app, which has no text-to-speech: use chat completions", param="model"
             )
         sending.model = wanted.model
+        self._chat.check_price(run, asked.prices)
         voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
         got = run.answer = AnswerAccumulator(run.model, run.created)
         async with run_to_end(run):

@@ -37,6 +37,8 @@ _CLIENT_PARAM_NAMES = dict.fromkeys(("", "media", "messages", "items"), "file")
 class TranscriptionRoute(PostRoute):
     """Sound to text."""
 
+    reads_prices = True
+
     def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
         super().__init__(settings)
         self._chat = chat
@@ -49,6 +51,7 @@ class TranscriptionRoute(PostRoute):
         run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
         if run.model:
             self._chat.require_encoder(run.model, "audio")
+        self._chat.check_price(run, asked.prices)
         sending.model = wanted.model
         part = form.file("file")
         limits = MediaLimits(body_bytes=self._settings.max_body)

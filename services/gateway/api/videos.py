@@ -38,7 +38,7 @@ class VideoRoutes:
     async def _create_video(self, request: Request) -> Response:
         asked = await read_request(request.scope, request.receive, self._settings.max_body)
         wanted = videos.parse_video_request(asked.body, asked.content_type)
-        return json_response(await self._videos.create(wanted, asked.pinned))
+        return json_response(await self._videos.create(wanted, asked.pinned, asked.prices))
 
     async def _list_videos(self, request: Request) -> Response:
         return json_response(await self._videos.list_videos(videos.parse_list_query(dict(request.query_params))))

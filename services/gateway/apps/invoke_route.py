@@ -15,6 +15,7 @@ from services.gateway.apps.served_apps import Registry
 from services.gateway.http.exchange import ConnectedClient, PostRequest, RequestOutcome, read_request
 from services.gateway.http.response import JSON, ResponseWriter, as_events
 from services.gateway.openai.density import check_values
+from services.gateway.pricing.headers import refuse_price_options
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import RequestFactory
 
@@ -46,6 +47,7 @@ class InvokeRoute:
         async with RequestOutcome(sending) as outcome:
             self._registry.worker(name)  # who calls nobody need not send anything
             asked = await read_request(scope, receive, self._settings.max_body)
+            refuse_price_options(asked.headers)
             check_values(asked.body)
             async with ConnectedClient(scope, receive):
                 await self._send_answer(name, asked, sending)

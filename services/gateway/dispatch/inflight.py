@@ -98,6 +98,11 @@ class InflightInvocation:
         return fetch if tape is None else lambda _: tape.last
 
     @property
+    def node_work(self) -> Sequence[float]:
+        """Estimated work of each node, in tokens."""
+        return self._work
+
+    @property
     def is_accepted(self) -> bool:
         """True once every executor of the route has said that it works on this, or is done with it."""
         return all(executor in self.accepted or not self._left[executor] for executor in self.invocation.route)

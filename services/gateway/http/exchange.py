@@ -17,9 +17,10 @@ from omnibus.errors import Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.http.connection import ON_LEFT
-from services.gateway.http.response import ResponseWriter
+from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai.parse import read_body
-from services.gateway.pricing.headers import refuse_price_options
+from services.gateway.pricing.headers import PriceOptions, read_price_options, refuse_price_options
+from services.gateway.pricing.quotes import QuoteReady
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ class PostRequest(NamedTuple):
         """The path that the client asks for."""
         return self.headers.get(b"x-omnibus-path", b"").decode("latin-1")
 
+    @property
+    def prices(self) -> PriceOptions:
+        """What the client asks for about prices. Raises ``BadRequest``."""
+        return read_price_options(self.headers)
+
     def base_url(self, settings: GatewaySettings) -> str:
         """The beginning of URLs of this gateway, as the client sees it."""
         host = self.headers.get(b"host", b"localhost").decode("latin-1")
@@ -50,7 +56,7 @@ class PostRequest(NamedTuple):
 class PostRoute(ABC):
     """Answers requests of one path that have a body. A client that leaves cancels what still runs."""
 
-    #: Whether it reads the headers about prices by itself; others refuse what they would not obey.
+    #: Whether it has its requests priced before they run; others refuse what they would not obey.
     reads_prices = False
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -89,7 +95,10 @@ class RequestOutcome:
             return False
         sending = self._sending
         ended = sending.run.status if sending.run is not None else ""
-        if isinstance(error, ClientLeft):
+        if isinstance(error, QuoteReady):
+            sending.run = None  # nothing ran
+            await sending.send_body(JSON, error.body)
+        elif isinstance(error, ClientLeft):
             self.code = "ok" if ended == "done" else "cancelled"
         elif isinstance(error, OmnibusError):
             self.code = error.code if ended != "cancelled" else "cancelled"

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibus.profile import QUANTITIES, CostLine
+from services.gateway.pricing.quantities import SIZES, WORK
 
 #: Part of what was learned that each new observation leaves.
 _DECAY = 0.98
 #: Observations before what was learned is believed.
 MIN_OBSERVATIONS = 8
-#: Units of a quantity that count as 1, so that all are of one size.
-_SCALE = np.array([1.0, *([1000.0] * (len(QUANTITIES) - 1)), 10.0])
-#: Weight of the assumption that a quantity costs nothing, beside each observation.
-_RIDGE = 1e-7
+#: Weight of the assumption that a size costs nothing, as a part of that of what was observed of it.
+_RIDGE = 1e-6
 #: Seconds between two requests that are learned from: more would cost a busy gateway time.
 LEARN_PERIOD_SECONDS = 0.02
 #: Part of the newest in means.
@@ -24,35 +24,51 @@ COMPLETION, SPEECH = QUANTITIES.index("completion_tokens"), QUANTITIES.index("sp
 
 
 class StageKey(NamedTuple):
-    """A component as an option of a model runs it: batches, and so seconds, differ between options."""
+    """A component as an option of a model runs it: batches, and so seconds, differ between options.
+
+    ``modalities`` are those that it encodes: nothing else of a request can make it slower.
+    """
 
     model: str
     option: str
     component: str
+    modalities: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[int]:
+        """Places in ``SIZES`` of the sizes that its seconds depend on."""
+        if not self.modalities:
+            return list(range(len(SIZES)))
+        return [*(QUANTITIES.index(f"{modality}_tokens") for modality in self.modalities), WORK]
 
 
 class StageFit:
-    """Seconds of one stage, as ``base`` and so much per unit of each quantity: least squares over what came lately."""
+    """Seconds of one stage, as ``base`` and so much per unit of each size: least squares over what came lately."""
 
-    def __init__(self) -> None:
-        size = len(QUANTITIES) + 1
+    def __init__(self, columns: Sequence[int] = range(len(SIZES))) -> None:
+        self._columns = columns  # places in ``SIZES``
+        size = len(columns) + 1
         self._squares = np.zeros((size, size))
         self._products = np.zeros(size)
         self.count = 0
 
-    def observe_job(self, quantities: Sequence[float], seconds: float) -> None:
-        """Learn that a request of these ``quantities`` took ``seconds``."""
-        row = np.array([1.0, *quantities]) / _SCALE
+    def observe_job(self, sizes: Sequence[float], seconds: float) -> None:
+        """Learn that a request of these ``sizes``, in the order of ``SIZES``, took ``seconds``."""
+        row = self._select_row(sizes)
         self._squares = self._squares * _DECAY + np.outer(row, row)
         self._products = self._products * _DECAY + row * seconds
         self.count += 1
 
-    def predict_seconds(self, quantities: Sequence[float]) -> float:
-        """Return the seconds of a request of these ``quantities``; never less than 0."""
-        row = np.array([1.0, *quantities]) / _SCALE
-        weight = _RIDGE * max(1.0, float(np.trace(self._squares)))
-        found = np.linalg.solve(self._squares + weight * np.eye(len(row)), self._products)
-        return max(0.0, float(found @ row))
+    def predict_seconds(self, sizes: Sequence[float]) -> float:
+        """Return the seconds of a request of these ``sizes``; never less than 0."""
+        scale = np.sqrt(np.diag(self._squares))
+        scale[scale == 0.0] = 1.0  # of what was never observed
+        matrix = self._squares / np.outer(scale, scale) + _RIDGE * np.eye(len(scale))
+        found = np.linalg.solve(matrix, self._products / scale) / scale
+        return max(0.0, float(found @ self._select_row(sizes)))
+
+    def _select_row(self, sizes: Sequence[float]) -> NDArray[np.float64]:
+        return np.array([1.0, *[sizes[column] for column in self._columns]])
 
 
 class CostFits:
@@ -72,12 +88,12 @@ class CostFits:
         self._next = now + self._period
         return True
 
-    def observe_stage(self, key: StageKey, quantities: Sequence[float], seconds: float) -> None:
-        """Learn what a stage took for a request of ``quantities``, in the order of ``QUANTITIES``."""
+    def observe_stage(self, key: StageKey, sizes: Sequence[float], seconds: float) -> None:
+        """Learn what a stage took for a request of ``sizes``, in the order of ``SIZES``."""
         fit = self._stages.get(key)
         if fit is None:
-            fit = self._stages[key] = StageFit()
-        fit.observe_job(quantities, seconds)
+            fit = self._stages[key] = StageFit(key.columns)
+        fit.observe_job(sizes, seconds)
 
     def observe_answer(self, model: str, kind: str, quantities: Sequence[float]) -> None:
         """Learn how long answers are."""
@@ -97,13 +113,13 @@ class CostFits:
         return length, spoken * length
 
     def predict_stage(
-        self, key: StageKey, quantities: Sequence[float], lines: Mapping[str, CostLine]
+        self, key: StageKey, sizes: Sequence[float], lines: Mapping[str, CostLine]
     ) -> tuple[float, str] | None:
         """Seconds of a stage and how they are known: ``measured``, or by the ``lines`` of the model's ``profile``."""
         fit = self._stages.get(key)
         if fit is not None and fit.count >= MIN_OBSERVATIONS:
-            return fit.predict_seconds(quantities), "measured"
+            return fit.predict_seconds(sizes), "measured"
         line = lines.get(key.component)
         if line is not None:
-            return line.seconds(dict(zip(QUANTITIES, quantities, strict=True))), "profile"
-        return (fit.predict_seconds(quantities), "measured") if fit is not None else None
+            return line.seconds(dict(zip(QUANTITIES, sizes[:WORK], strict=True))), "profile"
+        return (fit.predict_seconds(sizes), "measured") if fit is not None else None

@@ -36,10 +36,10 @@ def read_price_options(headers: Mapping[bytes, bytes]) -> PriceOptions:
 
 
 def refuse_price_options(headers: Mapping[bytes, bytes]) -> None:
-    """Raise ``BadRequest`` for what only chats obey: a limit that nobody holds would be worse than none."""
+    """Raise ``BadRequest`` where nothing is priced: a limit that nobody holds would be worse than none."""
     if read_price_options(headers).before:
         name = (QUOTE_HEADER if QUOTE_HEADER in headers else LIMIT_HEADER).decode()
-        raise BadRequest(f"{name} is for chats in text and speech with one answer: leave it out here", param=name)
+        raise BadRequest(f"{name} is for single requests that a model of the plan answers: leave it out", param=name)
 
 
 def _read_flag(headers: Mapping[bytes, bytes], name: bytes) -> bool:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from omnibus.plan import CPU, DeploymentOption, Plan, PriceList
 from omnibus.pricing import SECONDS_PER_HOUR, RequestUsage, StageRate, join_usages, stage_usage, sum_stages
-from omnibus.profile import QUANTITIES
 from services.gateway.dispatch.inflight import TEXT, InflightInvocation
 from services.gateway.pricing.cost_fit import CostFits, StageKey
-from services.gateway.pricing.quantities import Estimates, add_quantities
+from services.gateway.pricing.quantities import SIZES, WORK, Estimates, add_quantities, apply_estimates
 from services.gateway.routing.router import Router
 
 #: Seconds that an answer which says its usage waits for the last times of its stages.
@@ -27,27 +26,41 @@ class UsageMeter:
         #: What it has learned of the requests that have ended.
         self.fits = CostFits()
 
-    def learn(self, running: InflightInvocation, estimates: Estimates) -> None:
+    def learn(self, running: InflightInvocation, estimates: Estimates, *, by_work: bool = False) -> None:
         """Learn from a request that is done; ``estimates`` are the sizes that it came with.
 
-        Several answers to one prompt share its cost: they say nothing about requests with one.
+        ``by_work`` is True for one whose stages cost by their estimated work where it came with no sizes. Several
+        answers to one prompt share its cost: they say nothing about requests with one.
         """
-        if not estimates or not self.fits.take_turn() or not running.all_reported:
+        if not (estimates or by_work) or not self.fits.take_turn() or not running.all_reported:
             return
         invocation = running.invocation
-        if [output for _, output in invocation.outputs].count(TEXT) > 1:
+        answers = [output for _, output in invocation.outputs].count(TEXT)
+        if answers > 1 or (answers and not estimates):
             return
-        quantities = [0.0] * len(QUANTITIES)
-        add_quantities(quantities, running.streams.values())
-        self.fits.observe_answer(invocation.model, invocation.type, quantities)
-        for place, value in estimates:  # as they are known when a quote is asked for
-            quantities[place] = value
-        taken: dict[StageKey, float] = {}
+        sizes = [0.0] * len(SIZES)
+        if estimates:
+            add_quantities(sizes, running.streams.values())
+            self.fits.observe_answer(invocation.model, invocation.type, sizes)
+        apply_estimates(sizes, estimates)  # as they are known when a quote is asked for
+        for key, (seconds, work) in self._sum_stages(running).items():
+            sizes[WORK] = 0.0 if estimates else work
+            self.fits.observe_stage(key, sizes, seconds)
+
+    def stage_key(self, model: str, option: str, component: str) -> StageKey:
+        """The key of what is learned of ``component`` in ``option`` of ``model``."""
+        known = self._router.plan.models.get(model) if self._router.plan is not None else None
+        encoders = known.encoders if known is not None else {}
+        return StageKey(model, option, component, tuple(name for name, part in encoders.items() if part == component))
+
+    def _sum_stages(self, running: InflightInvocation) -> dict[StageKey, tuple[float, float]]:
+        """Seconds and estimated work of the nodes of each stage of ``running``."""
+        invocation, sums = running.invocation, dict[StageKey, tuple[float, float]]()
         for index, (node, option) in enumerate(zip(invocation.nodes, invocation.options, strict=True)):
-            key = StageKey(node.model or invocation.model, option, node.component)
-            taken[key] = taken.get(key, 0.0) + running.hops[index].computed
-        for key, seconds in taken.items():
-            self.fits.observe_stage(key, quantities, seconds)
+            key = self.stage_key(node.model or invocation.model, option, node.component)
+            seconds, work = sums.get(key, (0.0, 0.0))
+            sums[key] = seconds + running.hops[index].computed, work + running.node_work[index]
+        return sums
 
     @property
     def currency(self) -> str:

@@ -12,8 +12,21 @@ MAX_QUANTITY = 1 << 32
 #: Quantities of a request as they are estimated on arrival, by their places in ``QUANTITIES``.
 Estimates = Sequence[tuple[int, float]]
 
+#: Sizes by which the seconds of a stage are predicted: quantities, and the work of the stage's nodes as its composite
+#: task estimates it, which alone counts for requests that are no chats.
+SIZES = (*QUANTITIES, "work")
+WORK = len(QUANTITIES)
+
 _QUANTITY_INDEX = {name: place for place, name in enumerate(QUANTITIES)}
 _SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
+
+
+def apply_estimates(sizes: list[float], estimates: Estimates) -> None:
+    """Set ``sizes`` to what was estimated of them, of which each medium has a part."""
+    for place, _ in estimates:
+        sizes[place] = 0.0
+    for place, value in estimates:
+        sizes[place] += value
 
 
 def add_quantities(sums: list[float], streams: Iterable[ResultStream]) -> None:

@@ -1,24 +1,50 @@
 """Prices before a request runs: what each path of the plan would cost by the sizes of the request."""
 
+import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from omnibus.errors import CostLimitExceeded, StoreUnavailable
+from omnibus.errors import BadRequest, CostLimitExceeded, StoreUnavailable
 from omnibus.plan import Path
 from omnibus.pricing import RequestUsage, stage_usage, sum_stages
-from omnibus.profile import QUANTITIES, ModelProfile
+from omnibus.profile import ModelProfile
 from omnibus.store import Store
-from services.gateway.pricing.cost_fit import COMPLETION, SPEECH, StageKey
+from omnibus.task import CompositeTask, Segment
+from services.gateway.pricing.cost_fit import COMPLETION, SPEECH
+from services.gateway.pricing.headers import PriceOptions
 from services.gateway.pricing.meter import UsageMeter
-from services.gateway.pricing.quantities import Estimates
-from services.gateway.routing.assignment import Assignment
+from services.gateway.pricing.quantities import SIZES, WORK, Estimates, apply_estimates
+from services.gateway.routing.assignment import ModelPart
 from services.gateway.routing.router import Router
 
 #: Seconds for which profiles that were read from the store are good.
 PROFILE_SECONDS = 60.0
+
+
+class QuoteReady(Exception):
+    """The quote that a request asked for, ``body``, is its answer: raised where the request would be sent."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("the quote is the answer")
+        self.body = body
+
+
+class ExpectedSizes(NamedTuple):
+    """Sizes of a request that are known before it runs.
+
+    ``estimates`` are those of a chat; where there are none, stages are priced by their estimated work. ``answers``
+    answers of at most ``tokens`` each are expected; a ``whole`` one has all of them.
+    """
+
+    estimates: Estimates = ()
+    tokens: float = 0.0
+    answers: int = 1
+    whole: bool = False
 
 
 class PathQuote(msgspec.Struct, frozen=True):
@@ -62,17 +88,30 @@ class Quotes:
         self._profiles: Mapping[str, ModelProfile] = {}
         self._read = -PROFILE_SECONDS
 
-    async def quote(self, assignment: Assignment, estimates: Estimates, answer: float, *, whole: bool) -> Quote:
-        """The quote of a request with ``estimates`` whose answer has at most ``answer`` tokens, all if ``whole``.
+    def open_check(self, prices: PriceOptions, task: CompositeTask | None) -> "PriceCheck | None":
+        """The check of a request to ``task`` by its ``prices``; None where they ask for none.
+
+        Raises ``BadRequest`` for a task whose graph follows from results, and for None: an app.
+        """
+        if not prices.before:
+            return None
+        if task is None or inspect.iscoroutinefunction(task.invoke):
+            raise BadRequest("a model whose graph follows from results has no price before it runs", param="model")
+        return PriceCheck(self, prices)
+
+    async def quote(self, model: str, segment: Segment, expected: ExpectedSizes) -> Quote:
+        """The quote of a request to ``model`` whose graph is ``segment``.
 
         Raises ``CostLimitExceeded`` where nothing is known of a stage: there is neither a profile nor a request yet.
         """
         await self._read_profiles()
+        assignment = self._router.assign(segment.nodes, model)
         part = assignment.parts[0]
-        quantities = self._expected_quantities(part.model, part.kind, estimates, answer, whole=whole)
+        sizes = self._expected_sizes(part, expected)
+        work = _stage_work(part, () if expected.estimates else segment.work)
         paths = [path for path in self._router.find_paths(part) if path.rate > 0] or self._router.find_paths(part)
         total = sum(path.rate for path in paths) or float(len(paths))
-        quoted = tuple(self._quote_path(assignment, path, quantities, (path.rate or 1.0) / total) for path in paths)
+        quoted = tuple(self._quote_path(part, path, sizes, work, (path.rate or 1.0) / total) for path in paths)
         money = [each.usage.money for each in quoted]
         known = [each for each in money if each is not UNSET]
         priced = len(known) == len(money)
@@ -80,29 +119,35 @@ class Quotes:
             part.model,
             part.kind,
             round(sum(each.share * each.usage.gpu_seconds for each in quoted), 7),
-            {name: round(value, 3) for name, value in zip(QUANTITIES, quantities, strict=True) if value},
+            {name: round(value, 3) for name, value in zip(SIZES, [*sizes, work.total()], strict=True) if value},
             quoted,
             round(sum(each.share * value for each, value in zip(quoted, known, strict=True)), 12) if priced else UNSET,
             self._meter.currency if priced else UNSET,
         )
 
-    def _expected_quantities(
-        self, model: str, kind: str, estimates: Estimates, answer: float, *, whole: bool
-    ) -> list[float]:
-        quantities = [0.0] * len(QUANTITIES)
-        quantities[COMPLETION], quantities[SPEECH] = self._meter.fits.expected_answer(model, kind, answer, whole=whole)
-        for place, value in estimates:
-            quantities[place] = value
-        return quantities
+    def _expected_sizes(self, part: ModelPart, expected: ExpectedSizes) -> list[float]:
+        """Sizes of the request but for its work, which each stage has for itself."""
+        sizes = [0.0] * WORK
+        if expected.estimates:
+            tokens, speech = self._meter.fits.expected_answer(
+                part.model, part.kind, expected.tokens, whole=expected.whole
+            )
+            sizes[COMPLETION], sizes[SPEECH] = expected.answers * tokens, expected.answers * speech
+        apply_estimates(sizes, expected.estimates)
+        return sizes
 
-    def _quote_path(self, assignment: Assignment, path: Path, quantities: Sequence[float], share: float) -> PathQuote:
-        part = assignment.parts[0]
+    def _quote_path(
+        self, part: ModelPart, path: Path, sizes: Sequence[float], work: Counter[int], share: float
+    ) -> PathQuote:
         profile = self._profiles.get(part.model)
         lines = profile.lines if profile is not None else {}
         stages, basis = [], "measured"
-        for node, component in _first_nodes(part.nodes, part.components):
+        for node, of_stage in work.items():
+            component = part.components[part.nodes.index(node)]
             option = path.options[component]
-            found = self._meter.fits.predict_stage(StageKey(part.model, option, component), quantities, lines)
+            found = self._meter.fits.predict_stage(
+                self._meter.stage_key(part.model, option, component), [*sizes, float(of_stage)], lines
+            )
             if found is None:
                 raise CostLimitExceeded(
                     f"nothing is known yet of what {component} takes in option {option!r}: send some requests without "
@@ -125,6 +170,26 @@ class Quotes:
             self._profiles = await self.store.profiles()
         except StoreUnavailable:  # what was learned is enough, or the quote says that it is not
             self._read = -PROFILE_SECONDS
+
+
+class PriceCheck:
+    """Check of the price of one request, before it is sent. ``expected`` are its sizes, which its route knows."""
+
+    def __init__(self, quotes: Quotes, prices: PriceOptions) -> None:
+        self._quotes = quotes
+        self._prices = prices
+        self.expected = ExpectedSizes()
+
+    async def choose_path(self, model: str, segment: Segment, pinned: str) -> str:
+        """The path that a request to ``model`` with the graph ``segment`` has to take: ``pinned``, or another in the
+        limit.
+
+        Raises ``QuoteReady`` for a request that wants no more than its price, and ``CostLimitExceeded``.
+        """
+        quote = await self._quotes.quote(model, segment, self.expected)
+        if self._prices.quote or self._prices.limit is None:
+            raise QuoteReady(msgspec.json.encode(quote))
+        return choose_path(quote, self._prices.limit, pinned)
 
 
 def choose_path(quote: Quote, limit: float, pinned: str = "") -> str:
@@ -151,13 +216,13 @@ def choose_path(quote: Quote, limit: float, pinned: str = "") -> str:
     return path
 
 
-def _first_nodes(nodes: Sequence[int], components: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Each component with its first node: what is known of a component is of all its nodes together."""
-    seen: set[str] = set()
-    for node, component in zip(nodes, components, strict=True):
-        if component not in seen:
-            seen.add(component)
-            yield node, component
+def _stage_work(part: ModelPart, work: Sequence[int]) -> Counter[int]:
+    """Work of all nodes of each component, by its first node: what is known of a component is of them together."""
+    first: dict[str, int] = {}
+    sums = Counter[int]()
+    for node, component in zip(part.nodes, part.components, strict=True):
+        sums[first.setdefault(component, node)] += work[node] if work else 0
+    return sums
 
 
 def _amount(usage: RequestUsage) -> float:

@@ -8,6 +8,11 @@ def app_deadline_error(app: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"the app {app} did not answer within its deadline", stage=app)
 
 
+def deadline_error(app: str, model: str) -> DeadlineExceeded:
+    """The error of a request to ``model``, or to ``app`` where that is empty, that is not done by its deadline."""
+    return DeadlineExceeded("the request took longer than its deadline") if model else app_deadline_error(app)
+
+
 def request_over_error() -> Fatal:
     """The error of whoever still waits for a request that has ended."""
     return Fatal("the request is over: nothing of it runs any more")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from omnibus.errors import ClientClosed, OmnibusError, Rejected
+from services.gateway.request.ends import deadline_error
 from services.gateway.request.request import ClientRequest
 
 
@@ -17,7 +18,7 @@ async def run_to_end(run: ClientRequest, cancelled: Rejected | None = None) -> A
         async with asyncio.timeout(max(0.0, run.deadline - time.time())):
             yield
     except TimeoutError:
-        error = run.deadline_error()
+        error = deadline_error(run.app, run.model)
         run.fail(error)
         run.end("expired")
         raise error from None

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from omnibus import tracing
-from omnibus.errors import DeadlineExceeded, OmnibusError, Overloaded, ProtocolError
+from omnibus.errors import OmnibusError, Overloaded, ProtocolError
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.plan import choice_point
@@ -29,10 +29,11 @@ from services.gateway.dispatch.inflight import InflightInvocation, token_resume_
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.quantities import Estimates
+from services.gateway.pricing.quotes import PriceCheck, Quotes
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
-from services.gateway.request.ends import app_deadline_error, request_over_error
+from services.gateway.request.ends import request_over_error
 from services.gateway.request.entrance import Entrance
 from services.gateway.request.load_report import CountedInvocation, LoadReporter
 from services.gateway.request.record import Records
@@ -70,6 +71,7 @@ class RequestFactory:
         self.dispatcher = dispatcher
         self.tensors = tensors
         self.records = records
+        self.quotes = Quotes(router, records.meter)
         self.kept = keep if records.full else None
         self.loads = loads
         self.admission = admission
@@ -108,6 +110,7 @@ class ClientRequest:
         self._number = number
         self._seed = seed
         self.pinned = pinned  # the path that it must take, empty for any
+        self.price: PriceCheck | None = None  # to be checked before it is sent
         self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._patient = False
@@ -191,7 +194,10 @@ class ClientRequest:
         return self.tenant.salt(settings.salt, settings.isolate)
 
     async def wait_admission(self, segment: Segment, step: int = 0) -> None:
-        """Wait once, for a turn or for room. Raises ``Overloaded``. ``release_admission`` if nothing is sent."""
+        """Wait once, for a turn or for room. Raises ``Overloaded``, and as ``PriceCheck.choose_path``.
+        ``release_admission`` if nothing is sent."""
+        if self.price is not None:
+            self.pinned = await self.price.choose_path(self.model, segment, self.pinned)
         if self._stay is None:
             if self._runs.router.growing and not (self.segments or self._patient):
                 await self._wait_for_room(segment)
@@ -341,12 +347,6 @@ class ClientRequest:
 
     # The end
 
-    def deadline_error(self) -> DeadlineExceeded:
-        """The error of a request that is not done by its deadline."""
-        if not self.model:
-            return app_deadline_error(self.app)
-        return DeadlineExceeded("the request took longer than its deadline")
-
     def fail(self, error: OmnibusError) -> None:
         """Everybody who waits for a result of this request gets ``error``."""
         self.failure = self.failure or error
@@ -388,7 +388,7 @@ class ClientRequest:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
         self._runs.records.write_end(running, status, self.answer if first else None, later, self.tenant.name)
-        self._runs.records.meter.learn(running, self.estimates if first else ())
+        self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
                 stream.fail(self.failure or request_over_error())

@@ -7,7 +7,7 @@ background: whoever asks for the rest of it later, here or at another gateway, h
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -245,3 +245,25 @@ class Production:
         self.response = response
         if self.spec.ended is not None:
             await self.spec.ended(response)
+
+
+class FollowedProduction:
+    """The production that a reader of a log keeps going, once there is one."""
+
+    def __init__(self) -> None:
+        self.looked = False
+        self._followed: AbstractContextManager[None] | None = None
+        self._production: Production | None = None
+
+    def follow(self, production: Production) -> None:
+        """Keep ``production`` going, in the place of the one before."""
+        if self._production is not production:
+            self.release()
+            self._production, self._followed = production, production.followed()
+            self._followed.__enter__()
+
+    def release(self) -> None:
+        """Keep it going no longer."""
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.__exit__(None, None, None)

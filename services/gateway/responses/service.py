@@ -14,6 +14,7 @@ from omnibus.errors import (
     NotFound,
     OmnibusError,
     Overloaded,
+    Rejected,
     StageFailed,
     StoreUnavailable,
     TooLarge,
@@ -34,6 +35,7 @@ from services.gateway.openai.responses.response import (
     new_response,
 )
 from services.gateway.openai.responses.to_chat import to_chat
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.request.request import ClientRequest
 from services.gateway.responses import history
 from services.gateway.responses.archive import (
@@ -47,7 +49,7 @@ from services.gateway.responses.archive import (
 from services.gateway.responses.conversations import Conversations, page_items
 from services.gateway.responses.holders import HolderQuestion, Holders
 from services.gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
-from services.gateway.responses.production import Production, ProductionSpec
+from services.gateway.responses.production import FollowedProduction, Production, ProductionSpec
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.tenant import Tenant, acting_as, current_tenant
 
@@ -102,8 +104,10 @@ class Responses:
 
     # Clients
 
-    async def create(self, wanted: ResponseRequest, body: bytes, pinned: str) -> Production:
-        """Begin to make a response. Raises ``OmnibusError``."""
+    async def create(
+        self, wanted: ResponseRequest, body: bytes, pinned: str, prices: PriceOptions = NO_PRICES
+    ) -> Production:
+        """Begin to make a response that keeps to ``prices``. Raises ``OmnibusError``, and ``QuoteReady``."""
         before = await history.load_history(self._store, wanted)
         items = history.resolve_references(wanted.items, before.items)
         asked = to_chat(wanted, before.items, items, before.param)
@@ -114,6 +118,12 @@ class Responses:
 
         run = opened()
         seed = run.seed
+        try:
+            pinned = run.pinned = await self._chat.choose_path(run, asked.request, prices)
+        except Rejected as error:
+            error.param = asked.client_param(error.param)
+            raise
+        run.price = None  # it is checked, for all attempts
         response = new_response(id, run.created, wanted)
         spec = ProductionSpec(response, asked, _first(run, opened), encrypts=wanted.wants_encrypted_reasoning)
         if wanted.is_stored:
@@ -179,7 +189,7 @@ class Responses:
         stored = await self._find(id)
         if not stored.record.logged:
             raise BadRequest("This response was not created with stream true: retrieve it whole.", param="stream")
-        reader, taken = LogReader(self._bus, id), _FollowedProduction()
+        reader, taken = LogReader(self._bus, id), FollowedProduction()
         try:
             async for events in reader.follow():
                 if fresh := [event.frame for event in events if event.number > after]:
@@ -254,7 +264,7 @@ class Responses:
         except StoreUnavailable as error:  # others will see that it is not made here
             log.warning("%s: %s", id, error)
 
-    async def _take_up(self, id: str, taken: "_FollowedProduction") -> None:
+    async def _take_up(self, id: str, taken: "FollowedProduction") -> None:
         """Make a response here, if nobody else does, for the client that follows it."""
         if id in self._made:
             taken.follow(self._made[id])
@@ -365,26 +375,6 @@ class Responses:
         if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
             return with_progress(response_of(stored.record), content.events)
         return await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
-
-
-class _FollowedProduction:
-    """The production that a reader of a log keeps going, once there is one."""
-
-    def __init__(self) -> None:
-        self.looked = False
-        self._followed: Any = None
-        self._production: Production | None = None
-
-    def follow(self, production: Production) -> None:
-        if self._production is not production:
-            self.release()
-            self._production, self._followed = production, production.followed()
-            self._followed.__enter__()
-
-    def release(self) -> None:
-        followed, self._followed = self._followed, None
-        if followed is not None:
-            followed.__exit__(None, None, None)
 
 
 def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:

@@ -28,7 +28,8 @@ from services.gateway.media.inspect import InspectedMedia, MediaLimits
 from services.gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
-from services.gateway.pricing.quotes import Quote, Quotes
+from services.gateway.pricing.headers import PriceOptions
+from services.gateway.pricing.quotes import ExpectedSizes
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.request import ClientRequest, RequestFactory
@@ -66,7 +67,6 @@ class Chat:
     ) -> None:
         self._runs = runs
         self.meter = runs.records.meter
-        self.quotes = Quotes(runs.router, self.meter)
         self.files = files if files is not None else ClientFiles(runs.settings)
         self.spoken = spoken
         self.schemas = SchemaCheck()
@@ -120,14 +120,23 @@ class Chat:
         made: ChatChoices = await self._submit_static(run, ChatFanOut(chat=task), asked)
         return [ChatOutput(text=text) for text in made.texts]
 
-    async def quote_request(self, run: ClientRequest, asked: PreparedChat) -> Quote:
-        """The price of each path that ``run`` may take. Raises as ``Quotes.quote`` does."""
-        if not run.model or inspect.iscoroutinefunction((task := self._tasks.get_task(run.model)).invoke):
-            raise BadRequest("a model whose graph follows from results has no price before it runs", param="model")
-        kind = self._kinds.find_kind(run.model, task, asked.input)
-        segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
-        assignment = self._router.assign(segment.nodes, run.model)
-        return await self.quotes.quote(assignment, asked.estimates, asked.input.answer, whole=asked.answers_whole)
+    def check_price(self, run: ClientRequest, prices: PriceOptions) -> None:
+        """Have ``run`` checked by its ``prices`` before it is sent. Raises as ``Quotes.open_check``."""
+        if prices.before:
+            task = self._tasks.get_task(run.model) if run.model else None
+            run.price = self._runs.quotes.open_check(prices, task)
+
+    async def choose_path(self, run: ClientRequest, request: ChatRequest, prices: PriceOptions) -> str:
+        """The path that ``request`` has to take by its ``prices``; ``run`` stands for it, which is sent later.
+
+        Raises as ``prepare_request``, ``Quotes.open_check`` and ``PriceCheck.choose_path``.
+        """
+        self.check_price(run, prices)
+        if run.price is None:
+            return run.pinned
+        asked, task = await self.prepare_request(run, request), self._tasks.get_task(run.model)
+        run.price.expected = _expected_sizes(asked)
+        return await run.price.choose_path(run.model, record(task.invoke, asked.input, run.choice_point), run.pinned)
 
     async def prepare_request(self, run: ClientRequest, request: ChatRequest) -> PreparedChat:
         """Check ``request``, which ``run`` is to answer, and fetch its media."""
@@ -215,6 +224,8 @@ class Chat:
         kinds = self._kinds
         kind = None if asked.choices else kinds.find_kind(run.model, task, asked.input)
         segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
+        if run.price is not None:
+            run.price.expected = _expected_sizes(asked)
         await run.wait_admission(segment)
         try:
             ticket = run.take_ticket(segment, kinds.known_assignment(kind))
@@ -277,6 +288,10 @@ class Chat:
     ) -> dict[str, Any]:
         runs = self._runs
         return await place_input(runs.tensors, runs.kept, data, about, holder, deadline, readers, salt)
+
+
+def _expected_sizes(asked: PreparedChat) -> ExpectedSizes:
+    return ExpectedSizes(asked.estimates, asked.input.answer, max(1, len(asked.choices)), asked.answers_whole)
 
 
 def _requested_voice(request: ChatRequest, model: ModelPlan | None) -> str:

@@ -16,6 +16,7 @@ from omnibus.task import CompositeTask, use
 from omnibus.task.library import ImageOutput
 from omnibus.task.runtime import run as run_task
 from services.gateway.media.inspect import InspectedMedia
+from services.gateway.pricing.headers import PriceOptions
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.resolve import (
@@ -45,9 +46,11 @@ class ImageTasks:
         """The task of model ``name``. Raises ``NotFound``, and ``BadRequest`` for a model that makes no pictures."""
         return self._tasks.get_task(name)
 
-    def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model``. Raises as ``RequestFactory.open_request``."""
-        return self._runs.open_request(APP, model, seed=seed, pinned=pinned)
+    def open_request(self, model: str, seed: int | None, pinned: str, prices: PriceOptions) -> ClientRequest:
+        """A new request to ``model``. Raises as ``RequestFactory.open_request`` and ``Quotes.open_check``."""
+        run = self._runs.open_request(APP, model, seed=seed, pinned=pinned)
+        run.price = self._runs.quotes.open_check(prices, self.get_task(model))
+        return run
 
     async def generate_images(
         self, run: ClientRequest, wish: Mapping[str, Any], images: Sequence[InspectedMedia] = ()

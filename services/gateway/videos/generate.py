@@ -9,10 +9,11 @@ from omnibus.errors import BadRequest, Conflict
 from omnibus.families import catalog
 from omnibus.metrics import GATEWAY
 from omnibus.store import JobRecord
-from omnibus.task import use
+from omnibus.task import record, use
 from omnibus.task.library import VideoGeneration, VideoOutput
 from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
+from services.gateway.pricing.headers import PriceOptions
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest, RequestFactory
 from services.gateway.tasks.resolve import TaskCache, build_request, create_video_task, rename_params
@@ -66,6 +67,18 @@ class VideoGenerator:
         with rename_params(_CLIENT_PARAM_NAMES):
             limits.check_frames(request.width, request.height, request.frames, request.fps)
             limits.check_steps(request.steps)
+
+    async def choose_path(self, model: str, request: BaseModel, pinned: str, prices: PriceOptions) -> str:
+        """The path that ``request`` to ``model`` has to take by its ``prices``; ``pinned`` where they ask for nothing.
+
+        Raises as ``Quotes.open_check`` and ``PriceCheck.choose_path``.
+        """
+        task = self._tasks.get_task(model)
+        check = self._runs.quotes.open_check(prices, task)
+        if check is None:
+            return pinned
+        run = self._runs.open_request(APP, model)
+        return await check.choose_path(model, record(task.invoke, request, run.choice_point), pinned)
 
     def stop_invocations(self, job: JobRecord) -> None:
         """Stop what is under way for ``job``: whoever began it may not be there any more to do so."""

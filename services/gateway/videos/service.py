@@ -16,6 +16,7 @@ from omnibus.store import JobRecord, JobRules, Store
 from services.gateway.media.files import new_secret_id
 from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.request.request import RequestFactory
 from services.gateway.tenancy.tenant import current_tenant
 from services.gateway.videos import job_payload
@@ -67,12 +68,16 @@ class Videos:
 
     # Clients
 
-    async def create(self, asked: VideoRequest, pinned: str) -> Video:
-        """Write down what is asked for; it is made afterwards. Raises ``OmnibusError``."""
+    async def create(self, asked: VideoRequest, pinned: str, prices: PriceOptions = NO_PRICES) -> Video:
+        """Write down what is asked for, which keeps to ``prices``; it is made afterwards.
+
+        Raises ``OmnibusError``, and ``QuoteReady``.
+        """
         wish = {"seed": secrets.randbits(62), **asked.task_fields()}
         request = self._filming.build_request(asked.model, wish)
         self._check_limits(request)
         self._filming.check_family_limits(asked.model, request)
+        pinned = await self._filming.choose_path(asked.model, request, pinned, prices)
         tenant = current_tenant().name
         await self._films.check_capacity(self._mirror.ids_of(tenant) if tenant else None)
         now = time.time()

@@ -9,14 +9,13 @@ import pytest
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.plan import PriceList
-from omnibus.profile import QUANTITIES
 from services.gateway.pricing.cost_fit import CostFits, StageFit
+from services.gateway.pricing.quantities import SIZES
 from tests.unit.gateway.house import VL, House, encode, error, image, question, text, think
 from tests.unit.gateway.pricing.test_usage import EUROS, PRICE
 
 ASK = {"x-omnibus-quote": "1"}
-COMPLETION = QUANTITIES.index("completion_tokens")
-PROMPT = QUANTITIES.index("prompt_tokens")
+COMPLETION, PROMPT, WORK = map(SIZES.index, ("completion_tokens", "prompt_tokens", "work"))
 
 
 async def timed_encode(job: Job) -> None:
@@ -79,6 +78,16 @@ async def test_a_quote_says_what_a_request_will_cost(home: House):
     assert home.dispatcher.inflight_count == 0
 
 
+async def test_every_image_of_a_request_counts(home: House):
+    await open_model(home)
+    await warm(home, [text("a b"), image()])
+    shown = [text("a b"), *[image() for _ in range(3)]]
+
+    one, three = [(await ask(home, content, ASK, max_tokens=2)) for content in (shown[:2], shown)]
+
+    assert three.json()["quantities"]["image_tokens"] == 3 * one.json()["quantities"]["image_tokens"]
+
+
 async def test_a_limit_takes_the_cheaper_path_or_refuses(home: House):
     await open_model(home)
     looked = [text("a b c d e f"), image()]
@@ -124,9 +133,14 @@ async def test_a_limit_is_an_amount(home: House, given: str):
 async def test_routes_that_would_not_hold_a_limit_refuse_it(home: House):
     await open_model(home)
 
-    response = await home.http.post("/v1/completions", json={}, headers={"x-omnibus-max-cost": "1"})
+    limit = {"x-omnibus-max-cost": "1"}
+    several = {"model": VL, "prompt": ["a", "b"]}
+    refused = [
+        await home.http.post("/v1/completions", json=several, headers=limit),
+        await home.http.post("/v1/responses/input_tokens", json={}, headers=limit),
+    ]
 
-    assert (response.status_code, error(response)["param"]) == (400, "x-omnibus-max-cost")
+    assert [(each.status_code, error(each)["param"]) for each in refused] == [(400, "x-omnibus-max-cost")] * 2
 
 
 def test_seconds_of_a_stage_follow_from_the_sizes_of_a_request():
@@ -134,7 +148,7 @@ def test_seconds_of_a_stage_follow_from_the_sizes_of_a_request():
     random = np.random.default_rng(3)
 
     def request() -> tuple[list[float], float]:
-        quantities = [0.0] * len(QUANTITIES)
+        quantities = [0.0] * len(SIZES)
         quantities[PROMPT], quantities[COMPLETION] = random.integers(20, 2000), random.integers(10, 400)
         return quantities, 0.01 + 5e-5 * quantities[PROMPT] + 2e-3 * quantities[COMPLETION]
 
@@ -147,3 +161,13 @@ def test_seconds_of_a_stage_follow_from_the_sizes_of_a_request():
         abs(fit.predict_seconds(quantities) / seconds - 1) for quantities, seconds in (request() for _ in range(100))
     ]
     assert sum(each < 0.15 for each in errors) >= 90
+
+
+def test_few_and_small_sizes_are_told_from_what_every_request_takes():
+    fit = StageFit()
+    for work in (1, 2, 4):
+        sizes = [0.0] * len(SIZES)
+        sizes[WORK] = work
+        fit.observe_job(sizes, 0.2 * work)
+
+    assert fit.predict_seconds([0.0] * WORK + [3.0]) == pytest.approx(0.6, rel=0.01)
