@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
+from omnibus.errors import StageUnavailable
 from omnibus.executor.job_clock import ComputeBill, Share, current_shares
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models import cuda_stream
@@ -22,6 +23,25 @@ M = TypeVar("M", bound=ModelComponent)
 
 # Tensors are read from shared memory that is mapped read-only, and nothing here writes to them.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+
+
+async def run_in_pool(pool: ThreadPoolExecutor, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call ``function`` in a thread of ``pool``. Raises ``StageUnavailable`` where that is closed before it begins."""
+    try:
+        future = pool.submit(function, *args, **kwargs)
+    except RuntimeError as error:
+        raise _closed_error() from error
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if future.cancelled() and not (task is not None and task.cancelling()):  # nobody has left: the pool is closed
+            raise _closed_error() from None
+        raise
+
+
+def _closed_error() -> StageUnavailable:
+    return StageUnavailable("the engine was closed; send the request again")
 
 
 class Compute:
@@ -38,10 +58,7 @@ class Compute:
         self._stream = cuda_stream.own_stream(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        shares = current_shares()
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._call_timed, shares, function, args, kwargs
-        )
+        return await run_in_pool(self._pool, self._call_timed, current_shares(), function, args, kwargs)
 
     def reset_clock(self) -> None:
         """Begin to count anew: what was computed so far was for nobody."""

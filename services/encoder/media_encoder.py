@@ -28,7 +28,7 @@ from omnibus.executor.step_budget import (
 )
 from omnibus_models.contract import MediaEncoder, Prepared
 from omnibus_models.limits import CANCELLED
-from services.component import ComponentSource, Hosted, by_size
+from services.component import ComponentSource, Hosted, by_size, run_in_pool
 from services.encoder.batcher import Batcher, EngineLoop
 from services.encoder.cache_key import EncoderIdentity
 from services.encoder.calibration import sample_item
@@ -169,7 +169,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         """An image that another task made, as the file that a client would upload: encoders have one way in."""
         if "image" not in self.model.modalities:
             raise BadRequest("this encoder reads no image, which is what a task has made", param="media")
-        file = await asyncio.get_running_loop().run_in_executor(self._decoders, encode_image, array, "png")
+        file = await run_in_pool(self._decoders, encode_image, array, "png")
         return _Media(memoryview(file), "image", "", self._is_alone(job, "image"))
 
     def _is_alone(self, job: Job, modality: str) -> bool:
@@ -200,11 +200,10 @@ class EncodeRunner(Hosted[MediaEncoder]):
         return await results.get(key, partial(self._prepare_media, media))
 
     async def _prepare_media(self, media: _Media) -> Prepared:
-        loop = asyncio.get_running_loop()
         args = (media.data, media.modality, *(() if media.alone else (False,)))
         cancelled = Event()
         try:
-            return await loop.run_in_executor(self._decoders, self._prepare_in_thread, cancelled, *args)
+            return await run_in_pool(self._decoders, self._prepare_in_thread, cancelled, *args)
         finally:
             cancelled.set()  # a decoder whose job is over has others to serve
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
 from omnibus_models.contract import Prepared, Thinker
-from services.component import ComponentSource, Hosted, by_size
+from services.component import ComponentSource, Hosted, by_size, run_in_pool
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeSettings
 
@@ -40,9 +40,9 @@ class EmbedRunner(Hosted[Thinker]):
 
     async def run(self, job: Job) -> None:
         pooling = _read_pooling(job)
-        loop, texts = asyncio.get_running_loop(), _read_texts(await job.value("text"))
+        texts = _read_texts(await job.value("text"))
         # One by one, so that requests take turns.
-        prepared = [await loop.run_in_executor(self._words, self._prepare_text, text, pooling) for text in texts]
+        prepared = [await run_in_pool(self._words, self._prepare_text, text, pooling) for text in texts]
         job.release_input("text")
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared))
         await job.put("embedding", {}, np.stack(rows))

@@ -20,7 +20,7 @@ from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.contract import PLAIN_PROMPT, Encoded, PrefillInputs, PromptOptions, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
-from services.component import ComponentSource
+from services.component import ComponentSource, run_in_pool
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
 from services.llm.engine.grammar import Grammars, GrammarState
@@ -127,8 +127,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         self, messages: list[dict[str, Any]], options: PromptOptions = PLAIN_PROMPT
     ) -> TokenizedPrompt:
         """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._words, self.thinker.prompt, messages, self.context, options)
+        return await run_in_pool(self._words, self.thinker.prompt, messages, self.context, options)
 
     async def tokenize_script(self, params: TextGenerationParams, length: int) -> tuple[int, ...]:
         """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
@@ -138,9 +137,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         if params.say is None:
             return ()
         left = self.answer_limit(length, None)
-        loop = asyncio.get_running_loop()
         try:
-            words = await loop.run_in_executor(self._words, self.thinker.encode_text, params.say, False, left)
+            words = await run_in_pool(self._words, self.thinker.encode_text, params.say, False, left)
         except ContextTooLong as error:
             raise ContextTooLong(error.message, param="say") from None
         script = (*words, min(self.thinker.eos))

@@ -14,7 +14,7 @@ from omnibus.executor.runner import Job
 from omnibus.executor.scheduler import due_time
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find
-from services.component import Compute
+from services.component import Compute, run_in_pool
 from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.answer_shape import answer_grammar, check_grammar
@@ -136,7 +136,7 @@ class VllmCore:
             raise
         grammar = answer_grammar(self.reader, params) or ""
         if grammar:
-            await asyncio.get_running_loop().run_in_executor(self._words, check_grammar, grammar)
+            await run_in_pool(self._words, check_grammar, grammar)
         # What goes by the tokens of an answer is computed from its first one on, and not behind some of them.
         known = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
         if known:
@@ -149,8 +149,7 @@ class VllmCore:
 
     async def _tokenize_prompt(self, job: Job, params: TextGenerationParams) -> TokenizedPrompt:
         messages, context = await read_messages(job), self._launch.context
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._words, self.reader.prompt, messages, context, params.prompt_options)
+        return await run_in_pool(self._words, self.reader.prompt, messages, context, params.prompt_options)
 
     def _read_voice(self, job: Job) -> str | None:
         if not job.has_consumer("prompt"):

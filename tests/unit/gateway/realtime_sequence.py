@@ -116,7 +116,7 @@ class Sequence:
         await self._settle()
         for id in self.account.order:
             await self._send("conversation.item.retrieve", "conversation.item.retrieved", item_id=id)
-        assert self.ledger.held == self.account.nbytes
+        assert self.ledger.held == self.account.nbytes, (self.ledger.held, self.account.nbytes, self.account.items)
 
     def _check_faults(self) -> None:
         for fault in self.outbox.faults:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from omnibus.tensors.arena import Arena
@@ -57,7 +58,7 @@ def test_an_arena_whose_sidecar_lives_is_kept_whatever_process_ids_say(tmp_path:
 
 def test_a_process_that_has_got_the_id_of_a_killed_one_keeps_nothing(tmp_path: Path):
     left = arena(tmp_path, os.getpid())
-    before = left.stat().st_mtime - LATER_SECONDS
+    before = psutil.Process().create_time() - LATER_SECONDS
     os.utime(left, (before, before))  # it was last used before this process began
 
     assert remove_orphaned_arenas(tmp_path) == [left.name]

@@ -71,14 +71,36 @@ def test_of_byte_level_tokens(byte_level: PreTrainedTokenizerFast, data: st.Data
     assert "".join(deltas(detokeniser, tokens)) == reader.decode_ids(tokens)
 
 
-@given(st.lists(st.integers(0, 256 + len(WORDS)), max_size=60))
+#: Tokens of a character in bytes, of a word, or of an end: what becomes of bytes that are no character depends on those
+#: beside them, which a stream has sent by then.
+PIECES_OF_LLAMA = st.one_of(
+    st.characters(codec="utf-8").map(lambda character: list(character.encode())),
+    st.integers(256, 256 + len(WORDS)).map(lambda word: [word]),
+)
+
+
+@given(st.lists(PIECES_OF_LLAMA, max_size=40).map(lambda pieces: [token for piece in pieces for token in piece]))
 def test_of_words_and_bytes(tokens: list[int]):
     reader = reader_of(LLAMA)
 
     detokeniser = open_detokeniser(reader)
 
     assert isinstance(detokeniser, StreamDetokeniser)
-    assert "".join(deltas(detokeniser, tokens)) == "".join(deltas(Detokeniser(reader.decode_ids), tokens))
+    assert "".join(deltas(detokeniser, tokens)) == reader.decode_ids(tokens)
+
+
+@given(st.lists(st.integers(0, 256 + len(WORDS)), max_size=60))
+def test_bytes_that_are_no_character_change_no_other_one(tokens: list[int]):
+    reader = reader_of(LLAMA)
+
+    found = "".join(deltas(open_detokeniser(reader), tokens))
+
+    words = [WORDS[token - 256].replace("▁", " ") for token in tokens if 256 <= token < 256 + len(WORDS)]
+    place = 0
+    for word in words:
+        at = found.find(word.strip(" "), place)
+        assert at >= 0, (found, word)
+        place = at + len(word.strip(" "))
 
 
 def test_words_and_bytes_come_as_soon_as_they_are_characters():
