@@ -44,7 +44,7 @@ class PostRequest(NamedTuple):
 
     @property
     def prices(self) -> PriceOptions:
-        """What the client asks for about prices. Raises ``BadRequest``."""
+        """The client's wishes about prices. Raises ``BadRequest``."""
         return read_price_options(self.headers)
 
     def base_url(self, settings: GatewaySettings) -> str:
