@@ -18,6 +18,7 @@ from tests.e2e.system import ROOT, VL
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(200)
 def test_nothing_comes_out_of_a_cache_while_it_is_measured(tmp_path: Path):
     arguments = (

@@ -150,6 +150,7 @@ def test_a_language_model_is_measured_where_it_is_the_bottleneck_and_with_the_si
     assert found.options["V"].is_measured  # of whose replicas there were several beside Th
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_what_cannot_be_measured_here_is_said_and_batches_are_options_of_their_own(tmp_path: Path):
     slots = {**SIM["default"]["components"]["vision"], "slots": 0}

@@ -11,6 +11,7 @@ LASTS, PRECISION = 20.0, 0.25  # seconds of load; req/s per GPU
 MORE = 1.15
 
 
+@pytest.mark.nightly
 def test_goodput_rises_with_the_schedule_of_stages_and_again_with_the_planned_shape():
     shape, best = planned(TEXTCAPS, LASTS, PRECISION)
 
