@@ -45,6 +45,7 @@ class LiveSession(Recorder):
         self._recorded: dict[int, Segment] = {}
         self._wanted: dict[int, list[Result]] = {}
         self._sent: dict[int, asyncio.Future[None]] = {}
+        self._referred: dict[int, set[int]] = {}  # earlier segments whose results a segment is given, by step
         self._refused: set[int] = set()
         self._numbers: dict[Place, int] = {}
         self._copies: dict[Place, int] = {}
@@ -155,6 +156,9 @@ class LiveSession(Recorder):
         self._copies.clear()
 
     async def _submit_segment(self, segment: Segment, step: int) -> None:
+        # Branches send segments side by side: one may still wait for its inputs when the next refers to its results.
+        for earlier in sorted(self._referred.pop(step, ())):
+            await asyncio.shield(self._sent[earlier])
         sources = await self._segments.submit(segment, step)
         for result in self._wanted.get(step, ()):
             result.source = sources.get(result.origin)
@@ -188,6 +192,7 @@ class LiveSession(Recorder):
     ) -> Any:
         """An output of an earlier segment: by value when it was kept, else by running its node again."""
         if not stream and origin in self._recorded[step].outputs:
+            self._referred.setdefault(self.step, set()).add(step)
             return {FROM: [step, *origin]}
         here = (self._copy_node(step, origin[0]), origin[1])
         uses.append(here)

@@ -1,13 +1,16 @@
 """Results of earlier segments in later ones, and results that an async ``invoke`` reads."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from omnibus.errors import PlaceholderError, StreamConsumed
 from omnibus.graph import make_ref
-from tests.unit.task.memory import Runs
-from tests.unit.task.tasks import ADD, FOLD, ONE, SPELL, TWO, AddInput, FoldInput, NumberInput, WordsInput
+from omnibus.task import CompositeTask, Segment, tool, use
+from tests.unit.task.memory import Memory, Reading, Runs
+from tests.unit.task.tasks import ADD, ALL, FOLD, ONE, SPELL, TWO, AddInput, FoldInput, NumberInput, WordsInput
 
 
 @pytest.fixture
@@ -141,3 +144,43 @@ async def test_deciding_on_what_was_not_awaited_is_refused(runs: Runs):
 
     with pytest.raises(PlaceholderError, match="has to be read first: `await` it, or iterate with `async for`"):
         await runs(hasty)
+
+
+class SlowToSend(Memory):
+    """Sends its first segment when the others have had time to overtake it."""
+
+    async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Reading]:
+        if step == 0:
+            for _ in range(50):
+                await asyncio.sleep(0)
+        return await super().submit(segment, step)
+
+
+async def wait_turns() -> int:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return 0
+
+
+async def test_a_branch_may_refer_to_a_result_of_a_segment_that_is_still_being_sent():
+    class Branches(CompositeTask):
+        async def invoke(self, _: Any) -> Any:
+            twice = TWO.invoke(NumberInput(x=3))
+
+            async def add() -> int:
+                await tool(wait_turns)  # the other branch has its segment sent
+                return await ADD.invoke(AddInput(numbers=[twice.n])).n
+
+            async def one() -> int:
+                return await ONE.invoke(NumberInput(x=1)).n
+
+            return await asyncio.gather(one(), add())
+
+    runtime = SlowToSend(*ALL)
+    with use(runtime):
+        assert await Branches()(None) == [1, 6]
+
+    assert [[node.task for node in segment.nodes] for segment in runtime.segments.values()] == [
+        ["number-scale_2", "number"],
+        ["add"],
+    ]
