@@ -6,6 +6,9 @@ on one device, step by step, so the factor (alpha) that is left says what sharin
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
+
+import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.profile import Profile, SimComponent, SimOption
@@ -13,6 +16,11 @@ from omnibus.profile import ModelProfile, OptionProfile
 from services.planner.simulate.curves import CHUNK_CODES, CODES_PER_SECOND, build_component, component_samples
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.option_fit import fit_options
+
+#: Calibrations that are kept: each takes seconds of processor time, and a planner needs those of its profiles again and
+#: again.
+_KEPT_CALIBRATIONS = 16
+_kept: dict[bytes, ModelDevices] = {}  # by what they follow from, the oldest first
 
 
 def calibrate_devices(
@@ -26,6 +34,23 @@ def calibrate_devices(
 
     Raises ``BadRequest`` for a component of which nothing was measured.
     """
+    key = sha256(msgspec.json.encode((profile, components, kinds, encoders, options))).digest()
+    devices = _kept.get(key)
+    if devices is None:
+        devices = _calibrate(profile, components, kinds, encoders, options)
+        while len(_kept) >= _KEPT_CALIBRATIONS:
+            del _kept[next(iter(_kept))]
+        _kept[key] = devices
+    return devices
+
+
+def _calibrate(
+    profile: ModelProfile,
+    components: tuple[str, ...],
+    kinds: Mapping[str, str],
+    encoders: Mapping[str, str],
+    options: Mapping[str, OptionProfile],
+) -> ModelDevices:
     known = {
         part: list(component_samples(part, profile, options))
         for part in components

@@ -56,6 +56,8 @@ class Solver:
         blocked = any(unreached_types(self.frame.network, mix, arcs) for mix in run.mixes)
         best = None if blocked else column_selection.find_best(run, None, bounds)
         if best is None or best.rate <= run.highest * _RATE_TOLERANCE:
+            if best is not None and not best.proven:  # the search had begun with nothing, and time was over
+                raise run.deadline.exceeded_error()
             return self._empty_solution(0.0, run.highest, "rate")
         run.lowest = best.rate
         keep = column_selection.options_within_waste(run, bounds, column_selection.spare_gpus(run, bounds, best.rate))

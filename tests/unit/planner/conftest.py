@@ -1,10 +1,8 @@
-"""A town for planners, and calibrations that its tests share: each takes seconds of processor time."""
+"""A town for planners."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import redis.asyncio as redis
 
@@ -13,25 +11,7 @@ from omnibus.bus.messages import decode_plan_event
 from omnibus.bus.nats import NatsBus
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
-from services.planner.optimize import simulated
-from services.planner.simulate.devices import ModelDevices
 from tests.unit.planner.town import Town
-
-
-@pytest.fixture(autouse=True, scope="session")
-def shared_calibrations() -> Iterator[None]:
-    """Calibrate devices once for each profile: what comes of equal ones is equal."""
-    calibrate, known = simulated.calibrate_devices, dict[bytes, ModelDevices]()
-
-    def calibrate_once(*arguments: Any) -> ModelDevices:
-        key = msgspec.json.encode(arguments)
-        if key not in known:
-            known[key] = calibrate(*arguments)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "calibrate_devices", calibrate_once)
-        yield
 
 
 @pytest.fixture

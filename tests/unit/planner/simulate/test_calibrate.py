@@ -1,8 +1,10 @@
 """Devices that follow from profiles take as long as the profiles say."""
 
+import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus.profile import ModelProfile
 from services.planner.simulate.calibrate import calibrate_devices
 from services.planner.simulate.saturate import RoleRate, saturated_rate
 from tests.unit.planner.optimize import testbed
@@ -65,3 +67,12 @@ def test_a_component_without_seconds_is_an_error_that_names_it():
     options = {"E": testbed.option("vision", gpu="H100"), "L": testbed.L}
     with pytest.raises(BadRequest, match="component vision cannot be simulated"):
         calibrated(testbed.profile(options), testbed.model())
+
+
+def test_devices_of_the_same_profile_are_calibrated_once():
+    profile = measured_profile()
+    profile, again = (msgspec.json.decode(msgspec.json.encode(profile), type=ModelProfile) for _ in range(2))
+
+    assert calibrated(again) is calibrated(profile)
+    changed = msgspec.structs.replace(profile, model="other")
+    assert calibrated(changed) is not calibrated(profile)
