@@ -30,17 +30,18 @@ async def run_in_pool(pool: ThreadPoolExecutor, function: Callable[P, R], *args:
     try:
         future = pool.submit(function, *args, **kwargs)
     except RuntimeError as error:
-        raise _closed_error() from error
+        raise engine_closed_error() from error
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if future.cancelled() and not (task is not None and task.cancelling()):  # nobody has left: the pool is closed
-            raise _closed_error() from None
+            raise engine_closed_error() from None
         raise
 
 
-def _closed_error() -> StageUnavailable:
+def engine_closed_error() -> StageUnavailable:
+    """The error of work that an engine had not done when it was closed."""
     return StageUnavailable("the engine was closed; send the request again")
 
 

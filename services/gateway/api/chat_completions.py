@@ -14,7 +14,7 @@ from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai import vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
-from services.gateway.pricing.headers import NO_PRICES, PriceOptions, read_price_options
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
@@ -47,7 +47,7 @@ class ChatRoute(PostRoute):
         named = asked.headers.get(_DIALECT)
         wanted = parse_chat(asked.body) if named is None else self._translate(named.decode("latin-1"), asked.body)
         sending.model = wanted.model
-        prices = read_price_options(asked.headers)
+        prices = asked.prices
         if wanted.wants_images:
             return self._draw.answer_chat(wanted, asked, sending)
         continued = None

@@ -15,12 +15,12 @@ from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from omnibus.errors import StageUnavailable
 from omnibus.executor.job_clock import charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models.contract import Decoder
+from services.component import engine_closed_error
 from services.llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
 from services.llm.engine.step import Feed, Steps
 
@@ -215,7 +215,7 @@ class BatchingEngine(Generic[S]):
             self._fail_all(error)
             raise
         finally:
-            self._fail_all(StageUnavailable("the engine was closed; send the request again"))
+            self._fail_all(engine_closed_error())
 
     async def _run_turn(self) -> bool:
         # Others may leave meanwhile: nobody is admitted before the slots that the schedule counts as free are.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.structured.grammar import first_line, limits
+from services.component import run_in_pool
 
 #: Compiled grammars that are kept.
 MAX_GRAMMARS = 64
@@ -117,10 +118,9 @@ class Grammars:
 
     async def open(self, grammar: str) -> GrammarState:
         """The state before the first token of an answer. Raises ``BadRequest`` for a grammar that cannot be used."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(COMPILE_TIMEOUT_SECONDS):
-                return await loop.run_in_executor(self._pool, self._open, grammar)
+                return await run_in_pool(self._pool, self._open, grammar)
         except TimeoutError:
             raise BadRequest(
                 "the schema takes too long to compile: send a simpler one", param="response_format"

@@ -7,13 +7,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import redis.asyncio as redis
 
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Plan
-from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from services.gateway.pricing.cost_fit import CostFits
 from tests.unit.gateway.house import FILMER, OMNI, PAINTER, TOYS, House, error, house
@@ -60,11 +58,7 @@ def timed(work: Any, seconds: Callable[[Job], float]) -> Any:
 
 
 @pytest.fixture
-async def home(tmp_path: Path, valkey_url: str) -> AsyncIterator[House]:
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    await client.aclose()
-    store = Store(StoreSettings(url=valkey_url, prefix="test"))
+async def home(tmp_path: Path, store: Store) -> AsyncIterator[House]:
     async with house(tmp_path, store) as made:
         made.records.meter.fits = CostFits(period=0.0)
         made.serve(OMNI, PAINTER, FILMER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
@@ -78,7 +72,6 @@ async def home(tmp_path: Path, valkey_url: str) -> AsyncIterator[House]:
                 await made.executor(model, option, *spec.components, **works)
         made.videos.startup()
         yield made
-    await store.close()
 
 
 def one_path(plan: Plan) -> dict[str, ModelPlan]:

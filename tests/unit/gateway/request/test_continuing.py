@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import redis.asyncio as redis
 
 from omnibus.executor.runner import Job
 from omnibus.settings import GatewaySettings, StoreSettings
@@ -53,17 +52,12 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path, valkey_url: str) -> AsyncIterator[Pair]:
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    await client.aclose()
-    store = Store(StoreSettings(url=valkey_url, prefix="test"))
+async def pair(tmp_path: Path, store: Store) -> AsyncIterator[Pair]:
     async with house(tmp_path, store) as first:
         second = House(first.place, first.settings, store, "other")
         await second.open()
         yield Pair(first, second, store)
         await second.close()
-    await store.close()
 
 
 # Continuing

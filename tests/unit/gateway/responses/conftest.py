@@ -4,22 +4,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import redis.asyncio as redis
 
-from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from tests.unit.gateway.house import TEXT, House, house
 from tests.unit.gateway.responses_house import Pair, remember
-
-
-@pytest.fixture
-async def store(valkey_url: str) -> AsyncIterator[Store]:
-    client = redis.Redis.from_url(valkey_url)
-    await client.flushall()
-    await client.aclose()
-    store = Store(StoreSettings(url=valkey_url, prefix="test"))
-    yield store
-    await store.close()
 
 
 @pytest.fixture
