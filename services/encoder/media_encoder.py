@@ -27,6 +27,7 @@ from omnibus.executor.step_budget import (
     measure_costs,
 )
 from omnibus_models.contract import MediaEncoder, Prepared
+from omnibus_models.device_copy import copy_to_host
 from omnibus_models.limits import CANCELLED
 from services.component import ComponentSource, Hosted, by_size, run_in_pool
 from services.encoder.batcher import Batcher, EngineLoop
@@ -219,7 +220,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
 
     def _encode_batch(self, items: Sequence[Prepared]) -> list[EncoderResult]:
         return [
-            EncoderResult({"modality": item.modality, **one.meta}, _compact_rows(one.embeds.float().cpu()).numpy())
+            EncoderResult({"modality": item.modality, **one.meta}, copy_to_host(_compact_rows(one.embeds)))
             for item, one in zip(items, self.model.encode(items), strict=True)
         ]
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
 from omnibus_models.contract import Prepared, Thinker
+from omnibus_models.device_copy import copy_to_host
 from services.component import ComponentSource, Hosted, by_size, run_in_pool
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeSettings
@@ -96,7 +97,7 @@ def _pool_rows(hidden: Tensor, text: Prepared) -> np.ndarray:
     """[T, H] to [H] of length 1."""
     rows = hidden[: text.meta["n_tokens"]].float()
     pooled = rows[-1] if text.meta["pooling"] == "last" else rows.mean(0)
-    return nn.functional.normalize(pooled, dim=0).cpu().numpy()
+    return copy_to_host(nn.functional.normalize(pooled, dim=0))
 
 
 def _read_pooling(job: Job) -> str:

@@ -12,6 +12,7 @@ import torch
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_models.contract import Encoded, Prepared, TextEncoder
+from omnibus_models.device_copy import copy_to_host
 from services.component import ComponentSource, Hosted, by_size
 from services.encoder.batcher import Batcher
 from services.encoder.media_encoder import EncodeSettings
@@ -70,7 +71,7 @@ class TextEncodeRunner(Hosted[TextEncoder]):
     def _encode_batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
         # The last bits depend on the batch, and a film is made in many steps that take them up.
         batches = [[each] for each in prompts] if self.model.films else [prompts]
-        return [one.embeds.float().cpu().numpy() for batch in batches for one in self.model.encode(batch)]
+        return [copy_to_host(one.embeds) for batch in batches for one in self.model.encode(batch)]
 
 
 def _read_prompts(job: Job) -> _Prompts:

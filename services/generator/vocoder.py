@@ -13,6 +13,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus.tensors.item import RESUMED_AT
 from omnibus_models.contract import Code, Vocoder, Vocoding
+from omnibus_models.device_copy import copy_to_host
 from services.component import ComponentSource, Hosted
 from services.generator.playback_scheduler import DeadlineLock, Playback
 from services.generator.vocoder_chunks import piece_sizes
@@ -158,7 +159,7 @@ class CodePieces:
 
 
 def _vocode_samples(vocoding: Vocoding, codes: Sequence[Code], last: bool) -> np.ndarray:
-    return vocoding.push(codes, last).float().cpu().numpy()
+    return copy_to_host(vocoding.push(codes, last))
 
 
 def _read_codes(item: Item, groups: int) -> list[Code]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import ProtocolError
+from omnibus_models.device_copy import empty_on_host, finish_copies
 
 #: Keys and values [heads, T, head_dim] of each layer.
 Layers = Sequence[tuple[Tensor, Tensor]]
@@ -39,11 +40,13 @@ def pack_cache(filled: Layers, aside: int = 0) -> tuple[dict[str, Any], np.ndarr
     """
     parts = [filled[: len(filled) - aside], filled[len(filled) - aside :]]
     shapes = [(len(part), 2, *part[0][0].shape) for part in parts if part]
-    packed = torch.empty(sum(map(math.prod, shapes)), dtype=filled[0][0].dtype)
+    some = filled[0][0]
+    packed = empty_on_host((sum(map(math.prod, shapes)),), some.dtype, some.device)
     for place, part in zip(_split_views(packed, shapes), parts, strict=False):
         for index, pair in enumerate(part):
             for half, stored in enumerate(pair):
-                place[index, half].copy_(stored)
+                place[index, half].copy_(stored, non_blocking=True)
+    finish_copies(some.device)
     about: dict[str, Any] = {"dtype": str(packed.dtype).removeprefix("torch.")}
     if aside:
         about["rows"] = shapes[1][3]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from omnibus_models.contract import PrefillInputs, Thinker
+from omnibus_models.device_copy import copy_to_host
 from services.llm.engine.sampler import Picker
 from services.llm.engine.sequence import DecoderSequence
 
@@ -46,11 +47,11 @@ class ThinkFeed:
         if sequence.voice is None or sequence.prefill is None:
             return None
         hidden = torch.cat(sequence.hidden)
-        prompt = _to_numpy(self._thinker.talker_prompt(sequence.prefill, hidden[: sequence.prompt], sequence.voice))
+        prompt = copy_to_host(self._thinker.talker_prompt(sequence.prefill, hidden[: sequence.prompt], sequence.voice))
         if not sequence.prefix:
             return prompt
         inputs = sequence.inputs[sequence.prompt :]
-        rows = _to_numpy(self._thinker.talker_row(inputs, hidden[sequence.prompt :]))
+        rows = copy_to_host(self._thinker.talker_row(inputs, hidden[sequence.prompt :]))
         sequence.sides = [prompt, *rows[:-1]]
         side: np.ndarray = rows[-1]
         return side
@@ -58,14 +59,10 @@ class ThinkFeed:
     def step_sides(self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
         if all(sequence.voice is None for sequence in batch):
             return [None] * len(batch)
-        rows = _to_numpy(self._thinker.talker_row(inputs, hidden))
+        rows = copy_to_host(self._thinker.talker_row(inputs, hidden))
         return [None if sequence.voice is None else row for sequence, row in zip(batch, rows, strict=True)]
 
     def token_sides(
         self, batch: Rows[Thinking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
         return sides
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.float().cpu().numpy()

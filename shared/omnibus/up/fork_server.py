@@ -8,8 +8,9 @@ of it, and its wait status. A closed connection kills the process and its group.
 Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy has: when that is
 closed, the kernel kills the process and its group.
 
-Only a process with a single thread can be forked safely, so the modules must start none, and none of
-them may touch a GPU: its driver does not survive a fork.
+Only a process with a single thread can be forked safely. Where a module starts another one, processes are forked and
+begin a new interpreter at once: they start as slowly as any, and share nothing. None of the modules may touch a GPU,
+whose driver does not survive a fork.
 """
 
 import gc
@@ -22,18 +23,22 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from omnibus.errors import Fatal
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.process.parent_death import die_with_lifeline
+from omnibus.process.spec import python_command
 from omnibus.settings import UpSettings, read_settings
 from omnibus.up import fork_client
 
 _READ_BYTES = 1 << 16  # bytes
 _DESCRIPTOR_COUNT = 4  # standard input, output and error, and the lifeline
 _BACKLOG = 128
+#: Threads that survive a fork: that of jemalloc, which pyarrow brings, is started anew in the child by its own handler.
+_FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:
@@ -97,7 +102,8 @@ class ForkedProcess:
             raise ValueError(f"{len(self._streams)} standard streams and lifelines; there must be {_DESCRIPTOR_COUNT}")
         pid = os.fork()
         if pid == 0:
-            _run_child(lambda: self._set_up_child(environ, cwd), argv)
+            run = _run_module if self._fork_server.shares_modules else _exec_module
+            _run_child(lambda: self._set_up_child(environ, cwd), partial(run, argv))
         self._pid, self._received = pid, b""
         with suppress(OSError):  # the child does the same; whoever is first, it has a group from here on
             os.setpgid(pid, pid)
@@ -111,7 +117,9 @@ class ForkedProcess:
         """In the child: what the kernel would do for a process of its own."""
         os.setpgid(0, 0)
         *streams, lifeline = self._streams
-        die_with_lifeline(os.dup(lifeline))
+        lifeline = os.dup(lifeline)
+        os.set_inheritable(lifeline, not self._fork_server.shares_modules)
+        die_with_lifeline(lifeline)
         for target, descriptor in enumerate(streams):
             os.dup2(descriptor, target)
         self._fork_server.close()
@@ -159,14 +167,18 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Serves ``listener`` for ever. Nothing here waits for one process, and nothing here is a thread."""
+    """Serves ``listener`` for ever. Nothing here waits for one process, and nothing here is a thread.
 
-    def __init__(self, listener: socket.socket) -> None:
+    Processes begin with what is imported here where it ``shares_modules``; else each imports its own.
+    """
+
+    def __init__(self, listener: socket.socket, *, shares_modules: bool = True) -> None:
         if sys.platform != "linux":
             raise Fatal(
                 "the fork server needs Linux; start executors as processes of their own (OMNIBUS_UP_FORK_SERVER=0)"
             )
         self.processes: set[ForkedProcess] = set()
+        self.shares_modules = shares_modules
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self.watch_descriptor(listener.fileno(), self._accept_connection)
@@ -203,13 +215,13 @@ class ForkServer:
         self.processes.add(ForkedProcess(self, connection))
 
 
-def _run_child(settle: Callable[[], None], argv: list[str]) -> NoReturn:
+def _run_child(settle: Callable[[], None], run: Callable[[], int]) -> NoReturn:
     """The whole life of a child: it must never return into the fork server's loop."""
     code = 1
     try:
         settle()
         _reset_process_state()
-        code = _run_module(argv)
+        code = run()
     except BaseException:  # noqa: BLE001 the boundary of a process: an interpreter would end it like this
         sys.excepthook(*sys.exc_info())
     finally:
@@ -245,18 +257,25 @@ def _run_module(argv: list[str]) -> int:
     return 0
 
 
+def _exec_module(argv: list[str]) -> NoReturn:
+    """Become ``python -m`` of the module ``argv[0]``; what is open and not to be inherited is closed."""
+    os.execve(sys.executable, python_command(*argv), os.environ)  # noqa: S606 there is nothing for a shell to do
+
+
 def _print_line(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def require_one_thread() -> None:
-    """Raises ``Fatal`` that names the threads when there are several."""
-    names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
-    if len(names) > 1:
-        raise Fatal(
-            f"the imports started threads ({', '.join(names)}), so nothing can be forked; set OMP_NUM_THREADS=1, "
-            "or OMNIBUS_UP_FORK_SERVER=0 to start executors as processes of their own"
+def warn_of_threads() -> bool:
+    """Return whether there are threads that do not survive a fork, and print their names."""
+    threads = [task for task in os.scandir("/proc/self/task") if int(task.name) != os.getpid()]
+    unsafe = {Path(thread.path, "comm").read_text().strip() for thread in threads} - _FORK_SAFE_THREADS
+    if unsafe:
+        _print_line(
+            f"the imports started threads ({', '.join(sorted(unsafe))}), so executors import their libraries by "
+            "themselves and start more slowly; try OMP_NUM_THREADS=1"
         )
+    return bool(unsafe)
 
 
 def _open_listener(path: str) -> socket.socket:
@@ -277,10 +296,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
     for name in arguments[1:]:
         importlib.import_module(name)
-    require_one_thread()
+    shares_modules = not warn_of_threads()
     gc.collect()
     gc.freeze()
-    ForkServer(_open_listener(arguments[0])).serve()
+    ForkServer(_open_listener(arguments[0]), shares_modules=shares_modules).serve()
 
 
 if __name__ == "__main__":

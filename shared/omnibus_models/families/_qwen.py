@@ -15,6 +15,7 @@ from omnibus_models import media
 from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _language
 from omnibus_models.families._language import control_tokens
+from omnibus_models.packed_attention import use_packed_attention
 
 __all__ = [
     "AXES",
@@ -126,6 +127,7 @@ def vision_encoder(
 
     images = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
     videos = AutoVideoProcessor.from_pretrained(checkpoint, local_files_only=True)
+    use_packed_attention(module)
     return kind(module, images, videos, video_options, limits)
 
 

@@ -66,4 +66,8 @@ class Qwen3DeepstackVisionEncoder(_qwen.QwenVisionEncoder):
     """Images and videos to rows with deeper levels."""
 
     def _split_items(self, out: Any) -> Iterable[Tensor]:
-        return [torch.cat(levels, dim=-1) for levels in zip(out.pooler_output, *out.deepstack_features, strict=True)]
+        rows = out.pooler_output
+        sizes = [len(each) for each in rows]
+        # transformers below 5.19 leaves the levels of all items in one tensor.
+        deeper = [level.split(sizes) if isinstance(level, Tensor) else level for level in out.deepstack_features]
+        return [torch.cat(levels, dim=-1) for levels in zip(rows, *deeper, strict=True)]

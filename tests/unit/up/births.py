@@ -59,6 +59,17 @@ print(os.getpid(), flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 signal.sigwait([signal.SIGUSR1])
 """
+#: A thread with the name that jemalloc gives its own.
+ALLOCATES = """
+import ctypes, threading, time
+def run():
+    ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd", 0, 0, 0)
+    named.set()
+    time.sleep(1000)
+named = threading.Event()
+threading.Thread(target=run, daemon=True).start()
+named.wait(10)
+"""
 MODULES = {
     "shared_module": SHARED_MODULE,
     "tells": TELLS,
@@ -72,6 +83,7 @@ MODULES = {
     "handles": HANDLES,
     "works": WORKS,
     "hangs": HANGS,
+    "allocates": ALLOCATES,
     "threads": "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
 }
 

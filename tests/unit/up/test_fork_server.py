@@ -196,8 +196,28 @@ def test_only_its_owner_may_connect(fork_server_):
     assert stat.S_IMODE(Path(fork_server_.socket).stat().st_mode) == 0o600
 
 
-def test_a_fork_server_does_not_fork_when_an_import_has_started_threads(tmp_path):
-    assert "started threads" in ForkServer(tmp_path, "threads").fails()
+def test_processes_import_by_themselves_when_an_import_has_started_threads(tmp_path):
+    home = ForkServer(tmp_path, "shared_module", "threads")
+    with home.running() as process:
+        end = home.run("tells", "a", stdin="hello", env=home.environ, cwd=tmp_path)
+        with home.proxy("sleeps", env=home.environ) as proxy:
+            pids = numbers(proxy)
+            process.kill()  # its lifeline alone ends the process then
+            process.wait(WITHIN)
+            proxy.kill()
+            assert all_gone(pids)
+
+    told = json.loads(end.stdout)
+    assert told["imported_by"] == told["pid"] != process.pid
+    assert (told["argv"], told["in"], told["group"]) == (["a"], "hello", told["pid"])
+
+
+def test_the_thread_of_an_allocator_that_survives_forks_is_no_hindrance(tmp_path):
+    home = ForkServer(tmp_path, "shared_module", "allocates")
+    with home.running() as process:
+        told = json.loads(home.run("tells", env=home.environ, cwd=tmp_path).stdout)
+
+    assert told["imported_by"] == process.pid != told["pid"]
 
 
 def test_an_import_that_fails_is_named(tmp_path):
