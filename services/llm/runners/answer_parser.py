@@ -1,11 +1,13 @@
 """From the text of an answer to what it says, what it has thought before, and the calls of tools in it."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from omnibus_models.contract import Reader
 from omnibus_models.tool_calls import CallParser
 from omnibus_models.tool_calls.base import hold_marker
-from services.llm.engine.params import TextGenerationParams
+
+if TYPE_CHECKING:  # simulated models come without torch
+    from omnibus_models.contract import Reader
+    from services.llm.engine.params import TextGenerationParams
 
 #: What stands around reasoning.
 THINK, THINK_END = "<think>", "</think>"
@@ -97,14 +99,14 @@ class AnswerParser:
         return rest
 
 
-def open_parser(reader: Reader, params: TextGenerationParams, thinking: bool | None) -> AnswerParser | None:
+def open_parser(reader: "Reader", params: "TextGenerationParams", thinking: bool | None) -> AnswerParser | None:
     """The parser of an answer to ``params``; None where all of it is text. ``thinking``: see ``TokenizedPrompt``."""
     calls = reader.tool_format.open_parser() if params.tools else None
     thinks = reader.thinks and thinking is not None
     return AnswerParser(thinks, bool(thinking), calls) if calls is not None or thinks else None
 
 
-def special_tokens(reader: Reader, params: TextGenerationParams) -> dict[int, str]:
+def special_tokens(reader: "Reader", params: "TextGenerationParams") -> dict[int, str]:
     """Special tokens that an answer to ``params`` is parsed by, though they are no text."""
     named = [*(reader.tool_format.special if params.tools else ()), *((THINK, THINK_END) if reader.thinks else ())]
     numbers = {reader.special_id(text): text for text in named}

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from services.llm.engine.sampler import TokenLogprobs
 from services.llm.runners.answer_parser import AnswerParser
+
+if TYPE_CHECKING:  # simulated models come without torch
+    from services.llm.engine.sampler import TokenLogprobs
 
 #: What a decoder writes for bytes that are not (yet) a character.
 _UNFINISHED = "\ufffd"
@@ -149,7 +151,7 @@ class Reply:
             self._calls += found.calls
         self.thought += parser.thinking
 
-    def add_logprobs(self, token: int, finish: str | None, found: TokenLogprobs) -> None:
+    def add_logprobs(self, token: int, finish: str | None, found: "TokenLogprobs") -> None:
         """Take the probabilities of the token that was added last; that of one that ends the answer is not reported."""
         if finish == "stop" or self._guard.hit:
             return

@@ -22,6 +22,7 @@ from omnibus.up.shm import SHARED_MEMORY
 CHECK_TIMEOUT_SECONDS = 60.0
 _DTYPES = ("float32", "bfloat16", "float16")
 _MIB = 1 << 20
+_SIMULATED = "services.engines:sim"
 
 
 async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str] | None = None) -> None:
@@ -42,6 +43,7 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
         )
         for model in declared:
             _check_checkpoint(path.parent, model, settings)
+            _check_profile(path.parent, model, settings)
     except OmnibusError as error:
         raise BadRequest(f"{path}: {error.message}") from error
 
@@ -61,6 +63,18 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
             raise BadRequest(f"{named} is neither a directory nor an id of the hub such as Qwen/Qwen2.5-VL-7B-Instruct")
         require_usable(found, model["family"], KNOWN)
     except OmnibusError as error:
+        raise BadRequest(f"model {model['name']}: {error.message}") from error
+
+
+def _check_profile(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
+    """Check the times and answers of a simulated model."""
+    if _SIMULATED not in (model["engines"] or [settings.engine]):
+        return
+    from omnibus.executor.sim.profile import read_profile
+
+    try:
+        read_profile(settings.profile or str(directory / model["checkpoint"]))
+    except BadRequest as error:
         raise BadRequest(f"model {model['name']}: {error.message}") from error
 
 

@@ -36,6 +36,9 @@ MISTAKES = {
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is cut off: .* bytes are there"),
 }  # fmt: skip
 
+#: The deployment of a simulated model.
+SIMULATED = {"components": ["thinker"], "service": "llm", "engine": "services.engines:sim"}
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
@@ -58,6 +61,16 @@ async def test_a_mistake_in_declarations_is_said_with_its_file_and_line(director
     path.write_text(text)
 
     with pytest.raises(BadRequest, match=f"^{path}: .*{message}"):
+        await preflight.check_start(path, 1, {})
+
+
+async def test_a_wrong_scripted_answer_is_said_with_its_file_and_place(tmp_path: Path):
+    path = tmp_path / "models.json"
+    declared = {"family": "qwen3", "checkpoint": "./answers.json", "options": {"L": SIMULATED}}
+    path.write_text(json.dumps({"models": {"a": {**declared, "paths": [{"options": ["L"]}]}}}))
+    (tmp_path / "answers.json").write_text('{"default": {"components": {"thinker": {"answers": [{"contains": "x"}]}}}}')
+
+    with pytest.raises(BadRequest, match=r"model a: .*answers.json: default, component thinker: .*`\$.answers\[0\]`"):
         await preflight.check_start(path, 1, {})
 
 

@@ -39,8 +39,15 @@ STAGES = ("encode", "think", "prefill", "decode")
 class Simulation:
     """One simulated executor: its runners, which share one device and start together."""
 
-    def __init__(self, settings: ExecutorSettings, profile: Profile, clock: Clock = REAL_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        profile: Profile,
+        clock: Clock = REAL_CLOCK,
+        kinds: Mapping[str, type[SimulatedRunner]] = KINDS,
+    ) -> None:
         self.settings = settings
+        self._kinds = kinds
         self._profile = profile
         self._option = with_goals(profile.find_option(settings.option, settings.model), settings)
         self._device = device_of(self._option, profile.time_scale)
@@ -51,9 +58,11 @@ class Simulation:
         settings = self.settings
         part = self._option.find_component(component)
         kind = kind_of(component, part, settings.family)
+        if part.answers and not self._kinds[kind].scripted:
+            raise BadRequest(f"{self._option.name}: `answers` are for thinkers, not for {component}: {kind}")
         lane = lane_of(self._device, self._option, component, kind, settings.batch)
         place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
-        return KINDS[kind](component, part, place)
+        return self._kinds[kind](component, part, place)
 
 
 def with_goals(option: SimOption, settings: ExecutorSettings) -> SimOption:
@@ -65,15 +74,16 @@ def with_goals(option: SimOption, settings: ExecutorSettings) -> SimOption:
     return structs.replace(option, goals=goals) if goals and not option.goals and staged else option
 
 
-def engine(component: str, settings: ExecutorSettings) -> Runner:
-    """The runner of ``component`` by the profile that ``settings`` name, their checkpoint if they name none.
+def engine(component: str, settings: ExecutorSettings, kinds: Mapping[str, type[SimulatedRunner]] = KINDS) -> Runner:
+    """The runner of ``component`` by the profile that ``settings`` name, their checkpoint if they name none; ``kinds``
+    are the classes of runners.
 
     Runners that are asked for one after the other with the same ``settings`` object are one executor's.
     Raises ``BadRequest`` for a profile that cannot be read or says too little.
     """
     global _latest
     if _latest is None or _latest.settings is not settings:
-        _latest = Simulation(settings, read_profile(settings.profile or settings.checkpoint))
+        _latest = Simulation(settings, read_profile(settings.profile or settings.checkpoint), kinds=kinds)
     return _latest.make_runner(component)
 
 

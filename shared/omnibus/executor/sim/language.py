@@ -1,8 +1,9 @@
 """Simulated language models: thinkers, whole and split into prefill and decode."""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
 from zlib import crc32
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
 from omnibus.executor.sim import device
+from omnibus.executor.sim.answers import message_text
 from omnibus.executor.sim.distributions import Count, Draw
 from omnibus.executor.sim.runner import SimulatedRunner, blank_array, read_params
 from omnibus.executor.sim.speech import SimTalkerInputs, send_prompt
@@ -30,16 +32,30 @@ class SimThinkParams(msgspec.Struct, frozen=True):
 
 
 class SimPrompt(NamedTuple):
-    """A prompt: all its tokens, its media tokens by modality, and a number that stands for the content."""
+    """A prompt: all its tokens, its media tokens by modality, a number for its content, and its last message."""
 
     tokens: int
     media: Counter[str]
     content: int
+    last: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def usage_counts(self) -> dict[str, int]:
         named = {f"{modality}_tokens": self.media[modality] for modality in ("image", "audio", "video")}
         return {"prompt_tokens": self.tokens, **named}
+
+
+class Answer(Protocol):
+    """Interface of an answer that is known before its first token."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def finish(self) -> str: ...
+
+    def text_chunk(self, begin: int, end: int) -> dict[str, Any]:
+        """The chunk of tokens ``begin`` to ``end``; empty where there is nothing to send."""
 
 
 class SimAnswer(NamedTuple):
@@ -65,12 +81,13 @@ class SimulatedLanguageModel(SimulatedRunner):
         """The tokens of ``messages`` and ``items``. Raises ``BadRequest`` for what is neither."""
         value = await job.value("messages")
         body = value.array.tobytes() if isinstance(value, Item) and value.array is not None else _encode(value)
-        characters = _count_characters(_parse_messages(body))
+        messages = _parse_messages(body)
+        characters = sum(len(message_text(message)) for message in messages)
         media: Counter[str] = Counter()
         for item in _check_items(await job.value("items")):
             media[str(item.data.get("modality", ""))] += 0 if item.array is None else item.array.shape[0]
         text = max(1, round(characters / self.part.chars))
-        return SimPrompt(text + media.total(), media, crc32(body))
+        return SimPrompt(text + media.total(), media, crc32(body), messages[-1] if messages else {})
 
     def draw_answer(self, job: Job, prompt: int, draw: Draw) -> SimAnswer:
         """Raises ``ContextTooLong`` and ``BadRequest`` as a model with that context would."""
@@ -104,7 +121,7 @@ class SimulatedLanguageModel(SimulatedRunner):
             )
         return left if wanted is None else wanted
 
-    async def write_answer(self, job: Job, answer: SimAnswer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
+    async def write_answer(self, job: Job, answer: Answer, tokens: int, draw: Draw, counts: dict[str, int]) -> None:
         """The text of ``answer`` as the device makes it, and rows for a talker where one follows.
 
         Tokens that an earlier attempt has made are prefilled with the prompt, but for the last one of the answer.
@@ -124,7 +141,8 @@ class SimulatedLanguageModel(SimulatedRunner):
                 begun, sent = sent, resumed + sequence.done
                 if speech is not None:
                     await speech.send_rows(sent)
-                await job.send("text", answer.text_chunk(begun, sent))
+                if chunk := answer.text_chunk(begun, sent):
+                    await job.send("text", chunk)
         if speech is not None:
             job.close("rows", {"finish": answer.finish})
         job.close("text", {"finish_reason": answer.finish, "usage": {**counts, "completion_tokens": answer.tokens}})
@@ -136,9 +154,12 @@ class SimulatedThinker(SimulatedLanguageModel):
     async def run(self, job: Job) -> None:
         prompt = await self.read_prompt(job)
         draw = self.make_draw(job, prompt.content)
-        await self.write_answer(
-            job, self.draw_answer(job, prompt.tokens, draw), prompt.tokens, draw, prompt.usage_counts
-        )
+        answer = await self.choose_answer(job, prompt, draw)
+        await self.write_answer(job, answer, prompt.tokens, draw, prompt.usage_counts)
+
+    async def choose_answer(self, job: Job, prompt: SimPrompt, draw: Draw) -> Answer:
+        """The answer to ``prompt``. Raises as ``draw_answer``."""
+        return self.draw_answer(job, prompt.tokens, draw)
 
 
 class SimulatedPrefill(SimulatedLanguageModel):
@@ -182,16 +203,6 @@ def _parse_messages(body: bytes) -> list[dict[str, Any]]:
         return msgspec.json.decode(body, type=list[dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise BadRequest("messages must be a JSON list of objects with role and content", param="messages") from None
-
-
-def _count_characters(messages: Sequence[dict[str, Any]]) -> int:
-    found = 0
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, dict) else part
-            found += len(text) if isinstance(text, str) else 0
-    return found
 
 
 def _check_items(value: Any) -> list[Item]:

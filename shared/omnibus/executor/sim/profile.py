@@ -42,11 +42,18 @@
 | `tokens` | sizes by modality, or of `any`; `per` KiB of input. Encoders, and kind any |
 | `steps` | a size: tokens of an answer; codes of a talker (`per` row, and one at least); steps of any |
 | `chars` | characters of text that are one token |
+| `answers` | of a thinker: rules, the first of which that fits is what it says; see below |
+| `tool_format` | format of the calls in them: hermes (without it), llama3, mistral or gemma |
 | `chunk` | tokens, codes or steps that share a message, the fewer the dearer to simulate; 0: 1, and 12 codes |
 | `width`, `dtype` | of embeddings [tokens, width], rows and caches |
 | `samples`, `rate` | of a vocoder, per code and per second |
 | `inputs`, `streams`, `outputs` | of kind any: names that come from other nodes, and what it gives: `shape`,
   `dtype`, `data` (small JSON), and whether it is a `stream` of one chunk per message |
+
+A rule of `answers` fits where the last message is by its `role` (user, or tool: the result of a call), `contains` a
+text, in capitals or not, and the request permits the answer: it offers all tools that are called, and `tool_choice` and
+`parallel_tool_calls` are obeyed. The answer is `text`, `calls` of functions (`name`, `arguments`), or both, behind
+`reasoning` if there is some. A token is `chars` characters of it.
 
 A size is a number or ``Size``; a curve is ``Curve`` (``omnibus.executor.sim.distributions``).
 """
@@ -58,6 +65,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.executor.sim.answers import WHOLE_CALLS, ScriptedAnswer, ToolFormatName
 from omnibus.executor.sim.distributions import Amount, Count, Curve, Seconds, SizeDistribution
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus.families import catalog
@@ -92,6 +100,8 @@ class SimComponent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tokens: dict[str, Amount | SizeDistribution] = {}
     steps: Amount | SizeDistribution = 0.0
     chars: Annotated[float, msgspec.Meta(gt=0.0)] = 4.0
+    answers: tuple[ScriptedAnswer, ...] = ()
+    tool_format: ToolFormatName = "hermes"
     chunk: Whole = 0
     width: Count = 16
     dtype: Dtype = "float32"
@@ -100,6 +110,12 @@ class SimComponent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     inputs: tuple[str, ...] = ()
     streams: tuple[str, ...] = ()
     outputs: dict[str, SimOutput] = {}
+
+    def __post_init__(self) -> None:
+        if self.tool_format in WHOLE_CALLS and any(each.text and each.calls for each in self.answers):
+            raise ValueError(
+                f"models with calls in the format {self.tool_format} answer with `text` or `calls`, not both"
+            )
 
     def tokens_of(self, modality: str) -> SizeDistribution | None:
         """Size of an item of ``modality``; None when the component does not take it."""

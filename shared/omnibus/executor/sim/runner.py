@@ -35,6 +35,8 @@ class SimulatedRunner(ABC):
     needs: ClassVar[tuple[str, ...]] = ("batch",)
     #: Whether a work of this kind goes on in steps after its pass.
     steps: ClassVar[bool] = False
+    #: Whether this kind gives the scripted answers of a profile.
+    scripted: ClassVar[bool] = False
     #: What shares a message unless the profile says otherwise.
     chunk: ClassVar[int] = 1
 

@@ -1,0 +1,110 @@
+"""A simulated language model with scripted answers, which pass through the parsers of real ones token by token."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from omnibus.errors import BadRequest
+from omnibus.executor.runner import Item, Job
+from omnibus.executor.sim.answers import ScriptedAnswer, ToolParams, find_answer
+from omnibus.executor.sim.distributions import Count, Draw
+from omnibus.executor.sim.language import Answer, SimPrompt, SimulatedThinker
+from omnibus.graph import HANDLE
+from omnibus_models.tool_calls import ToolFormat, find_format
+from services.llm.runners.answer_parser import THINK, THINK_END, AnswerParser
+from services.llm.runners.detokenize import Reply
+
+#: What chunks hold of the text of an answer.
+_TEXTS = ("text", "reasoning", "calls")
+
+
+class ScriptParams(ToolParams, frozen=True):
+    """Request parameters that scripted answers obey; all others are ignored."""
+
+    max_tokens: Count | None = None
+    stop: tuple[str, ...] = ()
+    count_only: bool = False
+
+
+class AnswerChunks(NamedTuple):
+    """An answer whose chunks are all known; ``chunks`` has one a token, None while its text is held back."""
+
+    chunks: Sequence[dict[str, Any] | None]
+    finish: str
+
+    @property
+    def tokens(self) -> int:
+        return len(self.chunks)
+
+    def text_chunk(self, begin: int, end: int) -> dict[str, Any]:
+        """The chunks of these tokens as one; empty where there is nothing to send yet."""
+        found = [chunk for chunk in self.chunks[begin:end] if chunk is not None]
+        if not found:
+            return {}
+        joined = {key: "".join([chunk.get(key, "") for chunk in found]) for key in _TEXTS}
+        ids = [id for chunk in found for id in chunk["ids"]]
+        return {"text": joined.pop("text"), "ids": ids, **{key: text for key, text in joined.items() if text}}
+
+
+class ScriptedThinker(SimulatedThinker):
+    """A ``SimulatedThinker`` that gives the answers of its profile, where one fits."""
+
+    scripted = True
+
+    async def choose_answer(self, job: Job, prompt: SimPrompt, draw: Draw) -> Answer:
+        """Raises ``BadRequest`` where calls are required and the profile has none that fit."""
+        params = await _read_params(job)
+        if not self.part.answers or params.count_only:
+            return await super().choose_answer(job, prompt, draw)
+        found = find_answer(self.part.answers, prompt.last, params)
+        if found is None and params.tool_choice == "required":
+            raise BadRequest(
+                "no scripted answer to this message calls a tool that the request offers, but tool_choice requires a "
+                "call; add one to `answers` of the profile",
+                param="tool_choice",
+            )
+        if found is None:
+            return await super().choose_answer(job, prompt, draw)
+        limit = self._token_limit(prompt.tokens, params.max_tokens)
+        return render_answer(found, params, find_format(self.part.tool_format), int(self.part.chars), limit)
+
+
+def render_answer(
+    answer: ScriptedAnswer, params: ScriptParams, format: ToolFormat, size: int, limit: int | None
+) -> AnswerChunks:
+    """``answer`` as a model writes it, in tokens of ``size`` characters, at most ``limit`` of them."""
+    text = write_text(answer, format)
+    pieces = [text[begin : begin + max(1, size)] for begin in range(0, len(text), max(1, size))]
+    last, finish = len(pieces) - 1, "stop"
+    if limit is not None and limit < len(pieces):
+        last, finish = limit - 1, "length"
+    calls = format.open_parser() if params.tools else None
+    parser = AnswerParser(bool(answer.reasoning), False, calls) if answer.reasoning or calls is not None else None
+    reply = Reply(lambda ids: "".join([pieces[id] for id in ids]), params.stop, parser)
+    chunks = []
+    for token in range(last + 1):
+        reply.add(token, finish if token == last else None)
+        chunks.append(reply.next_chunk())
+        if reply.finish is not None:
+            break
+    return AnswerChunks(chunks, reply.finish or finish)
+
+
+def write_text(answer: ScriptedAnswer, format: ToolFormat) -> str:
+    """All that a model writes for ``answer``: reasoning, text, and calls in its ``format``."""
+    thought = f"{THINK}\n{answer.reasoning}\n{THINK_END}\n\n" if answer.reasoning else ""
+    calls = [format.write_call(call.name, call.arguments) for call in answer.calls]
+    return thought + "\n".join([*([answer.text] if answer.text else []), *calls])
+
+
+async def _read_params(job: Job) -> ScriptParams:
+    value: Any = job.inputs.get("params")
+    if isinstance(value, Mapping) and HANDLE in value:
+        value = await job.value("params")
+    try:
+        if isinstance(value, Item) and value.array is not None:
+            return msgspec.json.decode(value.array.tobytes(), type=ScriptParams)
+        return msgspec.convert(value or {}, ScriptParams)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"params cannot be used: {error}", param="params") from None
