@@ -35,12 +35,14 @@ from services.gateway.batches.service import Batches
 from services.gateway.console.recorder import HistoryRecorder
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.files.file_objects import open_made_files
 from services.gateway.http.connection import ConnectionLimits
 from services.gateway.http.open_requests import OpenRequests
 from services.gateway.http.server import GatewayServer, create_server
 from services.gateway.media.blob_store import BLOB, MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
 from services.gateway.media.files import FILE, FileStore
+from services.gateway.media.made_files import MadeFiles
 from services.gateway.media.peer_files import FileResponder, FileSource, KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.media.spoken_answers import SpokenAnswers
@@ -87,7 +89,7 @@ class GatewayService:
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaStore(self._settings.media_dir, self._settings.media_bytes)
         self._peers: MediaPeers | None = None
-        self._files = FileStore(self._settings)
+        self._files = open_made_files(self._settings)
         self._apps: AppService | None = None
         self._videos: Videos | None = None
         self._responses: Responses | None = None
@@ -116,9 +118,9 @@ class GatewayService:
         router = self._router = await self._create_router(gateway, bus, tensors.node)
         self._closing.callback(self._announce_status, "gone")
         tenancy = Tenancy(settings, self._store, router)
-        self._peers = self._files.peers = self._keep.peers = MediaPeers(
-            gateway, bus, tensors, lambda: tenancy.peers.count - 1
-        )
+        self._peers = self._keep.peers = MediaPeers(gateway, bus, tensors, lambda: tenancy.peers.count - 1)
+        if isinstance(self._files, FileStore):
+            self._files.peers = self._peers
         runs = await self._create_requests(bus, tensors, router, tenancy)
         fetcher = Fetcher(_fetch_rules(settings))
         continuations = Continuations(settings, self._store, bus)
@@ -314,18 +316,17 @@ def _fetch_rules(settings: GatewaySettings) -> FetchRules:
     return FetchRules(allow_http=settings.allow_http, allow_private=settings.allow_private, ports=ports)
 
 
-def _kept_files(media: MediaStore, files: FileStore, videos: Videos) -> dict[str, FileSource]:
+def _kept_files(media: MediaStore, files: MadeFiles, videos: Videos) -> dict[str, FileSource]:
     """Sources of files that other gateways may read here."""
 
     async def locate_media(sha256: str) -> KeptFile | None:
         path = await media.locate(sha256)
         return KeptFile(path) if path is not None else None
 
-    return {
-        BLOB: FileSource(locate_media),
-        FILE: FileSource(files.locate, files.remove_local),
-        VIDEO: FileSource(videos.storage.locate),
-    }
+    sources = {BLOB: FileSource(locate_media), VIDEO: FileSource(videos.locate)}
+    if isinstance(files, FileStore):
+        sources[FILE] = FileSource(files.locate, files.remove_local)
+    return sources
 
 
 def _reuse_large_buffers() -> None:

@@ -174,6 +174,9 @@ class GatewaySettings(Settings, frozen=True):
     #: Place of files of clients: ``s3://BUCKET/PREFIX``, empty for ``media_dir``; the endpoint, if it is not Amazon's.
     storage: str = ""
     storage_endpoint: str = ""
+    #: Whether ``storage`` keeps what is made for clients as well: videos, and files that they were given a URL of. All
+    #: gateways say the same. Off: these are below ``media_dir``.
+    storage_results: bool = False
     #: Bytes of all files of one tenant, and seconds that they are kept unless it is said otherwise.
     upload_bytes: int = 1 << 30
     upload_seconds: float = 2592000.0

@@ -14,7 +14,8 @@ from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from services.gateway.http.exchange import PostRequest
 from services.gateway.http.response import JSON, ResponseWriter
-from services.gateway.media.files import FileStore, file_url
+from services.gateway.media.files import file_url
+from services.gateway.media.made_files import MadeFiles
 from services.gateway.openai import chat_response, images, vllm_omni
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, ImageConfig, UserMessage
 from services.gateway.openai.chat_response import ChatCompletionImage, ChatCompletionImageUrl
@@ -44,7 +45,7 @@ _CLIENT_PARAM_NAMES = {
 class ImageChatRoute:
     """Answers chats with pictures."""
 
-    def __init__(self, settings: GatewaySettings, chat: Chat, painters: ImageTasks, files: FileStore) -> None:
+    def __init__(self, settings: GatewaySettings, chat: Chat, painters: ImageTasks, files: MadeFiles) -> None:
         self._settings = settings
         self._chat = chat
         self._painters = painters

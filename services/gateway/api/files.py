@@ -15,7 +15,8 @@ from omnibus.settings import GatewaySettings
 from services.gateway.files.client_files import ClientFile, ClientFiles
 from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import add_routes, json_response
-from services.gateway.media.files import FileStore
+from services.gateway.http.ranges import Content, content_response
+from services.gateway.media.made_files import MadeFiles
 from services.gateway.media.named_files import FileTicket
 from services.gateway.openai import multipart
 from services.gateway.openai.files import (
@@ -37,7 +38,7 @@ _MAX_NAME_CHARS = 255
 class FileRoutes:
     """Adds the routes over ``made``, what URLs lead to, and ``files`` of clients to an application."""
 
-    def __init__(self, settings: GatewaySettings, made: FileStore, files: ClientFiles) -> None:
+    def __init__(self, settings: GatewaySettings, made: MadeFiles, files: ClientFiles) -> None:
         self._settings = settings
         self._made = made
         self._files = files
@@ -90,9 +91,9 @@ class FileRoutes:
         id = request.path_params["file_id"]
         if found := await self._find_own(id):
             data = (await self._files.read(id)).data
-            return _content_response(data, found.mime, found.expires, found.filename)
+            return await _content_response(request, id, data, found.mime, found.expires, found.filename)
         ticket, data = await self._made.read(id)
-        return _content_response(data, ticket.mime, ticket.expires, _file_name(ticket))
+        return await _content_response(request, id, data, ticket.mime, ticket.expires, _file_name(ticket))
 
     async def _find_own(self, id: str) -> ClientFile | None:
         """The caller's own file of this id, if it is one."""
@@ -126,7 +127,10 @@ def _ticket_view(ticket: FileTicket) -> FileObject:
     )
 
 
-def _content_response(data: bytes, mime: str, expires: float, name: str) -> Response:
+async def _content_response(request: Request, id: str, data: bytes, mime: str, expires: float, name: str) -> Response:
+    async def read(begin: int, end: int) -> bytes:
+        return data[begin:end]
+
     shown = mime.startswith(_INLINE_TYPES)
     quoted = "".join(
         letter if letter.isascii() and letter.isprintable() and letter not in '"\\' else "_" for letter in name
@@ -136,7 +140,8 @@ def _content_response(data: bytes, mime: str, expires: float, name: str) -> Resp
         "content-disposition": f'{"inline" if shown else "attachment"}; filename="{quoted}"',
         "x-content-type-options": "nosniff",
     }
-    return Response(data, 200, headers, mime if shown else "application/octet-stream")
+    content = Content(len(data), f'"{id}"', read)
+    return await content_response(request, content, mime if shown else "application/octet-stream", headers)
 
 
 def _file_name(ticket: FileTicket) -> str:

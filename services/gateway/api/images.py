@@ -16,8 +16,9 @@ from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from services.gateway.http.exchange import PostRequest, PostRoute
 from services.gateway.http.response import JSON, ResponseWriter
-from services.gateway.media.files import FileStore, file_url
+from services.gateway.media.files import file_url
 from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
+from services.gateway.media.made_files import MadeFiles
 from services.gateway.openai import images, multipart
 from services.gateway.openai.images import CompletedImage, EditRequest, Image, ImageOptions, PartialImage
 from services.gateway.openai.messages import MediaRef
@@ -43,7 +44,7 @@ class ImageGenerationRoute(PostRoute):
 
     reads_prices = True
 
-    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: FileStore) -> None:
+    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: MadeFiles) -> None:
         super().__init__(settings)
         self._painters = painters
         self._files = files
@@ -143,7 +144,7 @@ class ImageGenerationRoute(PostRoute):
 class ImageEditRoute(ImageGenerationRoute):
     """Pictures of a text and of other pictures."""
 
-    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: FileStore, chat: Chat) -> None:
+    def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: MadeFiles, chat: Chat) -> None:
         super().__init__(settings, painters, files)
         self._chat = chat
 

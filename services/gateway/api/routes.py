@@ -20,7 +20,7 @@ from services.gateway.api.videos import VideoRoutes
 from services.gateway.apps.chat import AppChats
 from services.gateway.batches.service import Batches
 from services.gateway.http.exchange import PostRoute
-from services.gateway.media.files import FileStore
+from services.gateway.media.made_files import MadeFiles
 from services.gateway.openai import completions, embeddings, openapi, speech, transcriptions
 from services.gateway.openai import images as pictures
 from services.gateway.openai.realtime.client_secrets import CLIENT_SECRETS
@@ -42,7 +42,7 @@ class RouteTable:
     """``posts`` answer POST requests of their path; the others are plain handlers."""
 
     def __init__(
-        self, runs: RequestFactory, chat: Chat, files: FileStore, videos: Videos, responses: Responses
+        self, runs: RequestFactory, chat: Chat, files: MadeFiles, videos: Videos, responses: Responses
     ) -> None:
         self.runs, self.chat = runs, chat
         settings, painters = runs.settings, ImageTasks(runs)

@@ -4,6 +4,7 @@ The answer to a request is its job, which is written down by then.
 """
 
 import time
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from omnibus.errors import NotFound
 from omnibus.settings import GatewaySettings
 from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import Handler, add_routes, json_response
+from services.gateway.http.ranges import content_response
 from services.gateway.openai import videos
 from services.gateway.openai.videos import CONTENT, EDITS, EXTENSIONS, PATH, REMIX, VIDEO, VideoDeleted
 from services.gateway.videos.service import Videos
@@ -53,13 +55,16 @@ class VideoRoutes:
 
     async def _get_content(self, request: Request) -> Response:
         variant = videos.parse_variant(dict(request.query_params))
-        job, path = await self._videos.find_content(request.path_params["video_id"], variant)
+        job, found = await self._videos.find_content(request.path_params["video_id"], variant)
         headers = {
             "cache-control": f"private, max-age={max(0, int(job.expires - time.time()))}",
             "x-content-type-options": "nosniff",
         }
         name = f"{job.id}{FILE_EXTENSIONS[variant]}"
-        return FileResponse(path, 200, headers, MIME[variant], filename=name, content_disposition_type="inline")
+        if isinstance(found, Path):
+            return FileResponse(found, 200, headers, MIME[variant], filename=name, content_disposition_type="inline")
+        headers["content-disposition"] = f'inline; filename="{name}"'
+        return await content_response(request, found, MIME[variant], headers)
 
 
 async def _refuse_change(_: Request) -> Response:

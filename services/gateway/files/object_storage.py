@@ -46,6 +46,15 @@ class ObjectStorage:
         directory = Path(settings.media_dir) / "objects"
         return cls(LocalStore(prefix=str(directory.absolute()), mkdir=True), str(directory))
 
+    @classmethod
+    def of_results(cls, settings: GatewaySettings) -> "ObjectStorage | None":
+        """The storage of what is made for clients; None where that is in a directory. Raises ``BadRequest``."""
+        if not settings.storage_results:
+            return None
+        if not settings.storage:
+            raise BadRequest("OMNIBUS_GATEWAY_STORAGE_RESULTS: say where in OMNIBUS_GATEWAY_STORAGE")
+        return cls.from_settings(settings)
+
     async def put(self, key: str, data: bytes) -> None:
         """Write an object as a whole: nobody reads a part of it. Raises ``StoreUnavailable`` and ``Forbidden``."""
         await self._run(obstore.put_async(self._store, key, data))
@@ -66,6 +75,24 @@ class ObjectStorage:
             async with writer:
                 async for part in parts:
                     await writer.write(part)
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """Write an object of a file, as a whole too. Raises as ``put``."""
+        await self._run(obstore.put_async(self._store, key, path))
+
+    async def find(self, key: str) -> StoredObject | None:
+        """An object's size and age; None where there is none. Raises as ``put``."""
+        try:
+            found = await self._run(obstore.head_async(self._store, key))
+        except NotFound:
+            return None
+        return StoredObject(key, found["size"], found["last_modified"].timestamp())
+
+    async def get_range(self, key: str, begin: int, end: int) -> bytes:
+        """Read a part of an object, up to but not including ``end``. Raises as ``get``."""
+        if begin >= end:
+            return b""
+        return bytes(await self._run(obstore.get_range_async(self._store, key, start=begin, end=end)))
 
     async def get(self, key: str) -> bytes:
         """Read an object. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""

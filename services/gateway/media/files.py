@@ -15,7 +15,6 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +22,7 @@ from omnibus.bus.media_messages import MediaAnswer
 from omnibus.errors import BadRequest, NotFound, OmnibusError, ProtocolError, TooLarge, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.media.made_files import UnwrittenFile
 from services.gateway.media.named_files import FileTicket, NamedFiles, TicketFile
 from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
@@ -34,15 +34,6 @@ FILE = "file"
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{48}")
 #: Seconds between two looks for what has expired.
 _SWEEP_SECONDS = 60.0
-
-
-class UnwrittenFile(NamedTuple):
-    """A file that is to be kept under an ``id`` which is known already, for the tenant of that name."""
-
-    id: str
-    mime: str
-    data: bytes
-    tenant: str
 
 
 class FileStore:

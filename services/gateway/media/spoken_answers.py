@@ -15,7 +15,7 @@ import msgspec
 from omnibus.encoding.audio import MIME, SoundFormat
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.store import SpokenAnswer, Store
-from services.gateway.media.files import FileStore, UnwrittenFile
+from services.gateway.media.made_files import MadeFiles, UnwrittenFile
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, Message
 from services.gateway.tenancy import tenant as tenants
 
@@ -42,7 +42,7 @@ class _Unwritten(NamedTuple):
 class SpokenAnswers:
     """Keeps spoken answers for ``seconds``. One write takes all that wait."""
 
-    def __init__(self, store: Store, files: FileStore, seconds: float) -> None:
+    def __init__(self, store: Store, files: MadeFiles, seconds: float) -> None:
         self._store = store
         self._files = files
         self.seconds = seconds

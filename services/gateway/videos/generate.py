@@ -21,7 +21,7 @@ from services.gateway.tenancy.tenant import Tenant, acting_as
 from services.gateway.videos import job_payload
 from services.gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
 from services.gateway.videos.lease import JobLease
-from services.gateway.videos.storage import VideoStorage
+from services.gateway.videos.storage import VideoFiles
 from services.gateway.videos.writer import VideoFileWriter
 
 APP = "videos"
@@ -35,7 +35,7 @@ _DENOISED_PERCENT = 90
 class VideoGenerator:
     """Makes videos with models of the plan, and has ``films`` keep them for ``seconds``."""
 
-    def __init__(self, runs: RequestFactory, films: VideoStorage, seconds: float) -> None:
+    def __init__(self, runs: RequestFactory, films: VideoFiles, seconds: float) -> None:
         self._runs = runs
         self._films = films
         self._seconds = seconds

@@ -8,7 +8,7 @@ import msgspec
 
 from omnibus.store import JobRecord, Store
 from services.gateway.videos.job_payload import KIND
-from services.gateway.videos.storage import VideoStorage
+from services.gateway.videos.storage import VideoFiles
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class JobMirror:
     a video that is made stays completed.
     """
 
-    def __init__(self, store: Store, films: VideoStorage, capacity: int, lease_seconds: float) -> None:
+    def __init__(self, store: Store, films: VideoFiles, capacity: int, lease_seconds: float) -> None:
         self._store = store
         self._films = films
         self._capacity = capacity

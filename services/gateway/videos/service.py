@@ -13,7 +13,10 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import JobRecord, JobRules, Store
+from services.gateway.files.object_storage import ObjectStorage
+from services.gateway.http.ranges import Content
 from services.gateway.media.files import new_secret_id
+from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions
@@ -23,7 +26,8 @@ from services.gateway.videos import job_payload
 from services.gateway.videos.generate import VideoGenerator
 from services.gateway.videos.job_payload import KIND, VideoJobSpec
 from services.gateway.videos.mirror import JobMirror
-from services.gateway.videos.storage import VideoStorage
+from services.gateway.videos.objects import VideoObjects
+from services.gateway.videos.storage import VideoFiles, VideoStorage
 from services.gateway.videos.worker import VideoWorker
 
 log = logging.getLogger(__name__)
@@ -33,14 +37,15 @@ _RETRY_PAUSE_SECONDS = 0.5
 
 
 class Videos:
-    """Jobs are in the store, what they make in the media directory of the gateway that made it."""
+    """Jobs are in the store, what they make in the media directory of the gateway that made it, or in a bucket."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, runs: RequestFactory, peers: MediaPeers | None = None
     ) -> None:
         self._settings = settings
         self.store = self._store = store
-        self._films = VideoStorage(settings, peers)
+        objects = ObjectStorage.of_results(settings)
+        self._films: VideoFiles = VideoStorage(settings, peers) if objects is None else VideoObjects(settings, objects)
         self._filming = VideoGenerator(runs, self._films, settings.video_kept)
         self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)
         self._rules = JobRules(settings.videos_open, settings.videos_kept)
@@ -61,10 +66,9 @@ class Videos:
             await until_cancelled(task)
         await self._films.close()
 
-    @property
-    def storage(self) -> VideoStorage:
-        """The files of this gateway."""
-        return self._films
+    async def locate(self, name: str) -> KeptFile | None:
+        """A file in the directory of this gateway, for other gateways; they read a bucket themselves."""
+        return await self._films.locate(name) if isinstance(self._films, VideoStorage) else None
 
     # Clients
 
@@ -124,7 +128,7 @@ class Videos:
         self._worker.lose_lease(id)
         await self._films.remove_files(id)
 
-    async def find_content(self, id: str, variant: Variant) -> tuple[JobRecord, Path]:
+    async def find_content(self, id: str, variant: Variant) -> tuple[JobRecord, Path | Content]:
         """A job that is completed, and its file. Raises ``NotFound``, ``BadRequest`` while it is none."""
         job = await self._find_job(id)
         if job.status != "completed":

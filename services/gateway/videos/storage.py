@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import Protocol
 
 from omnibus.encoding import video
 from omnibus.errors import Forbidden, OmnibusError, Overloaded, StorageFull, storage_error
 from omnibus.settings import GatewaySettings
+from services.gateway.http.ranges import Content
 from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import Variant
@@ -27,9 +29,34 @@ FILE_EXTENSIONS: dict[Variant, str] = {"video": ".mp4", "thumbnail": ".webp"}
 #: Names by which other gateways may read files. Nothing else becomes a path.
 _NAME = re.compile(r"(video_[0-9a-f]{48})\.(mp4|webp)")
 #: Seconds that files outlive their jobs, and that a draft may lie untouched.
-_FILE_GRACE_SECONDS, _DRAFT_TTL_SECONDS = 60.0, 3600.0
+FILE_GRACE_SECONDS, DRAFT_TTL_SECONDS = 60.0, 3600.0
 #: Seconds until a client that was refused for want of room may try again.
-_RETRY_AFTER_SECONDS = 60.0
+RETRY_AFTER_SECONDS = 60.0
+
+
+class VideoFiles(Protocol):
+    """Place of videos: a directory (``VideoStorage``) or a bucket (``videos.objects.VideoObjects``)."""
+
+    async def check_capacity(self, own: Collection[str] | None = None) -> None:
+        """Check that there is room for one more. Raises ``OmnibusError``."""
+
+    async def new_draft(self, id: str) -> Path:
+        """Return the path of a new draft file, for a video that is being made."""
+
+    async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
+        """Make a draft the video of ``id``, for ``seconds``. Raises ``OmnibusError``."""
+
+    async def find_file(self, id: str, variant: Variant) -> Path | Content:
+        """A video that is made. Raises ``NotFound``."""
+
+    async def expiry_time(self, id: str) -> float:
+        """Unix seconds until which the video of ``id`` is kept; 0 without one. Raises ``StoreUnavailable``."""
+
+    async def remove_files(self, id: str) -> None:
+        """Remove the files of ``id`` if there are any."""
+
+    async def close(self) -> None:
+        """End what goes on."""
 
 
 class VideoStorage:
@@ -53,12 +80,10 @@ class VideoStorage:
         if not self._on:
             raise Forbidden("this gateway makes no videos: it has nowhere to keep them, set OMNIBUS_GATEWAY_MEDIA_DIR")
         if await asyncio.to_thread(self._used_bytes) > self._limit:
-            raise Overloaded(
-                "the kept videos take all the room there is: delete some", retry_after=_RETRY_AFTER_SECONDS
-            )
+            raise Overloaded("the kept videos take all the room there is: delete some", retry_after=RETRY_AFTER_SECONDS)
         if own is not None and await asyncio.to_thread(self._video_bytes, own) > self._tenant_limit:
             raise Overloaded(
-                "your videos take the room that one tenant may have: delete some", retry_after=_RETRY_AFTER_SECONDS
+                "your videos take the room that one tenant may have: delete some", retry_after=RETRY_AFTER_SECONDS
             )
 
     async def new_draft(self, id: str) -> Path:
@@ -72,9 +97,7 @@ class VideoStorage:
     async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
         """Make a draft the video of ``id``, for ``seconds``."""
         try:
-            await asyncio.to_thread(
-                self._store_files, id, draft, thumbnail, time.time() + seconds + _FILE_GRACE_SECONDS
-            )
+            await asyncio.to_thread(self._store_files, id, draft, thumbnail, time.time() + seconds + FILE_GRACE_SECONDS)
         except OSError as error:
             raise storage_error("the media directory", error) from error
 
@@ -111,7 +134,7 @@ class VideoStorage:
             until = (await asyncio.to_thread(path.stat)).st_mtime
         except OSError:
             until = await self._peer_expiry(path.name)
-        return max(0.0, until - _FILE_GRACE_SECONDS)
+        return max(0.0, until - FILE_GRACE_SECONDS)
 
     async def remove_files(self, id: str) -> None:
         """Remove the files of ``id`` if there are any."""
@@ -157,7 +180,7 @@ class VideoStorage:
         """Remove what has expired, and drafts that nobody goes on with."""
         now = time.time()
         for path, status in self._list_files():
-            if status.st_mtime < (now - _DRAFT_TTL_SECONDS if path.suffix == DRAFT else now):
+            if status.st_mtime < (now - DRAFT_TTL_SECONDS if path.suffix == DRAFT else now):
                 path.unlink(missing_ok=True)
 
     def _video_bytes(self, ids: Collection[str]) -> int:

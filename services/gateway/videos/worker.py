@@ -26,7 +26,7 @@ from omnibus.store import REREAD_SECONDS, JobRecord, Store
 from services.gateway.videos.generate import VideoGenerator
 from services.gateway.videos.job_payload import KIND, decode_job, encode
 from services.gateway.videos.lease import JobLease
-from services.gateway.videos.storage import VideoStorage
+from services.gateway.videos.storage import VideoFiles
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class VideoWorker:
     """Takes jobs that are due and makes their videos by ``filming``."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, films: VideoStorage, filming: VideoGenerator, ended: Ended
+        self, settings: GatewaySettings, store: Store, films: VideoFiles, filming: VideoGenerator, ended: Ended
     ) -> None:
         self._settings = settings
         self._store = store
@@ -151,9 +151,9 @@ class VideoWorker:
     async def _make_video(self, job: JobRecord, lease: JobLease) -> OmnibusError | None:
         """Make the video; returns what went wrong."""
         self._filming.stop_invocations(job)
-        if await self._films.expiry_time(job.id):
-            return None  # whoever made it did not live to say so
         try:
+            if await self._films.expiry_time(job.id):
+                return None  # whoever made it did not live to say so
             if job.failed_attempts >= MAX_ATTEMPTS:
                 raise StageFailed(
                     f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended: ask for less"

@@ -1,13 +1,15 @@
 """A gateway's inside for the tests that ask for it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
+from tests.bucket import CREDENTIALS, running_bucket
 from tests.unit.gateway import house as houses
 from tests.unit.gateway.house import House, house
 from tests.unit.gateway.world import World, world
@@ -40,3 +42,28 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether plain chats are answered directly or the general way makes no difference to a test."""
     monkeypatch.setattr(houses, "SERVED_DIRECTLY", request.param == "direct")
+
+
+@pytest.fixture(scope="session")
+def bucket_address() -> Iterator[str]:
+    with running_bucket() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket_server(bucket_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an S3 server with a bucket ``files``, whose credentials are in the environment."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return bucket_address
+
+
+@pytest.fixture
+def bucket(bucket_server: str, tmp_path: Path) -> dict[str, Any]:
+    """Settings of gateways that share a part of a bucket, and no directory."""
+    return {
+        "storage": f"s3://files/{tmp_path.name}",
+        "storage_endpoint": bucket_server,
+        "storage_results": True,
+        "media_dir": "",
+    }

@@ -29,9 +29,9 @@ from services.gateway.api.app import Frontend
 from services.gateway.api.routes import RouteTable
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.files.file_objects import open_made_files
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
-from services.gateway.media.files import FileStore
 from services.gateway.media.spoken_answers import SpokenAnswers
 from services.gateway.pricing.meter import UsageMeter
 from services.gateway.replay.replay import Replayer
@@ -210,7 +210,7 @@ class House:
         self.runs = RequestFactory(
             settings, self.router, self.dispatcher, self.tensors, self.records, self.keep, self.loads
         )
-        self.files = FileStore(settings)
+        self.files = open_made_files(settings)
         spoken = SpokenAnswers(store, self.files, settings.file_seconds) if store is not None else None
         self.continuations = Continuations(settings, store, self.bus) if store is not None else None
         self.chat = Chat(self.runs, fetcher, spoken, self.continuations)

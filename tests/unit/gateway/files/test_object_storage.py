@@ -1,14 +1,9 @@
 """Objects in a directory and in a bucket of a real S3 server: the same for both."""
 
 import asyncio
-import os
-import socket
-import subprocess
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from omnibus.errors import BadRequest, Conflict, NotFound, StoreUnavailable
@@ -17,51 +12,13 @@ from services.gateway.files.client_files import ClientFile, ClientFiles
 from services.gateway.files.object_storage import ObjectStorage
 from services.gateway.files.uploads import FileUpload, FileUploads
 
-#: The Python that has moto's server.
-MOTO = Path(__file__).parents[4] / os.environ.get("S3_VENV", ".venv-s3") / "bin" / "python"
-PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The address of an S3 server with a bucket ``files``."""
-    if not list(MOTO.parents[1].glob("lib/python*/site-packages/moto")):
-        pytest.skip("moto's server is not installed: make install-s3")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [str(MOTO), "-c", "from moto.server import main; main()", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _make_bucket(url)
-        yield url
-    finally:
-        process.kill()
-        process.wait(10)
-
-
-def _make_bucket(url: str) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            httpx.put(f"{url}/files", headers={"authorization": "AWS test:test"}).raise_for_status()
-            return
-        except httpx.HTTPError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.2)
-
 
 @pytest.fixture(params=["directory", "bucket"])
-async def settings(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[GatewaySettings]:
+async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GatewaySettings]:
     if request.param == "directory":
         yield GatewaySettings(media_dir=str(tmp_path))
         return
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    url = request.getfixturevalue("server")
+    url = request.getfixturevalue("bucket_server")
     yield GatewaySettings(storage=f"s3://files/{tmp_path.name}", storage_endpoint=url)
 
 

@@ -33,7 +33,7 @@ async def elsewhere(place: Studio, tmp_path: Path, valkey_url: str) -> AsyncIter
     first = place.first
     peers = MediaPeers("gw2", first.bus, first.tensors, lambda: 1)
     settings = GatewaySettings(media_dir=str(tmp_path / "elsewhere"))
-    responder = FileResponder("gw", first.bus, first.tensors, {VIDEO: FileSource(first.videos.storage.locate)})
+    responder = FileResponder("gw", first.bus, first.tensors, {VIDEO: FileSource(first.videos.locate)})
     await responder.startup()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(responder.shutdown)
@@ -56,6 +56,7 @@ async def test_a_video_is_its_tenants_at_both_gateways(place: Studio, elsewhere:
 
     with acting_as(A):
         job, path = await elsewhere.find_content(id, "video")
+    assert isinstance(path, Path)
     assert (job.id, path.parent.parent) == (id, tmp_path / "elsewhere")
     assert path.read_bytes() == film
 
@@ -67,6 +68,7 @@ async def test_what_is_removed_at_one_gateway_leaves_the_disks_of_both(
     id = (await asked(place.first))["id"]
     await becomes(place.first, id, status="completed")
     _, copy = await elsewhere.find_content(id, "video")
+    assert isinstance(copy, Path)
     await until(lambda: id in elsewhere._mirror)
 
     await {"first": place.first.videos, "elsewhere": elsewhere}[at].remove_video(id)

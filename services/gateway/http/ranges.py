@@ -1,0 +1,61 @@
+"""Responses of content that is read part by part, of which a client may want a range (RFC 9110, section 14)."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+#: Bytes that are read at once: so many of each client's are in memory.
+PART_BYTES = 1 << 20
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+
+
+class Content(NamedTuple):
+    """Bytes that do not change. ``read`` gives those from one place up to, not including, another."""
+
+    nbytes: int
+    etag: str
+    read: Callable[[int, int], Awaitable[bytes]]
+
+
+async def content_response(request: Request, content: Content, mime: str, headers: Mapping[str, str]) -> Response:
+    """``content``, or the range of it that ``request`` wants. Raises as ``content.read`` does.
+
+    Of several ranges none is heeded: the answer is all of it, as is that to a range that says nothing.
+    """
+    told = {**headers, "accept-ranges": "bytes", "etag": content.etag}
+    wanted = find_range(request.headers, content)
+    if wanted is None:
+        begin, end, status = 0, content.nbytes, 200
+    elif wanted[0] >= wanted[1]:
+        return Response(status_code=416, headers={**told, "content-range": f"bytes */{content.nbytes}"})
+    else:
+        (begin, end), status = wanted, 206
+        told["content-range"] = f"bytes {begin}-{end - 1}/{content.nbytes}"
+    told["content-length"] = str(end - begin)
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=told, media_type=mime)
+    first = await content.read(begin, min(end, begin + PART_BYTES))  # what is gone is an error, not a broken answer
+    return StreamingResponse(_read_parts(content, first, begin, end), status, told, mime)
+
+
+def find_range(headers: Mapping[str, str], content: Content) -> tuple[int, int] | None:
+    """The range that ``headers`` ask for, its end not included; None for all. An empty one cannot be had."""
+    found = _RANGE.fullmatch(headers.get("range", "").strip())
+    if found is None or not (found[1] or found[2]) or headers.get("if-range", content.etag) != content.etag:
+        return None
+    size = content.nbytes
+    if not found[1]:
+        return max(0, size - int(found[2])), size
+    begin, last = int(found[1]), int(found[2]) if found[2] else size - 1
+    if last < begin and found[2]:
+        return None
+    return begin, min(last + 1, size)
+
+
+async def _read_parts(content: Content, first: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    yield first
+    for at in range(begin + PART_BYTES, end, PART_BYTES):
+        yield await content.read(at, min(end, at + PART_BYTES))

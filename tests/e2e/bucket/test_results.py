@@ -1,0 +1,119 @@
+"""What two gateways without a common disk made is in a bucket when the one that made it is killed."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.bucket import CREDENTIALS, running_bucket
+from tests.e2e.routes.conftest import DIRECTOR, LEASE, PAINTER, only
+from tests.e2e.routes.test_videos import LONG, WISH, _gateway, becomes, difference, film, in_the_middle, invoked, made
+from tests.e2e.system import System, declaration, running
+from tests.e2e.watch import Watch
+
+pytestmark = [
+    pytest.mark.e2e, pytest.mark.nightly, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning"),
+]  # fmt: skip
+
+#: Mean of the differences, of 255, up to which two films are the same one: see ``tests.e2e.routes.test_videos``.
+SAME = 3.0
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with running_bucket() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def system(
+    tmp_path_factory: pytest.TempPathFactory, bucket: str, image_checkpoint: Path, ltx2_checkpoint: Path
+) -> Iterator[System]:
+    models = {
+        PAINTER: only(declaration("qwen_image", image_checkpoint), "TDV"),
+        DIRECTOR: only(declaration("ltx2", ltx2_checkpoint), "M"),
+    }
+    settings = {
+        "OMNIBUS_GATEWAY_STORAGE": "s3://files/e2e",
+        "OMNIBUS_GATEWAY_STORAGE_ENDPOINT": bucket,
+        "OMNIBUS_GATEWAY_STORAGE_RESULTS": "true",
+        "OMNIBUS_GATEWAY_VIDEO_LEASE": LEASE,
+        **CREDENTIALS,
+    }
+    with running(tmp_path_factory.mktemp("bucket"), models, "--gateways", "2", **settings) as started:
+        yield started
+
+
+@pytest.fixture
+async def clients(system: System) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]]:
+    """A client of each gateway."""
+    await system.becomes_ready()
+    one, other = (
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) for url in system.urls
+    )
+    async with one, other:
+        yield one, other
+
+
+async def killed(system: System, place: int) -> None:
+    os.kill(system.gateway(place).pid, signal.SIGKILL)
+
+
+async def test_what_a_killed_gateway_made_is_there(
+    system: System, clients: tuple[openai.AsyncOpenAI, openai.AsyncOpenAI], tmp_path: Path
+):
+    one, other = clients
+    shape: dict[str, Any] = {"size": "64x64", "response_format": "url", "extra_body": {"steps": 2}}
+    picture = await one.images.generate(model=PAINTER, prompt="a boat", **shape)
+    assert picture.data is not None
+    id = (picture.data[0].url or "").split("/")[-2]
+    async with Watch.on(system) as watch:
+        asked = await one.videos.create(**WISH, extra_body={"steps": 4, "seed": 1})
+        maker = _gateway(system, await invoked(watch))
+    done = await becomes(other, asked.id)
+    assert done.status == "completed", done.error
+
+    await killed(system, 0)
+    if maker == 1:  # the one that made the video dies as well: both come back without it
+        await killed(system, 1)
+        await system.becomes_ready()
+
+    assert (await other.files.content(id)).content.startswith(b"\x89PNG")
+    content = (await other.videos.download_content(asked.id)).content
+    async with httpx.AsyncClient(base_url=system.urls[1], timeout=30) as http:
+        part = await http.get(f"/v1/videos/{asked.id}/content", headers={"range": "bytes=4-7"})
+    assert (part.status_code, part.content) == (206, b"ftyp")
+    assert content[4:8] == b"ftyp"
+    await other.files.delete(id)
+    await other.videos.delete(asked.id)
+    await system.becomes_ready()
+    for client in clients:
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(id)
+        with pytest.raises(openai.NotFoundError):
+            await client.videos.download_content(asked.id)
+
+
+async def test_a_video_goes_on_when_its_gateway_is_killed(
+    system: System, clients: tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]
+):
+    plain = await made(clients[0], steps=LONG["steps"])
+    async with Watch.on(system) as watch:
+        asked = await clients[0].videos.create(**WISH, extra_body=LONG)
+        invocation = await invoked(watch)
+        await in_the_middle(watch, invocation)
+        place = _gateway(system, invocation)
+
+        await killed(system, place)
+
+        survivor = clients[1 - place]
+        done = await becomes(survivor, asked.id)
+    assert done.status == "completed", done.error
+    assert difference(await film(survivor, done.id), await film(survivor, plain.id)) < SAME
+    await system.becomes_ready()
+    await system.ledger_is_empty(10.0)
