@@ -1,0 +1,210 @@
+"""An executor that is killed while it gives several answers: each of them goes on elsewhere, as if nothing had happened."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from omnibus.families import catalog
+from omnibus_models import tiny
+from tests.e2e.system import System, running
+from tests.e2e.tool_calls.test_tools import order
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+TEXT, HALVES = "qwen3-tiny", "qwen3-halves"
+TOKENS = 240
+CHOICES = 3
+#: An answer takes less than a second: some are there before their executor is killed.
+ATTEMPTS = 4
+#: What is asked for, each of which has to come out the same with and without a death.
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0, "seed": 5},
+    "logprobs": {"temperature": 1.0, "seed": 6, "logprobs": True, "top_logprobs": 1},
+    "stop": {"temperature": 1.0, "seed": 8, "stop": ["umm"]},
+    "calls": {"temperature": 1.0, "seed": 9, "tools": [order(1)], "tool_choice": "required", "ignore_eos": False},
+}
+#: Asks and collects the answers.
+Ask = Callable[[httpx.AsyncClient, dict[str, Any]], Awaitable["Answers"]]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Two executors of a whole language model, and two of each of its halves."""
+    checkpoint = str(tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3"))
+    models = {
+        TEXT: catalog.model_declaration("qwen3", checkpoint),
+        HALVES: catalog.split_declaration("qwen3", checkpoint, "P>D"),
+    }
+    for declared in models.values():
+        declared["options"] = {name: {**option, "replicas": 2} for name, option in declared["options"].items()}
+    # Executors are killed from outside here, which says nothing of the input that they have.
+    with running(tmp_path_factory.mktemp("choices"), models, OMNIBUS_GATEWAY_QUARANTINE="0") as made:
+        yield made
+
+
+def body(model: str, **more: Any) -> dict[str, Any]:
+    usual = {"max_tokens": TOKENS, "ignore_eos": True, "n": CHOICES}
+    return {"model": model, "messages": [{"role": "user", "content": "hello there"}], **usual, **more}
+
+
+class Answers:
+    """The answers of a stream as they come, by their index."""
+
+    def __init__(self) -> None:
+        self.texts = [""] * CHOICES
+        self.calls = [""] * CHOICES
+        self.finish: list[str | None] = [None] * CHOICES
+        self.logprobs: list[list[tuple[str, float]]] = [[] for _ in range(CHOICES)]
+        self.usage: dict[str, Any] = {}
+
+    def take(self, event: dict[str, Any]) -> None:
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            place, delta = choice["index"], choice.get("delta") or choice.get("message") or {}
+            assert self.finish[place] is None, "nothing comes behind the end of an answer"
+            self.texts[place] += delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                function = call["function"]
+                self.calls[place] += f"{function.get('name') or ''}{function.get('arguments') or ''}"
+            self.logprobs[place] += [
+                (each["token"], round(each["logprob"], 3))
+                for each in (choice.get("logprobs") or {}).get("content") or ()
+            ]
+            self.finish[place] = choice["finish_reason"]
+        self.usage = event.get("usage") or self.usage
+
+    def require_equal(self, other: "Answers") -> None:
+        """Fails unless these are the answers of ``other``; values are rounded by who sends them."""
+        assert (self.texts, self.calls, self.finish) == (other.texts, other.calls, other.finish)
+        assert self.usage["completion_tokens"] == other.usage["completion_tokens"]
+        for one, two in zip(self.logprobs, other.logprobs, strict=True):
+            assert [token for token, _ in one] == [token for token, _ in two]
+            assert [value for _, value in one] == pytest.approx([value for _, value in two], abs=2e-3)
+
+
+async def whole(http: httpx.AsyncClient, asked: dict[str, Any]) -> Answers:
+    response = await http.post("/v1/chat/completions", json=asked)
+    assert response.status_code == 200, response.text
+    answers = Answers()
+    answers.take(response.json())
+    return answers
+
+
+async def streamed(http: httpx.AsyncClient, asked: dict[str, Any]) -> Answers:
+    answers = Answers()
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    async with http.stream("POST", "/v1/chat/completions", json={**asked, **more}) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                answers.take(json.loads(line[6:]))
+    return answers
+
+
+def executors(watch: Watch, part: str) -> list[tuple[str, str]]:
+    """Executors of ``part`` to which invocations were sent, in order, and the invocations' ids."""
+    sent = [each for each in watch.seen if each.subject.startswith("omnibus.task.")]
+    named = [(each.subject.rpartition(".")[2], json.loads(each.data)["id"]) for each in sent]
+    return [each for each in named if f"-{part}-" in each[0]]
+
+
+async def kill_when(watch: Watch, pids: dict[str, int], part: str, tokens: int) -> str:
+    """Kill the executor of ``part`` once so many tokens of the next invocation have left; returns its name."""
+    await watch.until(lambda: executors(watch, part))
+    victim, invocation = executors(watch, part)[0]
+    await watch.until(lambda: len(watch.ids(invocation)) >= tokens)
+    os.kill(pids[victim], signal.SIGKILL)
+    return victim
+
+
+async def disturb(
+    system: System, ask: Ask, asked: Sequence[dict[str, Any]], part: str, tokens: int
+) -> tuple[list[Answers], bool]:
+    """The answers to ``asked`` while the executor of ``part`` that has the first of them dies, and whether it was
+    missed."""
+    pids = await system.whole()
+    await system.becomes_ready()
+    async with Watch.on(system) as watch, system.http() as http:
+        asking = asyncio.gather(*[asyncio.create_task(ask(http, each)) for each in asked])
+        await asyncio.wait_for(kill_when(watch, pids, part, tokens), 30)
+        found = await asyncio.wait_for(asking, 60)
+        return found, len(executors(watch, part)) > len(asked)
+
+
+async def compare(
+    system: System, ask: Ask, asked: Sequence[dict[str, Any]], part: str, share: float, missed: bool = True
+) -> None:
+    """Hold the answers to ``asked`` while the executor of ``part`` dies behind a ``share`` of all tokens against those
+    of an undisturbed run. Where it must have been ``missed``, another one has to go on."""
+    async with system.http() as http:
+        plain = [await ask(http, each) for each in asked]
+    tokens = int(share * plain[0].usage["completion_tokens"])
+    for _ in range(ATTEMPTS):
+        found, was_missed = await disturb(system, ask, asked, part, tokens)
+        for one, other in zip(found, plain, strict=True):
+            one.require_equal(other)
+        await system.ledger_is_empty()
+        if was_missed or not missed:
+            return
+    pytest.fail(f"all answers were there each time before the executor of {part} died")
+
+
+BRIEF = [("seeded", 0.2, streamed), ("seeded", 0.2, whole)]
+LONG = [
+    (kind, share, ask)
+    for kind in ASKED
+    for share in (0.0, 0.2, 0.5)
+    for ask in (streamed, whole)
+    if (kind, share, ask) not in BRIEF
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "ask"), [*BRIEF, *(pytest.param(*case, marks=pytest.mark.nightly) for case in LONG)]
+)
+async def test_every_answer_goes_on(system: System, kind: str, share: float, ask: Ask):
+    await compare(system, ask, [body(TEXT, **ASKED[kind])], "L", share)
+
+
+@pytest.mark.nightly
+async def test_the_answers_of_many_go_on_each_as_its_own(system: System):
+    asked = [body(TEXT, temperature=1.0, seed=10 * number, max_tokens=200 + number) for number in range(4)]
+
+    await compare(system, streamed, asked, "L", 0.3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ask", [streamed, whole])
+@pytest.mark.parametrize(("part", "share"), [("P", 0.0), ("D", 0.0), ("D", 0.3), ("D", 0.5)])
+async def test_every_answer_goes_on_from_halves(system: System, part: str, share: float, ask: Ask):
+    missed = part == "D"  # a prompt may be computed by then
+    await compare(system, ask, [body(HALVES, **ASKED["seeded"])], part, share, missed)
+
+
+async def test_without_another_executor_the_request_fails_by_name(system: System):
+    everybody = await system.whole()
+    await system.becomes_ready()
+    asked = body(TEXT, max_tokens=3000)
+    async with Watch.on(system) as watch, system.http() as http:
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=asked))
+        streaming = asyncio.create_task(http.post("/v1/chat/completions", json={**asked, "stream": True}))
+        await watch.until(lambda: len({id for _, id in executors(watch, "L") if len(watch.ids(id)) > 30}) == 2)
+        for name, pid in everybody.items():
+            if "-L-" in name:
+                os.kill(pid, signal.SIGKILL)
+        answer, events = await asyncio.wait_for(asyncio.gather(asking, streaming), 30)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["stage"]) == (503, "stage_unavailable", "thinker")
+    [last] = [json.loads(line[6:]) for line in events.text.splitlines() if line.startswith('data: {"error"')]
+    assert last["error"]["code"] == "stage_unavailable"
+    assert "[DONE]" not in events.text
+    await system.ledger_is_empty()
