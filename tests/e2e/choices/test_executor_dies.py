@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -36,17 +37,30 @@ Ask = Callable[[httpx.AsyncClient, dict[str, Any]], Awaitable["Answers"]]
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Two executors of a whole language model, and two of each of its halves."""
-    checkpoint = str(tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3"))
-    models = {
-        TEXT: catalog.model_declaration("qwen3", checkpoint),
-        HALVES: catalog.split_declaration("qwen3", checkpoint, "P>D"),
-    }
-    for declared in models.values():
-        declared["options"] = {name: {**option, "replicas": 2} for name, option in declared["options"].items()}
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterator[System]:
+    """Two executors of a language model."""
+    with _running(tmp_path_factory, TEXT, catalog.model_declaration("qwen3", checkpoint)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterator[System]:
+    """Two executors of each half of it."""
+    with _running(tmp_path_factory, HALVES, catalog.split_declaration("qwen3", checkpoint, "P>D")) as made:
+        yield made
+
+
+@contextmanager
+def _running(factory: pytest.TempPathFactory, name: str, declared: dict[str, Any]) -> Iterator[System]:
+    options = {option: {**spec, "replicas": 2} for option, spec in declared["options"].items()}
     # Executors are killed from outside here, which says nothing of the input that they have.
-    with running(tmp_path_factory.mktemp("choices"), models, OMNIBUS_GATEWAY_QUARANTINE="0") as made:
+    settings = {"OMNIBUS_GATEWAY_QUARANTINE": "0"}
+    with running(factory.mktemp("choices"), {name: {**declared, "options": options}}, **settings) as made:
         yield made
 
 
@@ -184,9 +198,9 @@ async def test_the_answers_of_many_go_on_each_as_its_own(system: System):
 @pytest.mark.nightly
 @pytest.mark.parametrize("ask", [streamed, whole])
 @pytest.mark.parametrize(("part", "share"), [("P", 0.0), ("D", 0.0), ("D", 0.3), ("D", 0.5)])
-async def test_every_answer_goes_on_from_halves(system: System, part: str, share: float, ask: Ask):
+async def test_every_answer_goes_on_from_halves(halves: System, part: str, share: float, ask: Ask):
     missed = part == "D"  # a prompt may be computed by then
-    await compare(system, ask, [body(HALVES, **ASKED["seeded"])], part, share, missed)
+    await compare(halves, ask, [body(HALVES, **ASKED["seeded"])], part, share, missed)
 
 
 async def test_without_another_executor_the_request_fails_by_name(system: System):
