@@ -1,6 +1,6 @@
 // Requests to the gateway. Tokens live in the sessionStorage of tabs, which hand them to each other, and travel in one header alone.
 
-const ROOT = new URL("../v1/", document.baseURI);
+export const ROOT = new URL("../v1/", document.baseURI);
 const STORED = { admin: "omnibus.admin", key: "omnibus.key" };
 
 export const keys = {

@@ -1,14 +1,15 @@
-// Ask a model: text, pictures, sounds, films and a microphone go in; text, sound and pictures come as they are made.
+// Ask a model: text, pictures, sounds, films and a microphone go in; text, sound and pictures come as they are made. Or
+// talk with it.
 
 import { get } from "./api.js";
 import { answer } from "./answer.js";
-import { fill, h, trouble } from "./dom.js";
+import { fill, h, say, trouble } from "./dom.js";
 import { bytes } from "./format.js";
 import { asWav, listen } from "./sound.js";
 import { follow, state } from "./state.js";
+import { conversation, voiceSettings } from "./voice.js";
 
 const SOUNDS = { "audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg", "audio/aac": "aac", "audio/mp4": "m4a" };
-const MICROPHONE = { NotAllowedError: "The microphone may not be used here.", NotFoundError: "There is no microphone." };
 const OUTPUTS = { text: "text", speech: "text and speech", image: "a picture", video: "a video" };
 
 export function playground(room) {
@@ -31,14 +32,17 @@ export function playground(room) {
   const earlier = h("input", { type: "checkbox", id: "earlier" });
   const send = h("button", { type: "submit" }, "Send");
   const mic = h("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: record }, "Microphone");
+  const talking = conversation((open) => say(talkButton, open ? "End conversation" : "Talk"));
+  const talkSettings = voiceSettings();
+  const talkButton = h("button", { type: "button", class: "quiet", onclick: talkOrEnd }, "Talk");
   const form = h("form", { class: "card ask", onsubmit: submit },
     h("div", { class: "row" }, h("label", "Model", model), h("label", "Answer", output), h("label", { id: "voices" }, "Voice", voice)),
     h("label", h("span", { class: "unseen" }, "Prompt"), prompt), pinned,
-    h("div", { class: "row" }, send, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic,
+    h("div", { class: "row" }, send, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic, talkButton,
       h("button", { type: "button", class: "quiet", onclick: () => { turns.length = 0; fill(talk); } }, "Clear"), said),
     h("details", h("summary", "Settings"), h("div", { class: "row settings" }, Object.values(more).map((each) => each.label),
-      h("label", { class: "check" }, earlier, "Send earlier turns too"))));
-  fill(room, h("h1", { class: "unseen" }, "Playground"), h("div", { class: "play" }, form, talk));
+      h("label", { class: "check" }, earlier, "Send earlier turns too"))), talkSettings.room);
+  fill(room, h("h1", { class: "unseen" }, "Playground"), h("div", { class: "play" }, form, talking.panel, talk));
 
   const turns = []; // what was said, as messages
   let attached = [];
@@ -86,6 +90,8 @@ export function playground(room) {
     for (const name of ["size", "steps"]) more[name].label.hidden = !draws;
     more.seconds.label.hidden = !films;
     for (const name of ["max_tokens", "temperature"]) more[name].label.hidden = draws;
+    const hears = known[model.value]?.takes.includes("audio") ?? true; // of a model that is not in the plan nobody knows it
+    talkButton.hidden = talkSettings.room.hidden = !talking.open && (draws || !hears);
   }
 
   model.addEventListener("change", chosen);
@@ -150,8 +156,13 @@ export function playground(room) {
       mic.textContent = "Stop recording";
       fill(said, "listening");
     } catch (error) {
-      fill(said, trouble(new Error(MICROPHONE[error.name] ?? error.message)));
+      fill(said, trouble(error));
     }
+  }
+
+  function talkOrEnd() {
+    if (talking.open) talking.end();
+    else talking.begin({ model: model.value, output: output.value, voice: voice.value, ...talkSettings.read() });
   }
 
   // What comes out
@@ -184,6 +195,7 @@ export function playground(room) {
   return () => {
     stop();
     running?.abort();
+    talking.end();
     if (stopped) void stopped();
   };
 }

@@ -1,5 +1,7 @@
 // What the microphone hears as a WAV file, and WAV files that are played while they come.
 
+import { askMicrophone } from "./voice_audio.js";
+
 const SPOKEN = 16000; // samples per second that are sent
 const AHEAD = 0.08; // seconds until the first sample is heard
 const HEADER = 44;
@@ -41,8 +43,7 @@ export async function asWav(blob) {
  * or it may not be used.
  */
 export async function listen(tell) {
-  if (!navigator.mediaDevices) throw new Error("A microphone needs https, or the address 127.0.0.1.");
-  const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: true } });
+  const stream = await askMicrophone();
   const recorder = new MediaRecorder(stream);
   const chunks = [];
   recorder.addEventListener("dataavailable", (event) => {

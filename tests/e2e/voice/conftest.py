@@ -1,0 +1,47 @@
+"""A simulated model that talks for long, and a browser into whose microphone somebody speaks."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Playwright, sync_playwright
+
+from tests.e2e.console.conftest import TOKEN
+from tests.e2e.small.streams import MODEL, TIMES, model
+from tests.e2e.system import System, running
+from tests.e2e.voice.speaking import speaking_browser, write_tones
+
+#: Seconds between two utterances, and tokens of an answer, which is heard for longer than that.
+PAUSE, TOKENS = 2.5, 300
+SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
+
+
+@pytest.fixture(scope="package")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A simulated model that talks for long."""
+    directory = tmp_path_factory.mktemp("talker")
+    times = copy.deepcopy(TIMES)
+    times["default"]["components"]["thinker"]["steps"] = {"mean": TOKENS, "most": TOKENS}
+    with running(directory, {MODEL: model(directory, times)}, **SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("voice")
+    return write_tones(directory / "said.wav", ("low",), 3, before=1.0, after=PAUSE)
+
+
+@pytest.fixture(scope="package")
+def playwright(system: System) -> Iterator[Playwright]:
+    """What starts browsers; systems are started before it."""
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def speaker(system: System, playwright: Playwright, said: Path) -> Iterator[Browser]:
+    """A browser into whose microphone somebody says the same again and again."""
+    with speaking_browser(playwright, said, loops=True) as made:
+        yield made

@@ -1,0 +1,139 @@
+"""Conversations by voice in the playground, with a microphone that plays a sound."""
+
+import re
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Playwright, expect
+
+from tests.e2e.console.conftest import PATIENCE, TOKEN
+from tests.e2e.small.streams import MODEL
+from tests.e2e.system import System
+from tests.e2e.voice.speaking import SPEAKER_RATE, begin_talk, read_played, speaking_browser, tapped_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+
+#: Seconds of a sound.
+LENGTH = """each => new Promise((resolve) => {
+    const tell = () => resolve(each.duration);
+    each.readyState ? tell() : each.addEventListener("loadedmetadata", tell);
+})"""
+#: Ten seconds of sound that are stopped after half a second: the samples that the speaker says were heard, and the
+#: device's own delay.
+STOP = """async () => {
+    const { Speaker } = await import("/console/voice_audio.js");
+    const speaker = await Speaker.open(() => {});
+    const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+    await pause(300);
+    for (let at = 0; at < 100; at++) speaker.push("long", new Float32Array(2400).fill(0.25));
+    await pause(500);
+    const late = speaker.late;
+    const [[item, heard]] = await speaker.stop();
+    await pause(500);
+    speaker.close();
+    return [item, heard, late];
+}"""
+#: Half a second of sound of which more would come: stopped when all of it was heard.
+STOP_DRY = """async () => {
+    const { Speaker } = await import("/console/voice_audio.js");
+    const speaker = await Speaker.open(() => {});
+    speaker.push("dry", new Float32Array(12000).fill(0.25));
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    const late = speaker.late;
+    const stopped = await speaker.stop();
+    speaker.close();
+    return [stopped, late];
+}"""
+NO_MICROPHONE = """() => {
+    navigator.mediaDevices.getUserMedia = async () => { throw new DOMException("none", "NotFoundError") };
+}"""
+
+
+def open_playground(browser: Browser, system: System, page: Page | None = None) -> Page:
+    page = page or browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(f"{system.url}/#token={TOKEN}")
+    page.get_by_role("link", name="Playground").click()
+    expect(page.get_by_role("combobox", name="Model")).to_contain_text(MODEL)
+    return page
+
+
+def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(speaker: Browser, system: System):
+    page = open_playground(speaker, system)
+    begin_talk(page, MODEL, written=False)
+    panel = page.get_by_role("region", name="Conversation by voice")
+    stopped = panel.get_by_role("article", name=f"{MODEL} said").first
+
+    expect(stopped).to_contain_text("interrupted")
+    expect(stopped.get_by_label("What was heard")).to_be_visible()
+    page.get_by_role("button", name="End conversation").click()
+
+    expect(panel.get_by_role("status")).to_have_text("ended")
+    events = panel.locator(".happened").text_content() or ""
+    heard = [int(each) for each in re.findall(r"interrupted: stopped after (\d+) ms", events)]
+    known = [int(each) for each in re.findall(r"the model knows that (\d+) ms were heard", events)]
+    assert known == heard[: len(known)]
+    assert max(known) > 0
+    kept = stopped.get_by_label("What was heard").evaluate(LENGTH)
+    assert kept * 1000 == pytest.approx(heard[0], abs=1)
+    expect(panel.locator("svg rect.spoken").first).to_be_attached()
+    expect(panel.locator("svg rect.stopped").first).to_be_attached()
+    page.context.close()
+
+
+def test_a_speaker_plays_nothing_behind_its_stop(speaker: Browser, system: System):
+    page = open_playground(speaker, system, tapped_page(speaker))
+
+    item, heard, late = page.evaluate(STOP)
+
+    assert item == "long"
+    assert 0.1 * SPEAKER_RATE < heard < 5 * SPEAKER_RATE
+    assert len(read_played(page)) == heard + late
+    page.context.close()
+
+
+def test_an_answer_that_waits_for_more_is_stopped_too(speaker: Browser, system: System):
+    page = open_playground(speaker, system)
+
+    stopped, late = page.evaluate(STOP_DRY)
+
+    assert stopped == [["dry", 12000 - late]]
+    page.context.close()
+
+
+def test_who_denies_the_microphone_is_told_what_to_do(playwright: Playwright, said: Path, system: System):
+    with speaking_browser(playwright, said, denies=True) as browser:
+        page = open_playground(browser, system)
+        begin_talk(page, MODEL)
+
+        expect(page.get_by_role("alert")).to_have_text(re.compile("may not use the microphone: allow it in the brows"))
+        expect(page.get_by_role("button", name="Talk", exact=True)).to_be_visible()
+
+
+def test_who_has_no_microphone_is_told_so(speaker: Browser, system: System):
+    page = open_playground(speaker, system)
+    page.evaluate(NO_MICROPHONE)
+    begin_talk(page, MODEL)
+
+    expect(page.get_by_role("alert")).to_have_text("No microphone was found: connect one, and begin again.")
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360)], ids=["light", "dark", "phone"]
+)
+def test_a_conversation_breaks_no_rule_of_axe(speaker: Browser, system: System, scheme: str, width: int):
+    page = open_playground(speaker, system)
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+    page.set_viewport_size({"width": width, "height": 800})
+    begin_talk(page, MODEL)
+    panel = page.get_by_role("region", name="Conversation by voice")
+    expect(panel.get_by_role("article", name=f"{MODEL} said").locator(".text").first).not_to_be_empty()
+    panel.locator("summary", has_text="Events").click()
+
+    found = Axe().run(page)
+
+    assert found.violations_count == 0, found.generate_report()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.context.close()
