@@ -70,7 +70,11 @@ OVERLOAD = {
 }
 #: How many times what encoders take without a cache a profile says that they take, or the inverse (at most).
 PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
+#: Sessions by voice (``tests/bench/voice.py``): how many times what the engines take until the first sound a turn waits
+#: for it, and steps of a stage after an interruption (at most; the one under way is finished, of which nothing is sent).
+FIRST_AUDIO, STEPS_AFTER = "realtime.first_audio_over_compute", "realtime.barge_in_steps"
 RATIOS = {
+    FIRST_AUDIO: 1.25,
     **PROFILES,
     **OVERLOAD,
     **FAIR,
@@ -113,8 +117,18 @@ NODES = {
     **{f"nodes.detect_s.{how}": ("s", 3.5) for how in ("killed", "frozen", "cut", "powered_off")},
     **UCX,
 }
+#: Of sessions by voice: the unit, and the goal. Shares of a core are of a session of 64; the gap is of sessions whose
+#: gateway was killed.
+VOICE = {
+    STEPS_AFTER: ("steps", 1.0),
+    "realtime.idle_cpu": ("%", 0.05),
+    "realtime.listening_cpu": ("%", 1.0),
+    "realtime.resume_gap_ms": ("ms", 500.0),
+}
 #: Values with units of their own.
-LIMITS = {**PLANNER, **NODES, TTFT: ("ms", 5.0)}
+LIMITS = {**PLANNER, **NODES, **VOICE, TTFT: ("ms", 5.0)}
+#: Values that may be nothing at all.
+MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu")
 
 
 @dataclass(frozen=True)
@@ -190,6 +204,8 @@ _ALONE = (
     *GOODPUT,
     *FAIR,
     *OVERLOAD,
+    FIRST_AUDIO,
+    *VOICE,
     *_NODES,
     *_BESIDE,
 )

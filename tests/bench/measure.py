@@ -17,6 +17,7 @@ from tests.bench.cases import (
     COPY,
     ENCODER,
     FAIR,
+    FIRST_AUDIO,
     GENERATOR,
     GOODPUT,
     LIMITS,
@@ -35,6 +36,7 @@ from tests.bench.cases import (
     TTFT,
     VLLM,
     VLLM_PYTHON,
+    VOICE,
 )
 from tests.bench.system import PATHS, Sample, running
 
@@ -53,6 +55,7 @@ _MODULES = {
     "goodput": set(GOODPUT),
     "fair": set(FAIR),
     "overload": set(OVERLOAD),
+    "voice": {FIRST_AUDIO, *VOICE},
     "nodes": set(NODES),
     "beside_vllm": {*VLLM.values(), TTFT},
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.bench import report
-from tests.bench.cases import NAMES, PROFILE, TTFT
+from tests.bench.cases import MAY_BE_ZERO, NAMES, PROFILE
 from tests.bench.measure import Measured, Row, measure, rows
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
@@ -37,7 +37,7 @@ def results(found: Measured) -> Iterator[dict[str, Row]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_benchmark(name: str, results: dict[str, Row]) -> None:
-    assert results[name].value > 0 or name == TTFT  # which may be nothing at all
+    assert results[name].value > 0 or name in MAY_BE_ZERO
 
 
 def test_profile(found: Measured) -> None:

@@ -88,7 +88,7 @@ def begin_talk(page: Page, model: str, *, written: bool = True) -> None:
     The sound goes out as it is: cleaned, tones would be taken for noise.
     """
     page.get_by_role("combobox", name="Model").select_option(model)
-    page.locator("summary", has_text="Settings of conversations").click()
+    page.locator("summary", has_text="Conversation options").click()
     page.get_by_label("Pause that ends a turn").fill("100")
     page.get_by_label("Kept before speech").fill("20")
     page.get_by_label("Write down what I say").set_checked(written)

@@ -21,7 +21,7 @@ export function voiceSettings() {
     clean: h("input", { type: "checkbox", checked: true }),
   };
   const check = (name, words) => h("label", { class: "check" }, input[name], words);
-  const room = h("details", h("summary", "Settings of conversations"), h("div", { class: "row settings" },
+  const room = h("details", h("summary", "Conversation options"), h("div", { class: "row settings" },
     h("label", "Instructions", input.instructions), h("label", "Pause that ends a turn, ms", input.pause),
     h("label", "Kept before speech, ms", input.before), h("label", "Threshold of speech, 0 to 1", input.threshold),
     check("barge", "Stop the answer when I speak"), check("written", "Write down what I say"), check("clean", "Take out echo and noise (not needed with headphones)")));

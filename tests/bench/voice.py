@@ -1,0 +1,239 @@
+"""Realtime sessions with a simulated model: what the system adds to the time until the first sound, what goes on after
+an interruption, what sessions cost, and what a gateway's death does to them.
+
+    python -m tests.bench.voice
+
+Two gateways and one executor of each stage, as processes. Engines take the same time whatever the machine does, so that
+all that comes on top is the system's own:
+
+    first_audio_over_compute   seconds from the last sample of a turn's silence until the first sound, over what the
+                               engines take for it: the turn encoded, the first token, the first codes, their samples
+    barge_in_steps             steps that a stage takes after the end of an interrupted answer is on the bus, at most
+    idle_cpu                   share of a core of a session that is open and silent, without audio
+    listening_cpu              the same of one whose microphone sends silence
+    resume_gap_ms              median time without audio of sessions whose gateway was killed. Raises when one of them
+                               lost or repeated a sample
+"""
+
+import asyncio
+import base64
+import contextlib
+import copy
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.profiling.engine_stats import read_engine_stats
+from tests.bench.cases import FIRST_AUDIO, STEPS_AFTER, VOICE
+from tests.e2e.small.conversations import Conversation
+from tests.e2e.small.streams import MODEL, TIMES
+from tests.e2e.system import System, declaration, running
+
+TURNS, INTERRUPTIONS, SESSIONS, RESUMED = 8, 8, 64, 12
+#: Seconds for which the processors' time is counted, and after which an interrupted stage is looked at again.
+IDLE_SECONDS, AFTER_SECONDS = 5.0, 0.5
+PATIENCE = 60.0
+CHUNK_SECONDS = 0.05
+SECONDS = {"audio": 0.03, "thinker": 0.05, "talker": 0.02, "vocoder": 0.02}
+#: Seconds of the passes and of the first steps behind them.
+COMPUTE = sum(SECONDS.values()) + sum(
+    TIMES["default"]["components"][name]["step"]["base"] for name in ("thinker", "talker")
+)
+STAGES = {
+    "A": ("encoder", "vision", "audio"),
+    "L": ("llm", "thinker"),
+    "T": ("llm", "talker"),
+    "V": ("generator", "vocoder"),
+}
+
+
+def model(directory: Path) -> dict[str, Any]:
+    """One executor for each stage; engines take ``SECONDS`` for a pass."""
+    times = copy.deepcopy(TIMES)
+    for name, seconds in SECONDS.items():
+        times["default"]["components"][name]["batch"]["base"] = seconds
+    times["default"]["components"]["talker"]["chunk"] = 1  # the first codes are sent at once
+    checkpoint = directory / "times.json"
+    checkpoint.write_text(json.dumps(times))
+    options = {name: {"components": list(parts), "service": service} for name, (service, *parts) in STAGES.items()}
+    return declaration("qwen2_5_omni", checkpoint, options=options, paths=[{"options": [*options], "share": 1}])
+
+
+def sound(seconds: float, loudness: float = 0.0) -> str:
+    """A tone, or silence, as 24 kHz samples in base64."""
+    wave = np.sin(2 * np.pi * 400 * np.arange(int(24000 * seconds)) / 24000)
+    return base64.b64encode((wave * loudness * 32767).astype("<i2").tobytes()).decode()
+
+
+@contextlib.asynccontextmanager
+async def session(system: System, gateway: int = 0) -> AsyncIterator[ClientConnection]:
+    url = f"{system.urls[gateway].replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
+    async with websockets.connect(url, max_size=None) as socket:
+        await wait_event(socket, "conversation.created")
+        yield socket
+
+
+async def append(socket: ClientConnection, audio: str) -> None:
+    await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+
+
+async def wait_event(socket: ClientConnection, type: str) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE):
+        while (event := json.loads(await socket.recv()))["type"] != type:
+            if event["type"] == "error":
+                raise RuntimeError(event["error"])
+    return dict(event)
+
+
+async def measure_first_audio(system: System) -> float:
+    """Median seconds from the end of a turn's audio to the first sound, over ``COMPUTE``."""
+    took = []
+    for _ in range(TURNS):
+        async with session(system) as socket:
+            await append(socket, sound(0.5))
+            await append(socket, sound(1.0, 0.5))
+            await wait_event(socket, "input_audio_buffer.speech_started")
+            begin = time.perf_counter()
+            await append(socket, sound(0.6))
+            await wait_event(socket, "response.output_audio.delta")
+            took.append(time.perf_counter() - begin)
+    print(f"first audio: {statistics.median(took) * 1000:.0f} ms, engines {COMPUTE * 1000:.0f} ms", file=sys.stderr)
+    return statistics.median(took) / COMPUTE
+
+
+class StageSteps:
+    """Steps of each stage, as its executor counts them."""
+
+    def __init__(self, bus: Bus, statuses: list[ExecutorStatus]) -> None:
+        self._bus = bus
+        self._statuses = statuses
+
+    async def count(self) -> dict[str, int]:
+        """Steps, or passes of stages without steps, by component."""
+        found = await asyncio.gather(*(read_engine_stats(self._bus, each) for each in self._statuses))
+        stages = {name: stats for each in found for name, stats in each.items()}
+        return {name: sum((stats.get("steps") or stats["batches"]).values()) for name, stats in stages.items()}
+
+
+async def find_stages(system: System, bus: Any) -> list[ExecutorStatus]:
+    """The status of every executor."""
+    found: dict[str, ExecutorStatus] = {}
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(system.statuses(bus)) as heard:
+        async for status in heard:
+            found[status.id] = status
+            if system.executors <= found.keys():
+                break
+    return list(found.values())
+
+
+async def measure_barge_in(system: System) -> float:
+    """The most steps that any stage takes after the end of an answer that somebody speaks into."""
+    most: dict[str, int] = {}
+    async with system.bus() as bus:
+        stages, ended = StageSteps(bus, await find_stages(system, bus)), asyncio.Event()
+
+        def see(_: Delivery) -> None:
+            ended.set()
+
+        await bus.subscribe(f"{subjects.ROOT}.end.>", see)
+        for _ in range(INTERRUPTIONS):
+            async with session(system) as socket:
+                await append(socket, sound(0.5))
+                content = [{"type": "input_text", "text": "speak"}]
+                item = {"type": "message", "role": "user", "content": content}
+                await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+                await socket.send(json.dumps({"type": "response.create"}))
+                await wait_event(socket, "response.output_audio.delta")
+                ended.clear()
+                await append(socket, sound(0.2, 0.5))
+                await asyncio.wait_for(ended.wait(), PATIENCE)
+                before = await stages.count()
+                await wait_event(socket, "response.done")
+                await asyncio.sleep(AFTER_SECONDS)
+                after = await stages.count()
+            most = {name: max(most.get(name, 0), after[name] - before[name]) for name in after}
+    print(f"steps after an interruption: {most}", file=sys.stderr)
+    return max(most.values())
+
+
+async def measure_cpu(system: System) -> dict[str, float]:
+    """Share of a core that a session takes of its gateway: without audio, and with silence."""
+    async with contextlib.AsyncExitStack() as stack:
+        alone = await _gateway_cpu(system)
+        sockets = [await stack.enter_async_context(session(system)) for _ in range(SESSIONS)]
+        idle = await _gateway_cpu(system)
+        silence = sound(CHUNK_SECONDS)
+        speaking = [asyncio.create_task(_send_silence(each, silence)) for each in sockets]
+        listening = await _gateway_cpu(system)
+        for task in speaking:
+            task.cancel()
+        await asyncio.gather(*speaking, return_exceptions=True)
+    print(f"gateway: {alone:.4f} of a core alone, {idle:.4f} idle, {listening:.4f} listening", file=sys.stderr)
+    return {name: max(0.0, value - alone) / SESSIONS for name, value in (("idle", idle), ("listening", listening))}
+
+
+async def _send_silence(socket: ClientConnection, silence: str) -> None:
+    while True:
+        await append(socket, silence)
+        await asyncio.sleep(CHUNK_SECONDS)
+
+
+async def _gateway_cpu(system: System) -> float:
+    process = await asyncio.to_thread(system.gateway, 0)
+    begin, before = time.perf_counter(), process.cpu_times()
+    await asyncio.sleep(IDLE_SECONDS)
+    after = process.cpu_times()
+    return (after.user + after.system - before.user - before.system) / (time.perf_counter() - begin)
+
+
+async def measure_resume(system: System) -> float:
+    """Median milliseconds without audio of sessions whose gateway is killed."""
+    undisturbed = [Conversation(system.urls, number) for number in range(RESUMED)]
+    await asyncio.gather(*(each.hold(1) for each in undisturbed))
+    sessions = [Conversation(system.urls, number) for number in range(RESUMED)]
+    held = [asyncio.create_task(each.hold(0)) for each in sessions]
+    async with asyncio.timeout(PATIENCE):
+        while not all(each.sound for each in sessions):
+            await asyncio.sleep(0.01)
+    system.gateway(0).kill()
+    await asyncio.gather(*held)
+    for each, known in zip(sessions, undisturbed, strict=True):
+        if (each.text, each.sound, each.wrong) != (known.text, known.sound, []):
+            raise RuntimeError(f"session {each.seed} lost or repeated something: {each.wrong}")
+    gaps = [gap for each in sessions for gap in each.gaps]
+    print(f"{len(gaps)} sessions resumed, gaps {[round(gap, 2) for gap in sorted(gaps)]} s", file=sys.stderr)
+    return statistics.median(gaps) * 1000
+
+
+async def measure(system: System) -> dict[str, float]:
+    await system.becomes_ready()
+    first, steps, cpu = await measure_first_audio(system), await measure_barge_in(system), await measure_cpu(system)
+    figures = {FIRST_AUDIO: first, STEPS_AFTER: steps}
+    figures |= {f"realtime.{name}_cpu": 100 * value for name, value in cpu.items()}
+    figures |= {"realtime.resume_gap_ms": await measure_resume(system)}
+    if figures.keys() != {FIRST_AUDIO, *VOICE}:
+        raise RuntimeError(f"not the figures that are named: {sorted(figures)}")
+    return figures
+
+
+def main() -> None:
+    settings = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "1024"}
+    with tempfile.TemporaryDirectory() as directory:
+        models = {MODEL: model(Path(directory))}
+        with running(Path(directory), models, "--gateways", "2", **settings) as system:
+            print(json.dumps(asyncio.run(measure(system))))
+
+
+if __name__ == "__main__":
+    main()
