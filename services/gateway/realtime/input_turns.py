@@ -11,6 +11,7 @@ from omnibus.recording.sessions import InputChange
 from services.gateway.openai.realtime.session import SessionConfig
 from services.gateway.realtime.audio_format import to_bytes
 from services.gateway.realtime.input_audio import InputAudioBuffer
+from services.gateway.realtime.speech_detectors import DetectorFactory, EnergyDetector
 from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
 
 #: Milliseconds of audio without speech that are held, for clients that commit it themselves.
@@ -22,12 +23,20 @@ _LEAST_PREFIX_MS = 100
 
 
 class InputTurns:
-    """The input of one session; ``changed`` is called with the bytes that are held more, or fewer."""
+    """The input of one session; ``changed`` is called with the bytes that are held more, or fewer.
+
+    ``create_detector`` creates what tells speech from other sounds.
+    """
 
     def __init__(
-        self, config: SessionConfig, changed: Callable[[int], None], restored: InputChange | None = None
+        self,
+        config: SessionConfig,
+        changed: Callable[[int], None],
+        restored: InputChange | None = None,
+        create_detector: DetectorFactory = EnergyDetector,
     ) -> None:
         self._config = config
+        self._create_speech_detector = create_detector
         self._buffer = InputAudioBuffer(config.input_format, changed, restored)
         self._detector = self._create_detector()
         self._logged_bytes = self._buffer.end_bytes
@@ -53,7 +62,9 @@ class InputTurns:
 
     def _create_detector(self) -> TurnDetector | None:
         detection, buffer = self._config.turn_detection, self._buffer
-        return TurnDetector(detection, buffer.format, buffer.end_ms) if detection is not None else None
+        if detection is None:
+            return None
+        return TurnDetector(detection, buffer.format, buffer.end_ms, self._create_speech_detector)
 
     def append_audio(self, data: bytes) -> Iterator[SpeechEdge]:
         """Take more; yields begins and ends of speech in it. Raises ``TooLarge`` and ``Overloaded``."""

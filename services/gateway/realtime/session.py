@@ -47,7 +47,8 @@ class RealtimeSession:
         self.config = config
         self._context = context
         self._outbox = outbox
-        self._input = InputTurns(config, context.count_bytes, restored.input if restored is not None else None)
+        known_input = restored.input if restored is not None else None
+        self._input = InputTurns(config, context.count_bytes, known_input, context.create_detector)
         self._transcriber = InputTranscriber(
             config.model,
             context.chat,

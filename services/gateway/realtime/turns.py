@@ -18,6 +18,7 @@ from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.logged_items import to_logged
 from services.gateway.realtime.response_events import Event, ResponseEvents
 from services.gateway.realtime.restored import RestoredTurn
+from services.gateway.realtime.speech_detectors import DetectorFactory, EnergyDetector
 from services.gateway.realtime.turn import CLIENT_CANCELLED, Turn, TurnSpec
 from services.gateway.tasks.chat import Chat
 
@@ -27,7 +28,8 @@ MAX_TURNS = 8
 
 class SessionContext(NamedTuple):
     """Surroundings of a session. ``count_bytes`` is called with bytes that are held more, or fewer, and may refuse
-    them; ``limit`` counts a response against the limits of the client's key; ``rate_limits`` shows these."""
+    them; ``limit`` counts a response against the limits of the client's key; ``rate_limits`` shows these.
+    ``create_detector`` creates what tells speech from other sounds."""
 
     chat: Chat
     chats: Chat | AppChats
@@ -36,6 +38,7 @@ class SessionContext(NamedTuple):
     count_bytes: Callable[[int], None]
     limit: Callable[[], AbstractContextManager[None]]
     rate_limits: Callable[[], list[Event]]
+    create_detector: DetectorFactory = EnergyDetector
 
 
 class SessionTurns:

