@@ -200,8 +200,8 @@ class GatewaySettings(Settings, frozen=True):
     #: Realtime sessions whose events are kept, so that their clients resume them at another gateway: ``requested`` (by
     #: their client), ``always``, ``off``.
     realtime_resume: str = "requested"
-    #: What tells speech from other sounds in realtime sessions: ``energy``, ``silero`` (its package is installed apart),
-    #: or ``module:function`` of a plugin.
+    #: What tells speech from other sounds in realtime sessions: ``energy``, ``silero`` (its package is installed
+    #: apart), or ``module:function`` of a plugin.
     realtime_detector: str = "energy"
     #: Seconds after which another gateway takes a video up when this one is silent.
     video_lease: float = 15.0
