@@ -58,10 +58,7 @@ class PlannerService:
         self._follow = Autoscaler(
             settings, self._changes, self._planning, self._set_target, with_candidates=self._canary.apply
         )
-        self._relearned = asyncio.Event()
-        self._scorer = PlanScorer(
-            settings, self._store, self._changes, self._planning, self._ready, self._relearned.set
-        )
+        self._scorer = PlanScorer(settings, self._store, self._changes, self._planning, self._ready)
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,8 +85,7 @@ class PlannerService:
         files = self._follow_files(read, measured)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
         work += [self._follow.run(), self._announce_growth(), self._canary.follow(), self._canary.judge_candidate()]
-        work += [self._scorer.run(), self._follow_learned()]
-        work.append(StreamMetrics(self._bus).run())
+        work += [self._scorer.run(), StreamMetrics(self._bus).run()]
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
         loop = asyncio.get_running_loop()
@@ -175,18 +171,6 @@ class PlannerService:
             reason = self._planning.replan_reason(found)
             if reason:
                 await self._replan_models(reason)
-
-    async def _follow_learned(self) -> None:
-        """Have later plans made with the seconds that executors take; what runs stays until another plan is better."""
-        while True:
-            await self._relearned.wait()
-            self._relearned.clear()
-            try:
-                await self._planning.rebuild_planner(await self._running_models(), self._follow.last_load)
-            except StoreUnavailable as error:
-                log.warning("%s", error)
-                await asyncio.sleep(POLL_SECONDS)
-                self._relearned.set()
 
     async def _follow_files(self, read: object, measured: list[object]) -> None:
         """Read the declarations again whenever their file is another one, and profiles whenever theirs are."""

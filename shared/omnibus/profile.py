@@ -51,13 +51,15 @@ class CostLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RoleCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost for one replica of a request of ``type`` (empty: of any) when its role is ``components``.
 
-    ``seconds`` under full load, ``latency`` in seconds when nothing else runs (0: not measured).
+    ``seconds`` under full load, ``latency`` in seconds when nothing else runs, ``first_token`` those of the latency
+    until the first token of a text that the role ends with (0: not measured).
     """
 
     components: tuple[str, ...]
     seconds: float
     type: str = ""
     latency: float = 0.0
+    first_token: float = 0.0
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,18 +141,10 @@ class KeyValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_gb: float
 
 
-class LearnedFactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Factor by which the seconds of an option differ from those that were profiled, as ``jobs`` of its executors took
-    while they served."""
-
-    factor: float
-    jobs: int
-
-
 class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that the planner knows of a model. ``order`` says which component runs before which.
 
-    ``learned`` are the options whose seconds are no longer those of the profiler.
+    ``overhead_s`` is seconds of a request that no component takes, when nothing else runs: gateway, bus and client.
     """
 
     model: str
@@ -166,8 +160,8 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: float = 0.0
     machine: str = ""
     workload: str = ""
+    overhead_s: float = 0.0
     v: int = VERSION
-    learned: dict[str, LearnedFactor] = {}
 
 
 _encode = msgspec.json.Encoder().encode

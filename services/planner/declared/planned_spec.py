@@ -87,7 +87,7 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapt: bool = True
     headroom: float = 0.2
     policy: str = EXACT
-    learn: bool = False
+    learn: bool = True
 
 
 def check_planned_model(model: str, asked: PlannedModel) -> None:

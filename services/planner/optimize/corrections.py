@@ -24,6 +24,13 @@ class CostCorrections:
         self._mixing = dict.fromkeys(options, 1.0)
         self._guess = 1.0
 
+    def clear(self) -> None:
+        """Forget what simulations have found: the seconds that it corrected are others now."""
+        self._found.clear()
+        self._mixing = dict.fromkeys(self._mixing, 1.0)
+        self._guess = 1.0
+        self.version += 1
+
     def penalise_unmeasured(self) -> None:
         """From now on roles that nobody measured cost ``UNMEASURED_FACTOR`` more."""
         if self._guess != UNMEASURED_FACTOR:

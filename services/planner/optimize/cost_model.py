@@ -53,6 +53,7 @@ class OptionCosts:
         self.lines = lines
         self.kinds = measured_types(model, components, profile)
         self._memory = memory
+        self._learned: dict[str, float] = {}
         self._known: dict[tuple[str, str, Hardware], float | None] = {}
         called = {name: request_type(components, frozenset(kind.components)) for name, kind in profile.types.items()}
         self._rows = {
@@ -75,6 +76,11 @@ class OptionCosts:
         for name, option in options.items():
             self._check_option(name, option)
 
+    def set_factors(self, factors: Mapping[str, float]) -> None:
+        """From now on requests take ``factors`` times as long as measured on options by name, 1 on all others."""
+        self._learned = dict(factors)
+        self.corrections.clear()
+
     def type_quantities(self, kind: str) -> Mapping[str, float]:
         """Return the quantities of a measured type, else the means of all types with the same components or more."""
         if kind in self.kinds:
@@ -93,6 +99,7 @@ class OptionCosts:
             if found is None:
                 return None
             found *= self._size_factor(kind, option, role, told.get(kind)) * self.corrections.factor(kind, option, role)
+            found *= self._learned.get(option, 1.0)
             latency = self.unloaded_latency(kind, option, role, now) or found
             sizes = {**self.type_quantities(kind), **told.get(kind, {})}
             return self._memory.bound_seconds(self.options[option], role, sizes, found, latency)
@@ -104,7 +111,8 @@ class OptionCosts:
         for name in (kind, ""):
             work = self._rows.get((name, option, frozenset(role)))
             if work is not None and work.latency:
-                return work.latency * self._size_factor(kind, option, role, (now or {}).get(kind))
+                sized = work.latency * self._size_factor(kind, option, role, (now or {}).get(kind))
+                return sized * self._learned.get(option, 1.0)
         return 0.0
 
     def _measured_seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:

@@ -65,7 +65,7 @@ def _explain_model(outcome: PlanningOutcome, name: str, loads: OptionLoads, why:
         "capacity": solution.capacity * outcome.weights[name],
         "measured": demand.measured,
         "bottlenecks": binding,
-        "learned": msgspec.to_builtins(ready.profile.learned),
+        "learned": msgspec.to_builtins(ready.learned),
         "options": {
             names[option]: {
                 "replicas": count,

@@ -14,14 +14,14 @@ from omnibus import profile as profiles
 from omnibus.errors import BadRequest, OmnibusError, StoreUnavailable
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, PriceList
-from omnibus.plan_score import LearnedSeconds
+from omnibus.plan_score import LearnedOption, LearnedSeconds
 from omnibus.profile import ModelProfile
 from omnibus.store import PlanProblem, Store
 from services.planner.declared import declarations_file
 from services.planner.declared.bus_names import BusNames
 from services.planner.declared.declarations_file import Declarations
 from services.planner.declared.model import Model
-from services.planner.optimize.learned_seconds import applied_factors, apply_factors, factors_differ, profile_digest
+from services.planner.optimize.learned_seconds import applied_factors, factors_differ, profile_digest
 from services.planner.optimize.load import Loads
 from services.planner.optimize.result import PlanningResult
 
@@ -126,26 +126,25 @@ class PlanningJob:
             await self._report_faults(made.faults)
             return self.planned
 
-    def learn(self, learned: Mapping[str, LearnedSeconds]) -> bool:
-        """Plan with ``learned`` from now on, by model; returns whether that is another planner than the present one."""
-        self.learned = dict(learned)
-        planner = self.planner
-        return planner is not None and any(
-            factors_differ(inputs.profile.learned, applied_factors(self.learned.get(name), self.digests.get(name, "")))
-            for name, inputs in planner.inputs.items()
-            if inputs.asked.learn
-        )
+    async def learn(self, learned: Mapping[str, LearnedSeconds]) -> bool:
+        """Have later plans made with ``learned``, by model; what runs stays until another plan is better.
 
-    async def rebuild_planner(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> None:
-        """Make the planner again with what was learned; what is wanted stays as it is.
-
-        Raises ``StoreUnavailable`` when the store does not say its profiles.
+        Returns whether that differs from what plans were made with so far.
         """
         async with self._turn:
-            found, faults = await self._read_profiles()
-            made = await asyncio.to_thread(self._run_planner, found, faults, running, load)
-            if made.planner is not None:
-                self.planner, self.checker = made.planner, made.checker
+            self.learned = dict(learned)
+            checker = self.checker
+            if checker is None:
+                return False
+            factors = self._learned_factors(checker.planner)
+            changed = any(
+                factors_differ(inputs.learned, factors.get(name, {}))
+                for name, inputs in checker.planner.inputs.items()
+                if inputs.asked.learn
+            )
+            if changed:  # in a thread: it waits for a plan that is being made
+                await asyncio.to_thread(checker.apply_learned, factors)
+            return changed
 
     def accept_plan(self, planned: PlanningResult) -> None:
         """``planned`` is wanted from now on; models that could not be planned stay as they are."""
@@ -170,15 +169,16 @@ class PlanningJob:
         self._seen.update(found)
         if self._read_learned:
             self.learned, self._read_learned = await self._store.learned_seconds(), False
-        return {name: self._with_learned(name, profile) for name, profile in found.items()}, faults
+        self.digests = {name: profile_digest(profile) for name, profile in found.items()}
+        return found, faults
 
-    def _with_learned(self, name: str, profile: ModelProfile) -> ModelProfile:
-        """``profile`` with the seconds that its executors have taken since."""
-        digest = self.digests[name] = profile_digest(profile)
-        asked = self._models[name].planned
-        if asked is None or not asked.learn:
-            return profile
-        return apply_factors(profile, applied_factors(self.learned.get(name), digest))
+    def _learned_factors(self, planner: "Planner") -> dict[str, dict[str, LearnedOption]]:
+        """Factors on the seconds of the profiles that models are planned by, where they are to be learned."""
+        return {
+            name: applied_factors(self.learned.get(name), self.digests.get(name, ""))
+            for name, inputs in planner.inputs.items()
+            if inputs.asked.learn
+        }
 
     async def _read_profile(self, name: str, model: Model) -> ModelProfile:
         path = self._profile_file(model)
@@ -212,6 +212,7 @@ class PlanningJob:
             return _PlanningRun(None, None, None, told)
         try:
             planner = Planner(good, found, self._declared.gpus, self._declared.nodes)
+            planner.apply_learned(self._learned_factors(planner))
             checker = PromiseChecker(planner) if self.simulate > 0 else None
             planned = checker.plan(load, running, within=self.simulate) if checker else planner.plan(load, running)
             self._check_names(planned.models)

@@ -9,12 +9,14 @@ weight ``jobs / (jobs + 500)`` once there are 200 jobs, stays within a factor of
 import math
 from collections.abc import Mapping
 from hashlib import blake2b
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from omnibus.plan import Plan
 from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
-from omnibus.profile import LearnedFactor, ModelProfile, OptionProfile, Point, encode_profile
+from omnibus.profile import ModelProfile, encode_profile
+
+if TYPE_CHECKING:
+    from services.planner.optimize.model_inputs import ModelInputs
 
 #: Jobs of one score, and the part of their time that executors are busy, below which they teach nothing.
 MIN_JOBS, MIN_BUSY = 200, 0.05
@@ -26,31 +28,30 @@ MAX_FACTOR, MIN_DIFFERENCE = 2.0, 0.05
 
 def profile_digest(profile: ModelProfile) -> str:
     """Name of what the profiler measured; 16 hex digits."""
-    return blake2b(encode_profile(msgspec.structs.replace(profile, learned={})), digest_size=8).hexdigest()
+    return blake2b(encode_profile(profile), digest_size=8).hexdigest()
 
 
 def update_learned(
-    known: LearnedSeconds | None, profile: ModelProfile, digest: str, score: PlanScore, plan: Plan
+    known: LearnedSeconds | None, inputs: "ModelInputs", digest: str, score: PlanScore, plan: Plan
 ) -> LearnedSeconds:
-    """Return what is known after ``score`` of the model of ``profile``, which has the factors that the simulation used.
+    """Return what is known after ``score`` of a model with ``inputs``, whose factors the simulation used.
 
-    ``digest`` is that of the profile without them. What was learned of another profile is forgotten.
+    ``digest`` is that of their profile. What was learned of another profile is forgotten.
     """
     options = dict(known.options) if known is not None and known.profile == digest else {}
-    served = _served_fraction(profile.model, score)
+    served = _served_fraction(inputs.name, score)
     for each in score.options:
         busy = each.busy
-        learns = each.model == profile.model and not _is_lent(plan, each.model, each.option)
-        learns = learns and each.option in profile.options and profile.options[each.option].has_latencies
+        learns = each.model == inputs.name and not _is_lent(plan, each.model, each.option)
+        learns = learns and each.option in inputs.options and inputs.options[each.option].has_latencies
         if not learns or each.jobs < MIN_JOBS or min(busy.promised, busy.measured) < MIN_BUSY or not served > 0:
             continue
-        used = profile.learned[each.option].factor if each.option in profile.learned else 1.0
-        ratio = _bounded(used * busy.measured / busy.promised / served)
+        ratio = _bounded(_factor_of(inputs.learned, each.option) * busy.measured / busy.promised / served)
         options[each.option] = _add_finding(options.get(each.option), ratio, each.jobs)
     return LearnedSeconds(digest, options)
 
 
-def applied_factors(learned: LearnedSeconds | None, digest: str) -> dict[str, LearnedFactor]:
+def applied_factors(learned: LearnedSeconds | None, digest: str) -> dict[str, LearnedOption]:
     """The factors to plan with, by option; none for a profile that is another one than ``digest``."""
     if learned is None or learned.profile != digest:
         return {}
@@ -59,28 +60,18 @@ def applied_factors(learned: LearnedSeconds | None, digest: str) -> dict[str, Le
         weight = each.jobs / (each.jobs + HALF_WEIGHT_JOBS)
         factor = _bounded(each.factor**weight)
         if abs(factor - 1.0) >= MIN_DIFFERENCE:
-            found[option] = LearnedFactor(factor, each.jobs)
+            found[option] = LearnedOption(factor, each.jobs)
     return found
 
 
-def apply_factors(profile: ModelProfile, factors: Mapping[str, LearnedFactor]) -> ModelProfile:
-    """``profile`` with the seconds of its options multiplied; it says so in ``learned``."""
-    options = {
-        name: _slower(option, factors[name].factor) if name in factors else option
-        for name, option in profile.options.items()
-    }
-    known = {name: each for name, each in factors.items() if name in profile.options}
-    return msgspec.structs.replace(profile, options=options, learned=known)
-
-
-def factors_differ(before: Mapping[str, LearnedFactor], after: Mapping[str, LearnedFactor]) -> bool:
+def factors_differ(before: Mapping[str, LearnedOption], after: Mapping[str, LearnedOption]) -> bool:
     """Return whether factors differ by so much that plans should be made with the new ones."""
     return any(
         abs(_factor_of(after, name) / _factor_of(before, name) - 1.0) >= MIN_DIFFERENCE for name in {*before, *after}
     )
 
 
-def _factor_of(factors: Mapping[str, LearnedFactor], option: str) -> float:
+def _factor_of(factors: Mapping[str, LearnedOption], option: str) -> float:
     return factors[option].factor if option in factors else 1.0
 
 
@@ -109,19 +100,3 @@ def _add_finding(known: LearnedOption | None, ratio: float, jobs: int) -> Learne
 
 def _bounded(factor: float) -> float:
     return min(MAX_FACTOR, max(1 / MAX_FACTOR, factor))
-
-
-def _slower(option: OptionProfile, factor: float) -> OptionProfile:
-    work = tuple(
-        msgspec.structs.replace(each, seconds=each.seconds * factor, latency=each.latency * factor)
-        for each in option.work
-    )
-    curve = tuple(_slower_point(each, factor) for each in option.curve)
-    return msgspec.structs.replace(option, work=work, curve=curve, rate=option.rate / factor)
-
-
-def _slower_point(point: Point, factor: float) -> Point:
-    seconds = {
-        name: getattr(point, name) * factor for name in point.__struct_fields__ if name not in ("at_once", "rate")
-    }
-    return msgspec.structs.replace(point, rate=point.rate / factor, **seconds)

@@ -7,7 +7,8 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.families.plugins import join_names
-from omnibus.profile import CostLine, ModelProfile, OptionProfile, RoleCost
+from omnibus.plan_score import LearnedOption
+from omnibus.profile import CostLine, ModelProfile, OptionProfile, Point, RoleCost
 from services.planner.declared import shared_components
 from services.planner.declared.model import Model, require_valid_model
 from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel
@@ -24,7 +25,8 @@ class ModelInputs:
     """A planned model with its profile. Raises ``BadRequest`` that names the model and what is wrong with either.
 
     ``left`` says which options of the profile are not used, and why. ``lent`` are options that run other models'
-    executors, by name, such as ``a/E``. ``nodes`` are those that replicas go to; none: anywhere.
+    executors, by name, such as ``a/E``. ``nodes`` are those that replicas go to; none: anywhere. ``learned`` are
+    factors on the seconds of options; ``options`` have them in their seconds, ``measured_options`` and ``profile`` not.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class ModelInputs:
         found = usable_options(model, profile, gpus, self._memory)
         self.options, self.left = found.options, found.left
         self.lent: tuple[str, ...] = ()
+        self.learned: Mapping[str, LearnedOption] = {}
+        self.measured_options = self.options
         self.costs = self._build_costs(profile.lines)
         self.order = tuple(profile.order) or tuple(_component_order(model))
         self.order = tuple(pair for pair in self.order if set(pair) <= set(model.components))
@@ -78,8 +82,22 @@ class ModelInputs:
             part: line for owner in self.model.shares.values() for part, line in ready[owner].profile.lines.items()
         }
         self.options, self.lent = {**own, **lent}, tuple(lent)
+        self.measured_options = self.options
         if lent:
             self.costs = self._build_costs({**lines, **self.profile.lines})
+
+    def apply_learned(self, learned: Mapping[str, LearnedOption]) -> None:
+        """Take the seconds of options, lent ones among them, times the factors ``learned``, and no others from now on.
+
+        What simulations have corrected is forgotten.
+        """
+        known = {name: each for name, each in learned.items() if name in self.options}
+        self.options = {
+            name: slower_option(option, known[name].factor) if name in known else option
+            for name, option in self.measured_options.items()
+        }
+        self.learned = known
+        self.costs.set_factors({name: each.factor for name, each in known.items()})
 
     def build_network(self, kinds: Collection[str], now: Quantities) -> Network:
         """All paths of the request types ``kinds``, each with share 1, over all options."""
@@ -157,3 +175,20 @@ def _component_order(model: Model) -> Iterator[tuple[str, str]]:
     chain = [part for part in model.components if part not in encoders]
     yield from ((part, chain[0]) for part in model.components if part in encoders)
     yield from pairwise(chain)
+
+
+def slower_option(option: OptionProfile, factor: float) -> OptionProfile:
+    """Return ``option`` with all its seconds multiplied by ``factor``."""
+    work = tuple(
+        msgspec.structs.replace(each, seconds=each.seconds * factor, latency=each.latency * factor)
+        for each in option.work
+    )
+    curve = tuple(_slower_point(each, factor) for each in option.curve)
+    return msgspec.structs.replace(option, work=work, curve=curve, rate=option.rate / factor)
+
+
+def _slower_point(point: Point, factor: float) -> Point:
+    seconds = {
+        name: getattr(point, name) * factor for name in point.__struct_fields__ if name not in ("at_once", "rate")
+    }
+    return msgspec.structs.replace(point, rate=point.rate / factor, **seconds)

@@ -9,6 +9,7 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
+from omnibus.plan_score import LearnedOption
 from omnibus.profile import ModelProfile
 from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import (
@@ -64,6 +65,16 @@ class Planner:
     def inputs(self) -> Mapping[str, ModelInputs]:
         """The models as they are planned."""
         return self._ready
+
+    def apply_learned(self, learned: Mapping[str, Mapping[str, LearnedOption]]) -> None:
+        """From now on plan with the seconds of options times ``learned`` factors, by model and option, and no others.
+
+        Models that borrow executors take the factors of the options that they borrow.
+        """
+        every = {f"{name}/{option}": each for name, own in learned.items() for option, each in own.items()}
+        with self._turn:
+            for name, ready in self._ready.items():
+                ready.apply_learned({**every, **learned.get(name, {})})
 
     @property
     def nodes(self) -> Mapping[str, DeclaredNode]:

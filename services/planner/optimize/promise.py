@@ -11,18 +11,25 @@ rules of others are simulated as well where they may serve more: the best plan i
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
+from omnibus.plan_score import LearnedOption
 from services.planner.optimize.demand import ModelDemand
 from services.planner.optimize.load import Loads
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
 from services.planner.optimize.result import PlanningResult
-from services.planner.optimize.simulated import calibrated_devices, simulated_models, simulation_links
+from services.planner.optimize.simulated import (
+    calibrated_devices,
+    learned_devices,
+    simulated_models,
+    simulation_links,
+)
 from services.planner.simulate.arrivals import TypeRate, even_arrivals
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.outcome import SimulationOutcome
@@ -53,18 +60,32 @@ class SimulatedPromise(NamedTuple):
 
 
 class PromiseChecker:
-    """Simulates plans of ``planner``. Devices follow from its profiles, once."""
+    """Simulates plans of ``planner``. Devices follow from its profiles, once, and from factors that it has learned."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
+        self._turn = Lock()  # seconds change between plans, not between the rounds of one
+        self._calibrated: dict[str, ModelDevices] = {}
         self._devices: dict[str, ModelDevices] = {}
 
     @property
     def devices(self) -> Mapping[str, ModelDevices]:
         """Devices of each model. Raises ``BadRequest`` for a component that was never measured."""
+        inputs = self.planner.inputs
+        if not self._calibrated:
+            self._calibrated = {name: calibrated_devices(ready) for name, ready in inputs.items()}
         if not self._devices:
-            self._devices = {name: calibrated_devices(ready) for name, ready in self.planner.inputs.items()}
+            self._devices = {name: learned_devices(each, inputs[name]) for name, each in self._calibrated.items()}
         return self._devices
+
+    def apply_learned(self, learned: Mapping[str, Mapping[str, LearnedOption]]) -> None:
+        """From now on plan and simulate with the seconds of options times ``learned`` factors, by model and option.
+
+        Nothing is calibrated again. Waits for a plan that is being made.
+        """
+        with self._turn:
+            self.planner.apply_learned(learned)
+            self._devices = {}
 
     def plan(
         self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, *, within: float
@@ -72,6 +93,10 @@ class PromiseChecker:
         """The best deployment whose promise a simulation confirms, as ``Planner.plan`` finds it; rounds begin for
         ``within`` seconds of CPU time. What cannot be simulated is promised as it was solved; its explanation says why.
         """
+        with self._turn:
+            return self._plan_in_rounds(load, running or {}, within)
+
+    def _plan_in_rounds(self, load: Loads | None, running: Mapping[str, ModelPlan], within: float) -> PlanningResult:
         try:
             _ = self.devices
         except BadRequest as error:

@@ -12,13 +12,19 @@ from services.planner.simulate.calibrate import calibrate_devices
 from services.planner.simulate.cluster import SimulatedModel
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.links import Links
+from services.planner.simulate.option_fit import scale_options
 
 
 def calibrated_devices(ready: ModelInputs) -> ModelDevices:
     """Devices of the options of ``ready`` by its profile. Raises ``BadRequest`` for what was never measured."""
     model = ready.model
-    own = {name: option for name, option in ready.options.items() if name not in ready.lent}
+    own = {name: option for name, option in ready.measured_options.items() if name not in ready.lent}
     return calibrate_devices(ready.profile, model.components, model.kinds, model.encoders, own)
+
+
+def learned_devices(devices: ModelDevices, ready: ModelInputs) -> ModelDevices:
+    """Return ``devices``, which follow from a profile, as much slower or faster as ``ready`` has learned."""
+    return scale_options(devices, {name: each.factor for name, each in ready.learned.items()})
 
 
 def simulated_models(

@@ -37,7 +37,7 @@ MAX_REQUESTS = 10_000
 class PlanScorer:
     """Scores the plan that ``changes`` have made current, as long as ``planning`` plans something.
 
-    What executors teach is stored and given to ``planning``; ``relearn`` is called when plans should be made with it.
+    What executors teach is stored and given to ``planning``, which makes later plans with it.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class PlanScorer:
         changes: PlanRollout,
         planning: PlanningJob,
         ready: ReadyExecutors,
-        relearn: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -55,7 +54,6 @@ class PlanScorer:
         self._changes = changes
         self._planning = planning
         self._ready = ready
-        self._relearn = relearn
         self._clock = clock
         self._reconnects = 0
         self._bus: Bus | None = None
@@ -115,12 +113,12 @@ class PlanScorer:
         learned, digests = dict(self._planning.learned), self._planning.digests
         for name, inputs in checker.planner.inputs.items():
             if name in digests and inputs.asked.learn:
-                found = update_learned(learned.get(name), inputs.profile, digests[name], score, plan)
+                found = update_learned(learned.get(name), inputs, digests[name], score, plan)
                 if found != learned.get(name):
                     learned[name] = found
                     await self._store.put_learned_seconds(name, found)
-        if self._planning.learn(learned):
-            self._relearn()
+        if await self._planning.learn(learned):
+            log.info("plans are made with the seconds that executors take")
 
 
 def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Reports, seconds: float) -> PlanScore:

@@ -1,8 +1,11 @@
 """Profiles of models to devices: curves of components from what they take alone, factors of options.
 
 A profile has two numbers for a component: seconds per request of a replica that is full, and of one request by itself.
-A batch of n takes ``base + n x each``; both numbers say what base and each are. What an option runs together, it runs
-on one device, step by step, so the factor (alpha) that is left says what sharing costs beyond taking turns.
+A batch of n takes ``base + n x each``; both numbers say what base and each are. A third one, the seconds to the first
+token of one request by itself, divides those of a language model between the prompt and the steps after it.
+
+What an option runs together, it runs on one device, step by step, so the factor (alpha) that is left says what sharing
+costs beyond taking turns.
 """
 
 from collections.abc import Mapping
@@ -60,7 +63,8 @@ def _calibrate(
     if lacking:
         raise BadRequest(f"component {lacking[0]} cannot be simulated: its profile has no seconds of it")
     parts = {part: build_component(kinds[part], part, samples, encoders) for part, samples in known.items()}
-    plain = ModelDevices(components, kinds, encoders, _times_of(profile, parts, options), CODES_PER_SECOND, CHUNK_CODES)
+    times = _times_of(profile, parts, options)
+    plain = ModelDevices(components, kinds, encoders, times, CODES_PER_SECOND, CHUNK_CODES, profile.overhead_s)
     return fit_options(plain, profile, options)
 
 

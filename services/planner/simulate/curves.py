@@ -22,12 +22,14 @@ _NOTHING_SECONDS = 1e-6
 
 
 class Sample(NamedTuple):
-    """One request type on one component: its weight, seconds when full and alone, and sizes."""
+    """One request type on one component: its weight, seconds when full and alone, and sizes. ``first`` is seconds to
+    the first token when alone, 0 where nobody measured it."""
 
     share: float
     full: float
     alone: float
     sizes: Mapping[str, float]
+    first: float = 0.0
 
     def size(self, name: str) -> float:
         return self.sizes.get(name, 0.0)
@@ -52,17 +54,19 @@ def component_samples(part: str, profile: ModelProfile, options: Mapping[str, Op
 def _role_samples(part: str, option: OptionProfile, profile: ModelProfile) -> Iterator[Sample]:
     rows = [work for work in option.work if work.components == (part,)]
     for work in rows:
-        yield from _samples(profile, work.type, work.seconds, work.latency, part)
+        yield from _samples(profile, work.type, work.seconds, work.latency, part, work.first_token)
     if not rows and option.rate > 0 and option.components == (part,):
         using = sum(kind.share for kind in profile.types.values() if part in kind.components)
         yield from _samples(profile, "", 1.0 / option.rate / using if using > 0 else 0.0, 0.0, part)
 
 
-def _samples(profile: ModelProfile, kind: str, full: float, alone: float, part: str) -> Iterator[Sample]:
+def _samples(
+    profile: ModelProfile, kind: str, full: float, alone: float, part: str, first: float = 0.0
+) -> Iterator[Sample]:
     """One for each request type that a row is of; of all that use ``part`` where it names none."""
     for name, each in profile.types.items():
         if part in each.components and kind in ("", name, "+".join(each.components)):
-            yield Sample(each.share or 1e-6, full, alone or full, each.quantities)
+            yield Sample(each.share or 1e-6, full, alone or full, each.quantities, first)
 
 
 def build_component(kind: str, part: str, samples: list[Sample], encoders: Mapping[str, str]) -> SimComponent:
@@ -118,14 +122,22 @@ def _pass_curve(samples: list[Sample], tokens: float) -> Curve:
 
 def _step_curves(samples: list[Sample], prompts: bool) -> tuple[Curve, Curve]:
     """Curves of prompts and of steps: least squares over the request types."""
-    prompt, step = _fit_tokens(samples) if prompts else (0.0, _fit_steps(samples, 0.0, alone=False))
-    alone = max(step, _fit_steps(samples, prompt, alone=True))
-    base, each = _split_base(step, alone, BATCH_ROWS)
-    return Curve(base=_NOTHING_SECONDS, per_token=prompt), Curve(base=base, per_item=each)
+    token = _fit_prompt_token(samples) if prompts else 0.0
+    prompt = Curve(base=_prompt_base(samples, token) if prompts else _NOTHING_SECONDS, per_token=token)
+    step = _fit_steps(samples, prompt, alone=False)
+    base, each = _split_base(step, max(step, _fit_steps(samples, prompt, alone=True)), BATCH_ROWS)
+    return prompt, Curve(base=base, per_item=each)
 
 
-def _fit_tokens(samples: list[Sample]) -> tuple[float, float]:
-    """Seconds of a prompt token and of a step, neither below 0, when the replica is full."""
+def _prompt_base(samples: list[Sample], token: float) -> float:
+    """Seconds of a prompt as such, when a token of it takes ``token`` seconds: the rest of those to the first token."""
+    known = [each for each in samples if each.first > 0]
+    rest = sum(each.share * max(0.0, each.first - token * each.size("prompt_tokens")) for each in known)
+    return max(_NOTHING_SECONDS, rest / sum(each.share for each in known)) if known else _NOTHING_SECONDS
+
+
+def _fit_prompt_token(samples: list[Sample]) -> float:
+    """Seconds of a prompt token when the replica is full; 0 where the request types do not tell it from a step."""
     reads = [(each.share, each.size("prompt_tokens"), _steps(each), each.full) for each in samples]
     pp, ps, ss = (
         sum(w * a * b for w, a, b in rows)
@@ -138,10 +150,7 @@ def _fit_tokens(samples: list[Sample]) -> tuple[float, float]:
     py, sy = sum(w * p * y for w, p, _, y in reads), sum(w * s * y for w, _, s, y in reads)
     whole = pp * ss - ps * ps
     prompt = (py * ss - sy * ps) / whole if whole > 1e-9 * pp * ss and pp > 0 else 0.0
-    step = (sy - ps * prompt) / ss
-    if prompt <= 0 or step <= 0:
-        return 0.0, sy / ss
-    return prompt, step
+    return prompt if prompt > 0 and sy > ps * prompt else 0.0
 
 
 def _steps(sample: Sample) -> float:
@@ -149,12 +158,12 @@ def _steps(sample: Sample) -> float:
     return max(0.5, sample.size("completion_tokens") - 1)
 
 
-def _fit_steps(samples: list[Sample], prompt: float, *, alone: bool) -> float:
-    """Seconds of a step when a prompt token takes ``prompt`` seconds."""
+def _fit_steps(samples: list[Sample], prompt: Curve, *, alone: bool) -> float:
+    """Seconds of a step when a prompt takes as long as ``prompt`` says."""
     over = below = 0.0
     for each in samples:
         steps = _steps(each)
-        seconds = (each.alone if alone else each.full) - prompt * each.size("prompt_tokens")
+        seconds = (each.alone if alone else each.full) - prompt.seconds(1, round(each.size("prompt_tokens")))
         over, below = over + each.share * steps * max(0.0, seconds), below + each.share * steps * steps
     return max(over / below, _NOTHING_SECONDS)
 

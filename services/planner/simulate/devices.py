@@ -12,7 +12,7 @@ from services.planner.simulate.loads import component_loads
 class ModelDevices(NamedTuple):
     """Devices of one model. ``components`` are in the order in which data flows, ``kinds`` are those of their unit
     tasks, ``encoders`` components by modality; ``times`` says what each option takes. Talkers send codes in messages of
-    ``chunk``.
+    ``chunk``. ``overhead`` is seconds of each request before its components: those of gateways and the bus.
     """
 
     components: tuple[str, ...]
@@ -21,6 +21,7 @@ class ModelDevices(NamedTuple):
     times: Profile
     codes_per_second: float
     chunk: int
+    overhead: float = 0.0
 
     def role_loads(self, role: frozenset[str], sizes: Mapping[str, float]) -> dict[str, ComponentLoad]:
         """Loads of the components ``role`` by a request of these ``sizes``."""

@@ -46,6 +46,15 @@ def fit_options(plain: ModelDevices, profile: ModelProfile, options: Mapping[str
     )
 
 
+def scale_options(devices: ModelDevices, factors: Mapping[str, float]) -> ModelDevices:
+    """Return ``devices`` whose options take ``factors`` times as long, by name; without one as long as they do."""
+    options = devices.times.options
+    changed = {
+        name: _with_alpha(options[name], options[name].alpha * factors[name]) for name in options & factors.keys()
+    }
+    return _with_options(devices, {**options, **changed}) if changed else devices
+
+
 def _measured_roles(option: OptionProfile, profile: ModelProfile) -> Iterator[_MeasuredRole]:
     for work in option.work:
         for kind, each in profile.types.items():

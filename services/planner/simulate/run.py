@@ -95,7 +95,10 @@ class _Run:
         )
         draw = Draw(self._seed, "request", self._count)
         request = ObservedRequest(way, arrival.model, arrival.kind, loads, draw, arrival.at, choice.planned.name)
-        request.start_encoders(arrival.at)
+        if model.devices.overhead:
+            self.agenda.add(arrival.at + model.devices.overhead, request.start_encoders)
+        else:
+            request.start_encoders(arrival.at)
 
     def _finish(self, request: SimulatedRequest, at: float) -> None:
         self.seen.note_done(cast(ObservedRequest, request), at)

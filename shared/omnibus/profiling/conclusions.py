@@ -1,5 +1,6 @@
 """Numbers of a model that follow from what was measured of its options: sizes, lines, memory, and contradictions."""
 
+import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
@@ -7,6 +8,7 @@ import msgspec
 from omnibus.plan import DeploymentOption
 from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost
 from omnibus.profiling import linear_fit
+from omnibus.profiling.client import TimedAnswer
 from omnibus.profiling.measured_model import Subject
 from omnibus.profiling.measurements import CostSample, OptionMeasurement
 from omnibus.profiling.memory import GB
@@ -80,6 +82,26 @@ def fit_lines(subject: Subject, measured: Collection[OptionMeasurement]) -> dict
                 fitted[component] = line
                 break
     return fitted
+
+
+def seconds_to_first_token(latency: float, answers: Iterable[TimedAnswer]) -> tuple[float, float]:
+    """Return the part of ``latency`` until the first token, and the seconds that clients waited for it beside that.
+
+    ``latency`` is that of executors whose last token ends it, ``answers`` are those of the same requests. Both are 0
+    when no answer came in pieces.
+    """
+    streamed = [each for each in answers if each.gaps]
+    if not streamed or not latency:
+        return 0.0, 0.0
+    first = max(0.0, latency - sum(sum(each.gaps) for each in streamed) / len(streamed))
+    seen = sum(each.first_token for each in streamed) / len(streamed)
+    return first, max(0.0, seen - first)
+
+
+def median_overhead(measured: Iterable[OptionMeasurement]) -> float:
+    """Return the seconds of a request that no executor takes; 0 where no option ran all of one."""
+    found = [seconds for each in measured for seconds in each.overheads]
+    return statistics.median(found) if found else 0.0
 
 
 def scale_work(

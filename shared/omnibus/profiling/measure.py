@@ -7,7 +7,8 @@ import msgspec
 
 from omnibus.errors import BadRequest, DeadlineExceeded, Overloaded
 from omnibus.profile import EdgeProfile, OptionProfile, Point, RoleCost
-from omnibus.profiling import memory
+from omnibus.profiling import conclusions, memory
+from omnibus.profiling.client import TimedAnswer
 from omnibus.profiling.experiments import Trial
 from omnibus.profiling.load_generator import LoadRequest, LoadStep, mean_quantities
 from omnibus.profiling.loaded_option import LoadedOption
@@ -33,6 +34,14 @@ class Role(NamedTuple):
     kind: str
     components: tuple[str, ...]
     pin: str
+
+
+class _AloneSeconds(NamedTuple):
+    """Seconds of a role, one request at a time; those to its first token, and of the request beside it. 0: unknown."""
+
+    latency: float
+    first_token: float = 0.0
+    overhead: float = 0.0
 
 
 async def measure_option(
@@ -89,16 +98,16 @@ class _OptionProfiler:
     async def run(self, plain: OptionProfile, lined: Collection[str]) -> OptionMeasurement:
         edges: list[EdgeProfile] = []
         quantities: dict[str, dict[str, float]] = {}
-        latency = {role: await self._measure_alone(role, edges, quantities) for role in self._list_roles()}
+        alone = {role: await self._measure_alone(role, edges, quantities) for role in self._list_roles()}
         curve, best = await self._sweep_load()
         at_once = await self._loaded.full_load(best.seen.at_once, self._how.most)
         work = []
-        for role in latency:
+        for role, own in alone.items():
             if role.components:
                 seconds = await self._measure_role(role, at_once)
                 if seconds is not None:
-                    work.append(RoleCost(role.components, seconds, role.kind, latency[role]))
-        await self._measure_sizes(list(latency), at_once, lined)
+                    work.append(RoleCost(role.components, seconds, role.kind, own.latency, own.first_token))
+        await self._measure_sizes(list(alone), at_once, lined)
         stats = await self._loaded.read_stats()
         whole = msgspec.structs.replace(
             plain,
@@ -120,6 +129,7 @@ class _OptionProfiler:
             best.load,
             tuple(dict.fromkeys(notes)),
             memory.kv_bytes(stats),
+            tuple(own.overhead for own in alone.values() if own.overhead),
         )
 
     def _mix_rate(self, best: StepMeasurement, work: Sequence[RoleCost]) -> float:
@@ -147,7 +157,7 @@ class _OptionProfiler:
 
     async def _measure_alone(
         self, role: Role, edges: list[EdgeProfile], quantities: dict[str, dict[str, float]]
-    ) -> float:
+    ) -> _AloneSeconds:
         """Requests one at a time: seconds of the role, bytes between components, what the answers tell."""
         self._tell(f"{role.kind or 'requests'} one at a time")
         recorder = EdgeRecorder(self._subject.name, role.kind)
@@ -167,7 +177,16 @@ class _OptionProfiler:
             for (source, target), nbytes in sorted(recorder.mean_bytes().items())
             if (source, target) not in known
         ]
-        return recorder.mean_latency(self._loaded.executor)
+        return self._time_alone(role, recorder.mean_latency(self._loaded.executor), [each for _, each in seen.answers])
+
+    def _time_alone(self, role: Role, latency: float, answers: Sequence[TimedAnswer]) -> _AloneSeconds:
+        """Seconds of one request at a time: those to the first token where the role ends with that of the text."""
+        text = self._subject.required_components
+        if not text or not {*text} <= {*role.components} or role.components[-1] != text[-1]:
+            return _AloneSeconds(latency)
+        first, overhead = conclusions.seconds_to_first_token(latency, answers)
+        used = self._workload.requests_of(role.kind)[0].used
+        return _AloneSeconds(latency, first, overhead if {*used} == {*role.components} else 0.0)
 
     async def _sweep_load(self) -> tuple[list[Point], StepMeasurement]:
         """The mix with 1, 2, 4 ... at a time until more does not help; the curve, and its best step.

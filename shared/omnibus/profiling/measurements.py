@@ -37,7 +37,8 @@ class OptionMeasurement(msgspec.Struct, frozen=True):
     """All that measuring one option gave. ``busy`` is its busy share when it was saturated; -1: it does not say.
 
     ``quantities`` are those of requests one at a time, ``kv`` bytes of keys and values by component: per token, and all
-    that there is room for.
+    that there is room for. ``overheads`` are seconds of requests by themselves that no executor took, where the option
+    ran all of them.
     """
 
     option: OptionProfile
@@ -47,3 +48,4 @@ class OptionMeasurement(msgspec.Struct, frozen=True):
     busy: float = -1.0
     notes: tuple[str, ...] = ()
     kv: dict[str, tuple[float, float]] = {}
+    overheads: tuple[float, ...] = ()

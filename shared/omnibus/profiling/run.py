@@ -111,6 +111,7 @@ def build_profile(spec: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -
         created=time.time(),
         machine=describe_machine(),
         workload=workload.label,
+        overhead_s=conclusions.median_overhead(found.values()),
     )
 
 

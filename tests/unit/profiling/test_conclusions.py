@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost, TypeProfile
-from omnibus.profiling.conclusions import contradictions, key_values, lined_components, mean_sizes, scale_work
+from omnibus.profiling.client import TimedAnswer
+from omnibus.profiling.conclusions import (
+    contradictions,
+    key_values,
+    lined_components,
+    mean_sizes,
+    scale_work,
+    seconds_to_first_token,
+)
 from omnibus.profiling.experiments import choose_options
 from omnibus.profiling.measurements import CostSample, OptionMeasurement
 from tests.unit.profiling.subjects import omni, vl
@@ -57,6 +65,19 @@ def test_seconds_are_brought_to_the_sizes_of_the_profile():
 
     assert [each.seconds for each in scaled] == [pytest.approx(0.053 * 0.058 / 0.052), 0.01]
     assert scale_work(option, samples, {}, {"t": {"completion_tokens": 48.0}}) == work
+
+
+def test_the_first_token_comes_when_the_rest_of_the_text_takes_what_is_left_of_the_latency():
+    answers = [
+        TimedAnswer(done=0.9, first_token=0.15, gaps=[0.2, 0.4]),
+        TimedAnswer(done=1.1, first_token=0.25, gaps=[0.8]),
+    ]
+
+    first, beside = seconds_to_first_token(0.8, answers)
+
+    assert first == pytest.approx(0.8 - 0.7)
+    assert beside == pytest.approx(0.2 - 0.1)
+    assert seconds_to_first_token(0.8, [TimedAnswer(done=0.9, first_token=0.9, gaps=[])]) == (0.0, 0.0)
 
 
 def test_lines_are_measured_on_the_smallest_option_that_has_a_component():

@@ -9,16 +9,16 @@ from omnibus.bus.messages import ExecutorStatus, LoadCounts, LoadEvent
 from omnibus.cluster.latency_histogram import bucket_number
 from omnibus.plan import Plan
 from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
-from omnibus.profile import LearnedFactor, ModelProfile, OptionProfile
+from omnibus.profile import ModelProfile, OptionProfile
 from services.planner.optimize.learned_seconds import (
     MAX_FACTOR,
     MIN_JOBS,
     applied_factors,
-    apply_factors,
     factors_differ,
     profile_digest,
     update_learned,
 )
+from services.planner.optimize.model_inputs import ModelInputs, slower_option
 from services.planner.optimize.promise import PromiseChecker
 from services.planner.score.measurement import PlanMeasurement, Reports
 from services.planner.score.replay import replay_requests
@@ -32,7 +32,12 @@ SLOWER = 1.5
 
 
 def slower(profile: ModelProfile, option: str, factor: float) -> ModelProfile:
-    return msgspec.structs.replace(apply_factors(profile, {option: LearnedFactor(factor, 1)}), learned={})
+    options = {**profile.options, option: slower_option(profile.options[option], factor)}
+    return msgspec.structs.replace(profile, options=options)
+
+
+def inputs(profile: ModelProfile) -> ModelInputs:
+    return testbed.planner(profile).inputs["q"]
 
 
 class World(NamedTuple):
@@ -47,8 +52,8 @@ class World(NamedTuple):
         made = testbed.planner(profile).plan()
         return cls(profile, truth, Plan(3, 0, 0.0, made.models, explain=made.explain))
 
-    def score(self, profile: ModelProfile | None = None, load: float = 1.0) -> PlanScore:
-        """``SECONDS`` of requests, served by the true executors, scored by ``profile``."""
+    def score(self, checker: PromiseChecker | None = None, load: float = 1.0) -> PlanScore:
+        """``SECONDS`` of requests, served by the true executors, scored by ``checker``, else by the profile alone."""
         measured = PlanMeasurement(self.plan, 0.0, self._reports(0.0, {}))
         for second in range(SECONDS):
             counts = {kind: LoadCounts(came=round(rate * load)) for kind, rate in RATES.items()}
@@ -65,7 +70,7 @@ class World(NamedTuple):
         usage = measured.option_usage(
             self._reports(SECONDS, {each.option: each.busy for each in truth.options}), SECONDS
         )
-        checker = PromiseChecker(testbed.planner(profile or self.profile))
+        checker = checker or PromiseChecker(testbed.planner(self.profile))
         outcome = replay_requests(checker, self.plan, measured.arrivals({"q": 1}), SECONDS)
         return score_plan(measured, outcome, usage, SECONDS, 1.0, {"q"})
 
@@ -103,7 +108,7 @@ def test_an_honest_profile_has_no_error_to_speak_of_and_teaches_nothing():
         assert abs(each.rate.error) < 0.02
         assert abs(each.p50["done"].error) < 0.05
         assert abs(each.p99["done"].error) < 0.05
-    learned = update_learned(None, profile, profile_digest(profile), found, honest.plan)
+    learned = update_learned(None, inputs(profile), profile_digest(profile), found, honest.plan)
     assert applied_factors(learned, profile_digest(profile)) == {}
 
 
@@ -113,18 +118,19 @@ def test_executors_that_take_longer_are_seen_and_the_next_prediction_is_better(w
     seen = next(each for each in found.types if each.kind == SEEN)
     assert seen.p50["done"].error > 0.05
     learned: LearnedSeconds | None = None
-    profile = world.profile
+    checker = PromiseChecker(testbed.planner(world.profile))
+    before = checker.planner.plan().capacity["q"]
     for _ in range(2):
-        learned = update_learned(learned, profile, digest, world.score(profile), world.plan)
-        profile = apply_factors(world.profile, applied_factors(learned, digest))
+        own = checker.planner.inputs["q"]
+        learned = update_learned(learned, own, digest, world.score(checker), world.plan)
+        checker.apply_learned({"q": applied_factors(learned, digest)})
 
-    assert set(profile.learned) == {"E"}
-    assert profile.learned["E"].factor == pytest.approx(SLOWER, rel=0.12)
-    again = next(each for each in world.score(profile).types if each.kind == SEEN)
+    assert set(own.learned) == {"E"}
+    assert own.learned["E"].factor == pytest.approx(SLOWER, rel=0.12)
+    again = next(each for each in world.score(checker).types if each.kind == SEEN)
     assert abs(again.p50["done"].error) < abs(seen.p50["done"].error) / 2
     true_rate = testbed.planner(world.truth).plan().capacity["q"]
-    rates = [testbed.planner(each).plan().capacity["q"] for each in (world.profile, profile)]
-    assert abs(rates[1] / true_rate - 1) < abs(rates[0] / true_rate - 1)
+    assert abs(checker.planner.plan().capacity["q"] / true_rate - 1) < abs(before / true_rate - 1)
 
 
 def test_latencies_of_executors_at_their_limit_are_not_compared(world: World):
@@ -139,11 +145,11 @@ def test_few_jobs_and_profiles_without_latencies_teach_nothing(world: World):
     few = msgspec.structs.replace(
         found, options=tuple(msgspec.structs.replace(each, jobs=MIN_JOBS - 1) for each in found.options)
     )
-    assert update_learned(None, world.profile, digest, few, world.plan).options == {}
+    assert update_learned(None, inputs(world.profile), digest, few, world.plan).options == {}
     blind = msgspec.structs.replace(
         world.profile, options={name: without_latency(each) for name, each in world.profile.options.items()}
     )
-    assert update_learned(None, blind, digest, found, world.plan).options == {}
+    assert update_learned(None, inputs(blind), digest, found, world.plan).options == {}
 
 
 def without_latency(option: OptionProfile) -> OptionProfile:

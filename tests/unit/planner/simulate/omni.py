@@ -1,14 +1,19 @@
 """An any-to-any model in a small world: the times of its engines, and the profile that an honest profiler makes of them."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from omnibus.executor.sim import Profile, TypeDemand, decode_profile, predict_performance
+from omnibus.plan import DeploymentOption, ModelPlan, Path
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
 from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import GpuType, PlannedModel
 from services.planner.optimize.planner import Planner
+from services.planner.simulate.arrivals import Arrival
+from services.planner.simulate.cluster import SimulatedModel
 from services.planner.simulate.devices import ModelDevices, simulated_devices
+from services.planner.simulate.run import SimulatedPlan, simulate_plan
 from services.planner.simulate.saturate import RoleRate, saturated_rate
 
 PARTS = ("vision", "audio", "thinker", "talker", "vocoder")
@@ -91,8 +96,30 @@ def _measured_option(devices: ModelDevices, name: str) -> OptionProfile:
                 alone = {kind: TypeDemand(1.0, devices.role_loads(role, about.quantities))}
                 one = predict_performance(devices.times, name, alone, inflight=1, requests=5)
                 parts = tuple(part for part in PARTS if part in role)
-                work.append(RoleCost(parts, seconds, kind, 1 / one.throughput))
+                first = first_token_alone(devices, name, parts, about.quantities) if parts[-1] == "thinker" else 0.0
+                work.append(RoleCost(parts, seconds, kind, 1 / one.throughput, first))
     return OptionProfile(OPTIONS[name], service="llm", gpu="H100", work=tuple(work))
+
+
+def deployed(options: Mapping[str, int], paths: Mapping[str, Mapping[str, str]]) -> ModelPlan:
+    """Replicas of ``options``, and for each request type the option of each component."""
+    return ModelPlan(
+        "qwen2_5_omni",
+        "times.json",
+        PARTS,
+        model().encoders,
+        {name: DeploymentOption(OPTIONS[name], "llm", count, 1, gpu="H100") for name, count in options.items()},
+        {kind: (Path("path", dict(path), 1.0),) for kind, path in paths.items()},
+    )
+
+
+def first_token_alone(devices: ModelDevices, option: str, parts: tuple[str, ...], sizes: Mapping[str, float]) -> float:
+    """Seconds to the first token of the only request on ``option``, which runs ``parts`` of it."""
+    kind = "+".join(parts)
+    plan = deployed({option: 1}, {kind: dict.fromkeys(parts, option)})
+    made = SimulatedPlan({"omni": SimulatedModel(plan, devices)})
+    [found] = simulate_plan(made, [Arrival(0.0, "omni", kind, sizes)], 1.0, warm_up=0.0).types
+    return found.median["first_token"]
 
 
 def planner(profile: ModelProfile, gpus: int = 16, **asked: Any) -> Planner:

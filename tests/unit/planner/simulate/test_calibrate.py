@@ -5,10 +5,23 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.profile import ModelProfile
+from services.planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
 from services.planner.simulate.calibrate import calibrate_devices
+from services.planner.simulate.cluster import SimulatedModel
+from services.planner.simulate.run import SimulatedPlan, simulate_plan
 from services.planner.simulate.saturate import RoleRate, saturated_rate
 from tests.unit.planner.optimize import testbed
-from tests.unit.planner.simulate.omni import OPTIONS, TYPES, engine_times, measured_profile, model
+from tests.unit.planner.simulate.omni import (
+    OPTIONS,
+    SEEN,
+    TEXT,
+    TYPES,
+    deployed,
+    engine_times,
+    measured_profile,
+    model,
+    true_devices,
+)
 
 MADE = model()
 
@@ -40,6 +53,36 @@ def test_one_request_alone_takes_its_latency():
     [row] = [work for work in profile.options["Th"].work if work.type == "thinker"]
     alone = thinker.step.seconds(1, 0) * 48 + thinker.batch.seconds(1, 68)
     assert alone == pytest.approx(row.latency, rel=0.1)
+
+
+def test_first_tokens_come_when_those_of_the_engines_do():
+    """Under load, where a prompt waits for the step that runs, and on both an encoder's and a text's path."""
+    profile = measured_profile()
+    rates = [TypeRate("omni", kind, 4.0, TYPES[kind].quantities) for kind in (SEEN, TEXT)]
+    plan = deployed({"EV": 3, "Th": 2}, {SEEN: {"vision": "EV", "thinker": "Th"}, TEXT: {"thinker": "Th"}})
+
+    engines, promised = (
+        simulate_plan(SimulatedPlan({"omni": SimulatedModel(plan, devices)}), poisson_arrivals(rates, 120.0), 120.0)
+        for devices in (true_devices(), calibrated(profile))
+    )
+
+    for engine, each in zip(engines.types, promised.types, strict=True):
+        for figure in ("first_token", "token", "done"):
+            assert each.median[figure] == pytest.approx(engine.median[figure], rel=0.1), (each.kind, figure)
+
+
+def test_what_no_component_takes_is_before_all_of_a_request():
+    profile = measured_profile()
+    plan = deployed({"Th": 1}, {TEXT: {"thinker": "Th"}})
+    one = [Arrival(1.0, "omni", TEXT, TYPES[TEXT].quantities)]
+
+    plain, later = (
+        simulate_plan(SimulatedPlan({"omni": SimulatedModel(plan, calibrated(each))}), one, 10.0, warm_up=0.0).types[0]
+        for each in (profile, msgspec.structs.replace(profile, overhead_s=0.25))
+    )
+
+    for figure, longer in {"first_token": 0.25, "token": 0.0, "done": 0.25}.items():
+        assert later.median[figure] - plain.median[figure] == pytest.approx(longer, abs=1e-9), figure
 
 
 def test_what_running_together_costs_is_a_factor_of_the_option():

@@ -1,0 +1,87 @@
+"""Seconds that executors have taught: a planner takes them while it lives, and plans as one that is built with them."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibus.plan_score import LearnedOption, LearnedSeconds
+from omnibus.profile import encode_profile
+from omnibus.settings import StoreSettings
+from omnibus.store import Store
+from services.planner.declared.declarations_file import Declarations
+from services.planner.optimize import simulated
+from services.planner.optimize.job import PlanningJob
+from services.planner.optimize.learned_seconds import profile_digest
+from services.planner.optimize.model_inputs import slower_option
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.promise import PromiseChecker
+from tests.unit.planner.optimize import testbed
+
+FACTORS = {"L": LearnedOption(1.4, 900), "E": LearnedOption(0.8, 700)}
+WITHIN = 60.0  # seconds of CPU time
+
+
+def test_a_planner_that_learns_plans_as_one_that_is_built_with_the_factors_and_calibrates_nothing_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    checker = PromiseChecker(testbed.planner())
+    first = checker.plan(within=WITHIN)
+    built = testbed.planner()
+    built.apply_learned({"q": FACTORS})
+    fresh = PromiseChecker(built).plan(within=WITHIN)
+    monkeypatch.setattr(simulated, "calibrate_devices", None)
+
+    checker.apply_learned({"q": FACTORS})
+    learned = checker.plan(within=WITHIN)
+    checker.apply_learned({})
+    again = checker.plan(within=WITHIN)
+
+    assert (learned.models, learned.capacity) == (fresh.models, fresh.capacity)
+    assert learned.models != first.models
+    assert (again.models, again.capacity) == (first.models, first.capacity)
+    assert learned.explain["planned"]["models"]["q"]["learned"]["L"] == {"factor": 1.4, "jobs": 900}
+
+
+def test_factors_are_those_of_a_profile_with_other_seconds():
+    """Costs, capacities of running plans and admissible loads within goals: all that the solver is given."""
+    profile = testbed.profile()
+    slower = testbed.profile({**profile.options, "L": slower_option(profile.options["L"], 1.5)})
+    made: Planner = testbed.planner(profile)
+    running = made.plan().models
+
+    made.apply_learned({"q": {"L": LearnedOption(1.5, 900), "gone": LearnedOption(2.0, 900)}})
+
+    honest = testbed.planner(slower)
+    found, wanted = made.plan(), honest.plan()
+    assert found.models == wanted.models
+    assert found.capacity == pytest.approx(wanted.capacity)
+    assert made.capacity(running) == pytest.approx(honest.capacity(running))
+    assert made.inputs["q"].options == honest.inputs["q"].options
+    assert "gone" not in made.inputs["q"].learned
+
+
+async def test_the_planner_of_a_job_learns_and_stays_the_same_object(valkey_url: str, tmp_path: Path):
+    profile = testbed.profile({"E": testbed.E, "L": testbed.L})
+    (tmp_path / "q.json").write_bytes(encode_profile(profile))
+    store = Store(StoreSettings(url=valkey_url))
+    job = PlanningJob(store, str(tmp_path / "models.json"), simulate=1.0)
+    eager, stubborn = ({"q": testbed.model(profile="q.json", learn=learn).declared} for learn in (True, False))
+    taught = {"q": LearnedSeconds(profile_digest(profile), {"L": LearnedOption(1.6, 4000)})}
+    try:
+        job.set_declarations(Declarations(eager, testbed.EIGHT), {})
+        before, planner = await job.plan({}), job.planner
+
+        changed = await job.learn(taught)
+        unchanged = await job.learn(taught)
+        after = await job.plan({})
+
+        assert (changed, unchanged) == (True, False)
+        assert planner is not None
+        assert planner.inputs["q"].learned["L"].factor == pytest.approx(1.6, rel=0.1)
+        assert after.capacity["q"] < 0.9 * before.capacity["q"]
+
+        job.set_declarations(Declarations(stubborn, testbed.EIGHT), {})
+        assert (await job.plan({})).capacity == pytest.approx(before.capacity)
+        assert not await job.learn(taught)
+    finally:
+        await store.close()
