@@ -113,18 +113,18 @@ async def measure(system: System) -> dict[str, Any]:
     counts = [sum(replicas.values()) for _, _, replicas in plans]
     largest = next(at for (at, _, _), count in zip(plans, counts, strict=True) if count == max(counts))
     return {
-        "refused": float(sum(status != 200 for status in statuses)),
-        "scaled_s": round(largest - onset, 1),
-        "p99_back_s": round(seconds_until_back([each for each in burst if each.status == 200], onset, within), 1),
-        "p99_calm_s": round(p99(calm), 2),
-        "p99_burst_s": round(p99(burst), 2),
-        "alone_s": round(max(alone), 2),
-        "executors": max(counts),
+        "burst.refused": float(sum(status != 200 for status in statuses)),
+        "burst.scaled_s": round(largest - onset, 1),
+        "burst.p99_back_s": round(seconds_until_back([each for each in burst if each.status == 200], onset, within), 1),
+        "burst.p99_calm_s": round(p99(calm), 2),
+        "burst.p99_burst_s": round(p99(burst), 2),
+        "burst.alone_s": round(max(alone), 2),
+        "burst.executors": max(counts),
     }
 
 
-def main() -> int:
-    """Print the figures; 0 when all goals are met."""
+def main() -> None:
+    """Print the figures as JSON; goals that are missed are named on stderr."""
     with tempfile.TemporaryDirectory(prefix="omnibus-burst-") as directory:
         simulated, measured = Path(directory, "simulated.json"), Path(directory, "profile.json")
         simulated.write_bytes(msgspec.json.encode(cell.SIMULATED))
@@ -137,8 +137,10 @@ def main() -> int:
             if "-v" in sys.argv:
                 print(system.log[-20_000:], file=sys.stderr)
     print(json.dumps(found))
-    return 0 if all(found[name] <= goal for name, goal in BURST.items()) else 1
+    for name, (unit, goal) in BURST.items():
+        if found[name] > goal:
+            print(f"{name} is {found[name]:g} {unit}, {goal:g} at most", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -51,7 +51,18 @@ SLOTS = "goodput.slots256_over_32"
 GOODPUT = {STAGED: 1.18, SHAPED: 1.5, SLOTS: 1.0}
 #: A burst from 1 to 10 images a request (``tests/bench/burst.py``): requests that are refused, seconds until the last
 #: executors that were added serve, and until the 99th percentile is back (at most).
-BURST = {"refused": 0.0, "scaled_s": 20.0, "p99_back_s": 60.0}
+BURST = {"burst.refused": ("req", 0.0), "burst.scaled_s": ("s", 20.0), "burst.p99_back_s": ("s", 60.0)}
+#: Plans against the engines that their profile is of (``tests/bench/plans.py``), all at most but for those over a promise,
+#: which are to be 1 to within a tenth, over a static plan and over learning (at least).
+PLANS = {
+    **{f"plan.measured_over_promised.{mix}": 1.0 for mix in ("declared", "speech_heavy", "image_heavy", "text_only")},
+    "plan.adapted_over_static": 0.98,
+    "plan.rebuild_over_learn": 100.0,
+    "whatif.p99_error": 0.1,
+    "whatif.first_token_error": 0.1,
+    "whatif.cpu_over_real_time": 30.0 / 3600.0,
+    "day.gpu_hours_over_monolith": 0.75,
+}
 #: How many requests a second of vLLM's own server Omnibus serves in front of vLLM (at least), by how many are sent at
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
@@ -76,6 +87,7 @@ FIRST_AUDIO, STEPS_AFTER = "realtime.first_audio_over_compute", "realtime.barge_
 RATIOS = {
     FIRST_AUDIO: 1.25,
     **PROFILES,
+    **PLANS,
     **OVERLOAD,
     **FAIR,
     REGISTER: 1.5,
@@ -126,9 +138,15 @@ VOICE = {
     "realtime.resume_gap_ms": ("ms", 500.0),
 }
 #: Values with units of their own.
+<<<<<<< HEAD
 LIMITS = {**PLANNER, **NODES, **VOICE, TTFT: ("ms", 5.0)}
 #: Values that may be nothing at all.
 MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu")
+=======
+LIMITS = {**PLANNER, **NODES, **BURST, TTFT: ("ms", 5.0)}
+#: What may be nothing at all.
+MAY_BE_ZERO = {TTFT, "burst.refused"}
+>>>>>>> b4f23b98 (Measure plans, predictions, a day and a burst by make bench)
 
 
 @dataclass(frozen=True)
@@ -201,6 +219,8 @@ _ALONE = (
     *PROFILES,
     *GENERATOR,
     *PLANNER,
+    *PLANS,
+    *BURST,
     *GOODPUT,
     *FAIR,
     *OVERLOAD,

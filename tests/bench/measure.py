@@ -13,6 +13,7 @@ from pathlib import Path
 from omnibus.up.stack import ROOT
 from tests.bench import bodies, cases, floor
 from tests.bench.cases import (
+    BURST,
     CASES,
     COPY,
     ENCODER,
@@ -27,6 +28,7 @@ from tests.bench.cases import (
     NODES,
     OVERLOAD,
     PLANNER,
+    PLANS,
     PROFILES,
     RATIOS,
     RECORD_REPLAY,
@@ -52,6 +54,8 @@ _MODULES = {
     "profiles": set(PROFILES),
     "generator": set(GENERATOR),
     "planner": set(PLANNER),
+    "plans": set(PLANS),
+    "burst": set(BURST),
     "goodput": set(GOODPUT),
     "fair": set(FAIR),
     "overload": set(OVERLOAD),
@@ -149,7 +153,7 @@ def _row(name: str, values: Mapping[str, float]) -> Row:
         return Row(name, value, "x", f"{RATIOS[name]:g}", round(value / RATIOS[name], 3))
     if name in LIMITS:
         unit, goal = LIMITS[name]
-        return Row(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3))
+        return Row(name, value, unit, f"{goal:g} {unit}", round(value / goal, 3) if goal else None)
     case = CASES.get(name)
     if case is None or not case.against:
         return Row(name, value, unit)

@@ -1,0 +1,175 @@
+"""Plans against simulated engines, in virtual time: ``python -m tests.bench.plans``.
+
+Nothing waits and nothing is random but by a seed, so that only CPU times differ from run to run. The planner knows the
+profile that an honest profiler makes of an any-to-any model (``tests/unit/planner/simulate/omni.py``) on 16 GPUs; what it
+promises is held against the engines that the profile is of.
+
+    plan.measured_over_promised.*  what engines serve of a plan over what it promises, by mix of request types
+    plan.adapted_over_static       what the plan of a mix serves of it over what the plan of the declared mix does: the least
+    plan.rebuild_over_learn        CPU time until a planner that is built anew could plan with a factor that executors
+                                   taught, over that until one that lives has taken it
+    whatif.p99_error               99th percentiles of answers by the profile, against those of the engines: the largest
+    whatif.first_token_error       the same of medians of first tokens
+    whatif.cpu_over_real_time      CPU time of simulating an hour of traffic, over that hour
+    day.gpu_hours_over_monolith    GPU-hours of plans for a day whose rate and images change, over those of as many replicas
+                                   with everything on one GPU as have no larger 99th percentile
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from omnibus.plan import ModelPlan
+from omnibus.plan_score import LearnedOption
+from omnibus.profile import ModelProfile
+from services.planner.optimize import ModelLoad
+from services.planner.optimize.promise import PromiseChecker
+from services.planner.optimize.result import PlanningResult
+from services.planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
+from services.planner.simulate.cluster import SimulatedModel
+from services.planner.simulate.devices import ModelDevices
+from services.planner.simulate.outcome import SimulationOutcome
+from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from tests.unit.planner.simulate.omni import TYPES, deployed, measured_profile, planner, true_devices
+
+MODEL, DECLARED = "omni", "declared"
+#: Shares of the request types: image, spoken question, text, spoken answer.
+MIXES = {
+    DECLARED: tuple(about.share for about in TYPES.values()),
+    "speech_heavy": (0.15, 0.45, 0.1, 0.3),
+    "image_heavy": (0.8, 0.05, 0.1, 0.05),
+    "text_only": (0.0, 0.0, 1.0, 0.0),
+}
+#: CPU seconds in which a plan is solved and simulated again; virtual seconds of a throughput, and of latencies.
+PLAN_SECONDS, STEADY_SECONDS, LATENCY_SECONDS = 60.0, 60.0, 120.0
+#: Parts of what a plan serves at which latencies are compared.
+LOADS = (0.4, 0.7)
+HOUR_SECONDS, HOUR_RATE = 3600.0, 8.0
+#: A day in six parts: req/s of each, and its mix; images come in a burst in the morning.
+DAY = ((14.0, DECLARED), (12.0, DECLARED), (30.0, "image_heavy"), (34.0, DECLARED), (30.0, DECLARED), (22.0, DECLARED))
+DAY_GPUS, MAX_MONOLITHS_FACTOR = 64, 3
+
+
+def type_rates(mix: str, rate: float) -> list[TypeRate]:
+    return [
+        TypeRate(MODEL, kind, share * rate, about.quantities)
+        for (kind, about), share in zip(TYPES.items(), MIXES[mix], strict=True)
+        if share
+    ]
+
+
+def mix_load(mix: str, rate: float = 1.0) -> dict[str, ModelLoad]:
+    return {MODEL: ModelLoad(rate, dict(zip(TYPES, MIXES[mix], strict=True)))}
+
+
+def served_rate(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> float:
+    """Req/s of ``mix`` at which an option of ``plan`` breaks, which is asked for ``rate``."""
+    made = SimulatedPlan({MODEL: SimulatedModel(plan, devices)})
+    found = simulate_plan(made, even_arrivals(type_rates(mix, rate), STEADY_SECONDS), STEADY_SECONDS)
+    return found.breaks.rate if found.breaks else 0.0
+
+
+def latencies(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> SimulationOutcome:
+    made = SimulatedPlan({MODEL: SimulatedModel(plan, devices)})
+    return simulate_plan(made, poisson_arrivals(type_rates(mix, rate), LATENCY_SECONDS), LATENCY_SECONDS)
+
+
+def measure_promises(plans: Mapping[str, PlanningResult], engines: ModelDevices) -> dict[str, float]:
+    promised = {mix: plan.capacity[MODEL] for mix, plan in plans.items()}
+    served = {mix: served_rate(plan.models[MODEL], mix, promised[mix], engines) for mix, plan in plans.items()}
+    static = {
+        mix: served_rate(plans[DECLARED].models[MODEL], mix, promised[mix], engines) for mix in plans if mix != DECLARED
+    }
+    return {
+        **{f"plan.measured_over_promised.{mix}": served[mix] / promised[mix] for mix in plans},
+        "plan.adapted_over_static": min(served[mix] / static[mix] for mix in static),
+    }
+
+
+def measure_learning(profile: ModelProfile, checker: PromiseChecker) -> float:
+    """CPU time until a new planner could plan with a factor, over that until one that lives has taken it."""
+    learned = {MODEL: {"Th": LearnedOption(1.3, 900)}}
+    began = time.process_time()
+    checker.apply_learned(learned)
+    _ = checker.devices
+    taken = time.process_time() - began
+    began = time.process_time()
+    fresh = PromiseChecker(planner(profile))
+    fresh.apply_learned(learned)
+    _ = fresh.devices
+    built = time.process_time() - began
+    checker.apply_learned({})
+    return built / max(taken, 1e-6)
+
+
+def measure_errors(
+    plans: Mapping[str, PlanningResult], engines: ModelDevices, profiled: ModelDevices
+) -> dict[str, float]:
+    """The largest errors of what the profile says that requests of each type take."""
+    tails, firsts = [], []
+    for mix, plan in plans.items():
+        for load in LOADS:
+            rate = load * plan.capacity[MODEL]
+            truth, said = (latencies(plan.models[MODEL], mix, rate, each) for each in (engines, profiled))
+            for true, each in zip(truth.types, said.types, strict=True):
+                tails.append(abs(each.p99["done"] / true.p99["done"] - 1.0))
+                firsts.append(abs(each.median["first_token"] / true.median["first_token"] - 1.0))
+    return {"whatif.p99_error": max(tails), "whatif.first_token_error": max(firsts)}
+
+
+def measure_hour(plan: ModelPlan, profiled: ModelDevices) -> float:
+    made = SimulatedPlan({MODEL: SimulatedModel(plan, profiled)})
+    began = time.process_time()
+    simulate_plan(made, poisson_arrivals(type_rates(DECLARED, HOUR_RATE), HOUR_SECONDS), HOUR_SECONDS)
+    return (time.process_time() - began) / HOUR_SECONDS
+
+
+def worst_tail(outcome: SimulationOutcome) -> float:
+    return outcome.percentiles["done"]["0.99"]
+
+
+def count_monoliths(mix: str, rate: float, tail: float, most: int, engines: ModelDevices) -> int:
+    """The fewest replicas with everything on one GPU whose 99th percentile is at most ``tail``; ``most`` if none is."""
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        parts = {kind: dict.fromkeys(about.components, "M") for kind, about in TYPES.items()}
+        found = latencies(deployed({"M": middle}, parts), mix, rate, engines)
+        refused = sum(each.refused for each in found.types)
+        low, high = (low, middle) if not refused and worst_tail(found) <= tail else (middle, high)
+    return high
+
+
+def gpu_count(plan: ModelPlan) -> int:
+    return sum(option.replicas * option.gpus for option in plan.options.values())
+
+
+def measure_day(profile: ModelProfile, engines: ModelDevices, day: Sequence[tuple[float, str]]) -> float:
+    planned = monoliths = 0
+    for rate, mix in day:
+        checker = PromiseChecker(planner(profile, DAY_GPUS, goal="gpus", rate=rate, headroom=0.1))
+        plan = checker.plan(mix_load(mix, rate), within=PLAN_SECONDS).models[MODEL]
+        gpus = gpu_count(plan)
+        tail = worst_tail(latencies(plan, mix, rate, engines))
+        planned += gpus
+        monoliths += count_monoliths(mix, rate, tail, MAX_MONOLITHS_FACTOR * gpus, engines)
+    return planned / monoliths
+
+
+def measure() -> dict[str, float]:
+    profile, engines = measured_profile(), true_devices()
+    checkers = {mix: PromiseChecker(planner(profile)) for mix in MIXES}
+    plans = {mix: checker.plan(mix_load(mix), within=PLAN_SECONDS) for mix, checker in checkers.items()}
+    profiled = checkers[DECLARED].devices
+    found = {
+        **measure_promises(plans, engines),
+        "plan.rebuild_over_learn": measure_learning(profile, checkers[DECLARED]),
+        **measure_errors(plans, engines, profiled),
+        "whatif.cpu_over_real_time": measure_hour(plans[DECLARED].models[MODEL], profiled),
+        "day.gpu_hours_over_monolith": measure_day(profile, engines, DAY),
+    }
+    return {name: round(value, 6) for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))
