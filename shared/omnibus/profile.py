@@ -164,8 +164,14 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     v: int = VERSION
 
 
+class _StoredProfile(ModelProfile, frozen=True, forbid_unknown_fields=True):
+    """A profile as it was written: builds before had factors of options in it, which were never filled there."""
+
+    learned: dict[str, object] = {}
+
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(ModelProfile).decode
+_decode = msgspec.json.Decoder(_StoredProfile).decode
 
 
 def encode_profile(profile: ModelProfile) -> bytes:
@@ -175,9 +181,11 @@ def encode_profile(profile: ModelProfile) -> bytes:
 def decode_profile(body: bytes, name: str = "the profile") -> ModelProfile:
     """Raises ``BadRequest`` that names the file and its first fault."""
     try:
-        profile = _decode(body)
+        fields = msgspec.structs.asdict(_decode(body))
     except UNREADABLE as error:
         raise BadRequest(f"{name} is no profile: {error}; write it with `omnibus profile`") from error
+    del fields["learned"]
+    profile = ModelProfile(**fields)
     if profile.v != VERSION:
         raise BadRequest(f"{name} has version {profile.v}, this build reads {VERSION}: measure again")
     for what, value in _named_numbers(profile):
@@ -202,11 +210,13 @@ def _named_numbers(profile: ModelProfile) -> Iterator[tuple[str, float]]:
         for work in measured.work:
             yield f"seconds of option {option}", work.seconds
             yield f"latency of option {option}", work.latency
+            yield f"first_token of option {option}", work.first_token
         for point in measured.curve:
             yield from ((f"{field} of option {option}", getattr(point, field)) for field in point.__struct_fields__)
     for component, line in profile.lines.items():
         yield f"base of {component}", line.base
         yield from ((f"seconds per {quantity} of {component}", value) for quantity, value in line.per.items())
+    yield "overhead_s", profile.overhead_s
     yield from ((f"bytes from {edge.source} to {edge.target}", edge.bytes) for edge in profile.edges)
     if profile.kv is not None:
         yield "gb_per_token of kv", profile.kv.gb_per_token

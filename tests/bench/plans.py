@@ -160,7 +160,7 @@ def measure() -> dict[str, float]:
     profile, engines = measured_profile(), true_devices()
     checkers = {mix: PromiseChecker(planner(profile)) for mix in MIXES}
     plans = {mix: checker.plan(mix_load(mix), within=PLAN_SECONDS) for mix, checker in checkers.items()}
-    profiled = checkers[DECLARED].devices
+    profiled = checkers[DECLARED].devices[MODEL]
     found = {
         **measure_promises(plans, engines),
         "plan.rebuild_over_learn": measure_learning(profile, checkers[DECLARED]),

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.errors import BadRequest, StoreUnavailable
-from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile, decode_profile
+from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile, decode_profile, encode_profile
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 
@@ -62,6 +62,27 @@ async def test_one_that_cannot_be_read_is_named_and_left_out_of_all(
         await store.profile("b")
     assert list(await store.profiles()) == list(await store.profiles()) == ["a"]
     assert caplog.text.count("the store's profile of b is no profile") == 1
+
+
+async def test_one_of_a_build_that_wrote_learned_factors_into_it_is_read(store: Store, raw: redis.Redis):
+    written = {**msgspec.to_builtins(profile("a")), "learned": {"L": {"factor": 1.2, "jobs": 900}}}
+    await raw.hset("test:profiles", "a", msgspec.json.encode(written))
+
+    assert await store.profile("a") == profile("a")
+    assert "learned" not in msgspec.to_builtins(await store.profile("a"))
+
+
+@pytest.mark.parametrize("field", ["overhead_s", "first_token"])
+def test_seconds_below_nothing_are_refused(field: str):
+    work = RoleCost(("thinker",), 0.5, first_token=-1.0 if field == "first_token" else 0.0)
+    made = msgspec.structs.replace(
+        profile("a"),
+        options={"L": OptionProfile(("thinker",), work=(work,))},
+        overhead_s=-1.0 if field == "overhead_s" else 0.0,
+    )
+
+    with pytest.raises(BadRequest, match=f"{field}.* is -1.0: it must be a finite number, 0 or more"):
+        decode_profile(encode_profile(made))
 
 
 async def test_changes_are_told_as_they_happen(store: Store, valkey_url: str):

@@ -180,7 +180,9 @@ def _component_order(model: Model) -> Iterator[tuple[str, str]]:
 def slower_option(option: OptionProfile, factor: float) -> OptionProfile:
     """Return ``option`` with all its seconds multiplied by ``factor``."""
     work = tuple(
-        msgspec.structs.replace(each, seconds=each.seconds * factor, latency=each.latency * factor)
+        msgspec.structs.replace(
+            each, seconds=each.seconds * factor, latency=each.latency * factor, first_token=each.first_token * factor
+        )
         for each in option.work
     )
     curve = tuple(_slower_point(each, factor) for each in option.curve)
