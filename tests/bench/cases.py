@@ -138,15 +138,9 @@ VOICE = {
     "realtime.resume_gap_ms": ("ms", 500.0),
 }
 #: Values with units of their own.
-<<<<<<< HEAD
-LIMITS = {**PLANNER, **NODES, **VOICE, TTFT: ("ms", 5.0)}
+LIMITS = {**PLANNER, **NODES, **VOICE, **BURST, TTFT: ("ms", 5.0)}
 #: Values that may be nothing at all.
-MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu")
-=======
-LIMITS = {**PLANNER, **NODES, **BURST, TTFT: ("ms", 5.0)}
-#: What may be nothing at all.
-MAY_BE_ZERO = {TTFT, "burst.refused"}
->>>>>>> b4f23b98 (Measure plans, predictions, a day and a burst by make bench)
+MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
 
 @dataclass(frozen=True)
