@@ -85,6 +85,34 @@ def test_a_second_tab_is_signed_in_too(page: Page, system: System):
     other.close()
 
 
+def test_the_header_says_who_is_signed_in_and_signs_out_in_all_tabs(page: Page, system: System):
+    other = page.context.new_page()
+    other.goto(f"{system.url}/console/")
+    header = other.get_by_role("banner")
+    expect(header.get_by_role("button", name="Signed in: operator", exact=True)).to_be_visible()
+    expect(header.get_by_role("button", name="Sign in", exact=True)).to_have_count(0)
+
+    page.get_by_role("banner").get_by_role("button", name="Sign out").click()
+
+    for tab in (page, other):
+        expect(tab.get_by_role("dialog", name="Sign in")).to_be_visible()
+        expect(tab.locator("#keys")).to_have_text("Sign in")
+        expect(tab.locator("#leave")).to_be_hidden()
+        expect(tab.get_by_role("region", name=f"Model {OMNI}")).to_have_count(0)
+        assert tab.evaluate("sessionStorage.length") == 0
+    other.close()
+
+
+def test_a_refused_token_signs_nobody_in(stranger: Page):
+    dialog = stranger.get_by_role("dialog", name="Sign in")
+    dialog.get_by_label("Admin token").fill("guessed")
+    dialog.get_by_role("button", name="Sign in").click()
+
+    expect(dialog).to_contain_text("This gateway knows no such token or key.")
+    expect(stranger.locator("#keys")).to_have_text("Sign in")
+    expect(stranger.locator("#leave")).to_be_hidden()
+
+
 # What is so
 
 

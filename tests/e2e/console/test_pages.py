@@ -156,3 +156,39 @@ def test_a_running_waterfall_shows_the_time_since_the_request_came(page: Page, s
 
     page.evaluate("window.left.abort()")
     expect(page.get_by_text("cancelled")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("most", "format", "counts", "labels"),
+    [
+        (0, "whole", True, ["1", "0"]),
+        (1, "whole", True, ["1", "0"]),
+        (2, "whole", True, ["2", "1", "0"]),
+        (4, "whole", True, ["6", "4", "2", "0"]),
+        (16, "whole", True, ["30", "20", "10", "0"]),
+        (0.01, "rate", False, ["0.01", "0"]),
+        (2.5, "rate", False, ["3", "2", "1", "0"]),
+    ],
+)
+def test_an_axis_has_no_label_twice(page: Page, most: float, format: str, counts: bool, labels: list[str]):
+    found = page.evaluate(
+        """async ([most, format, counts]) => {
+            const { axis } = await import("/console/chart.js");
+            return axis(most, (await import("/console/format.js"))[format], counts).labels;
+        }""",
+        [most, format, counts],
+    )
+
+    assert found == labels
+
+
+def test_the_chart_of_failures_counts_in_whole_numbers(page: Page, system: System):
+    chat(page, system)
+    show(page, "history")
+
+    labels = page.get_by_role("region", name="Failed and refused").locator(".scale span")
+
+    expect(labels.first).to_be_attached()
+    found = labels.all_inner_texts()
+    assert len(set(found)) == len(found)
+    assert all(label.isdigit() for label in found)

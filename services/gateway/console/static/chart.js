@@ -3,25 +3,25 @@
 import { fill, h, s } from "./dom.js";
 
 const [WIDTH, HEIGHT, TOP, BOTTOM] = [600, 150, 8, 20];
-const TICKS = 3; // lines across
+const TICKS = 3; // lines across, at most
 
 /**
  * `series` are `{ name, values, line }`: values by bucket, null for none, and the number of a colour. `format` writes a
- * value, `pick(index)` is called for a bucket that somebody chooses.
+ * value, `pick(index)` is called for a bucket that somebody chooses. `counts` says that values are whole numbers.
  */
-export function chart({ title, starts, step, series, format, pick }) {
+export function chart({ title, starts, step, series, format, pick, counts = false }) {
   const drawn = series.filter(({ values }) => values.some((each) => each !== null));
-  const most = ceiling(Math.max(0, ...drawn.flatMap(({ values }) => values.map((each) => each ?? 0))));
+  const { most, labels } = axis(Math.max(0, ...drawn.flatMap(({ values }) => values.map((each) => each ?? 0))), format, counts);
   const last = Math.max(1, starts.length - 1);
   const x = (index) => (WIDTH * index) / last;
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most);
   const cursor = s("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    [...Array(TICKS + 1)].map((_, index) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: y((most * index) / TICKS), y2: y((most * index) / TICKS) })),
+    labels.map((_, index) => (most * index) / (labels.length - 1)).map((value) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: y(value), y2: y(value) })),
     drawn.map(({ values, line }) => s("path", { class: "series", style: { "--line": `var(--line-${line})` }, d: path(values, x, y) })), cursor);
   const readout = h("p", { class: "readout" });
   const figure = h("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": title, "aria-valuemin": 0, "aria-valuemax": last },
-    svg, h("div", { class: "scale", "aria-hidden": "true" }, [...Array(TICKS + 1)].map((_, index) => h("span", format((most * (TICKS - index)) / TICKS).replace(/\.0+(?= |$)/, "")))),
+    svg, h("div", { class: "scale", "aria-hidden": "true" }, labels.map((label) => h("span", label))),
     h("div", { class: "times", "aria-hidden": "true" }, [0, 0.5, 1].map((part) => h("span", moment(starts[Math.round(last * part)], step)))));
 
   let at = starts.length - 1;
@@ -69,6 +69,15 @@ function path(values, x, y) {
     pen = true;
     return text;
   }).join("");
+}
+
+/** Where the axis of values up to `value` ends, and its labels from there down to 0: as many as are all different. */
+export function axis(value, format, counts = false) {
+  const most = counts && value <= TICKS ? Math.max(1, Math.ceil(value)) : ceiling(value);
+  for (let ticks = counts ? Math.min(TICKS, most) : TICKS; ; ticks--) {
+    const labels = [...Array(ticks + 1)].map((_, index) => format((most * (ticks - index)) / ticks).replace(/\.0+(?= |$)/, ""));
+    if (ticks === 1 || new Set(labels).size === labels.length) return { most, labels };
+  }
 }
 
 /** The next number above `value` of those that divide well by `TICKS`. */

@@ -58,7 +58,7 @@ function charts({ starts, step, models, stages }, chosen) {
   return [
     h("div", { class: "charts" },
       chart({ ...common, title: "Requests per second", format: rate, series: [{ name: "came", values: perSecond(sums("came")), line: 1 }, { name: "done", values: perSecond(sums("done")), line: 2 }] }),
-      chart({ ...common, title: "Failed and refused", format: whole, series: [{ name: "failed", values: sums("failed"), line: 0 }, { name: "refused", values: sums("refused"), line: 3 }] }),
+      chart({ ...common, title: "Failed and refused", format: whole, counts: true, series: [{ name: "failed", values: sums("failed"), line: 0 }, { name: "refused", values: sums("refused"), line: 3 }] }),
       latency("Time to first output", "first"), latency("Time of the whole request", "total")),
     h("p", { class: "faint" }, "Choose a point to see the invocations of that time."),
     types(names, models, step * starts.length), errors(names, models), stageTable(names, stages, step * starts.length),

@@ -14,7 +14,7 @@ import { live } from "./live.js";
 import { plan } from "./plan.js";
 import { playground } from "./playground.js";
 import { settings } from "./settings.js";
-import { connect, follow } from "./state.js";
+import { connect, follow, state } from "./state.js";
 
 const PAGES = {
   live, plan, history: historyPage, invocations, executors, deadletters: deadLetters, apps, keys: apiKeys, settings, playground, api: apiReference,
@@ -70,13 +70,40 @@ function takeToken() {
   return true;
 }
 
+const keysButton = document.getElementById("keys");
+const leaveButton = document.getElementById("leave");
+
+/** Say in the header who is signed in. A token that the gateway refused signs nobody in. */
+function showSignedIn() {
+  const who = [keys.get("admin") && state.link !== "closed" && "operator", keys.get("key") && "API key"].filter(Boolean);
+  say(keysButton, who.length ? `Signed in: ${who.join(", ")}` : "Sign in");
+  keysButton.title = who.length ? "Change the token or key" : "";
+  leaveButton.hidden = !who.length;
+}
+
+/** Forget the tokens in all tabs. The page loads anew, so that nothing it has read stays. */
+function signOut() {
+  for (const name of Object.keys(fields)) keys.set(name, "");
+  void shareKeys();
+  location.reload();
+}
+
+/** Go on with what another tab did: signed in, or out. */
+function followTab() {
+  if (!keys.get("admin") && !keys.get("key")) return location.reload();
+  asked = false;
+  dialog.close();
+  connect();
+}
+
 function askKeys(wrong) {
   say(document.getElementById("asked-wrong"), wrong === true ? "This gateway knows no such token or key." : "");
   for (const [name, field] of Object.entries(fields)) field.value = keys.get(name);
   if (!dialog.open) dialog.showModal();
 }
 
-document.getElementById("keys").addEventListener("click", askKeys);
+keysButton.addEventListener("click", askKeys);
+leaveButton.addEventListener("click", signOut);
 document.getElementById("asked-close").addEventListener("click", () => dialog.close());
 dialog.querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -92,6 +119,7 @@ follow(({ link: word, problem }) => {
   link.dataset.link = word;
   say(link, LINKS[word]);
   link.title = problem ? problem.message : "";
+  showSignedIn();
   if (word === "closed" && !asked) {
     asked = true;
     askKeys(Boolean(keys.get("admin") || keys.get("key")));
@@ -109,4 +137,4 @@ addEventListener("hashchange", () => {
 const given = takeToken();
 show();
 // A tab without a token waits a moment for those of other tabs.
-void shareKeys(given, () => (asked = false, dialog.close(), connect())).then(connect);
+void shareKeys(given, followTab).then(connect);
