@@ -1,4 +1,4 @@
-"""The previous build's gateway with executors of this one, and the reverse, from what crossed its bus.
+"""The previous build's gateway with executors of this one, and the reverse, from what crossed its bus, over NATS.
 
 ``tests/golden/releases/previous.json`` is what ``tests/golden/record_previous.py`` recorded in a tree of that build, with
 the schema of each kind of message there: a message that does not fit it would be refused by that build.
@@ -7,7 +7,7 @@ the schema of each kind of message there: a message that does not fit it would b
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,11 @@ import pytest
 from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.nats import NatsBus
 from omnibus.recording import records
+from omnibus.settings import BusSettings
 from tests.golden.corpus import HERE
+from tests.unit.executor.arithmetic import LIMIT
 from tests.unit.gateway.house import OMNI, VL, House, answered, house
 from tests.unit.sidecar import node as nodes
 
@@ -92,19 +95,40 @@ def assert_previous_build_reads(crossed: list[Recorded]) -> None:
             jsonschema.validate(document, KIT["schemas"][kind], jsonschema.Draft202012Validator)
 
 
+class Played(NamedTuple):
+    """A house of this build, the connection of what is played beside it, and all that crossed the server."""
+
+    home: House
+    player: NatsBus
+    crossed: list[Recorded]
+
+
 @asynccontextmanager
-async def recorded_house(directory: Path) -> AsyncIterator[tuple[House, list[Recorded]]]:
-    """A house, and all that crosses its bus."""
+async def recorded_house(directory: Path, url: str) -> AsyncIterator[Played]:
+    """A house on the NATS server at ``url``; player and observer have connections of their own."""
     crossed: list[Recorded] = []
-    async with house(directory) as home:
-        publish = home.bus.publish
+    observer, player, bus = [await connect(url, name) for name in ("observer", "previous build", "this build")]
+    await observer.subscribe("omnibus.>", lambda each: crossed.append(Recorded(each.subject, each.data)))
+    async with house(directory, bus=bus) as home:
+        try:
+            yield Played(home, player, crossed)
+        finally:
+            await player.drain()
+            await observer.drain()
 
-        def record(subject: str, data: bytes, **more: Any) -> None:
-            crossed.append(Recorded(subject, data))
-            publish(subject, data, **more)
 
-        home.bus.publish = record  # type: ignore[method-assign]
-        yield home, crossed
+async def connect(url: str, name: str) -> NatsBus:
+    return await NatsBus.connect(BusSettings(url=url, max_payload=LIMIT), name)
+
+
+def answer_shapes(replies: Iterable[Any]) -> set[tuple[str, int, str]]:
+    """Ends of nodes and outputs of the answer, by node; how chunks are cut is a matter of time."""
+    ends = {("end", each.node, "") for each in replies if isinstance(each, Hop)}
+    return ends | {
+        ("output", each.node, each.output)
+        for each in replies
+        if isinstance(each, Chunk) and each.output in ("text", "audio")
+    }
 
 
 def of_request(model: str, *kinds: str) -> list[Recorded]:
@@ -129,28 +153,32 @@ def test_the_recorded_messages_fit_the_schemas_of_the_build_that_sent_them():
 
 
 @pytest.mark.parametrize("model", [VL, OMNI])
-async def test_a_gateway_of_the_previous_build_is_served_by_executors_of_this_one(tmp_path: Path, model: str):
-    async with recorded_house(tmp_path) as (home, crossed):
+async def test_a_gateway_of_the_previous_build_is_served_by_executors_of_this_one(
+    tmp_path: Path, nats_url: str, model: str
+):
+    async with recorded_house(tmp_path, nats_url) as (home, player, crossed):
         await home.all_of(model)
         replies: list[Any] = []
-        await home.bus.subscribe(
+        await player.subscribe(
             subjects.reply_subject("gw"), lambda delivery: replies.extend(messages.decode_replies(delivery.data))
         )
         sent = of_request(model, "invocation")
         for message in sent:
-            home.place.bus.publish(message.subject, fresh(message.data))
+            player.publish(message.subject, fresh(message.data))
         await nodes.until(lambda: sum(isinstance(each, Hop) for each in replies) == len(sent))
         texts = [
             (each.data or {}).get("text", "") for each in replies if isinstance(each, Chunk) and each.output == "text"
         ]
         for message in of_request(model, "end"):
-            home.place.bus.publish(message.subject, message.data)
+            player.publish(message.subject, message.data)
         # Samples are the gateway's to release, which is only played here.
         await nodes.until(lambda: not any(home.place.status(id).inflight for id in home.place.executors))
 
+    recorded = [each for message in of_request(model, "reply") for each in messages.decode_replies(message.data)]
     assert "".join(texts) == ANSWERS[model]["text"]
+    assert answer_shapes(replies) == answer_shapes(recorded)
     assert {"reply", "executor"} <= {message.kind for message in crossed}
-    assert_previous_build_reads([message for message in crossed if message not in sent])
+    assert_previous_build_reads(crossed)
 
 
 def fresh(invocation: bytes) -> bytes:
@@ -159,10 +187,10 @@ def fresh(invocation: bytes) -> bytes:
     return json.dumps({**document, "created": now, "deadline": now + nodes.PATIENCE}).encode()
 
 
-async def test_executors_of_the_previous_build_serve_a_gateway_of_this_one(tmp_path: Path):
-    async with recorded_house(tmp_path) as (home, crossed):
+async def test_executors_of_the_previous_build_serve_a_gateway_of_this_one(tmp_path: Path, nats_url: str):
+    async with recorded_house(tmp_path, nats_url) as (home, player, crossed):
         home.serve(VL)
-        async with previous_executors(home):
+        async with previous_executors(home, player):
             response = await home.ask(VL, "hello there", path=PATHS[VL], seed=5)
             ended = await home.ended(response.headers["x-request-id"])
 
@@ -173,7 +201,7 @@ async def test_executors_of_the_previous_build_serve_a_gateway_of_this_one(tmp_p
 
 
 @asynccontextmanager
-async def previous_executors(home: House) -> AsyncIterator[None]:
+async def previous_executors(home: House, player: NatsBus) -> AsyncIterator[None]:
     """Executors that send heartbeats, and answer each invocation, as those of the previous build did."""
     recorded = ANSWERS[VL]["id"].encode()
     executors = [message for message in CROSSED if message.kind == "executor" and b'"toy-vl' in message.data]
@@ -181,16 +209,16 @@ async def previous_executors(home: House) -> AsyncIterator[None]:
     def answer(delivery: Delivery) -> None:
         id = graph.decode_invocation(delivery.data).id.encode()
         for message in of_request(VL, "reply"):
-            home.place.bus.publish(message.subject, message.data.replace(recorded, id))
+            player.publish(message.subject, message.data.replace(recorded, id))
 
     async def beat() -> None:
         while True:
             for message in executors:
-                home.place.bus.publish(message.subject, message.data)
+                player.publish(message.subject, message.data)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     for message in of_request(VL, "invocation"):
-        await home.bus.subscribe(message.subject, answer)
+        await player.subscribe(message.subject, answer)
     beating = asyncio.create_task(beat())
     try:
         await nodes.until(lambda: len(home.members.statuses()) == len(executors))

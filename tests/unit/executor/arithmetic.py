@@ -14,6 +14,7 @@ from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
+from omnibus.bus.nats import NatsBus
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Job
@@ -128,7 +129,7 @@ def invocation(
 class Office:
     """What a gateway does, by hand: sends invocations, collects what comes back in order."""
 
-    def __init__(self, bus: MemoryBus, tensors: TensorClient) -> None:
+    def __init__(self, bus: MemoryBus | NatsBus, tensors: TensorClient) -> None:
         self.bus = bus
         self.tensors = tensors
         self.replies: list[Any] = []
@@ -238,9 +239,12 @@ class Place:
 
 
 @asynccontextmanager
-async def place(directory: Path, within: float = PATIENCE * 2) -> AsyncIterator[Place]:
+async def place(
+    directory: Path, within: float = PATIENCE * 2, bus: MemoryBus | NatsBus | None = None
+) -> AsyncIterator[Place]:
+    """A node whose bus is ``bus``, which is drained at the end, or one in this process."""
     async with asyncio.timeout(within), nodes.running(directory) as sidecar:
-        office = Office(MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect(directory, "office"))
+        office = Office(bus or MemoryBus(BusSettings(max_payload=LIMIT)), await nodes.connect(directory, "office"))
         await office.open()
         made = Place(directory, sidecar, office)
         try:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from omnibus.bus import subjects
+from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.executor.runner import Item, Job
@@ -311,11 +312,12 @@ async def house(
     store: Store | None = None,
     within: float = nodes.PATIENCE * 2,
     hold_seconds: float = 0.0,
+    bus: NatsBus | None = None,
     **changes: Any,
 ) -> AsyncIterator[House]:
-    """``hold_seconds``: how long the beginning of an invocation is not recorded by itself."""
+    """``hold_seconds``: how long the beginning of an invocation is not recorded by itself; ``bus``: see ``place``."""
     usual = {"media_dir": str(directory / "kept"), "deadline": 30.0}
-    async with place(directory, within) as made:
+    async with place(directory, within, bus) as made:
         built = House(made, GatewaySettings(**{**usual, **changes}), store, hold_seconds=hold_seconds)
         await built.open()
         try:
