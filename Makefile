@@ -36,7 +36,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo paths test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ install: $(VENV)/.dev ## Create .venv with all services, local servers, tests an
 demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= MODEL=)
 	@$(BIN)/omnibus demo $${MODEL:+--model "$$MODEL"} $${IMAGE:+--image "$$IMAGE"} $${AUDIO:+--audio "$$AUDIO"} \
 	  $${VIDEO:+--video "$$VIDEO"} $${PROMPT:+--prompt "$$PROMPT"}
+
+paths: $(VENV)/.dev ## Walk a newcomer's five first paths, timed, and write docs/first-steps.md (ARGS=--install)
+	$(BIN)/python -m tests.paths $(ARGS)
 
 test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
@@ -98,7 +101,7 @@ lint-imports: $(VENV)/.dev
 docs: $(VENV)/.dev ## Build the documentation into site/; a page or link that is missing fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not --quiet: that hides the warnings which are to fail it
 
-pages: $(VENV)/.dev ## Write docs/tasks.md, errors.md, settings.md and values.md from what they describe
+pages: $(VENV)/.dev ## Write docs/first-steps.md, tasks.md, errors.md, settings.md and values.md from what they describe
 	$(BIN)/python -m tests.pages
 
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes

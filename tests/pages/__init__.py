@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import errors, mistakes, settings, sizing, tasks, values
+from tests.pages import errors, first_steps, mistakes, settings, sizing, tasks, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors.page,
+    "first-steps.md": first_steps.page,
     "mistakes.md": mistakes.page,
     "settings.md": settings.page,
     "sizing.md": sizing.page,

@@ -1,0 +1,57 @@
+"""``python -m tests.paths``: walk all paths, print a table, and write it into docs/first-steps.md.
+
+With ``--install`` the environment is made first, in a directory of its own, and its seconds are in the table.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tests.pages import write_pages
+from tests.paths.measured import MEASURED, Measured, format_table
+from tests.paths.run import ROOT, walk
+from tests.paths.table import PATHS
+
+
+def main() -> None:
+    """Read the options, walk the paths, and write what was measured."""
+    parser = argparse.ArgumentParser(prog="python -m tests.paths", description=__doc__)
+    parser.add_argument("--install", action="store_true", help="also make a new environment, and time it")
+    parser.add_argument("--print", action="store_true", help="write no page")
+    options = parser.parse_args()
+    install = round(_install_seconds(), 1) if options.install else None
+    measured = Measured(_describe_machine(), install, dict(_measure()))
+    print(format_table(measured))
+    if not options.print:
+        MEASURED.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
+        write_pages()
+
+
+def _measure() -> Iterator[tuple[str, list[float]]]:
+    for walked in walk(PATHS):
+        yield walked.path.name, [round(each, 1) for each in (walked.start_seconds, *walked.seconds)]
+
+
+def _install_seconds() -> float:
+    """Seconds of what ``make demo`` does before the demo."""
+    with tempfile.TemporaryDirectory(prefix="omnibus-install-") as directory:
+        venv = Path(directory) / ".venv"
+        begun = time.monotonic()
+        subprocess.run(["make", f"VENV={venv}", str(venv / ".run")], cwd=ROOT, check=True, timeout=1800)
+        return time.monotonic() - begun
+
+
+def _describe_machine() -> str:
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores of a CPU ({platform.machine()}), a load average of {load:.0f} at the start"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The paths: their commands, what each has to print, and files of one's own."""
+
+from dataclasses import dataclass
+
+WORLD_PORT, UP = "8000", ".venv/bin/omnibus up"
+PLANNED = f"{UP} --models examples/simulated/models.json"
+APP = """from omnibus.task import MLLM, ChatInput, Think
+
+READER = MLLM(encoders={}, thinker=Think(model="qwen2.5-omni-world", component="thinker"))
+
+
+async def serve(request: str) -> str:
+    found = await READER(ChatInput.of(f"Say {request}"))
+    return (await found.text).upper()
+"""
+ASK = """curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{"model": "qwen2.5-omni-world", "messages": [{"role": "user", "content": "Say two red circles on blue"}]}'"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as it stands in the ``page``, and a regular expression that finds what is right in its output.
+
+    A group named ``id`` in it replaces ``ID`` in commands after it.
+    """
+
+    text: str
+    right: str
+    page: str
+
+
+@dataclass(frozen=True)
+class Path:
+    """A way from a directory with nothing running to ``goal``.
+
+    It begins with the command ``system``, where it needs a running system; paths that begin alike may share that.
+    """
+
+    name: str
+    goal: str
+    system: Command | None
+    commands: tuple[Command, ...]
+    files: tuple[tuple[str, str], ...] = ()
+
+
+_WORLD = Command(UP, "is up", "README.md")
+PATHS = (
+    Path(
+        "answer",
+        "the first right answer",
+        _WORLD,
+        (Command(ASK, r'"id": ?"chatcmpl-(?P<id>[^"]+)".*two red circles on blue', "README.md"),),
+    ),
+    Path(
+        "app",
+        "an app of your own",
+        _WORLD,
+        (
+            Command("omnibus app register my_app.py", "my_app", "docs/apps.md"),
+            Command(
+                "omnibus app invoke my_app '\"a green square on white\"'",
+                "^A GREEN SQUARE ON WHITE$",
+                "docs/first-steps.md",
+            ),
+        ),
+        (("my_app.py", APP),),
+    ),
+    Path(
+        "graph",
+        "a graph of your own",
+        None,
+        (
+            Command(
+                """.venv/bin/omnibus app run examples/shout.py '{"text": "hello out there"}'""",
+                "^HELLO OUT THERE! HELLO OUT THERE! $",
+                "README.md",
+            ),
+        ),
+    ),
+    Path(
+        "replay",
+        "a replay that is identical",
+        _WORLD,
+        (
+            Command(ASK, r'"id": ?"chatcmpl-(?P<id>[^"]+)"', "README.md"),
+            Command(".venv/bin/omnibus show ID", r"status  done", "README.md"),
+            Command(".venv/bin/omnibus replay ID", "identical to the recorded answer", "README.md"),
+        ),
+    ),
+    Path(
+        "plan",
+        "a plan for 16 simulated GPUs",
+        Command(PLANNED, "is up", "README.md"),
+        (Command(".venv/bin/omnibus plan show", "H100 16 of 16", "README.md"),),
+    ),
+)
