@@ -1,5 +1,7 @@
 """Paths of a newcomer: every command is in the documentation, and leads to what it says there."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.e2e.system import ROOT
@@ -20,7 +22,7 @@ def test_every_command_stands_in_the_page_that_it_is_from(name: str, command: Co
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_newcomer_gets_an_answer_an_app_and_a_replay(
-    record_property: pytest.RecordProperty, capsys: pytest.CaptureFixture[str]
+    record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
 ):
     """The other two paths, ``app run`` and ``plan show``, are commands that ``test_readme.py`` runs."""
     names = ["answer", "app", "replay"]
