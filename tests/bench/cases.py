@@ -79,6 +79,8 @@ OVERLOAD = {
     for engine in ("slow", "fast")
     for name, goal in {"in_time": 1.0, "p99_ratio": 2.0, "retry_after": 0.95, "goodput": 0.95}.items()
 }
+#: The part of quotes that are within 15 % of what their requests then used (at least).
+QUOTES = {"quote.within_15_percent": 0.9}
 #: How many times what encoders take without a cache a profile says that they take, or the inverse (at most).
 PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
 #: Sessions by voice (``tests/bench/voice.py``): how many times what the engines take until the first sound a turn waits
@@ -89,6 +91,7 @@ RATIOS = {
     **PROFILES,
     **PLANS,
     **OVERLOAD,
+    **QUOTES,
     **FAIR,
     REGISTER: 1.5,
     SPEEDUP: 3.0,
@@ -220,6 +223,7 @@ _ALONE = (
     *OVERLOAD,
     FIRST_AUDIO,
     *VOICE,
+    *QUOTES,
     *_NODES,
     *_BESIDE,
 )

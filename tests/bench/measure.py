@@ -30,6 +30,7 @@ from tests.bench.cases import (
     PLANNER,
     PLANS,
     PROFILES,
+    QUOTES,
     RATIOS,
     RECORD_REPLAY,
     REGISTER,
@@ -60,6 +61,7 @@ _MODULES = {
     "fair": set(FAIR),
     "overload": set(OVERLOAD),
     "voice": {FIRST_AUDIO, *VOICE},
+    "quotes": set(QUOTES),
     "nodes": set(NODES),
     "beside_vllm": {*VLLM.values(), TTFT},
 }

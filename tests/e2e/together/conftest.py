@@ -10,6 +10,9 @@ from omnibus.families import catalog
 from tests.e2e.images.conftest import GALLERY, MODEL
 from tests.e2e.system import OMNI, VL, System, declaration, running
 
+#: Price of a place for an executor, in EUR.
+PRICE_PER_HOUR = 0.36
+
 
 def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
     """A model whose paths are ``shapes``, in options of its family."""
@@ -32,7 +35,8 @@ def together(
         MODEL: declared("qwen_image", image_checkpoint, "TDV"),
     }
     app = ("--app", str(GALLERY / "painter.py"), "--apps-dir", str(GALLERY))
-    with running(tmp_path_factory.mktemp("together"), models, *app) as system:
+    prices = {"currency": "EUR", "gpus": {"cpu": {"count": 32, "price": PRICE_PER_HOUR}}}
+    with running(tmp_path_factory.mktemp("together"), models, *app, more=prices) as system:
         yield system
 
 

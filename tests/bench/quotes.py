@@ -1,0 +1,115 @@
+"""How many quotes are within 15 % of what their requests then used: ``python -m tests.bench.quotes``.
+
+A whole system of simulated executors, whose times are those of ``examples/simulated``, serves a sample of the example
+workload (``examples/workload.json``), some requests at a time. Each asks for its quote first. Executors learn nothing of
+this: the gateway fits the seconds of each stage to the requests before, those of the warm-up among them.
+
+    python -m tests.bench.quotes table    # by kind of request as well
+"""
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from omnibus.families import catalog
+from omnibus.process.spec import ROOT
+from omnibus.profiling.measured_model import Subject
+from omnibus.profiling.workload import WorkloadRequest, read_workload
+from tests.bench.cases import QUOTES
+from tests.e2e.system import System, declaration, running
+
+FAMILY, MODEL = "qwen2_5_vl", "vl"
+WORKLOAD, TIMES = ROOT / "examples" / "workload.json", ROOT / "examples" / "simulated" / "times.json"
+SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "64"}
+#: Requests at a time; those from which the gateway learns first, and those whose quotes count.
+AT_ONCE, WARM, COUNTED = 4, 60, 100
+#: Part of what was used that a quote may be off.
+TOLERANCE = 0.15
+_TIMEOUT_SECONDS = 60.0
+
+#: Quoted and used GPU-seconds of requests, by what they are.
+Found = dict[str, list[tuple[float, float]]]
+
+
+def sample_requests(seed: int = 1) -> Iterator[WorkloadRequest]:
+    """Yield requests of the example workload by their shares, for ever."""
+    family = catalog.find_family(FAMILY)
+    subject = Subject(
+        MODEL, FAMILY, "", tuple(family["tasks"]), family["encoders"], {}, (), {}, declaration(FAMILY, TIMES), {}
+    )
+    requests = read_workload(WORKLOAD, subject).requests
+    chance = random.Random(seed)
+    while True:
+        yield chance.choices(requests, [each.share for each in requests])[0]
+
+
+def read_whole_body(request: WorkloadRequest) -> bytes:
+    """The body of ``request`` for an answer in one piece."""
+    body = json.loads(request.body)
+    return json.dumps({name: value for name, value in body.items() if not name.startswith("stream")}).encode()
+
+
+async def compare(http: httpx.AsyncClient, body: bytes, *, quoted: bool) -> tuple[float, float]:
+    """GPU-seconds by the quote of a request, 0 if it is not to be ``quoted``, and those that it used."""
+    expected = 0.0
+    if quoted:
+        quote = await http.post("/v1/chat/completions", content=body, headers={"x-omnibus-quote": "1"})
+        quote.raise_for_status()
+        expected = quote.json()["gpu_seconds"]
+    answer = await http.post("/v1/chat/completions", content=body, headers={"x-omnibus-usage": "1"})
+    answer.raise_for_status()
+    return expected, answer.json()["usage"]["omnibus"]["gpu_seconds"]
+
+
+async def replay(system: System) -> Found:
+    """Send the warm-up and then what counts, ``AT_ONCE`` at a time."""
+    requests, numbers = sample_requests(), iter(range(WARM + COUNTED))
+    found: Found = defaultdict(list)
+
+    async def work(http: httpx.AsyncClient) -> None:
+        for number in numbers:
+            request = next(requests)
+            pair = await compare(http, read_whole_body(request), quoted=number >= WARM)
+            if number >= WARM:
+                found[f"{'+'.join(request.media) or 'text'} {request.size:.0f}"].append(pair)
+
+    async with httpx.AsyncClient(base_url=system.url, timeout=_TIMEOUT_SECONDS) as http:
+        await asyncio.gather(*(work(http) for _ in range(AT_ONCE)))
+    return found
+
+
+def share_within(pairs: list[tuple[float, float]]) -> float:
+    """The part of quotes that are within the tolerance."""
+    return sum(abs(quoted / used - 1) <= TOLERANCE for quoted, used in pairs) / len(pairs)
+
+
+def measure() -> Found:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running(Path(directory), {MODEL: declaration(FAMILY, TIMES)}, **SETTINGS) as system,
+    ):
+        return asyncio.run(replay(system))
+
+
+def print_table(found: Found) -> None:
+    """Print the share of good quotes, and the mean of quoted over used seconds, by kind and size of request."""
+    for name, pairs in sorted(found.items()):
+        mean = sum(quoted / used for quoted, used in pairs) / len(pairs)
+        print(
+            f"{name:24} {len(pairs):4} requests  {share_within(pairs):6.0%} within  mean ratio {mean:.3f}",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    result = measure()
+    if "table" in sys.argv[1:]:
+        print_table(result)
+    print(json.dumps({name: share_within([pair for each in result.values() for pair in each]) for name in QUOTES}))
