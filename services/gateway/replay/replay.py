@@ -177,6 +177,7 @@ class Replayer:
             attempt=0,
             attempts=(),
             resumes=(),
+            retained=(),  # of the run that was recorded: its executors would send these outputs twice
             replay_of=recorded.id,
             parent="",
             step=0,

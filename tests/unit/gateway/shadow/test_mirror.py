@@ -12,6 +12,7 @@ from omnibus.bus import subjects
 from omnibus.canary.candidate import Candidate, OptionChange
 from omnibus.canary.overlay import overlay_model
 from omnibus.errors import BadInput
+from omnibus.executor import acks
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
@@ -105,6 +106,18 @@ async def test_a_candidate_that_is_equal_is_found_so_and_nobody_notices_it(stage
     assert counts["compared"] == 4  # embeddings and texts
     recorded = await stage.home.bus.read_records(subjects.RECORDS)
     assert b"replay_of" not in b"".join(each.data for each in recorded).replace(b'"replay_of":""', b"")
+
+
+async def test_outputs_that_were_retained_of_the_recorded_run_are_compared(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """What is retained comes once more, and late: with a short answer it comes too late to matter."""
+    monkeypatch.setattr(acks, "ACK_DELAY_SECONDS", 0.0)
+    await stage.open(TOYS["vision"])
+
+    await stage.ask()
+
+    assert (await stage.counts(1))["compared"] == 2  # embedding and text
 
 
 async def test_outputs_that_differ_are_told_with_the_stage_that_began_it(stage: Stage):
