@@ -38,7 +38,7 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
         async def run(route: tuple[str, ...]) -> Mapping[str, str]:
             return await _run_route(bus, recorded, route)
 
-        found = await compare_stages(recorded, ended, able, run)
+        found = await compare_stages(recorded, ended, able, run, options.runs)
     finally:
         await bus.drain()
     epochs = await _first_epochs(options)

@@ -42,6 +42,13 @@ def add_bisect_command(commands: Any) -> None:
     bisect = commands.add_parser("bisect", help="which stage of a recorded invocation differs, and on which executors")
     bisect.add_argument("id", help="an invocation, e.g. from the x-request-id header")
     bisect.add_argument("--wrong", action="store_true", help="the recorded answer is the wrong one")
+    bisect.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs on each executor, for what differs now and then (default 1)",
+    )
     add_output_options(bisect)
     bisect.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
     bisect.add_argument("--store", metavar="URL", help="the store, which knows earlier plans")

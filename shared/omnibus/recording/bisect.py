@@ -19,7 +19,7 @@ FAILURE = "failure"
 
 
 class ExecutorOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a stage on one executor: whether they are those of the reference, and equal in two runs."""
+    """Outputs of a stage on one executor: whether they are those of the reference in any run, and the same in all."""
 
     executor: str
     equal: bool
@@ -37,22 +37,30 @@ class StageComparison(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        """True if any executor gives other outputs than the reference."""
-        return any(not each.equal for each in self.outputs)
+        """True if any executor gives other outputs than the reference, or other ones each time where others do not."""
+        return any(not each.equal for each in self.outputs) or bool(self._unsteady_executors())
 
     def find_responsible(self, wrong: bool) -> list[str]:
         """The executors that make the difference: those that are unlike the reference, or, where that is ``wrong``,
-        those that are like it."""
+        those that are like it. Where all are like it sometimes, those that are not always."""
+        if not wrong and all(each.equal for each in self.outputs):
+            return self._unsteady_executors()
         return [each.executor for each in self.outputs if each.equal is wrong]
+
+    def _unsteady_executors(self) -> list[str]:
+        """Executors that are not the same in all runs; none where no executor is: it is the model that is so."""
+        found = [each.executor for each in self.outputs if not each.steady]
+        return found if len(found) < len(self.outputs) else []
 
 
 async def compare_stages(
-    invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]], run: RunRoute
+    invocation: Invocation, ended: EndRecord | None, able: Sequence[Sequence[str]], run: RunRoute, runs: int = 1
 ) -> list[StageComparison]:
     """Compare the stages of ``invocation`` up to the first that differs; ``able`` lists the executors of each node.
 
-    Outputs that were recorded are the reference, else those of the recorded executor, else of the first one that can
-    run the stage. Raises ``StageUnavailable`` for a node that nobody can run.
+    A stage runs ``runs`` times on each executor, or until it differs. Outputs that were recorded are the reference,
+    else those of the recorded executor, else of the first one that can run the stage. Raises ``StageUnavailable`` for a node
+    that nobody can run.
     """
     route = tuple(_base_route(invocation, ended, able))
     recorded, base = dict(_recorded_digests(ended)), await run(route)
@@ -66,8 +74,12 @@ async def compare_stages(
         for executor in able[nodes[0]]:
             tried = tuple(executor if index in nodes else each for index, each in enumerate(route))
             digests = base if tried == route else await run(tried)
+            for _ in range(runs - 1):
+                if not _is_equal(reference, digests):
+                    break
+                digests = await run(tried)
             again = digests if _is_equal(reference, digests) else await run(tried)
-            steady = all(digests.get(key) == again.get(key) for key in reference)
+            steady = all(digests.get(key) == again.get(key) for key in (*reference, FAILURE))
             equal = _is_equal(reference, digests) or (not steady and _is_equal(reference, again))
             outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, "")))
         said = "the record" if kept else route[nodes[0]]

@@ -1,6 +1,7 @@
 """Which stage of a recorded invocation differs, and on which executors."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 
 from omnibus.errors import StageUnavailable
 from omnibus.graph import GraphNode, Invocation
-from omnibus.recording.bisect import FAILURE, StageComparison, compare_stages
+from omnibus.recording.bisect import FAILURE, RunRoute, StageComparison, compare_stages
 from omnibus.recording.records import EndRecord, KeptOutput
 from tests.unit.cli.documents import ended, invocation
 
@@ -92,6 +93,52 @@ async def test_what_is_not_the_same_in_two_runs_is_said():
     found = await compare_stages(asked(), None, [["v0"], ["t0", "t1"]], run)
 
     assert [(each.executor, each.steady) for each in found[-1].outputs] == [("t0", True), ("t1", False)]
+
+
+def counting(executor: str, digest: Callable[[int], str]) -> RunRoute:
+    """Runs in which the n-th text of ``executor`` is ``digest(n)``, and all else is good."""
+    times = 0
+
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        nonlocal times
+        times += route[1] == executor
+        text = digest(times) if route[1] == executor else "good"
+        return {FAILURE: text} if text == FAILURE else {"0.embedding": "good", "1.text": text}
+
+    return run
+
+
+@pytest.mark.parametrize("bad", ["bad", FAILURE])
+async def test_what_differs_now_and_then_is_named_after_enough_runs(bad: str):
+    def every_third(times: int) -> str:
+        return "good" if times % 3 else bad
+
+    able = [["v0"], ["t0", "t1", "t2"]]
+    found = await compare_stages(asked(), None, able, counting("t1", every_third), 3)
+
+    assert found[-1].find_responsible(wrong=False) == ["t1"]
+    assert not (await compare_stages(asked(), None, able, counting("t1", every_third)))[-1].differs
+
+
+async def test_the_result_of_the_request_before_is_a_difference_although_a_second_run_is_equal():
+    found = await compare_stages(
+        asked(), None, [["v0"], ["t0", "t1"]], counting("t1", lambda times: "bad" if times == 1 else "good")
+    )
+
+    assert found[-1].find_responsible(wrong=False) == ["t1"]
+
+
+async def test_where_no_executor_gives_the_same_twice_none_is_to_blame():
+    times = Counter[str]()
+
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        times[route[1]] += 1
+        return {"0.embedding": "good", "1.text": "good" if times[route[1]] % 2 else "other"}
+
+    found = await compare_stages(asked(), None, [["v0"], ["t0", "t1"]], run, 4)
+
+    assert [each.steady for each in found[-1].outputs] == [False, False]
+    assert not found[-1].differs
 
 
 async def test_a_stage_that_nobody_runs_is_named():
