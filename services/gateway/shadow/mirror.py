@@ -119,8 +119,8 @@ class CandidateMirror:
             await self._active.wait()
             await asyncio.sleep(REPORT_SECONDS)
             self._served.note_executors()
-            for id, counts in self._served.take():
-                await self._add_counts(id, counts)
+            for id, counts, finding in self._served.take():
+                await self._add_counts(id, counts, finding)
 
     # Comparisons
 

@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
+from typing import Any
 
 from omnibus.canary.candidate import Candidate
 from omnibus.canary.gate import SERVED, SERVED_FAILED, SERVED_SLOW
@@ -26,6 +27,7 @@ class ServedRequests:
         self._members = members
         self._durations: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=MAX_DURATIONS))
         self._counts: dict[str, Counter[str]] = {}
+        self._findings: dict[str, dict[str, Any]] = {}  # the last failure of each candidate
         self._executors: dict[str, None] = {}
 
     def add(self, candidate: Candidate, running: InflightInvocation, status: str) -> None:
@@ -44,6 +46,7 @@ class ServedRequests:
         counts[SERVED] += 1
         if lost or (status != "done" and not isinstance(running.failure, Rejected)):
             counts[SERVED_FAILED] += 1
+            self._findings[candidate.id] = _describe_failure(running)
         elif len(durations) >= MIN_DURATIONS and seconds > sorted(durations)[int(_SLOW_QUANTILE * len(durations))]:
             counts[SERVED_SLOW] += 1
 
@@ -59,14 +62,31 @@ class ServedRequests:
         while len(self._executors) > MAX_EXECUTORS:
             del self._executors[next(iter(self._executors))]
 
-    def take(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield the counts of each candidate since they were taken last."""
+    def take(self) -> Iterator[tuple[str, dict[str, int], dict[str, Any] | None]]:
+        """Yield the id and counts of each candidate since they were taken last, and its last failure since then."""
         counts, self._counts = self._counts, {}
+        findings, self._findings = self._findings, {}
         for id, found in counts.items():
-            yield id, dict(found)
+            yield id, dict(found), findings.get(id)
 
     def clear(self) -> None:
         """Forget everything: nobody is tried any more."""
         self._durations.clear()
         self._counts.clear()
+        self._findings.clear()
         self._executors.clear()
+
+
+def _describe_failure(running: InflightInvocation) -> dict[str, Any]:
+    """The finding of a user's request that a candidate failed, or that was taken from its executor."""
+    invocation, error = running.invocation, running.failure
+    what = f"{error.code}: {error.message}" if error is not None else "its executor was lost, and it moved to another"
+    return {
+        "id": invocation.id,
+        "type": invocation.type,
+        "at": round(time.time(), 3),
+        "route": list(invocation.route),
+        "outcome": "failed",
+        "what": f"a user's request: {what}",
+        "stage": error.stage if error is not None else "",
+    }

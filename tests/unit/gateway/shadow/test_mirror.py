@@ -94,6 +94,10 @@ async def failing(job: Job) -> None:
     raise BadInput("the new version takes no such image")
 
 
+async def broken(job: Job) -> None:
+    raise ValueError("two requests in one batch")
+
+
 async def test_a_candidate_that_is_equal_is_found_so_and_nobody_notices_it(stage: Stage):
     await stage.open(TOYS["vision"])
 
@@ -218,6 +222,21 @@ async def test_a_canary_serves_its_share_of_users_and_their_failures_are_counted
 
     assert abs(codes.count(422) - 10) <= 2
     await until(there)
+
+
+async def test_a_users_request_that_a_canary_failed_is_told_with_its_stage(stage: Stage):
+    canary = msgspec.structs.replace(CANDIDATE, state="canary", share=0.5, mirror=1e-9)
+    await stage.open(broken, canary)
+
+    answers = [await stage.home.ask(content=[text(f"look {number}"), image()]) for number in range(4)]
+
+    async def there() -> bool:
+        return bool(await stage.store.findings(CANDIDATE.id))
+
+    await until(there)
+    finding = (await stage.store.findings(CANDIDATE.id))[0]
+    assert (finding["outcome"], finding["stage"]) == ("failed", "vision")
+    assert finding["id"] in [each.headers["x-request-id"] for each in answers if each.status_code != 200]
 
 
 def test_a_share_of_requests_is_chosen_by_their_ids_alone():
