@@ -3,7 +3,7 @@
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.job_clock import ComputeBill, Share, current_shares
+from omnibus.executor.job_clock import ChargedJobs, ComputeBill, charged_jobs
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models import cuda_stream
 from omnibus_models.contract import ModelComponent
@@ -59,13 +59,13 @@ class Compute:
         self._stream = cuda_stream.own_stream(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await run_in_pool(self._pool, self._call_timed, current_shares(), function, args, kwargs)
+        return await run_in_pool(self._pool, self._call_timed, charged_jobs(), function, args, kwargs)
 
     def reset_clock(self) -> None:
         """Begin to count anew: what was computed so far was for nobody."""
         self.clock.seconds = 0.0
         if self._bill is not None:
-            self._bill.unpaid = 0.0
+            self._bill.reset()
 
     async def close(self) -> None:
         """Wait for the call in progress and end the thread."""
@@ -73,7 +73,7 @@ class Compute:
 
     @torch.inference_mode()
     def _call_timed(
-        self, shares: Sequence[Share], function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, jobs: ChargedJobs, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> R:
         before = self.clock.seconds
         try:
@@ -81,7 +81,7 @@ class Compute:
                 return self.clock(function, *args, **kwargs)
         finally:
             if self._bill is not None:
-                self._bill.add_seconds(self.clock.seconds - before, shares)
+                self._bill.add_seconds(self.clock.seconds - before, *jobs)
 
 
 class ComponentSource(NamedTuple):

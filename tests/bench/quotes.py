@@ -1,8 +1,9 @@
 """How many quotes are within 15 % of what their requests then used: ``python -m tests.bench.quotes``.
 
 A whole system of simulated executors, whose times are those of ``examples/simulated``, serves a sample of the example
-workload (``examples/workload.json``), some requests at a time. Each asks for its quote first. Executors learn nothing of
-this: the gateway fits the seconds of each stage to the requests before, those of the warm-up among them.
+workload (``examples/workload.json``), some requests at a time. Each asks for its quote first, which has a price for each
+path: that of the path which the request takes then is held against what it used. Executors learn nothing of this: the
+gateway fits the seconds of each stage to the requests before, those of the warm-up among them.
 
     python -m tests.bench.quotes table    # by kind of request as well
 """
@@ -15,6 +16,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -29,7 +31,9 @@ FAMILY, MODEL = "qwen2_5_vl", "vl"
 WORKLOAD, TIMES = ROOT / "examples" / "workload.json", ROOT / "examples" / "simulated" / "times.json"
 SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "64"}
 #: Requests at a time; those from which the gateway learns first, and those whose quotes count.
-AT_ONCE, WARM, COUNTED = 4, 60, 100
+AT_ONCE, WARM, COUNTED = 4, 500, 200
+#: Times of the simulated executors, as a part of those of the example.
+TIME_SCALE = 0.5
 #: Part of what was used that a quote may be off.
 TOLERANCE = 0.15
 _TIMEOUT_SECONDS = 60.0
@@ -50,6 +54,13 @@ def sample_requests(seed: int = 1) -> Iterator[WorkloadRequest]:
         yield chance.choices(requests, [each.share for each in requests])[0]
 
 
+def write_times(directory: Path, scale: float) -> Path:
+    """Write the example's times, multiplied by ``scale``."""
+    times = directory / "times.json"
+    times.write_text(json.dumps({**json.loads(TIMES.read_text()), "time_scale": scale}))
+    return times
+
+
 def read_whole_body(request: WorkloadRequest) -> bytes:
     """The body of ``request`` for an answer in one piece."""
     body = json.loads(request.body)
@@ -57,15 +68,23 @@ def read_whole_body(request: WorkloadRequest) -> bytes:
 
 
 async def compare(http: httpx.AsyncClient, body: bytes, *, quoted: bool) -> tuple[float, float]:
-    """GPU-seconds by the quote of a request, 0 if it is not to be ``quoted``, and those that it used."""
-    expected = 0.0
+    """GPU-seconds by the quote of a request for the path that it then took, 0 if it is not to be ``quoted``, and those
+    that it used."""
+    paths = []
     if quoted:
         quote = await http.post("/v1/chat/completions", content=body, headers={"x-omnibus-quote": "1"})
         quote.raise_for_status()
-        expected = quote.json()["gpu_seconds"]
+        paths = [path["usage"] for path in quote.json()["paths"]]
     answer = await http.post("/v1/chat/completions", content=body, headers={"x-omnibus-usage": "1"})
     answer.raise_for_status()
-    return expected, answer.json()["usage"]["omnibus"]["gpu_seconds"]
+    used = answer.json()["usage"]["omnibus"]
+    expected = [path["gpu_seconds"] for path in paths if find_options(path) == find_options(used)]
+    return (expected[0] if quoted else 0.0), used["gpu_seconds"]
+
+
+def find_options(usage: dict[str, Any]) -> list[str]:
+    """The options of the stages of ``usage``."""
+    return [stage["option"] for stage in usage["stages"]]
 
 
 async def replay(system: System) -> Found:
@@ -93,7 +112,9 @@ def share_within(pairs: list[tuple[float, float]]) -> float:
 def measure() -> Found:
     with (
         tempfile.TemporaryDirectory() as directory,
-        running(Path(directory), {MODEL: declaration(FAMILY, TIMES)}, **SETTINGS) as system,
+        running(
+            Path(directory), {MODEL: declaration(FAMILY, write_times(Path(directory), TIME_SCALE))}, **SETTINGS
+        ) as system,
     ):
         return asyncio.run(replay(system))
 

@@ -249,7 +249,7 @@ class BatchingEngine(Generic[S]):
 
     async def _step_language_model(self, turn: StepPlan[Any]) -> None:
         if turn.decode:
-            with charge_jobs([(sequence.clock, 1.0) for sequence in turn.decode]):
+            with charge_jobs([(sequence.clock, 1.0) for sequence in turn.decode], kind="decode"):
                 outcomes = await self._compute(self.decoding, self._steps.decode, turn.decode)
             self._deliver_outcomes(outcomes)
         if turn.prefill:

@@ -17,7 +17,7 @@ from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
 from omnibus.cli.output import print_json
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.presence import ReadyExecutors
-from omnibus.errors import OmnibusError
+from omnibus.errors import BadRequest, OmnibusError
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
 from omnibus.recording.bisect import FAILURE, StageComparison, compare_stages
@@ -35,7 +35,11 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
         ready = await _ready_executors(bus)
         able = [[status.id for status in ready if node.task in status.tasks] for node in recorded.nodes]
 
+        earlier = await _find_earlier(bus, options.after, recorded)
+
         async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+            if earlier is not None:
+                await _run_route(bus, earlier, route)
             return await _run_route(bus, recorded, route)
 
         found = await compare_stages(recorded, ended, able, run, options.runs)
@@ -56,6 +60,16 @@ async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
     await ready.listen(bus)
     await asyncio.sleep(CENSUS_SECONDS)
     return sorted(ready.ready_statuses(), key=lambda status: status.id)
+
+
+async def _find_earlier(bus: NatsBus, id: str, recorded: Invocation) -> Invocation | None:
+    """The invocation ``id``, which has to run on the executors of ``recorded``; None where none is named."""
+    if not id:
+        return None
+    earlier, _ = await records.find_record(bus, id)
+    if [node.task for node in earlier.nodes] != [node.task for node in recorded.nodes]:
+        raise BadRequest(f"{id} has other stages than {recorded.id}: name a request of the same type", param="after")
+    return earlier
 
 
 async def _run_route(bus: NatsBus, recorded: Invocation, route: Sequence[str]) -> Mapping[str, str]:

@@ -49,6 +49,12 @@ def add_bisect_command(commands: Any) -> None:
         metavar="N",
         help="runs on each executor, for what differs now and then (default 1)",
     )
+    bisect.add_argument(
+        "--after",
+        default="",
+        metavar="ID",
+        help="run this one first each time, for what one request leaves to the next",
+    )
     add_output_options(bisect)
     bisect.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
     bisect.add_argument("--store", metavar="URL", help="the store, which knows earlier plans")

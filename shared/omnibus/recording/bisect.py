@@ -59,8 +59,8 @@ async def compare_stages(
     """Compare the stages of ``invocation`` up to the first that differs; ``able`` lists the executors of each node.
 
     A stage runs ``runs`` times on each executor, or until it differs. Outputs that were recorded are the reference,
-    else those of the recorded executor, else of the first one that can run the stage. Raises ``StageUnavailable`` for a node
-    that nobody can run.
+    else those of the recorded executor, else of the first one that can run the stage. Raises ``StageUnavailable`` for a
+    node that nobody can run.
     """
     route = tuple(_base_route(invocation, ended, able))
     recorded, base = dict(_recorded_digests(ended)), await run(route)

@@ -1,12 +1,13 @@
 """What an executor says of its work: seconds that its engines computed, and jobs that they finished."""
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus.executor.job_clock import ComputeBill, JobClock, set_current_clock
+from omnibus.executor.job_clock import MAX_BALANCE_PART, ComputeBill, JobClock, set_current_clock
 from omnibus.executor.runner import Job
 from omnibus.executor.stopwatch import OccupancyTimer
 from omnibus.metrics import render_exposition
@@ -88,6 +89,35 @@ def test_a_step_that_was_for_nobody_is_charged_with_the_next_one():
     bill.add_seconds(1.0, [(over, 1.0), (going, 1.0), (other, 2.0)])
 
     assert (over.seconds, going.seconds, other.seconds) == (0.0, 1.0, 2.0)
+
+
+def test_steps_cost_what_they_do_in_the_mean_however_many_share_them():
+    """Half of the steps are alone, half have three others, for 16 ms each: alone or not, a step costs as much."""
+    bill, alone, shared, dice = ComputeBill(), JobClock(), JobClock(), Random(1)
+    others = [JobClock() for _ in range(3)]
+    for _ in range(20_000):  # what is a mean has to come first
+        bill.add_seconds(0.016, [(each, 1.0) for each in (others if dice.random() < 0.5 else others[:1])], "step")
+    charged = sum(each.seconds for each in others)
+
+    for step in range(200):
+        by = [alone] if step % 2 else [shared, *others]
+        bill.add_seconds(0.016, [(each, 1.0) for each in by], "step")
+
+    assert charged == pytest.approx(20_000 * 0.016, rel=MAX_BALANCE_PART)
+    assert alone.seconds == pytest.approx(shared.seconds, rel=0.1)
+    assert alone.seconds + shared.seconds + sum(each.seconds for each in others) - charged == pytest.approx(
+        200 * 0.016, abs=MAX_BALANCE_PART * 20_200 * 0.016 * 2
+    )
+
+
+def test_what_is_no_step_costs_what_it_took():
+    bill, prompt, answer = ComputeBill(), JobClock(), JobClock()
+    for step in range(1000):
+        bill.add_seconds(0.016, [(answer, 1.0)] * (1 + step % 2), "step")
+
+    bill.add_seconds(2.0, [(prompt, 1.0)])
+
+    assert prompt.seconds == 2.0
 
 
 # Engines that batch by themselves, and tasks that are their own engine

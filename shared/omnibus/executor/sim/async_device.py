@@ -173,12 +173,13 @@ class SimulatedMachine:
     def _charge_turn(self, turn: DeviceTurn | CombinedTurn, steps: int) -> None:
         """Divide the first ``steps`` of ``turn`` among the jobs of its works, lane by lane, as lanes count them."""
         for each in turn.turns:
+            unit = steps * len(each.works) / each.seconds if each.seconds else 0.0  # a step of one is a unit
             shares = [
-                (work.clock, seconds)
+                (work.clock, seconds * unit)
                 for (work, _), seconds in zip(each.works, each.seconds_by_work(), strict=True)
                 if work.clock is not None
             ]
-            self._bill.add_seconds(each.ends[steps - 1], shares)
+            self._bill.add_seconds(each.ends[steps - 1], shares, each.lane if each.stepping else None)
 
     def _fail_tickets(self, error: Exception) -> None:
         self._failed = self._failed or error
