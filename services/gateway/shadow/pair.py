@@ -82,6 +82,6 @@ def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRu
 
 
 def _stage_seconds(hop: Hop) -> float:
-    """Return the seconds of a stage from when all it reads had begun to come: what it does before its engine begins, as
-    opening an image, and what it waits for its engine is its own loss."""
-    return hop.end - max(hop.taken, hop.ready, *hop.arrived)
+    """Return the seconds of a stage from when all it reads had begun to come: what it does before it opens its inputs,
+    and before its engine begins, is its own loss."""
+    return hop.end - max((hop.taken, *hop.arrived))

@@ -14,10 +14,10 @@ def run(seconds: float, *hops: Hop) -> MirroredRun:
 
 
 def hop(node: int, taken: float, began: float, end: float, *arrived: float) -> Hop:
-    return Hop("i", node, "x", taken, taken, end, end, began=began, arrived=arrived)
+    return Hop("i", node, "x", taken, began, end, end, began=began, arrived=arrived)
 
 
-def test_a_stage_is_slower_that_loses_its_time_before_its_engine_begins():
+def test_a_stage_is_slower_that_loses_its_time_before_it_opens_its_inputs():
     recorded = invocation()
     recorded = msgspec.structs.replace(recorded, nodes=recorded.nodes[1:])
     control = run(0.2, hop(0, 0.0, 0.01, 0.05), hop(1, 0.0, 0.06, 0.2, 0.05))
