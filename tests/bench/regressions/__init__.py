@@ -1,0 +1,1 @@
+"""Seeded regressions and harmless changes of one executor, and which of them a canary and a bisection find."""

@@ -1,0 +1,27 @@
+"""Twenty-one regressions and twenty harmless changes as candidates: ``python -m tests.bench.regressions [WORDS]``.
+
+A system of tiny models serves users' requests, each of which is compared (``--mirror 1``). Printed are how many
+regressions the gate caught, how many harmless changes it stopped, and of how many regressions the right stage was named,
+and where outputs differ the right executors by ``omnibus bisect``. With words, only cases whose names contain one of them run.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from omnibus_models import tiny
+from tests.bench.regressions.cases import HARMLESS, REGRESSIONS
+from tests.bench.regressions.report import count_outcomes, try_cases
+from tests.bench.regressions.trial import serving
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    chosen = [each for each in (*REGRESSIONS, *HARMLESS) if not words or any(word in each.name for word in words)]
+    with tempfile.TemporaryDirectory(prefix="omnibus-regressions-") as made:
+        directory = Path(made)
+        checkpoint = tiny.build("qwen2_5_vl", directory / "checkpoint")
+        with serving(directory, checkpoint) as system:
+            outcomes = asyncio.run(try_cases(chosen, system, checkpoint, directory))
+        print(json.dumps(count_outcomes(outcomes)))

@@ -1,0 +1,153 @@
+"""Engines that have a fault: late, failing, mixing up requests, or failing only under load; and one that has none.
+
+Each is named as the engine of a candidate and runs the component on the transformers engine otherwise.
+"""
+
+import asyncio
+import random
+from typing import Any
+
+import numpy as np
+
+from omnibus.executor.runner import Job, Runner
+from omnibus.executor.settings import ExecutorSettings
+from services.engines import transformers
+
+#: Seconds by which a late engine begins later, and by which each of its outputs is late.
+LATE_SECONDS, LATE_STEP_SECONDS = 0.4, 0.04
+#: A failing engine fails one job in so many.
+FAILS_EVERY = 3
+#: Deviation of what a noisy encoder adds, in deviations of its embedding.
+NOISE = 0.1
+
+
+class WrappedRunner:
+    """A runner that is what it wraps; subclasses change what happens to a job."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    async def run(self, job: Job) -> None:
+        await self._runner.run(job)
+
+
+class WrappedJob:
+    """A job that is what it wraps; subclasses change its outputs."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+
+class _LateRunner(WrappedRunner):
+    async def run(self, job: Job) -> None:
+        await asyncio.sleep(LATE_SECONDS)
+        await self._runner.run(job)
+
+
+class _LateJob(WrappedJob):
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        await asyncio.sleep(LATE_STEP_SECONDS)
+        await self._job.send(output, data, array)
+
+
+class _LateStepsRunner(WrappedRunner):
+    async def run(self, job: Job) -> None:
+        await self._runner.run(_LateJob(job))  # type: ignore[arg-type]
+
+
+class _FailingRunner(WrappedRunner):
+    jobs = 0
+
+    async def run(self, job: Job) -> None:
+        self.jobs += 1
+        if self.jobs % FAILS_EVERY == 0:
+            raise MemoryError("out of memory")
+        await self._runner.run(job)
+
+
+class _SingleRunner(WrappedRunner):
+    jobs = 0
+
+    async def run(self, job: Job) -> None:
+        self.jobs += 1
+        try:
+            if self.jobs > 1:
+                raise RuntimeError("two requests in one batch")
+            await asyncio.sleep(LATE_STEP_SECONDS)
+            await self._runner.run(job)
+        finally:
+            self.jobs -= 1
+
+
+class _StaleRunner(WrappedRunner):
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.last: tuple[dict[str, Any], np.ndarray | None] | None = None
+
+    async def run(self, job: Job) -> None:
+        await self._runner.run(_StaleJob(job, self))  # type: ignore[arg-type]
+
+
+class _StaleJob(WrappedJob):
+    def __init__(self, job: Job, runner: _StaleRunner) -> None:
+        super().__init__(job)
+        self._runner = runner
+
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        mine = dict(data), None if array is None else array.copy()
+        given, self._runner.last = self._runner.last or mine, mine
+        await self._job.put(output, *given)
+
+
+class _NoisyRunner(WrappedRunner):
+    async def run(self, job: Job) -> None:
+        await self._runner.run(_NoisyJob(job))  # type: ignore[arg-type]
+
+
+class _NoisyJob(WrappedJob):
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        if array is not None:
+            noise = np.random.default_rng(random.getrandbits(32)).normal(0.0, NOISE * array.std(), array.shape)
+            array = (array + noise).astype(array.dtype)
+        await self._job.put(output, data, array)
+
+
+def plain(component: str, settings: ExecutorSettings) -> Runner:
+    """The transformers engine under another name."""
+    return WrappedRunner(transformers(component, settings))
+
+
+def late(component: str, settings: ExecutorSettings) -> Runner:
+    """One that begins late."""
+    return _LateRunner(transformers(component, settings))
+
+
+def late_steps(component: str, settings: ExecutorSettings) -> Runner:
+    """One whose tokens are late."""
+    return _LateStepsRunner(transformers(component, settings))
+
+
+def failing(component: str, settings: ExecutorSettings) -> Runner:
+    """One that fails now and then."""
+    return _FailingRunner(transformers(component, settings))
+
+
+def single(component: str, settings: ExecutorSettings) -> Runner:
+    """One that fails where two requests come together, which no comparison in the shadow sees."""
+    return _SingleRunner(transformers(component, settings))
+
+
+def stale(component: str, settings: ExecutorSettings) -> Runner:
+    """One that gives each request the result of the one before."""
+    return _StaleRunner(transformers(component, settings))
+
+
+def noisy(component: str, settings: ExecutorSettings) -> Runner:
+    """One whose results are never the same."""
+    return _NoisyRunner(transformers(component, settings))

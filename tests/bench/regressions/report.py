@@ -1,0 +1,47 @@
+"""Cases one after another on a running system, and what became of them in a table and in numbers."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench.regressions.cases import Case
+from tests.bench.regressions.trial import MAX_PAIRS, Outcome, trials
+from tests.e2e.system import System
+
+
+async def try_cases(
+    cases: Sequence[Case], system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
+) -> list[Outcome]:
+    """Try ``cases`` one after another, each for at most ``pairs`` comparisons in the shadow; prints a line for each."""
+    found = list[Outcome]()
+    async with trials(system, checkpoint, directory, pairs) as run:
+        for case in cases:
+            began = time.monotonic()
+            found.append(await run(case))
+            print(describe_outcome(found[-1], time.monotonic() - began), file=sys.stderr, flush=True)
+    return found
+
+
+def describe_outcome(outcome: Outcome, seconds: float) -> str:
+    """A line of the table."""
+    case = outcome.case
+    good = outcome.is_caught == bool(case.stage)
+    named = "" if not case.stage else "  named" if outcome.is_named else f"  NAMED {outcome.bisected} {outcome.stages}"
+    return (
+        f"{'right' if good else 'WRONG'}  {case.name:48} {outcome.state:8} {outcome.pairs:3} pairs {seconds:5.1f} s"
+        f"{named}  {outcome.reason}"
+    )
+
+
+def count_outcomes(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Count what was caught, stopped without a reason, and named."""
+    bad = [each for each in outcomes if each.case.stage]
+    harmless = [each for each in outcomes if not each.case.stage]
+    return {
+        "regressions": len(bad),
+        "caught": sum(each.is_caught for each in bad),
+        "named": sum(each.is_named for each in bad),
+        "harmless": len(harmless),
+        "false_alarms": sum(each.is_caught for each in harmless),
+    }

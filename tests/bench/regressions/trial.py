@@ -1,0 +1,219 @@
+"""One candidate on a running system: users' requests are sent until the gate has a verdict, or for long enough."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from omnibus.canary.candidate import Candidate
+from omnibus.store import Store
+from tests.bench.regressions.cases import Case
+from tests.bench.regressions.checkpoints import copy_checkpoint
+from tests.e2e.questions import ask, image
+from tests.e2e.system import VL, System, declaration, running
+
+#: Comparisons after which a verdict would have come, and seconds that each case has.
+MAX_PAIRS, MAX_SECONDS = 60, 240.0
+#: Seconds that a comparison, and a verdict, may take to come after its request.
+_PAIR_SECONDS, _VERDICT_SECONDS, _LOOK_SECONDS = 5.0, 4.0, 0.02
+_COMMAND_SECONDS = 60.0
+#: Runs of each stage in a bisection.
+BISECT_RUNS = "4"
+#: Requests at a time once a candidate serves users.
+AT_ONCE = 4
+
+
+@dataclass
+class Outcome:
+    """What became of a candidate: its state and why, comparisons, and what a bisection of a bad one named."""
+
+    case: Case
+    state: str = ""
+    reason: str = ""
+    pairs: int = 0
+    bisected: list[str] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+    @property
+    def is_caught(self) -> bool:
+        return self.state == "failed"
+
+    @property
+    def is_named(self) -> bool:
+        """True if most findings named the right stage, and where outputs differ a bisection the right executors alone."""
+        counts = Counter(self.stages)
+        named = bool(counts) and counts.most_common(1)[0][0] == self.case.stage
+        return named and (self.case.shows != "outputs" or self.bisected == [self.case.stage, self.case.executors])
+
+
+@contextmanager
+def serving(directory: Path, checkpoint: Path) -> Iterator[System]:
+    """A system of an encoder and a language model, and of an option for both that is late."""
+    model = declaration("qwen2_5_vl", checkpoint)
+    together = {**model["options"]["EL"], "engine": "tests.bench.regressions.engines:late"}
+    model["options"] = {**model["options"], "EL": together}
+    model["paths"] = [{"options": ["E", "L"], "share": 1}, {"options": ["EL"], "share": 0}]
+    with running(directory, {VL: model}) as system:
+        yield system
+
+
+class Trial:
+    """One case on ``system``, whose model has ``checkpoint``."""
+
+    def __init__(self, system: System, store: Store, http: httpx.AsyncClient, case: Case, pairs: int) -> None:
+        self._system, self._store, self._http = system, store, http
+        self._outcome = Outcome(case)
+        self._max_pairs = pairs
+        self._sent = 0
+        self._ids: list[str] = []  # of requests with an image
+        self._id = ""
+
+    async def run(self, checkpoint: Path, directory: Path) -> Outcome:
+        """Start the candidate, send requests, and end it."""
+        case, flags = self._outcome.case, list(self._outcome.case.flags)
+        if case.edit is not None:
+            flags += ["--checkpoint", str(await asyncio.to_thread(copy_checkpoint, checkpoint, directory, case.edit))]
+        option = ["--option", case.option] if case.option else []
+        share = [] if "--share" in flags else ["--share", "0"]
+        started = await self._command("canary", "start", VL, *option, *flags, *share, "--mirror", "1", "--json")
+        self._id = started["id"]
+        try:
+            async with asyncio.timeout(MAX_SECONDS):
+                await self._wait_for_executors()
+                await self._send_until_verdict()
+        except TimeoutError:
+            self._outcome.reason = f"no verdict in {MAX_SECONDS:g} s"
+        await self._note_state()
+        await self._end()
+        return self._outcome
+
+    async def _wait_for_executors(self) -> None:
+        """Wait until the candidate's executors serve: what ends before that is not compared."""
+        replicas, ready = (await self._candidate()).replicas, set[str]()
+        async with self._system.bus() as bus, contextlib.aclosing(self._system.statuses(bus)) as heard:
+            async for status in heard:
+                if status.option == self._outcome.case.executors and status.state == "ready":
+                    ready.add(status.id)
+                if len(ready) == replicas:
+                    return
+
+    async def _send_until_verdict(self) -> None:
+        candidate = await self._candidate()
+        while candidate.is_active and not self._is_decided(candidate):
+            if candidate.state == "canary":
+                await asyncio.gather(*(self._send() for _ in range(AT_ONCE)))
+            else:
+                await self._send_and_compare()
+            candidate = await self._candidate()
+        if candidate.is_active:  # the gate may have the last comparisons still before it
+            await self._wait(self._is_over, _VERDICT_SECONDS)
+
+    def _is_decided(self, candidate: Candidate) -> bool:
+        """Return whether nothing is expected any more."""
+        served = candidate.state == "canary" or candidate.share
+        return candidate.reason.startswith("the gate is green") or (
+            self._outcome.pairs >= self._max_pairs and not served
+        )
+
+    async def _is_over(self) -> bool:
+        return not (await self._candidate()).is_active
+
+    async def _candidate(self) -> Candidate:
+        return (await self._store.candidates())[VL]
+
+    @property
+    def _is_text_only(self) -> bool:
+        """True if the request that was sent last has no image."""
+        return self._sent % 4 == 0
+
+    async def _send(self) -> None:
+        """Send the next request. None is like another."""
+        self._sent += 1
+        number = self._sent
+        media = [] if self._is_text_only else [image(number, 60 + number % 3 * 30, 60)]
+        body = {
+            "model": VL,
+            "messages": ask(*media, f"what is number {number} of {7 * number}, and why?").messages,
+            "max_tokens": 24,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        answer = await self._http.post("/v1/chat/completions", json=body)
+        if media:
+            self._ids.append(answer.headers["x-request-id"])
+
+    async def _send_and_compare(self) -> None:
+        """Send a request, wait for its comparison, and bisect the first one that is bad."""
+        before = self._outcome.pairs
+        await self._send()
+        if self._is_text_only and self._outcome.case.option == "E":
+            return  # the candidate has no part in it
+
+        async def compared() -> bool:
+            self._outcome.pairs = (await self._store.counts(self._id)).get("pairs", 0)
+            return self._outcome.pairs > before
+
+        await self._wait(compared, _PAIR_SECONDS)
+        findings = await self._store.findings(self._id)
+        bad = [each for each in findings if each["outcome"] != "slower"]
+        if bad and not self._outcome.bisected and self._outcome.case.stage:
+            self._outcome.bisected = await self._bisect(bad[0]["id"])
+
+    async def _bisect(self, id: str) -> list[str]:
+        """Return the stage of request ``id`` that a bisection names, and the options of the executors; where it finds
+        nothing, it is tried behind another request."""
+        earlier = next((each for each in reversed(self._ids) if each != id), "")
+        more: tuple[str, ...]
+        for more in ((), ("--after", earlier)) if earlier else ((),):
+            found = await self._command("bisect", id, "--runs", BISECT_RUNS, *more, "--json")
+            if found["stage"]:
+                break
+        return [found["stage"], *sorted({each["option"] for each in found["responsible"]})]
+
+    async def _wait(self, true: Callable[[], Awaitable[bool]], seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        while not await true() and time.monotonic() < ends:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _note_state(self) -> None:
+        candidate, findings = await self._candidate(), await self._store.findings(self._id)
+        self._outcome.state = candidate.state
+        self._outcome.reason = candidate.reason or self._outcome.reason
+        is_time = self._outcome.case.shows == "time"
+        self._outcome.stages = [each["stage"] for each in findings if (each["outcome"] == "slower") == is_time]
+
+    async def _end(self) -> None:
+        if (await self._candidate()).is_active:
+            await self._command("canary", "abort", VL, "--json")
+
+    async def _command(self, *arguments: str) -> dict[str, Any]:
+        process = self._system.command(*arguments)
+        output, _ = await asyncio.to_thread(process.communicate, timeout=_COMMAND_SECONDS)
+        return dict(json.loads(output))
+
+
+@asynccontextmanager
+async def trials(
+    system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
+) -> AsyncIterator[Callable[[Case], Awaitable[Outcome]]]:
+    """What tries one case after another on ``system``; copies of ``checkpoint`` are made in ``directory``.
+
+    Each is compared ``pairs`` times at most, unless it is to serve users.
+    """
+    async with system.store() as store, system.http() as http:
+        count = 0
+
+        async def run(case: Case) -> Outcome:
+            nonlocal count
+            count += 1
+            return await Trial(system, store, http, case, pairs).run(checkpoint, directory / f"changed-{count}")
+
+        yield run
