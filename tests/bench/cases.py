@@ -81,6 +81,9 @@ OVERLOAD = {
 }
 #: The part of quotes that are within 15 % of what their requests then used (at least).
 QUOTES = {"quote.within_15_percent": 0.9}
+#: The 99th percentile of users' latencies while finished requests are mirrored to a candidate, over that without (at
+#: most).
+MIRROR_P99 = "canary.mirror_p99_ratio"
 #: How many times what encoders take without a cache a profile says that they take, or the inverse (at most).
 PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
 #: Sessions by voice (``tests/bench/voice.py``): how many times what the engines take until the first sound a turn waits
@@ -92,6 +95,7 @@ RATIOS = {
     **PLANS,
     **OVERLOAD,
     **QUOTES,
+    MIRROR_P99: 1.02,
     **FAIR,
     REGISTER: 1.5,
     SPEEDUP: 3.0,
@@ -224,6 +228,7 @@ _ALONE = (
     FIRST_AUDIO,
     *VOICE,
     *QUOTES,
+    MIRROR_P99,
     *_NODES,
     *_BESIDE,
 )

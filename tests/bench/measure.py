@@ -25,6 +25,7 @@ from tests.bench.cases import (
     MASKED,
     MEMORY,
     MEMORY_GOAL,
+    MIRROR_P99,
     NODES,
     OVERLOAD,
     PLANNER,
@@ -62,6 +63,7 @@ _MODULES = {
     "overload": set(OVERLOAD),
     "voice": {FIRST_AUDIO, *VOICE},
     "quotes": set(QUOTES),
+    "mirror": {MIRROR_P99},
     "nodes": set(NODES),
     "beside_vllm": {*VLLM.values(), TTFT},
 }
