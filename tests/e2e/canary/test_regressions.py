@@ -34,5 +34,5 @@ async def test_of_all_regressions_one_is_missed_at_most_at_one_false_alarm(
 
     counts = count_outcomes(outcomes)
     assert counts["caught"] >= counts["regressions"] - 1, outcomes
-    assert counts["named"] == counts["regressions"], outcomes
+    assert counts["named"] >= counts["regressions"] - 1, outcomes
     assert counts["false_alarms"] <= 1, outcomes
