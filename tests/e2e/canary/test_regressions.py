@@ -10,18 +10,18 @@ from tests.e2e.system import System
 
 pytestmark = [pytest.mark.e2e, pytest.mark.one_node]
 
-FEW = ("vision: two blocks are swapped", "thinker: other system prompt", "thinker: a copy")
+FEW = ("vision: two blocks are swapped", "thinker: a copy")
 #: Comparisons of a harmless change.
 FEW_PAIRS = 8
 
 
-async def test_two_regressions_are_caught_and_a_copy_is_not_stopped(tried: System, vl_checkpoint: Path, tmp_path: Path):
+async def test_a_regression_is_caught_and_a_copy_is_not_stopped(tried: System, vl_checkpoint: Path, tmp_path: Path):
     cases = [each for each in (*REGRESSIONS, *HARMLESS) if each.name in FEW]
 
     outcomes = await try_cases(cases, tried, vl_checkpoint, tmp_path, FEW_PAIRS)
 
-    assert [each.state for each in outcomes] == ["failed", "failed", "shadow"]
-    assert [each.is_named for each in outcomes] == [True, True, False]
+    assert [each.state for each in outcomes] == ["failed", "shadow"]
+    assert [each.is_named for each in outcomes] == [True, False]
     assert outcomes[-1].pairs >= FEW_PAIRS
 
 
