@@ -9,7 +9,7 @@ be after the calls behind it have begun. A response that is cut short has all cl
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from omnibus.errors import ProtocolError
+from omnibus.errors import OmnibusError, ProtocolError
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.realtime.session import SessionConfig
 from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart, encode_base64
@@ -47,16 +47,14 @@ class ResponseEvents:
 
     def add_text(self, delta: str) -> list[Event]:
         """More of the answer's text: of what is written, or of what is said."""
-        events, item = self._open_message(self._open[-1:])
-        self._grow(len(delta))
+        events, item = self._grow_message(self._open[-1:], len(delta))
         item.parts[0].text += delta
         kind = "output_audio_transcript" if self._speaks else "output_text"
         return [*events, {"type": f"response.{kind}.delta", **self._place(item), "content_index": 0, "delta": delta}]
 
     def add_audio(self, data: bytes) -> list[Event]:
         """The next bytes of the answer's audio."""
-        events, item = self._open_message(self._open)
-        self._grow(len(data))
+        events, item = self._grow_message(self._open, len(data))
         item.parts[0].audio += data
         place = {**self._place(item), "content_index": 0}
         return [*events, {"type": "response.output_audio.delta", **place, "delta": encode_base64(data)}]
@@ -90,6 +88,15 @@ class ResponseEvents:
     @property
     def _speaks(self) -> bool:
         return self._config.modality == "audio"
+
+    def _grow_message(self, among: Sequence[ConversationItem], nbytes: int) -> tuple[list[Event], ConversationItem]:
+        """As ``_open_message``, with room for ``nbytes`` more; where there is none, no message was opened."""
+        self._grow(nbytes)
+        try:
+            return self._open_message(among)
+        except OmnibusError:
+            self._grow(-nbytes)
+            raise
 
     def _open_message(self, among: Sequence[ConversationItem]) -> tuple[list[Event], ConversationItem]:
         """The message ``among`` open items, or a new one; and the events of its beginning."""

@@ -184,8 +184,12 @@ class Turn:
             async for batch in merge_streams(open_output_streams(output)):
                 ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
                 fresh = {self.id: new} if (new := self._token_ids.add(ids)) else {}
-                if (events := self._read_batch(batch, got, run)) or fresh:
-                    self._post(events, tokens=fresh)
+                events: list[Event] = []
+                try:
+                    self._read_batch(batch, got, run, events)
+                finally:  # what came before something that found no room is in the conversation
+                    if events or fresh:
+                        self._post(events, tokens=fresh)
                 await self._wait_room()
             rest = self._sound.close() if self._sound is not None else b""
             if rest := self._known.skip_audio(rest):
@@ -195,26 +199,27 @@ class Turn:
             return self._events.finish("incomplete", incomplete_details(got.finish), got.usage())
         return self._events.finish("completed", None, got.usage())
 
-    def _read_batch(self, batch: Sequence[tuple[str, Any]], got: AnswerAccumulator, run: ClientRequest) -> list[Event]:
-        events: list[Event] = []
+    def _read_batch(
+        self, batch: Sequence[tuple[str, Any]], got: AnswerAccumulator, run: ClientRequest, events: list[Event]
+    ) -> None:
+        """Add the events of ``batch`` to ``events``; where this fails, those of what came before are in it."""
         for name, item in batch:
             got.add_item(name, item.data, item.array)
             if name == "text":
                 if text := self._known.skip_text(item.data.get("text") or ""):
                     events += self._events.add_text(text)
                 for part in self._calls.read(item.data["calls"]) if item.data.get("calls") else ():
-                    events += self._read_call(part, run)
+                    self._read_call(part, run, events)
         samples = [item.array for _, item in batch if item.array is not None]
         data = self._encode_samples(join_samples(samples, got), got.rate) if samples else b""
         if data := self._known.skip_audio(data):
             events += self._events.add_audio(data)
-        return events
 
-    def _read_call(self, part: CallPart, run: ClientRequest) -> list[Event]:
-        begins = bool(part.name) and not self._known.skip_call(part.name)
-        begun = self._events.begin_call(part.name, call_id(run.id, part.number)) if begins else []
-        arguments = self._known.skip_arguments(part.arguments) if part.arguments else ""
-        return [*begun, *(self._events.add_arguments(arguments) if arguments else ())]
+    def _read_call(self, part: CallPart, run: ClientRequest, events: list[Event]) -> None:
+        if part.name and not self._known.skip_call(part.name):
+            events += self._events.begin_call(part.name, call_id(run.id, part.number))
+        if part.arguments and (arguments := self._known.skip_arguments(part.arguments)):
+            events += self._events.add_arguments(arguments)
 
     def _encode_samples(self, samples: np.ndarray, rate: int) -> bytes:
         """``samples``, float32 [n], in the format that the client has asked for."""

@@ -1,14 +1,18 @@
 """Conversations that have as many items as they may: what comes is refused by name, and nothing is lost or stuck."""
 
 import base64
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from services.gateway.realtime import conversation
+from omnibus.errors import Overloaded
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.realtime import conversation, service, turn
 from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
-from tests.unit.gateway.realtime_house import SOUND, Caller, types
+from tests.unit.gateway.house import House
+from tests.unit.gateway.realtime_house import SOUND, Caller, calls, joined, types
 
 #: Half a second of noise and 0.7 s of silence: one turn, of 24 kHz samples.
 TURN = (np.random.default_rng(0).standard_normal(12000) * 8000).astype("<i2").tobytes() + bytes(33600)
@@ -61,3 +65,25 @@ def test_transcripts_count_among_the_bytes_that_a_conversation_holds():
 
     assert whole == 100 + 2 * len("seven words")
     assert sum(held) == 0
+
+
+async def test_words_that_come_with_audio_that_finds_no_room_are_sent(home: House, monkeypatch: pytest.MonkeyPatch):
+    async def gather(streams: Any) -> AsyncIterator[list[Any]]:
+        yield [each async for batch in merge_streams(streams) for each in batch]
+
+    def count(_: Any, more: int) -> None:
+        if more > 100:  # audio
+            raise Overloaded("full")
+
+    monkeypatch.setattr(turn, "merge_streams", gather)
+    monkeypatch.setattr(service._HeldBytes, "count_bytes", count)
+    async with calls(home) as caller:
+        await caller.update(audio={"input": {"turn_detection": None}})
+        await caller.say("hello there")
+        events = await caller.respond()
+
+    done = events[-1]["response"]
+    assert (done["status"], done["status_details"]["error"]["code"]) == ("failed", "overloaded")
+    words = joined(events, "response.output_audio_transcript.delta")
+    assert words
+    assert done["output"][0]["content"][0]["transcript"] == words

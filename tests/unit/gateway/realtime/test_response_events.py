@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, Overloaded
 from services.gateway.openai.realtime.session import SessionConfig
 from services.gateway.realtime import conversation as conversations
 from services.gateway.realtime.conversation import Conversation
@@ -81,3 +81,31 @@ def test_an_item_that_finds_no_room_leaves_the_ends_of_those_before_it_to_come(
 
     assert types(made.finish("failed")) == [("output_text.done", 0), ("content_part.done", 0), ("output_item.done", 0)]
     assert [item.status for item in conversation] == ["incomplete"]
+
+
+@pytest.mark.parametrize("modality", ["audio", "text"])
+def test_a_message_that_finds_no_room_for_its_first_piece_is_not_opened(modality: str):
+    conversation = Conversation("conv_1", refuse)
+    made = response(conversation, modality)
+
+    with pytest.raises(Overloaded):
+        made.add_text("Hello") if modality == "text" else made.add_audio(b"hello")
+
+    assert not list(conversation)
+    assert types(made.finish("failed")) == []
+
+
+def test_bytes_of_a_message_that_cannot_be_opened_do_not_count(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations, "MAX_ITEMS", 0)
+    held: list[int] = []
+    made = response(Conversation("conv_1", held.append))
+
+    with pytest.raises(BadRequest):
+        made.add_text("Hello")
+
+    assert sum(held) == 0
+
+
+def refuse(more: int) -> None:
+    if more > 0:
+        raise Overloaded("full")
