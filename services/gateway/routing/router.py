@@ -10,7 +10,6 @@ nodes from where its inputs lie (``services.gateway.routing.nearness``).
     route = router.route(assignment, ticket, pins=pins)
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -23,10 +22,11 @@ from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
 from services.gateway.routing import pins as pinning
-from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity, affinity_item
+from services.gateway.routing.affinity import ChosenReplica
 from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
-from services.gateway.routing.nearness import Nearness, are_apart
+from services.gateway.routing.nearness import Nearness
+from services.gateway.routing.replicas import ReplicaChooser
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
@@ -68,10 +68,8 @@ class Router:
         #: Models to which the planner can add executors, as it says.
         self.growing: Mapping[str, ModelGrowth] = {}
         self._origins: dict[tuple[str, str], str] = {}
-        self._encode: frozenset[tuple[str, str]] = frozenset()
-        self._spread = EncoderAffinity()
         self._kinds: dict[str, tuple[int, count[int]]] = {}
-        self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
+        self._replicas = ReplicaChooser(gateway, members, nearness)
 
     @property
     def plan(self) -> Plan | None:
@@ -84,6 +82,7 @@ class Router:
         self._scope = PlanScope(plan) if plan is not None else None
         self._paths = {}
         self._known_stages = {}
+        self._replicas.use_plan(plan)
         models = plan.models if plan is not None else {}
         self._origins = {
             (name, option): model.option_origin(option)
@@ -91,12 +90,6 @@ class Router:
             for option, spec in model.options.items()
             if not spec.of
         }
-        self._encode = frozenset(
-            (name, option)
-            for name, model in models.items()
-            for option, spec in model.options.items()
-            if set(spec.components) <= set(model.encoders.values())
-        )
         self._lent = {
             (name, option): _split_option(spec.of)
             for name, model in models.items()
@@ -229,7 +222,9 @@ class Router:
             names.append(f"{part.model}={path.name}" if several else path.name)
             for option, found in self._stages(part, path).items():
                 name = f"{part.model}/{option}" if several else option
-                given = self._place_nodes(part.model, option, assignment.nodes, found, work, serving[option], chosen)
+                given = self._replicas.place_nodes(
+                    part.model, option, assignment.nodes, found, work, serving[option], chosen
+                )
                 for node, one in zip(found, given, strict=True):
                     options[node], chosen[node] = name, one
         executors, counts = zip(*chosen, strict=True)
@@ -246,62 +241,6 @@ class Router:
             for node, component in zip(part.nodes, part.components, strict=True):
                 stages.setdefault(path.options[component], []).append(node)
         return stages
-
-    def _place_nodes(
-        self,
-        model: str,
-        option: str,
-        nodes: Sequence[GraphNode],
-        found: Sequence[int],
-        work: Sequence[int],
-        serving: Sequence[ExecutorEntry],
-        chosen: Sequence[ChosenReplica],
-    ) -> list[ChosenReplica]:
-        """Choose one of ``serving`` for each node of ``nodes`` that ``option`` of ``model`` runs, those ``found``.
-
-        ``work`` is in tokens per node, and ``chosen`` are the executors of the nodes before them.
-        """
-        encode = (model, option) in self._encode
-        if len(serving) == 1 and not encode:  # nothing to compare: measured, 4 us less per option
-            only = serving[0].status.id
-            return [ChosenReplica(only, work[node] if work else 1) for node in found]
-        items = [affinity_item(nodes[node], work[node] if work else 1) for node in found]
-        return self._choose_executors(serving, items, encode, self._count_sources(nodes, found, chosen, serving))
-
-    def _choose_executors(
-        self,
-        serving: Sequence[ExecutorEntry],
-        items: Sequence[AffinityItem],
-        encode: bool,
-        sources: Mapping[str, int] | None,
-    ) -> list[ChosenReplica]:
-        """Choose one of ``serving`` (at least one) for each of ``items``; ``sources`` counts inputs by node, if that
-        matters.
-        """
-        if encode:
-            serving = [member for member in serving if member.available_credit > 0] or serving
-        loads = self.members.work_by_executor(serving, self._turn)
-        near: Sequence[str] = ()
-        if self._nearness is not None and sources is not None:
-            near = self._nearness.near_executors(serving, loads, sources)
-        if not encode:
-            executor = min(near or loads, key=loads.__getitem__)
-            return [ChosenReplica(executor, item.work) for item in items]
-        if not all(member.status.keeps for member in serving):
-            items = [item._replace(key="") for item in items]
-        return self._spread.assign_items(loads, items, near)
-
-    def _count_sources(
-        self,
-        nodes: Sequence[GraphNode],
-        readers: Sequence[int],
-        chosen: Sequence[ChosenReplica],
-        serving: Sequence[ExecutorEntry],
-    ) -> Mapping[str, int] | None:
-        """Count the inputs of ``readers`` by the machines they lie on; None where ``serving`` are on one machine."""
-        if self._nearness is None or not are_apart(serving):
-            return None
-        return self._nearness.count_sources(nodes, readers, [each.executor for each in chosen])
 
     def _candidate_paths(
         self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool
@@ -363,7 +302,7 @@ class Router:
                 raise StageUnavailable(
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
                 )
-            given = self._place_nodes(name, plain, nodes, found, work, serving, chosen)
+            given = self._replicas.place_nodes(name, plain, nodes, found, work, serving, chosen)
             for node, one in zip(found, given, strict=True):
                 chosen[node] = one
         several = len(through) > 1
