@@ -90,7 +90,7 @@ class ResponseEvents:
         return self._config.modality == "audio"
 
     def _grow_message(self, among: Sequence[ConversationItem], nbytes: int) -> tuple[list[Event], ConversationItem]:
-        """As ``_open_message``, with room for ``nbytes`` more; where there is none, no message was opened."""
+        """Find room for ``nbytes``, then do as ``_open_message``; where there is none, no message is opened."""
         self._grow(nbytes)
         try:
             return self._open_message(among)
