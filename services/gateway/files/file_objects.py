@@ -9,12 +9,18 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from hashlib import sha256
 
-from omnibus.errors import NotFound, OmnibusError, TooLarge
+from omnibus.errors import NotFound, OmnibusError
 from omnibus.settings import GatewaySettings
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
-from services.gateway.media.files import FileStore, is_file_id, new_secret_id
+from services.gateway.media.files import (
+    FileStore,
+    file_not_found_error,
+    file_too_large_error,
+    is_file_id,
+    new_secret_id,
+    owner_hash,
+)
 from services.gateway.media.made_files import MadeFiles, UnwrittenFile
 from services.gateway.media.named_files import FileTicket
 from services.gateway.tenancy.tenant import current_tenant
@@ -77,7 +83,7 @@ class FileObjects:
         try:
             data = await self._storage.get(found.key)
         except NotFound:
-            raise _not_found_error() from None
+            raise file_not_found_error() from None
         return self._ticket(id, found), data
 
     async def remove(self, id: str) -> None:
@@ -90,8 +96,8 @@ class FileObjects:
     async def _write(self, file: UnwrittenFile) -> str:
         """Write ``file``; returns the mark of its owner."""
         if len(file.data) > self._largest:
-            raise TooLarge(f"the file has {len(file.data)} bytes, {self._largest} are kept: ask for b64_json")
-        owner = sha256(file.tenant.encode()).hexdigest()[:16] if file.tenant else "nobody"
+            raise file_too_large_error(len(file.data), self._largest)
+        owner = owner_hash(file.tenant) or "nobody"
         await self._storage.create(f"{PREFIX}/{file.id}/{owner}.{file.mime.replace('/', '.')}", file.data)
         await self._sweep()
         return owner
@@ -100,7 +106,7 @@ class FileObjects:
         """The object of ``id``, whoever it was made for. Raises ``NotFound``."""
         found = await self._storage.list(f"{PREFIX}/{id}") if is_file_id(id) else []
         if not found or found[0].modified + self._seconds <= time.time():
-            raise _not_found_error()
+            raise file_not_found_error()
         return found[0]
 
     def _ticket(self, id: str, found: StoredObject) -> FileTicket:
@@ -145,7 +151,3 @@ def _parse_name(key: str) -> tuple[str, str]:
     """The owner and the type of the object of ``key``."""
     owner, _, kind = key.rpartition("/")[2].partition(".")
     return owner, kind.replace(".", "/", 1)
-
-
-def _not_found_error() -> NotFound:
-    return NotFound("file not found: unknown or expired id", param="file_id")

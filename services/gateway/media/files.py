@@ -73,10 +73,10 @@ class FileStore:
         Raises ``TooLarge``, ``StorageFull``, and ``Fatal`` when the directory takes no files.
         """
         if len(data) > self._largest:
-            raise _too_large_error(len(data), self._largest)
+            raise file_too_large_error(len(data), self._largest)
         now = time.time()
         found = sha256(data).hexdigest() if len(data) < 1 << 20 else await asyncio.to_thread(_sha256_hex, data)
-        owner = _owner_hash(current_tenant().name)
+        owner = owner_hash(current_tenant().name)
         ticket = FileTicket(new_secret_id("file-"), mime, found, len(data), now, now + self._seconds, owner)
         await self._keep.store(found, data, owner)
         try:
@@ -99,7 +99,7 @@ class FileStore:
             return found.ticket
         answer = await self.peers.find(FILE, id) if self.peers is not None and _ID.fullmatch(id) else None
         if answer is None:
-            raise _not_found_error()
+            raise file_not_found_error()
         return _peer_ticket(id, answer)
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
@@ -112,14 +112,14 @@ class FileStore:
                 return await self._read_peer(self.peers, id)
         except (NotFound, FileNotFoundError):
             pass
-        raise _not_found_error()
+        raise file_not_found_error()
 
     async def remove(self, id: str) -> None:
         """Revoke ``id``. Raises ``NotFound``."""
         if await self.remove_local(id):
             return
         if self.peers is None or not _ID.fullmatch(id) or not await self.peers.remove(FILE, id):
-            raise _not_found_error()
+            raise file_not_found_error()
 
     async def remove_local(self, id: str) -> bool:
         """Revoke ``id`` if it is in this directory; returns whether it was."""
@@ -182,10 +182,10 @@ class FileStore:
         failed: dict[str, OmnibusError] = {}
         now = time.time()
         for id, mime, data, tenant in files:
-            owner, digest = _owner_hash(tenant), sha256(data).hexdigest()
+            owner, digest = owner_hash(tenant), sha256(data).hexdigest()
             try:
                 if len(data) > self._largest:
-                    raise _too_large_error(len(data), self._largest)
+                    raise file_too_large_error(len(data), self._largest)
                 self._named.write(FileTicket(id, mime, digest, len(data), now, now + self._seconds, owner), data)
             except TooLarge as error:
                 failed[id] = error
@@ -202,9 +202,9 @@ class FileStore:
     def _remove_expired(self, now: float) -> None:
         """Remove tickets that have expired, and content that no ticket can be good for any more."""
         for path in self._tickets.glob("*"):
-            _remove_older(path, now)  # a ticket is as old as its end
+            remove_older(path, now)  # a ticket is as old as its end
         for path in self._content.glob("??/*"):
-            _remove_older(path, now - self._seconds - _SWEEP_SECONDS)
+            remove_older(path, now - self._seconds - _SWEEP_SECONDS)
 
 
 def is_file_id(id: str) -> bool:
@@ -222,12 +222,13 @@ def file_url(base: str, ticket: FileTicket) -> str:
     return f"{base}/v1/files/{ticket.id}/content"
 
 
-def _owner_hash(tenant: str) -> str:
+def owner_hash(tenant: str) -> str:
     """Return the mark of a tenant's files, a hash: a tenant's name may not be valid in a file name."""
     return sha256(tenant.encode()).hexdigest()[:16] if tenant else ""
 
 
-def _remove_older(path: Path, than: float) -> None:
+def remove_older(path: Path, than: float) -> None:
+    """Remove a file that was last changed before ``than``, Unix seconds."""
     with suppress(FileNotFoundError):  # another gateway was faster
         if path.stat().st_mtime < than:
             path.unlink()
@@ -238,7 +239,8 @@ def _read_beginning(path: Path, nbytes: int) -> bytes:
         return file.read(nbytes)
 
 
-def _too_large_error(nbytes: int, limit: int) -> TooLarge:
+def file_too_large_error(nbytes: int, limit: int) -> TooLarge:
+    """Error for a made file of ``nbytes`` where ``limit`` are kept."""
     return TooLarge(f"the file has {nbytes} bytes, {limit} are kept: ask for b64_json")
 
 
@@ -257,5 +259,6 @@ def _peer_ticket(id: str, answer: MediaAnswer) -> FileTicket:
     return ticket
 
 
-def _not_found_error() -> NotFound:
+def file_not_found_error() -> NotFound:
+    """Error for an id that leads to no made file."""
     return NotFound("file not found: unknown or expired id", param="file_id")

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -18,6 +17,7 @@ from omnibus.errors import Overloaded, storage_error
 from omnibus.settings import GatewaySettings
 from services.gateway.files.object_storage import ObjectStorage
 from services.gateway.http.ranges import Content
+from services.gateway.media.files import remove_older
 from services.gateway.openai.videos import Variant
 from services.gateway.videos.copies import DRAFT
 from services.gateway.videos.job_payload import video_not_found
@@ -95,9 +95,7 @@ class VideoObjects:
             return self._own_drafts
         self._drafts.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._drafts.glob(f"video_*{DRAFT}"):
-            with suppress(FileNotFoundError):  # another gateway was faster
-                if path.stat().st_mtime < time.time() - DRAFT_TTL_SECONDS:
-                    path.unlink()
+            remove_older(path, time.time() - DRAFT_TTL_SECONDS)
         return self._drafts
 
     async def _remove_expired(self) -> None:
