@@ -80,22 +80,26 @@ class Quarantine:
     # Suspecting
 
     def record_death(self, executor: str, inflight: Iterable[InflightInvocation], now: float) -> None:
-        """Note what ``executor`` held when it died; ``running.culprit`` is what of it is refused from now on."""
+        """Note what ``executor`` held when it died; ``running.culprit`` is what of it is refused from now on.
+
+        The word of a death comes several times, of each request that it refuses: the first one is counted.
+        """
+        member = self._members.get(executor)
+        if member is None:
+            return
         held = {
             running: _unfinished_keys(running, executor)
             for running in inflight
             if running.waits_for(executor) and not running.mirrored
         }
-        member = self._members.get(executor)
         for running in held:
-            running.died_with.append(frozenset(member.status.components if member is not None else ()))
+            running.died_with.append(frozenset(member.status.components))
         if not self._seconds or not held:
             return
         suspects: Culprit = frozenset().union(*held.values())
-        if member is not None:
-            self._dead[executor] = member.status, suspects
-            while len(self._dead) > MAX_DEAD_EXECUTORS:
-                self._dead.popitem(last=False)
+        self._dead[executor] = member.status, suspects
+        while len(self._dead) > MAX_DEAD_EXECUTORS:
+            self._dead.popitem(last=False)
         for key in suspects:
             self._suspects[key] = self._suspects.get(key, 0) + 1
             self._suspects.move_to_end(key)

@@ -101,6 +101,20 @@ async def test_an_input_that_was_there_at_two_deaths_is_refused_in_all_words(the
     assert running.invocation.attempt == 1
 
 
+async def test_a_death_that_several_words_tell_of_is_one(there: World):
+    dead, _ = await there.puppets_of(e="E", l="L")
+    running = ask(there, item=7)
+    await there.turn()
+
+    await crash(there, dead)
+    assert running.failure is not None  # nobody else can do it, and its client has not read so yet
+    there.bus.publish(subjects.event_subject(subjects.GONE), dead.id.encode())
+    await there.turn()
+
+    await there.puppet("e2", "E")
+    assert not refused(there, 7)
+
+
 async def test_an_input_that_was_computed_in_between_is_not_suspected(there: World):
     await there.puppets_of(e="E", e2="E", e3="E", l="L", l2="L")
     for _ in range(3):
