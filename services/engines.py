@@ -146,6 +146,7 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
             goals=StepGoals(settings.ttft, settings.tbt),
             beside=_shares_loop(settings),
             decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
+            graphs=settings.graphs,
         )
         core = _cores[settings] = ThinkerCore(*_checkpoint_source(settings), limits)
     return core
@@ -167,9 +168,8 @@ def _hosted_makers(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSet
 def _make_talker(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.talker import TalkRunner, TalkSettings
 
-    return TalkRunner(
-        component, *_checkpoint_source(settings), TalkSettings(slots=settings.batch, threads=settings.threads)
-    )
+    limits = TalkSettings(slots=settings.batch, threads=settings.threads, graphs=settings.graphs)
+    return TalkRunner(component, *_checkpoint_source(settings), limits)
 
 
 def _make_vocoder(component: str, settings: ExecutorSettings) -> Runner:

@@ -43,13 +43,15 @@ class EngineMedia(Protocol):
 
 class EngineLimits(NamedTuple):
     """``slots``: sequences in a step. ``context``: positions of one. ``share``: prompt tokens in a step that no
-    goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots."""
+    goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots.
+    ``graphs``: whether decode steps are CUDA graphs on a GPU."""
 
     slots: int
     context: int
     share: int
     goals: StepGoals = NO_GOALS
     decodes: bool = True
+    graphs: bool = True
 
 
 class BatchingEngine(Generic[S]):
@@ -64,7 +66,7 @@ class BatchingEngine(Generic[S]):
         self._feed = feed
         self._compute = compute
         self._parallel = parallel
-        self._steps = Steps(decoder, feed, limits.slots, limits.context)
+        self._steps = Steps(decoder, feed, limits.slots, limits.context, graphs=limits.graphs)
         self._arrived: list[S] = []
         self._wake = asyncio.Event()
         self._failed: Exception | None = None

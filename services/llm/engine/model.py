@@ -36,7 +36,7 @@ class ThinkSettings:
     ``slots``: sequences in one decode step. ``context``: longest sequence in tokens, prompt included;
     0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
     in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
-    ``decodes``: whether answers are decoded here; if not, no memory is taken for slots.
+    ``decodes``: whether answers are decoded here; if not, no memory is taken for slots. ``graphs``: see ``Steps``.
     """
 
     slots: int = 16
@@ -46,6 +46,7 @@ class ThinkSettings:
     goals: StepGoals = NO_GOALS
     beside: bool = False
     decodes: bool = True
+    graphs: bool = True
 
 
 class PausedSequence(NamedTuple):
@@ -61,7 +62,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     """The model, its compute thread and its engine. Each user calls ``load`` and ``close`` once."""
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: ThinkSettings) -> None:
-        limits = EngineLimits(settings.slots, settings.context, settings.share, settings.goals, settings.decodes)
+        limits = EngineLimits(settings.slots, settings.context, settings.share, settings.goals)
+        limits = limits._replace(decodes=settings.decodes, graphs=settings.graphs)
         source = ComponentSource("thinker", family, checkpoint, device, dtype)
         super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
         # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.

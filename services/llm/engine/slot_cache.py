@@ -98,6 +98,12 @@ class SlotCache(Cache):
         self._rows = slice(0, len(slots)) if whole else self._index
         self._high = max(self.lengths[slot] for slot in slots) + 1
 
+    def begin_fixed_pass(self, index: Tensor, ends: Tensor, positions: int) -> None:
+        """Choose the slots ``index`` (int64 [B], from 0 on), of which ``ends`` are the positions to write, for a pass
+        that reads ``positions`` of each, however long they are: its shapes do not depend on their lengths."""
+        self._index, self._ends, self._high = index, ends, positions
+        self._rows = slice(0, len(index))
+
     def advance_slots(self, slots: Sequence[int]) -> None:
         """Keep what the last forward pass wrote. Without this call the pass can be repeated."""
         for slot in slots:

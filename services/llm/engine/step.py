@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from omnibus.errors import Fatal
 from omnibus_models.contract import Decoder
 from services.llm.engine.cross_attention_cache import CrossCache
+from services.llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
 from services.llm.engine.prompt_group import FilledPrompt
 from services.llm.engine.sampler import choose_tokens
 from services.llm.engine.sequence import DecoderSequence, StepOutcome, TokenStep
@@ -49,13 +50,20 @@ class Feed(Protocol[S_in]):
 
 
 class Steps(Generic[S]):
-    """Up to ``slots`` sequences of up to ``context`` positions on one decoder."""
+    """Up to ``slots`` sequences of up to ``context`` positions on one decoder.
 
-    def __init__(self, decoder: Decoder, feed: Feed[S], slots: int, context: int) -> None:
+    With ``graphs`` the layers of a decode step are launched as one CUDA graph, if the decoder is on a GPU.
+    """
+
+    def __init__(self, decoder: Decoder, feed: Feed[S], slots: int, context: int, *, graphs: bool = True) -> None:
         self._decoder = decoder
         self._feed = feed
         crossed = getattr(decoder, "crossed", ())
         self._cache = CrossCache(slots, context, decoder.layers, crossed) if crossed else SlotCache(slots, context)
+        recorded = graphs and not crossed and decoder.device.type == "cuda"
+        self._pass = (
+            FixedPass(decoder, self._cache, record_cuda_graphs()) if recorded else DecodePass(decoder, self._cache)
+        )
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
         self.copied_prompts = 0
@@ -101,9 +109,7 @@ class Steps(Generic[S]):
     def _decode_dummy(self, slots: list[int]) -> None:
         decoder = self._decoder
         inputs = decoder.embed(torch.zeros(len(slots), dtype=torch.long, device=decoder.device))
-        self._cache.begin_pass(slots)
-        positions = self._step_positions([self._cache.lengths[slot] for slot in slots])
-        decoder.logits(decoder.forward(inputs[:, None], positions, self._cache, self._cache.attention_mask())[:, -1])
+        decoder.logits(self._pass.run(slots, inputs, [self._cache.lengths[slot] for slot in slots]))
 
     # Slots
 
@@ -208,9 +214,8 @@ class Steps(Generic[S]):
     def _decode_step(self, slots: list[int]) -> list[StepOutcome]:
         batch = [self.active[slot] for slot in slots]
         inputs = self._feed.build_inputs(batch)
-        self._cache.begin_pass(slots)
-        positions = self._step_positions([self._cache.lengths[slot] + self.active[slot].delta for slot in slots])
-        hidden = self._decoder.forward(inputs[:, None], positions, self._cache, self._cache.attention_mask())[:, -1]
+        positions = [self._cache.lengths[slot] + self.active[slot].delta for slot in slots]
+        hidden = self._pass.run(slots, inputs, positions)
         logits = self._decoder.logits(hidden)
         _check_logits(logits)
         sides = self._feed.step_sides(batch, inputs, hidden)
@@ -222,10 +227,6 @@ class Steps(Generic[S]):
             StepOutcome(sequence, TokenStep(token, sequence.accept_token(token), side, sequence.picker.logprobs))
             for sequence, token, side in zip(batch, tokens, sides, strict=True)
         ]
-
-    def _step_positions(self, rows: list[int]) -> Tensor:
-        positions = torch.tensor(rows, device=self._decoder.device)
-        return positions[None, :, None].expand(self._decoder.axes, -1, 1)
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -30,7 +30,7 @@ class TalkSettings:
     """Limits of one talker.
 
     ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes, or frames, in the first
-    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them.
+    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them. ``graphs``: see ``Steps``.
     """
 
     slots: int = 16
@@ -39,6 +39,7 @@ class TalkSettings:
     threads: int = 1
     first: int = 0
     chunk: int = 0
+    graphs: bool = True
 
 
 class Talking(DecoderSequence):
@@ -153,7 +154,7 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: TalkSettings
     ) -> None:
         source = ComponentSource(component, family, checkpoint, device, dtype)
-        limits = EngineLimits(settings.slots, settings.context, settings.share)
+        limits = EngineLimits(settings.slots, settings.context, settings.share, graphs=settings.graphs)
         super().__init__(source, settings.threads, limits, TalkFeed)
         self._settings = settings
 

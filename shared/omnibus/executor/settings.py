@@ -43,6 +43,9 @@ class ExecutorSettings(Settings, frozen=True):
     #: Whether a GPU copies from and to the node's arena by itself (``cudaHostRegister``). All of the arena then takes
     #: memory at once, and stays in it. On a CPU it has no effect.
     pin_arena: bool = False
+    #: Whether steps of language models and talkers on a GPU are recorded as CUDA graphs and launched at once
+    #: (``services.engines:transformers``). On a CPU it has no effect.
+    graphs: bool = True
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1
     #: Invocations that may be in flight here before ``busy`` is the answer.

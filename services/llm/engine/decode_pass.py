@@ -1,0 +1,159 @@
+"""Passes of a decode step through the layers of a decoder: operation by operation, or as one CUDA graph.
+
+A step of a language model of 3 billion parameters is 1,500 kernels, which Python needs 60 ms to launch and an H100 7 ms
+to run. A graph is launched at once, but its shapes are fixed. So a pass has a shape of few: all slots up to a power of
+two, and all positions up to a power of two. Rows that nobody asked for are computed as well, and thrown away.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from omnibus_models.contract import Decoder
+from services.llm.engine.slot_cache import SlotCache
+
+_log = logging.getLogger(__name__)
+
+_LEAST_POSITIONS = 256  # of a graph: attention to less costs as much
+
+
+class PassShape(NamedTuple):
+    """``rows``: slots from the first on. ``positions``: of each of them. ``width``: of inputs."""
+
+    rows: int
+    positions: int
+    width: int
+
+
+class DecodePass:
+    """One new position for each of some slots of ``cache``, each operation launched by itself."""
+
+    def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
+        self._decoder = decoder
+        self._cache = cache
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        """Pass ``inputs`` [B, H] at ``positions`` of ``slots``, in ascending order, to hidden [B, H'].
+
+        Keys and values are written to the cache, whose slots do not advance.
+        """
+        self._cache.begin_pass(slots)
+        rows = torch.tensor(positions, device=self._decoder.device)
+        places = rows[None, :, None].expand(self._decoder.axes, -1, 1)
+        return self._decoder.forward(inputs[:, None], places, self._cache, self._cache.attention_mask())[:, -1]
+
+
+class FixedPass(DecodePass):
+    """The same in few shapes, each of which is computed by what ``record`` makes of it, once."""
+
+    def __init__(
+        self, decoder: Decoder, cache: SlotCache, record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+    ) -> None:
+        super().__init__(decoder, cache)
+        self._record = record
+        self._recorded: dict[PassShape, _FixedStep] = {}
+        self._refused = False
+
+    @property
+    def shapes(self) -> list[PassShape]:
+        """Shapes that are recorded."""
+        return list(self._recorded)
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        """See ``DecodePass``. A decoder that cannot be recorded is run operation by operation from then on."""
+        step = None if self._refused else self._find_step(slots, inputs)
+        if step is None:
+            return super().run(slots, inputs, positions)
+        return step.run(slots, inputs, positions)
+
+    def _find_step(self, slots: Sequence[int], inputs: Tensor) -> "_FixedStep | None":
+        shape = self._choose_shape(slots, inputs.shape[-1])
+        step = self._recorded.get(shape)
+        if step is None:
+            try:
+                step = _FixedStep(self._decoder, self._cache, shape, inputs.dtype)
+                step.record(self._record)
+            except RuntimeError as error:  # a loop over experts, say, waits for numbers of the GPU
+                _log.warning("decode steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
+                self._refused = True
+                return None
+            self._recorded[shape] = step
+        return step
+
+    def _choose_shape(self, slots: Sequence[int], width: int) -> PassShape:
+        cache = self._cache
+        longest = max(cache.lengths[slot] for slot in slots) + 1
+        return PassShape(
+            min(_power_of_two(slots[-1] + 1), cache.slots),
+            min(max(_power_of_two(longest), _LEAST_POSITIONS), cache.context),
+            width,
+        )
+
+
+class _FixedStep:
+    """One shape: its inputs are copied to where the recorded pass reads them."""
+
+    def __init__(self, decoder: Decoder, cache: SlotCache, shape: PassShape, dtype: torch.dtype) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._shape = shape
+        self._inputs = torch.zeros(shape.rows, 1, shape.width, dtype=dtype, device=decoder.device)
+        self._numbers = torch.zeros(2, shape.rows, dtype=torch.long, device=decoder.device)  # ends, positions
+        self._index = torch.arange(shape.rows, device=decoder.device)
+        self._launch: Callable[[], Tensor] = self._compute
+
+    def record(self, record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]) -> None:
+        """Make of the operations something that launches all of them. Raises ``RuntimeError``."""
+        self._place_numbers((), ())  # what the first passes write is where the next ones will
+        self._launch = record(self._compute)
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        rows = slice(0, len(slots)) if len(slots) == slots[-1] + 1 else torch.tensor(slots, device=self._index.device)
+        self._inputs[rows, 0] = inputs
+        self._place_numbers(slots, positions)
+        return self._launch()[rows].clone()
+
+    def _place_numbers(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Rows that are not computed for anybody write where the next position of their slot will be written."""
+        lengths, last = self._cache.lengths, self._cache.context - 1
+        ends = [min(lengths[row], last) if row < len(lengths) else 0 for row in range(self._shape.rows)]
+        places = [0] * self._shape.rows
+        for slot, position in zip(slots, positions, strict=True):
+            places[slot] = position
+        self._numbers.copy_(torch.tensor([ends, places]))
+
+    def _compute(self) -> Tensor:
+        ends, positions = self._numbers
+        self._cache.begin_fixed_pass(self._index, ends, self._shape.positions)
+        places = positions[None, :, None].expand(self._decoder.axes, -1, 1)
+        return self._decoder.forward(self._inputs, places, self._cache, self._cache.attention_mask())[:, -1]
+
+
+def record_cuda_graphs() -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]]:
+    """Return what records a function as a CUDA graph, whose replay returns the same tensor each time.
+
+    All graphs share memory for what they compute in between: one runs after another, in one thread.
+    """
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        compute()  # libraries choose their kernels at the first call of a shape, which cannot be recorded
+        graph = torch.cuda.CUDAGraph()
+        # An encoder may use the GPU at the same time, in another thread.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            output = compute()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    return record
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
