@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from omnibus.errors import StageUnavailable
 from omnibus.executor.job_clock import ChargedJobs, ComputeBill, charged_jobs
 from omnibus.executor.stopwatch import Stopwatch
 from omnibus_models import cuda_stream
+from omnibus_models.attention_kernels import avoid_planned_kernels
 from omnibus_models.contract import ModelComponent
 from omnibus_models.families import load_family as find
 
@@ -100,6 +101,9 @@ class Hosted(Generic[M]):
     With ``beside`` it shares a GPU with another component that computes at the same time.
     """
 
+    #: Whether its inputs have another length each time.
+    lengths_vary: ClassVar[bool] = True
+
     def __init__(self, source: ComponentSource, threads: int, *, beside: bool = False) -> None:
         self.model: M
         self._source = source
@@ -113,6 +117,8 @@ class Hosted(Generic[M]):
 
     async def load(self) -> None:
         component, family, checkpoint, device, dtype = self._source
+        if self.lengths_vary:
+            avoid_planned_kernels(device)
         self.model = await self._compute(find(family).load, component, checkpoint, device, dtype)
         await self._set_up()
         self._compute.reset_clock()

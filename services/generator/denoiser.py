@@ -72,6 +72,8 @@ class DenoiseRunner(Hosted[Denoiser]):
     later attempt goes on from it.
     """
 
+    lengths_vary = False  # each of dozens of steps has the same
+
     def __init__(
         self, component: str, family: str, checkpoint: Path, device: str, dtype: str, settings: DenoiseSettings
     ) -> None:
