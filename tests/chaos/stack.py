@@ -163,7 +163,7 @@ class Stack:
         named = []
         for process in self.system.processes():
             with contextlib.suppress(psutil.Error):
-                if plays(process.cmdline(), role):
+                if plays(process.cmdline(), role) and not is_forked(process):
                     named.append((_name(process, role), process))
         return dict(sorted(named, key=lambda each: each[0]))
 
@@ -218,6 +218,13 @@ def plays(command: list[str], role: str) -> bool:
     if role == "proxy":
         return any(part.endswith("up/fork_client.py") for part in command)
     return any(mark in command for mark in _MARKS.get(role, ()))
+
+
+def is_forked(process: psutil.Process) -> bool:
+    """True for what the fork server bears: to the system it has the fork server's command line."""
+    [module] = _MARKS["fork-server"]
+    parent = process.parent()
+    return module in process.cmdline() and parent is not None and module in parent.cmdline()
 
 
 def _name(process: psutil.Process, role: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.outcome import Sample
-from tests.chaos.stack import Stack
+from tests.chaos.stack import Stack, is_forked
 
 #: Names by module; those of the fork server's children, and of executors that it does not bear, are the same.
 _MODULES = {
@@ -44,9 +44,7 @@ def _label(process: psutil.Process) -> str:
         return ""
     for module, name in _MODULES.items():
         if module in command:
-            parent = process.parent()
-            born = name == "fork-server" and parent is not None and module in parent.cmdline()
-            return "executor" if born else name
+            return "executor" if is_forked(process) else name
     program = Path(command[0]).name if command else ""
     return program if program in ("nats-server", "valkey-server", "redis-server") else ""
 
