@@ -32,6 +32,7 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from omnibus.up import runs
+from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import APP_ERRORS, STORE_SECRET
@@ -66,17 +67,23 @@ def command_line(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, models: Mapping[str, Any], *flags: str, more: Mapping[str, Any] | None = None, **settings: str
+    directory: Path,
+    models: Mapping[str, Any],
+    *flags: str,
+    more: Mapping[str, Any] | None = None,
+    bears_services: bool = True,
+    **settings: str,
 ) -> Iterator["System"]:
     """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
     ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
-    Executors' libraries are those of the session's fork server, see ``tests.e2e.warm``.
+    Executors' libraries are those of the session's fork server, see ``tests.e2e.warm``, and those of gateways and the
+    planner if it ``bears_services``.
     """
     if NODES > 1 and "--nodes" not in flags:
         flags = (*flags, "--nodes", str(NODES))
         settings.setdefault("OMNIBUS_EXECUTOR_INLINE", str(_INLINE_BYTES))
-    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings))
+    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings), bears_services)
     try:
         system.start()
         yield system
@@ -99,10 +106,12 @@ class System:
         flags: Sequence[str] = (),
         more: Mapping[str, Any] | None = None,
         is_warm: bool = False,
+        bears_services: bool = True,
     ) -> None:
         self._flags = flags
         self._nodes = int(flags[flags.index("--nodes") + 1]) if "--nodes" in flags else 1
         self._is_warm = is_warm
+        self._bears_services = bears_services
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
@@ -138,7 +147,8 @@ class System:
 
     def _begin(self) -> bool:
         self._up.clear()
-        program = ("tests.e2e.warm", warm.fork_server_socket()) if self._is_warm else ("omnibus.cli",)
+        born = warm.SERVICES if self._bears_services else warm.EXECUTORS_ALONE
+        program = ("tests.e2e.warm", warm.fork_server_socket(), born) if self._is_warm else ("omnibus.cli",)
         self._process = self._popen(*program, "up", "--port", "0", *self._models, *self._flags)
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         assert self._up.wait(_UP_WITHIN), "not up in time"
@@ -221,6 +231,14 @@ class System:
 
     def gateway(self, index: int) -> psutil.Process:
         """The process of a gateway."""
+        return psutil.Process(find_forked_pid(self._gateway_command(index).pid))
+
+    def gateway_environment(self, index: int) -> dict[str, str]:
+        """The environment that a gateway was started with."""
+        return dict(self._gateway_command(index).environ())
+
+    def _gateway_command(self, index: int) -> psutil.Process:
+        """What was started as a gateway: it, or what stands for one that was born by a fork server."""
         port = str(urlsplit(self.urls[index]).port)
         gateways = (one for one in self.processes() if "services.gateway" in command_line(one))
         return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)

@@ -1,7 +1,8 @@
 """One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
 
-The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET up ...`` is ``omnibus up ...``
-with that one difference: its fork server is a child of the one at SOCKET, and bears executors as any other.
+The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET BORN up ...`` is
+``omnibus up ...`` with that one difference: its fork server is a child of the one at SOCKET, and bears executors as any
+other. So are its gateways and its planner, if BORN is ``services``: each of them imports for one to two seconds.
 """
 
 import atexit
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,10 @@ _ROOT = Path(__file__).parents[2]
 _STOP_SECONDS = 10.0
 _IMPORT_SECONDS = 240.0  # on a busy machine
 _OURS = "OMNIBUS_"
+#: Services that are born, and what they import.
+_SERVICE_MODULES = {"gateway": "services.gateway.service", "planner": "services.planner.service"}
+#: What is born beside executors.
+SERVICES, EXECUTORS_ALONE = "services", "executors"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
@@ -53,7 +59,7 @@ def fork_server_socket() -> str:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    command = python_command("omnibus.up.fork_server", path, *FORK_SERVER_MODULES)
+    command = python_command("omnibus.up.fork_server", path, *FORK_SERVER_MODULES, *_SERVICE_MODULES.values())
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
     def end() -> None:
@@ -94,25 +100,32 @@ def listener_process_id(path: str) -> int | None:
 
 
 class _WarmStack(Stack):
-    """A stack whose fork server is born by another one."""
+    """A stack whose fork server is born by another one; so are its services where it ``bears_services``."""
 
     parent_socket = ""
+    bears_services = False
 
     def _fork_server_spec(self) -> ProcessSpec:
         spec = super()._fork_server_spec()
         _, _, _, module, *arguments = spec.argv
         return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, module, *arguments))
 
+    def _service_spec(self, service: str, **more: Any) -> ProcessSpec:
+        spec = super()._service_spec(service, **more)
+        if not self.bears_services or service not in _SERVICE_MODULES:
+            return spec
+        return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, f"services.{service}"))
 
-def warm_stack_class(parent_socket: str) -> type[Stack]:
-    """The class of stacks whose fork servers are born by the one at ``parent_socket``."""
-    _WarmStack.parent_socket = parent_socket
+
+def warm_stack_class(parent_socket: str, born: str = EXECUTORS_ALONE) -> type[Stack]:
+    """The class of stacks whose fork servers are born by the one at ``parent_socket``, and services if ``born`` says so."""
+    _WarmStack.parent_socket, _WarmStack.bears_services = parent_socket, born == SERVICES
     return _WarmStack
 
 
-def main(parent_socket: str, *arguments: str) -> int:
+def main(parent_socket: str, born: str, *arguments: str) -> int:
     """Run ``omnibus`` with ``arguments``."""
-    up.Stack = warm_stack_class(parent_socket)  # type: ignore[misc]
+    up.Stack = warm_stack_class(parent_socket, born)  # type: ignore[misc]
     return run_command(arguments)
 
 

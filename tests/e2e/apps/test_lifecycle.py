@@ -155,7 +155,7 @@ async def test_without_the_token_nothing_can_be_changed(land: Estate, token: str
 def locked(system: System) -> Iterator[str]:
     """The URL of one more gateway that was given no token."""
     (port,) = free_ports(1)
-    given = system.gateway(0).environ()
+    given = system.gateway_environment(0)
     environ = {name: value for name, value in given.items() if name != "OMNIBUS_GATEWAY_ADMIN_TOKEN"}
     argv = [sys.executable, "-m", "services.gateway"]
     environ |= {"OMNIBUS_GATEWAY_PORT": str(port), "OMNIBUS_SERVICE_METRICS_PORT": "0"}
