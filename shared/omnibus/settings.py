@@ -203,6 +203,9 @@ class GatewaySettings(Settings, frozen=True):
     #: What tells speech from other sounds in realtime sessions: ``energy``, ``silero`` (its package is installed
     #: apart), or ``module:function`` of a plugin.
     realtime_detector: str = "energy"
+    #: Whether realtime sessions begin an answer in the silence that may end a turn, where executors have less than half
+    #: a batch to do. It is dropped if its user goes on speaking.
+    realtime_early: bool = True
     #: Seconds after which another gateway takes a video up when this one is silent.
     video_lease: float = 15.0
     #: The longest video, its frames, and the pixels of one of them and of all. Frames wait in memory, 3 bytes a pixel,

@@ -34,6 +34,11 @@ class InputAudioBuffer:
             self._begin_ms = restored.end_ms - self.held_ms
 
     @property
+    def begin_ms(self) -> float:
+        """Milliseconds of audio that came before what is held."""
+        return self._begin_ms
+
+    @property
     def end_bytes(self) -> int:
         """Bytes of audio that were ever appended."""
         return self._begin_bytes + len(self._data)
@@ -63,6 +68,10 @@ class InputAudioBuffer:
         if not size:
             raise EventRefused("The input audio buffer is empty: append audio before it is committed.", EMPTY_COMMIT)
         return self._take_bytes(size)
+
+    def read_until(self, end_ms: float) -> bytes:
+        """What ``commit_audio`` would give, held as before."""
+        return bytes(self._data[: self._position(end_ms)])
 
     def drop_before(self, begin_ms: float) -> None:
         """Drop the audio before a moment."""

@@ -52,6 +52,20 @@ class InputTurns:
         """Bytes that were ever appended."""
         return self._buffer.end_bytes
 
+    @property
+    def pause_ms(self) -> int | None:
+        """The moment at which what is being said ends if nothing follows; None while somebody speaks, or nobody."""
+        return self._detector.pause_ms if self._detector is not None and self.speech_id else None
+
+    @property
+    def begin_ms(self) -> int:
+        """The moment at which what is held begins."""
+        return int(self._buffer.begin_ms)
+
+    def read_until(self, end_ms: int) -> bytes:
+        """The audio of the message that is being spoken, up to ``end_ms``."""
+        return self._buffer.read_until(end_ms)
+
     def configure(self, config: SessionConfig) -> None:
         """Take audio as ``config`` says from now on."""
         before, self._config = self._config, config

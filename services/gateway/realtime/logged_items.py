@@ -21,6 +21,7 @@ def to_logged(item: ConversationItem) -> LoggedItem:
             msgspec.Raw(_encode(each.format)) if each.format is not None else msgspec.Raw(b"null"),
             each.image_url,
             each.detail,
+            each.heard_bytes,
         )
         for each in item.parts
     )
@@ -31,8 +32,9 @@ def from_logged(item: LoggedItem) -> ConversationItem:
     """The item that was logged. Raises ``ProtocolError``."""
     made = ConversationItem(item.id, item.type, item.role, call_id=item.call_id, name=item.name, text=item.text)
     for part in item.parts:
+        format = _read_format(part.format)
         made.parts.append(
-            ItemPart(part.type, part.text, part.audio, _read_format(part.format), part.image_url, part.detail)
+            ItemPart(part.type, part.text, part.audio, format, part.image_url, part.detail, part.heard_bytes)
         )
     return made
 

@@ -194,6 +194,7 @@ class Realtime:
             _response_limit(limits),
             _rate_limit_events(limits),
             self._create_detector,
+            self._settings.realtime_early,
         )
         return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)
 

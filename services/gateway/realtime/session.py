@@ -29,6 +29,7 @@ from services.gateway.realtime.restored import RestoredSession
 from services.gateway.realtime.resume_token import event_id
 from services.gateway.realtime.transcriber import InputTranscriber
 from services.gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED
+from services.gateway.realtime.turn_detection import SpeechEdge
 from services.gateway.realtime.turns import SessionContext, SessionTurns, new_id
 
 
@@ -126,6 +127,8 @@ class RealtimeSession:
         """Do what the event in a frame says; whatever is wrong with it is an ``error`` event that names it."""
         try:
             event = wire.parse_client_event(text)
+            if not isinstance(event, wire.AppendAudio):
+                await self._turns.early.drop()
             done = self._handlers[type(event)](event)
             if done is not None:
                 await done
@@ -165,10 +168,24 @@ class RealtimeSession:
     async def _append_audio(self, event: wire.AppendAudio) -> None:
         for edge in self._input.append_audio(decode_base64(event.audio, "audio")):
             try:
-                await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge.at_ms))
+                await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge))
             except OmnibusError as error:  # the audio behind it is taken all the same
                 self.post_error(error, event.event_id)
+        await self._follow_pause()
         self._post([])
+
+    async def _follow_pause(self) -> None:
+        """Begin to answer what is being said in each pause, and drop that where it goes on."""
+        input, at_ms = self._input, self._input.pause_ms
+        if at_ms is None:
+            await self._turns.early.drop()
+        elif self._turns.may_begin_early(self.config) and self._turns.early.is_due(
+            input.speech_id, input.begin_ms, at_ms
+        ):
+            await self._turns.early.drop()
+            part = ItemPart("input_audio", audio=input.read_until(at_ms), format=self.config.input_format)
+            item = ConversationItem(input.speech_id, "message", "user", parts=[part])
+            self._turns.early.begin(self.config, [*self._conversation, item])
 
     async def _begin_speech(self, at_ms: int) -> None:
         """Somebody speaks: what the model is saying stops at once."""
@@ -179,11 +196,11 @@ class RealtimeSession:
         if self._turns.active is not None and detection is not None and detection.interrupt_response:
             await self._turns.active.cancel(TURN_DETECTED)
 
-    async def _end_speech(self, at_ms: int) -> None:
+    async def _end_speech(self, edge: SpeechEdge) -> None:
         """Nobody speaks any more: what was said is a message, which the model answers."""
         id = self._input.speech_id
-        self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": at_ms, "item_id": id}])
-        self._add_spoken(at_ms)
+        self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": edge.at_ms, "item_id": id}])
+        self._add_spoken(edge)
         detection = self.config.turn_detection
         if detection is None or not detection.create_response or self.config.kind == "transcription":
             return
@@ -197,7 +214,7 @@ class RealtimeSession:
         self._add_spoken()
         self._input.end_turn()
 
-    def _add_spoken(self, end_ms: int | None = None) -> None:
+    def _add_spoken(self, end: SpeechEdge | None = None) -> None:
         if self.config.kind == "transcription" and self.config.transcription is None:
             self._input.clear_audio()
             raise BadRequest(
@@ -205,7 +222,10 @@ class RealtimeSession:
             )
         self._conversation.check_room()
         id = self._input.speech_id or new_id("item_")
-        part = ItemPart("input_audio", audio=self._input.commit_audio(end_ms), format=self.config.input_format)
+        part = ItemPart("input_audio", format=self.config.input_format)
+        if end is not None:
+            part.heard_bytes = len(self._input.read_until(end.heard_ms))
+        part.audio = self._input.commit_audio(end.at_ms if end is not None else None)
         item = ConversationItem(id, "message", "user", parts=[part])
         before = self._conversation.insert_item(item)
         committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -69,7 +69,10 @@ class PostEvents(Protocol):
 
 
 class Turn:
-    """Makes one response; ``post`` takes its events, ``wait_room`` waits until the client has room for more."""
+    """Makes one response; ``post`` takes its events, ``wait_room`` waits until the client has room for more.
+
+    One that is ``early`` is begun before it is known to be wanted: nothing of it is read until it is confirmed.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,8 @@ class Turn:
         events: ResponseEvents,
         post: PostEvents,
         wait_room: Callable[[], Any],
+        *,
+        early: bool = False,
     ) -> None:
         self.id = events.id
         self._spec = spec
@@ -89,6 +94,11 @@ class Turn:
         self._calls = CallReader()
         self._sound: StreamingAudioEncoder | None = None
         self._task: asyncio.Task[None] | None = None
+        self._end: Callable[[Turn, list[Event]], None] | None = None
+        self._limits, self._is_counted = ExitStack(), False
+        self._confirmed = asyncio.Event()
+        if not early:
+            self._confirmed.set()
         restored = spec.restored
         self._known = KnownOutput(restored.items if restored is not None else ())
         self._token_ids = TokenIds(restored.token_ids if restored is not None else ())
@@ -114,16 +124,29 @@ class Turn:
     def _open_run(self) -> ClientRequest:
         restored = self._spec.restored
         if restored is None:
-            return self._spec.chats.open_request(self._spec.config.model, self._spec.config.seed)
+            run = self._spec.chats.open_request(self._spec.config.model, self._spec.config.seed)
+            run.early = not self._confirmed.is_set()
+            return run
         run = self._spec.chats.open_request(self._spec.config.model, restored.begun.seed)
         run.resume_until(restored.begun.deadline)
         if run.model:  # an app's graphs are its own
             run.known = tuple(restored.token_ids)
         return run
 
-    def start(self, end: Callable[["Turn", list[Event]], None]) -> None:
-        """Make it; ``end`` is called with its closing events once nothing more comes of it."""
-        self._task = asyncio.get_running_loop().create_task(self._make(end), name=self.id)
+    def start(self, end: Callable[["Turn", list[Event]], None] | None = None) -> None:
+        """Make it; ``end`` is called with its closing events once nothing more comes of it. One that is early has its
+        ``end`` when it is confirmed, and ends without a word where it is not."""
+        self._end = end
+        self._task = asyncio.get_running_loop().create_task(self._make(), name=self.id)
+
+    def confirm(self, end: Callable[["Turn", list[Event]], None]) -> bool:
+        """It is wanted, from now on; returns whether it is being made still."""
+        if self._task is None or self._task.done():
+            return False
+        self._end, self._begin = end, time.monotonic()
+        self._run.confirm()
+        self._confirmed.set()
+        return True
 
     async def cancel(self, reason: str) -> None:
         """End it now, for ``reason``."""
@@ -136,16 +159,15 @@ class Turn:
 
     # The work
 
-    async def _make(self, end: Callable[["Turn", list[Event]], None]) -> None:
-        self._begun, code = True, "ok"
+    async def _make(self) -> None:
+        self._begun, code, model = True, "ok", self._spec.config.model
         try:
-            with self._spec.limit():
+            with self._limits:
                 closing = await self._answer()
         except asyncio.CancelledError:
             code = "cancelled"
-            GATEWAY.realtime_interruptions.labels(
-                self._spec.config.model, self._cancelled_for or CLIENT_CANCELLED
-            ).inc()
+            if self._confirmed.is_set():
+                GATEWAY.realtime_interruptions.labels(model, self._cancelled_for or CLIENT_CANCELLED).inc()
             closing = self._events.finish("cancelled", {"type": "cancelled", "reason": self._cancelled_for or None})
         except OmnibusError as error:
             code = error.code
@@ -155,8 +177,11 @@ class Turn:
             code = Fatal.code
             closing = self._fail(Fatal("internal error: the gateway's log has more under this response's id"))
         self._run.end("failed")  # where it has not begun; else it has ended
-        GATEWAY.request_counter(self._spec.config.model, code).inc()
-        end(self, closing)
+        if self._end is None:  # begun early, and nobody has seen anything of it
+            GATEWAY.realtime_early.labels(model, "dropped" if code == "cancelled" else "refused").inc()
+            return
+        GATEWAY.request_counter(model, code).inc()
+        self._end(self, closing)
 
     def _fail(self, error: OmnibusError) -> list[Event]:
         return self._events.finish("failed", {"type": "failed", "error": describe_error(error)})
@@ -177,9 +202,14 @@ class Turn:
 
     async def _answer_once(self, request: ChatRequest) -> list[Event]:
         run, chat = self._run, self._spec.chat
-        got = run.answer = AnswerAccumulator(request.model, run.created)
+        if self._confirmed.is_set():
+            self._count_request()
+        run.answer = AnswerAccumulator(request.model, run.created)
         async with run_to_end(run):
             output = await self._spec.chats.begin_answer(run, await chat.prepare_request(run, request))
+            await self._confirmed.wait()
+            self._count_request()
+            got = run.answer = AnswerAccumulator(request.model, run.created)  # which its confirmation has changed
             self._post([], invocations={self.id: run.id})
             async for batch in merge_streams(open_output_streams(output)):
                 ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
@@ -198,6 +228,12 @@ class Turn:
         if got.finish in ("length", "content_filter"):
             return self._events.finish("incomplete", incomplete_details(got.finish), got.usage())
         return self._events.finish("completed", None, got.usage())
+
+    def _count_request(self) -> None:
+        """Count it against the limits of its client's key while it lasts, once. Raises ``Overloaded``."""
+        if not self._is_counted:
+            self._is_counted = True
+            self._limits.enter_context(self._spec.limit())
 
     def _read_batch(
         self, batch: Sequence[tuple[str, Any]], got: AnswerAccumulator, run: ClientRequest, events: list[Event]

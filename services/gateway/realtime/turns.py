@@ -13,6 +13,7 @@ from services.gateway.apps.chat import AppChats
 from services.gateway.openai.realtime.session import SessionConfig, encode_event
 from services.gateway.realtime.config import ModelAbilities
 from services.gateway.realtime.conversation import Conversation, ConversationItem
+from services.gateway.realtime.early_answers import EarlyAnswers
 from services.gateway.realtime.errors import ACTIVE_RESPONSE, NO_ACTIVE_RESPONSE, EventRefused, describe_error
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.logged_items import to_logged
@@ -29,7 +30,8 @@ MAX_TURNS = 8
 class SessionContext(NamedTuple):
     """Surroundings of a session. ``count_bytes`` is called with bytes that are held more, or fewer, and may refuse
     them; ``limit`` counts a response against the limits of the client's key; ``rate_limits`` shows these.
-    ``create_detector`` creates what tells speech from other sounds."""
+    ``create_detector`` creates what tells speech from other sounds; ``begins_early`` allows answers to be begun in the
+    silence that may end a turn."""
 
     chat: Chat
     chats: Chat | AppChats
@@ -39,6 +41,7 @@ class SessionContext(NamedTuple):
     limit: Callable[[], AbstractContextManager[None]]
     rate_limits: Callable[[], list[Event]]
     create_detector: DetectorFactory = EnergyDetector
+    begins_early: bool = False
 
 
 class SessionTurns:
@@ -60,6 +63,7 @@ class SessionTurns:
         self._outbox = outbox
         self._on_over = on_over
         self._turns: dict[str, Turn] = {}
+        self.early = EarlyAnswers(self._create_early)
 
     @property
     def count(self) -> int:
@@ -92,6 +96,7 @@ class SessionTurns:
 
     async def cancel_all(self) -> None:
         """End all responses."""
+        await self.early.drop()
         for turn in list(self._turns.values()):
             await turn.cancel(CLIENT_CANCELLED)
 
@@ -102,13 +107,39 @@ class SessionTurns:
         beside: bool = False,
         metadata: dict[str, str] | None = None,
     ) -> None:
-        """Begin to answer ``items``. Raises ``OmnibusError`` for what cannot be answered."""
-        events = self._response_events(new_id("resp_"), config, beside, metadata)
-        turn = self._add_turn(self._spec(config, items), events, beside)
+        """Begin to answer ``items``, or go on where this was begun early. Raises ``OmnibusError`` for what cannot be
+        answered."""
+        early = None if beside or metadata else self.early.take(config, items, self._end_turn)
+        if early is not None:
+            turn, events = early.turn, early.events
+            self._turns[turn.id] = self.active = turn
+        else:
+            events = self._response_events(new_id("resp_"), config, beside, metadata)
+            turn = self._add_turn(self._spec(config, items), events, beside)
         begun = self._log_turn(config, items, turn, beside, metadata) if self._outbox.has_log else None
         self.has_spoken = self.has_spoken or config.modality == "audio"
         self._post(events.begin(), turn=begun)
-        turn.start(self._end_turn)
+        if early is None:
+            turn.start(self._end_turn)
+
+    def may_begin_early(self, config: SessionConfig) -> bool:
+        """Return whether the answer to what is being said may be begun before its turn has ended.
+
+        An app may do more than answer, so that it is asked once; and what is being made is not held up."""
+        chats, detection = self._context.chats, config.turn_detection
+        return (
+            self._context.begins_early
+            and config.kind == "realtime"
+            and detection is not None
+            and detection.create_response
+            and not self._turns
+            and not (isinstance(chats, AppChats) and chats.is_served_by_app(config.model))
+        )
+
+    def _create_early(self, config: SessionConfig, items: list[ConversationItem]) -> tuple[Turn, ResponseEvents]:
+        events = self._response_events(new_id("resp_"), config, False, None)
+        spec = self._spec(config, items)
+        return Turn(spec, events, self._post, self._outbox.wait_room, early=True), events
 
     def resume_turn(self, restored: RestoredTurn) -> None:
         """Go on with a response that another gateway has begun."""

@@ -118,9 +118,14 @@ class Records:
         got: AnswerAccumulator | None = None,
         segments: Sequence[str] = (),
         tenant: str = "",
+        *,
+        billed: bool = True,
     ) -> None:
-        """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received."""
+        """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received. What is not
+        ``billed`` has GPU-seconds and no price."""
         usage = self.meter.measure(running)
+        if not billed:
+            usage = msgspec.structs.replace(usage, money=UNSET)
         if tenant and usage.money is not UNSET:
             TENANTS.cost_counter(tenant, str(usage.currency)).inc(usage.money)
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()

@@ -10,7 +10,7 @@ end        done, cancelled, expired or failed: everything stops, memory is relea
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from typing import Any
@@ -36,6 +36,7 @@ from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, pla
 from services.gateway.request.ends import request_over_error
 from services.gateway.request.entrance import Entrance
 from services.gateway.request.load_report import CountedInvocation, LoadReporter
+from services.gateway.request.names import app_letters
 from services.gateway.request.record import Records
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
@@ -86,7 +87,7 @@ class RequestFactory:
         if inflight >= self.settings.max_inflight:
             self.loads.count_limit_refusal(model)
             raise Overloaded(f"{inflight} requests are in flight here: try again later")
-        return ClientRequest(self, app, model, next(self._numbers[_app_letters(app)]), seed, pinned)
+        return ClientRequest(self, app, model, next(self._numbers[app_letters(app)]), seed, pinned)
 
 
 class ClientRequest:
@@ -96,7 +97,7 @@ class ClientRequest:
         self._runs = runs
         self.app = app
         self.model = model
-        self.id = runs.router.new_id(_app_letters(app))
+        self.id = runs.router.new_id(app_letters(app))
         self.created = time.time()
         self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.upload_seconds())
         self.segments: list[InflightInvocation] = []
@@ -109,6 +110,7 @@ class ClientRequest:
         self.trace = tracing.current_context()
         self._number = number
         self._seed = seed
+        self.early = False  # sent before its client wants it: only into spare room, and not billed until then
         self.pinned = pinned  # the path that it must take, empty for any
         self.price: PriceCheck | None = None  # to be checked before it is sent
         self._holds = False
@@ -180,6 +182,10 @@ class ClientRequest:
         salt = int.from_bytes(sha256(f"{self._runs.router.gateway}/{self.app}/{site}".encode()).digest()[:8], "big")
         return choice_point(self._number, site, salt / 2**64)
 
+    def confirm(self) -> None:
+        """Its client wants what was sent early, from now on."""
+        self.early, self.created = False, time.time()
+
     # Segments
 
     async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
@@ -196,6 +202,8 @@ class ClientRequest:
     async def wait_admission(self, segment: Segment, step: int = 0) -> None:
         """Wait once, for a turn or for room. Raises ``Overloaded``, and as ``PriceCheck.choose_path``.
         ``release_admission`` if nothing is sent."""
+        if self.early:
+            self._runs.room.check_spare_room(self._runs.router.assign(segment.nodes, self.model))
         if self.price is not None:
             self.pinned = await self.price.choose_path(self.model, segment, self.pinned)
         if self._stay is None:
@@ -364,9 +372,10 @@ class ClientRequest:
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
-            estimates = self.estimates if running is self.segments[0] else ()
-            seen = figures if running is self.segments[0] else {}
-            self._runs.loads.count_end(counted, running, status == "done", self._begin_time(running), estimates, seen)
+            first = running is self.segments[0]
+            estimates, seen = (self.estimates, figures) if first else ((), {})
+            waited_since = self.created if first else running.invocation.created  # Unix seconds
+            self._runs.loads.count_end(counted, running, status == "done", waited_since, estimates, seen)
             ended = partial(self._record_end, running, status)
             if status == "done":
                 dispatcher.complete(running, ended)
@@ -380,21 +389,12 @@ class ClientRequest:
         if self.on_end is not None:
             self.on_end()
 
-    def _begin_time(self, running: InflightInvocation) -> float:
-        """Return the time at which the client began to wait for ``running``, Unix seconds."""
-        return self.created if running is self.segments[0] else running.invocation.created
-
     def _record_end(self, running: InflightInvocation, status: str) -> None:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
-        self._runs.records.write_end(running, status, self.answer if first else None, later, self.tenant.name)
+        answer, billed = self.answer if first else None, not self.early
+        self._runs.records.write_end(running, status, answer, later, self.tenant.name, billed=billed)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:
                 stream.fail(self.failure or request_over_error())
-
-
-@lru_cache(4096)
-def _app_letters(app: str) -> str:
-    """Ids are short: an app's own sequence is told apart by a few letters of it."""
-    return sha256(app.encode()).hexdigest()[:4]

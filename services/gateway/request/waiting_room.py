@@ -76,6 +76,15 @@ class WaitingRoom:
         queue = assignment.model
         return not self._queues.get(queue) and self._free_places(assignment) > self._entering.get(queue, 0)
 
+    def check_spare_room(self, assignment: Assignment) -> None:
+        """Raises ``Overloaded`` unless nobody waits and each option that may be chosen has an executor with less than
+        half a batch."""
+        spare = not self._queues.get(assignment.model) and all(
+            any(map(_is_spare, entries)) for entries in self._options(assignment) if entries
+        )
+        if not spare:
+            raise Overloaded("executors have others' work: nothing is begun before it is wanted")
+
     async def enter(self, assignment: Assignment, growth: ModelGrowth, left: float) -> None:
         """Wait until there is room for a request that has ``left`` seconds; ``leave_entrance`` once it is sent, or not.
 
@@ -159,9 +168,20 @@ class WaitingRoom:
             for names in options.values():
                 yield [entry for name in sorted(names) for entry in router.serving_executors(part.model, name)]
 
+    def _options(self, assignment: Assignment) -> Iterator[list[ExecutorEntry]]:
+        """Executors of each option on a path."""
+        for part in assignment.parts:
+            paths = self._router.find_paths(part)
+            for name in sorted({path.options[component] for path in paths for component in part.used}):
+                yield self._router.serving_executors(part.model, name)
+
     @staticmethod
     def _drain_rate(entries: list[ExecutorEntry]) -> float:
         return sum(entry.drain.rate for entry in entries)
+
+
+def _is_spare(entry: ExecutorEntry) -> bool:
+    return 2 * (entry.own + entry.foreign) < (entry.status.slots or entry.status.credits)
 
 
 def _free_places(entry: ExecutorEntry) -> float:

@@ -112,6 +112,14 @@ class _Gateway:
     realtime_interruptions = Counter(
         "omnibus_realtime_interruptions_total", "Interrupted responses.", ["model", "reason"], registry=REGISTRY
     )
+    #: Responses that were begun before their turn had ended: ``used``, ``dropped`` (the user went on speaking, or the
+    #: client changed the conversation), ``refused`` (executors had others' work).
+    realtime_early = Counter(
+        "omnibus_realtime_early_total",
+        "Responses begun before their turn ended.",
+        ["model", "outcome"],
+        registry=REGISTRY,
+    )
     #: Invocations that were sent to other executors. Rising: executors die or are full.
     moved = Counter("omnibus_moved_total", "Re-dispatches by reason.", ["reason"], registry=REGISTRY)
     #: Nodes of such invocations that began ``again``, and that went on or were done (``spared``). Few are spared: see

@@ -15,7 +15,8 @@ from omnibus.graph import HANDLE, GraphNode
 from omnibus.recording.records import EndRecord
 from omnibus.task import CompositeTask, Segment, choose, use
 from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS
-from services.gateway.request.request import ClientRequest, RequestFactory, _app_letters
+from services.gateway.request.names import app_letters
+from services.gateway.request.request import ClientRequest, RequestFactory
 from tests.property.estate import Estate, estate
 from tests.unit.sidecar.node import PATIENCE, until
 from tests.unit.task.tasks import ADD, ONE, ROLL, STRICT, AddInput, NumberInput
@@ -190,7 +191,7 @@ async def test_apps_whose_ids_look_alike_share_their_numbers(runs: RequestFactor
     seen: dict[str, str] = {}
     for number in count():
         name = f"app-{number}"
-        if (other := seen.setdefault(_app_letters(name), name)) != name:
+        if (other := seen.setdefault(app_letters(name), name)) != name:
             break
 
     ids = [runs.open_request(each).id for each in (name, other, name, other)]

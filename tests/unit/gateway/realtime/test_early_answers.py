@@ -1,0 +1,287 @@
+"""Answers that are begun in the silence that may end a turn: the same as without, unseen until then, and dropped cleanly."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from omnibus.executor.job_clock import current_clock
+from omnibus.executor.runner import Job
+from omnibus.metrics.collectors import REGISTRY
+from omnibus.plan import PriceList
+from services.gateway.openai.realtime.session import PcmFormat, ServerVad
+from services.gateway.realtime.turn_detection import TurnDetector
+from tests.unit.gateway.house import OMNI, House, house, question, think
+from tests.unit.gateway.realtime.test_resumed import Doors, doors
+from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
+from tests.unit.gateway.realtime_house import Caller, calls, joined, sound_of, types
+from tests.unit.gateway.wires import PATIENCE
+from tests.unit.sidecar.node import until
+
+__all__ = ["doors"]
+#: Seconds of GPUs that a dropped answer took.
+THOUGHT = 2.0
+
+
+class Counted:
+    """The toy thinker; it counts how often it began and was stopped, and waits while it is held."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.begun = self.stopped = 0
+        self.free = asyncio.Event()
+        if not held:
+            self.free.set()
+
+    async def __call__(self, job: Job) -> None:
+        self.begun += 1
+        current_clock().seconds += THOUGHT
+        try:
+            await self.free.wait()
+            await think(job)
+        except BaseException:
+            self.stopped += 1
+            raise
+
+
+class Ears:
+    """An encoder that remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+
+    async def __call__(self, job: Job) -> None:
+        sound = (await job.value("media")).array
+        self.heard.append(sound.tobytes())
+        await job.put("embedding", {"tokens": 1}, np.full((1, 4), sound.sum() % 1000, np.float32))
+
+
+@asynccontextmanager
+async def hearing(directory: Path, thinker: Any, ears: Any, credits: int = 64, **changes: Any) -> AsyncIterator[House]:
+    directory.mkdir(exist_ok=True)
+    async with house(directory, **changes) as home:
+        home.serve(OMNI)
+        assert home.router.plan is not None
+        for option, spec in home.router.plan.models[OMNI].options.items():
+            await home.executor(OMNI, option, *spec.components, credits=credits, thinker=thinker, audio=ears)
+        yield home
+
+
+def outcomes() -> dict[str, float]:
+    """Early answers so far, by what came of them."""
+    names = "used", "dropped", "refused"
+    told = {name: {"model": OMNI, "outcome": name} for name in names}
+    return {name: REGISTRY.get_sample_value("omnibus_realtime_early_total", told[name]) or 0.0 for name in names}
+
+
+def since(before: dict[str, float]) -> dict[str, float]:
+    return {name: count - before[name] for name, count in outcomes().items() if count != before[name]}
+
+
+async def counted(before: dict[str, float], **wanted: int) -> None:
+    """Wait until so many early answers ended so."""
+    await until(lambda: since(before) == wanted)
+
+
+async def begin_silence(caller: Caller) -> None:
+    """A turn, and silence that may end it."""
+    await append(caller, (0, 0.6), (0.3, 0.5), (0, 0.3))
+
+
+def test_a_pause_is_known_before_it_ends_the_turn_and_at_the_same_moment():
+    detector = TurnDetector(ServerVad(), PcmFormat(), 0)
+    edges(detector, pcm((0, 1.0), (0.3, 0.8), (0, 0.1)))
+    early = detector.pause_ms
+    edges(detector, pcm((0, 0.16)))
+    pause = detector.pause_ms
+    edges(detector, pcm((0, 0.1)))
+    later = detector.pause_ms
+    [ended] = edges(detector, pcm((0, 0.3)))
+
+    assert early is None
+    assert pause == later == ended.heard_ms == ended.at_ms - 300
+    assert detector.pause_ms is None
+
+    hasty = TurnDetector(ServerVad(silence_duration_ms=100), PcmFormat(), 0)
+    [_, ended] = edges(hasty, pcm((0.3, 0.8), (0, 0.5)))
+    assert ended.heard_ms == ended.at_ms  # no silence is left to begin in
+
+
+async def hold_turn(directory: Path, early: bool) -> tuple[list[dict[str, Any]], list[bytes], list[str]]:
+    """The events of a turn and its answer, what was heard of it, and the events before the silence was over."""
+    thinker, ears = Counted(), Ears()
+    async with hearing(directory, thinker, ears, realtime_early=early) as home, calls(home) as caller:
+        await caller.update(seed=5)
+        await begin_silence(caller)
+        started = await caller.until("input_audio_buffer.speech_started")
+        if early:
+            await until(lambda: thinker.begun == 1)
+            await until(lambda: home.dispatcher.inflight_count == 1)
+        seen = types(caller.events[2:])  # after the session's own
+        await append(caller, (0, 0.4))
+        events = [*started, *await caller.until("response.done")]
+        assert thinker.begun == 1
+        await home.emptied()
+    return events, ears.heard, seen
+
+
+async def test_an_answer_that_was_begun_early_is_the_one_that_there_is_without(tmp_path: Path):
+    before = outcomes()
+    plain, heard, _ = await hold_turn(tmp_path / "plain", early=False)
+    assert since(before) == {}
+    early, heard_early, seen = await hold_turn(tmp_path / "early", early=True)
+
+    assert since(before) == {"used": 1}
+    assert heard == heard_early
+    text = "response.output_audio_transcript.delta"
+    assert joined(early, text) == joined(plain, text)
+    assert joined(early, text).startswith("You said")
+    assert sound_of(early) == sound_of(plain) != b""
+    kept = [name for name in types(early) if not name.endswith(".delta")]
+    assert kept == [name for name in types(plain) if not name.endswith(".delta")]
+    assert seen == ["session.updated", "input_audio_buffer.speech_started"]
+    assert early[-1]["response"]["usage"] == plain[-1]["response"]["usage"]
+    assert len(heard[0]) - 44 < 48 * 1100  # the end of the silence is not heard: 300 + 500 + 200 ms are
+
+
+async def test_an_answer_is_dropped_when_its_user_goes_on_speaking(tmp_path: Path):
+    thinker, before = Counted(held=True), outcomes()
+    async with hearing(tmp_path, thinker, Ears()) as home, calls(home) as caller:
+        assert home.router.plan is not None
+        home.router.plan = msgspec.structs.replace(home.router.plan, prices=PriceList("EUR", {"cpu": 3.6}))
+        await begin_silence(caller)
+        await until(lambda: thinker.begun == 1)
+        [dropped] = [each.id for each in home.dispatcher._running.values()]
+        await append(caller, (0.3, 0.2))
+        await until(lambda: thinker.stopped == 1)
+        await counted(before, dropped=1)
+        await until(lambda: home.dispatcher.inflight_count == 0)
+        thinker.free.set()
+        await append(caller, (0, 0.3))
+        await until(lambda: thinker.begun == 2)
+        await append(caller, (0, 0.4))
+        events = await caller.until("response.done")
+        record = await home.ended(dropped)
+        await home.emptied()
+
+    assert since(before) == {"dropped": 1, "used": 1}
+    assert types(events).count("input_audio_buffer.speech_started") == types(events).count("response.created") == 1
+    assert events[-1]["response"]["status"] == "completed"
+    assert record.status == "cancelled"
+    assert record.usage is not None
+    assert record.usage.money is msgspec.UNSET
+
+
+async def test_what_the_client_changes_meanwhile_is_answered(tmp_path: Path):
+    thinker, before = Counted(), outcomes()
+    async with hearing(tmp_path, thinker, Ears()) as home, calls(home) as caller:
+        await begin_silence(caller)
+        await until(lambda: thinker.begun == 1)
+        await caller.say("mark this")
+        await counted(before, dropped=1)
+        await append(caller, (0, 0.4))
+        await caller.until("response.done")
+        await home.emptied()
+
+    assert since(before) == {"dropped": 1}  # in one pause no other one is begun
+    assert thinker.begun == 2
+
+
+async def test_a_client_that_leaves_ends_what_was_begun_early(tmp_path: Path):
+    thinker, before = Counted(held=True), outcomes()
+    async with hearing(tmp_path, thinker, Ears()) as home:
+        async with calls(home) as caller:
+            await begin_silence(caller)
+            await until(lambda: thinker.begun == 1)
+        await until(lambda: thinker.stopped == 1)
+        await counted(before, dropped=1)
+        await home.emptied()
+
+
+async def test_nothing_is_begun_early_where_executors_have_work(tmp_path: Path):
+    thinker, before = Counted(held=True), outcomes()
+    async with hearing(tmp_path, thinker, Ears(), credits=2) as home, calls(home) as caller:
+        other = asyncio.create_task(home.http.post("/v1/chat/completions", json=question(OMNI, "hello")))
+        await until(lambda: thinker.begun == 1)
+        await begin_silence(caller)
+        await counted(before, refused=1)
+        thinker.free.set()
+        assert (await asyncio.wait_for(other, PATIENCE)).status_code == 200
+        await append(caller, (0, 0.4))
+        events = await caller.until("response.done")
+        await home.emptied()
+
+    assert since(before) == {"refused": 1}
+    assert (events[-1]["response"]["status"], thinker.begun) == ("completed", 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"create_response": False}, {"silence_duration_ms": 200}],
+    ids=["no response", "no silence left"],
+)
+async def test_nothing_is_begun_early_that_would_not_be_answered_later(tmp_path: Path, change: dict[str, Any]):
+    thinker, before = Counted(), outcomes()
+    async with hearing(tmp_path, thinker, Ears()) as home, calls(home) as caller:
+        await caller.update(audio={"input": {"turn_detection": {"type": "server_vad", **change}}})
+        await append(caller, (0, 0.6), (0.3, 0.5), (0, 0.16))
+        await append(caller, (0, 0.4))
+        await caller.until("conversation.item.done")
+        if "create_response" not in change:
+            await caller.until("response.done")
+        await home.emptied()
+
+    assert since(before) == {}
+
+
+async def test_an_answer_that_was_begun_early_is_not_in_the_log_of_its_session(doors: Doors):
+    thinker, before = Counted(), outcomes()
+    await doors.serve(OMNI, thinker=thinker)
+    async with doors.opened() as caller:
+        await begin_silence(caller)
+        await caller.until("input_audio_buffer.speech_started")
+        await until(lambda: thinker.begun == 1)
+        caller.socket.transport.abort()
+    await counted(before, dropped=1)
+
+    async with doors.resumed(caller) as rest:
+        resumed = (await rest.until("session.resumed"))[-1]
+        sent = pcm((0, 0.6), (0.3, 0.5), (0, 0.3))
+        again = base64.b64encode(sent[resumed["input_audio_bytes"] :]).decode()
+        await rest.send("input_audio_buffer.append", audio=again)
+        await append(rest, (0, 0.8))
+        events = await rest.until("response.done")
+        item = next(each["item_id"] for each in events if each["type"] == "input_audio_buffer.committed")
+        shown = await rest.ask("conversation.item.retrieve", "conversation.item.retrieved", item_id=item)
+
+    assert resumed["active_responses"] == []
+    assert types(events).count("response.created") == 1
+    assert events[-1]["response"]["status"] == "completed"
+    assert shown["item"]["content"][0]["audio"]
+    await doors.first.emptied()
+
+
+async def test_an_answer_that_was_begun_early_goes_on_at_another_gateway(doors: Doors):
+    thinker, ears, before = Counted(held=True), Ears(), outcomes()
+    await doors.serve(OMNI, thinker=thinker, audio=ears)
+    async with doors.opened() as caller:
+        await caller.update(seed=3)
+        await begin_silence(caller)
+        await until(lambda: thinker.begun == 1)
+        await append(caller, (0, 0.4))
+        await caller.until("response.created")
+        caller.socket.transport.abort()
+    async with doors.resumed(caller) as rest:
+        await until(lambda: thinker.begun == 2)
+        thinker.free.set()
+        events = await rest.until("response.done")
+
+    assert since(before) == {"used": 1}
+    assert len(set(ears.heard)) == 1  # both heard the turn up to the same moment
+    assert events[-1]["response"]["status"] == "completed"
+    await doors.first.emptied()
