@@ -7,7 +7,8 @@ Two gateways and one executor of each stage, as processes. Engines take the same
 all that comes on top is the system's own:
 
     first_audio_over_compute   seconds from the last sample of a turn's silence until the first sound, over what the
-                               engines take for it: the turn encoded, the first token, the first codes, their samples
+                               engines take for it: the turn encoded, the first token, the first codes, their samples.
+                               The silence is sent as a microphone does, so that an answer may be begun early in it
     barge_in_steps             steps that a stage takes after the end of an interrupted answer is on the bus, at most
     idle_cpu                   share of a core of a session that is open and silent, without audio
     listening_cpu              the same of one whose microphone sends silence
@@ -45,6 +46,8 @@ TURNS, INTERRUPTIONS, SESSIONS, RESUMED = 8, 8, 64, 12
 IDLE_SECONDS, AFTER_SECONDS = 5.0, 0.5
 PATIENCE = 60.0
 CHUNK_SECONDS = 0.05
+#: Seconds of a frame of the detector, and of the silence that ends a turn.
+FRAME_SECONDS, SILENCE_SECONDS = 0.02, 0.5
 SECONDS = {"audio": 0.03, "thinker": 0.05, "talker": 0.02, "vocoder": 0.02}
 #: Seconds of the passes and of the first steps behind them.
 COMPUTE = sum(SECONDS.values()) + sum(
@@ -104,12 +107,21 @@ async def measure_first_audio(system: System) -> float:
             await append(socket, sound(0.5))
             await append(socket, sound(1.0, 0.5))
             await wait_event(socket, "input_audio_buffer.speech_started")
-            begin = time.perf_counter()
-            await append(socket, sound(0.6))
+            end = await send_ending_silence(socket)
             await wait_event(socket, "response.output_audio.delta")
-            took.append(time.perf_counter() - begin)
+            took.append(time.perf_counter() - end)
     print(f"first audio: {statistics.median(took) * 1000:.0f} ms, engines {COMPUTE * 1000:.0f} ms", file=sys.stderr)
     return statistics.median(took) / COMPUTE
+
+
+async def send_ending_silence(socket: ClientConnection) -> float:
+    """Send silence frame by frame, as time passes, until it ends the turn; when the last of it was sent."""
+    begin, frame = time.perf_counter(), sound(FRAME_SECONDS)
+    for number in range(1, round(SILENCE_SECONDS / FRAME_SECONDS) + 1):
+        await asyncio.sleep(max(0.0, begin + number * FRAME_SECONDS - time.perf_counter()))
+        last = time.perf_counter()
+        await append(socket, frame)
+    return last
 
 
 class StageSteps:

@@ -158,7 +158,7 @@ class LoadReporter:
         self.inflight -= 1
         total, streams = time.time() - began, running.streams
         begun = [stream.began for stream in streams.values() if stream.began]
-        first = min(begun) - began if begun else total
+        first = max(0.0, min(begun) - began) if begun else total  # what was sent early began before it was wanted
         several = len(counted.slots) > 1
         seen = {"done": total} if several else {"done": total, **figures}
         for slot, part in zip(counted.slots, counted.parts, strict=True):

@@ -214,7 +214,7 @@ class ClientRequest:
         try:
             await self._stay.acquire(assignment, segment.work, step, self.seconds_left)
         except Overloaded as error:
-            if error.reason in CAPACITY_REASONS:
+            if error.reason in CAPACITY_REASONS and not self.early:
                 self._runs.loads.count_rejection(assignment, self.estimates)
             raise
         self._check_open()
@@ -368,7 +368,7 @@ class ClientRequest:
         self.status = status
         figures = self.answer.record_latency() if self.answer is not None and status == "done" else {}
         model = self.answer.model if self.answer is not None else self.model
-        if model and (self.segments or status == "done"):  # what was refused took no time
+        if model and not self.early and (self.segments or status == "done"):  # what was refused took no time
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
         dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
