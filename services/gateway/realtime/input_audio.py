@@ -70,7 +70,7 @@ class InputAudioBuffer:
         return self._take_bytes(size)
 
     def read_until(self, end_ms: float) -> bytes:
-        """What ``commit_audio`` would give, held as before."""
+        """Read what ``commit_audio`` would take: it is held as before."""
         return bytes(self._data[: self._position(end_ms)])
 
     def drop_before(self, begin_ms: float) -> None:
