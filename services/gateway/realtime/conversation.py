@@ -31,7 +31,7 @@ _OBJECT = "realtime.item"
 class ItemPart:
     """Part of a message. ``text`` is what is written, or the transcript of what is said; ``audio`` its bytes.
 
-    Of these a model hears the first ``heard_bytes``; 0 for all of them."""
+    Of these a model hears the first ``model_bytes``; 0 for all of them."""
 
     type: str
     text: str = ""
@@ -39,12 +39,12 @@ class ItemPart:
     format: AudioFormat | None = None
     image_url: str = ""
     detail: Any = None
-    heard_bytes: int = 0
+    model_bytes: int = 0
 
     @property
-    def heard_audio(self) -> bytes:
+    def model_audio(self) -> bytes:
         """The audio that a model hears."""
-        return bytes(self.audio[: self.heard_bytes or len(self.audio)])
+        return bytes(self.audio[: self.model_bytes or len(self.audio)])
 
     @property
     def milliseconds(self) -> int:

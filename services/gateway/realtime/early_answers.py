@@ -40,7 +40,7 @@ class EarlyTurn(NamedTuple):
             and len(items) == len(self.items)
             and all(mine is theirs for mine, theirs in zip(before, items, strict=False))
             and last.id == items[-1].id
-            and [each.heard_audio for each in last.parts] == [each.heard_audio for each in items[-1].parts]
+            and [each.model_audio for each in last.parts] == [each.model_audio for each in items[-1].parts]
         )
 
 

@@ -21,7 +21,7 @@ def to_logged(item: ConversationItem) -> LoggedItem:
             msgspec.Raw(_encode(each.format)) if each.format is not None else msgspec.Raw(b"null"),
             each.image_url,
             each.detail,
-            each.heard_bytes,
+            each.model_bytes,
         )
         for each in item.parts
     )
@@ -34,7 +34,7 @@ def from_logged(item: LoggedItem) -> ConversationItem:
     for part in item.parts:
         format = _read_format(part.format)
         made.parts.append(
-            ItemPart(part.type, part.text, part.audio, format, part.image_url, part.detail, part.heard_bytes)
+            ItemPart(part.type, part.text, part.audio, format, part.image_url, part.detail, part.model_bytes)
         )
     return made
 

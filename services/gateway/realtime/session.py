@@ -224,7 +224,7 @@ class RealtimeSession:
         id = self._input.speech_id or new_id("item_")
         part = ItemPart("input_audio", format=self.config.input_format)
         if end is not None:
-            part.heard_bytes = len(self._input.read_until(end.heard_ms))
+            part.model_bytes = len(self._input.read_until(end.cutoff_ms))
         part.audio = self._input.commit_audio(end.at_ms if end is not None else None)
         item = ConversationItem(id, "message", "user", parts=[part])
         before = self._conversation.insert_item(item)

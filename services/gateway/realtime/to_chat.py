@@ -81,7 +81,7 @@ def _user_part(part: ItemPart) -> chat.UserPart:
     if part.type == "input_image":
         return chat.ImagePart(ImageUrl(part.image_url, part.detail))
     if part.format is not None:
-        data = encode_base64(to_wav(part.heard_audio, part.format))
+        data = encode_base64(to_wav(part.model_audio, part.format))
         return chat.InputAudioPart(chat.InputAudio(data, "wav"))
     return chat.TextPart(part.text)
 

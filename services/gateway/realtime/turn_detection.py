@@ -15,7 +15,7 @@ from services.gateway.realtime.speech_detectors import FRAME_MS, DetectorFactory
 #: Frames of speech in a row that begin a turn: a click is shorter.
 _STARTING_FRAMES = 3
 #: Milliseconds of the silence behind a turn that the model hears. An answer can be begun once they have come.
-_HEARD_SILENCE_MS = 200
+_MODEL_SILENCE_MS = 200
 #: Milliseconds of silence that end a turn, for each eagerness: no model judges whether a sentence is complete.
 _EAGERNESS_MS = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
 
@@ -23,12 +23,12 @@ _EAGERNESS_MS = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
 class SpeechEdge(NamedTuple):
     """Begin or end of speech at a moment, in milliseconds from the beginning of the session.
 
-    What a model hears of a turn ends at ``heard_ms``; 0 at its begin.
+    What a model hears of a turn ends at ``cutoff_ms``; 0 at its begin.
     """
 
     begins: bool
     at_ms: int
-    heard_ms: int = 0
+    cutoff_ms: int = 0
 
 
 class TurnDetector:
@@ -46,7 +46,7 @@ class TurnDetector:
         self._silence_ms = (
             _EAGERNESS_MS[config.eagerness] if isinstance(config, SemanticVad) else server.silence_duration_ms
         )
-        self._heard_silence_ms = min(_HEARD_SILENCE_MS, self._silence_ms)
+        self._model_silence_ms = min(_MODEL_SILENCE_MS, self._silence_ms)
         self._detector = create_detector(server.threshold, rate_of(format))
         self._format = format
         self._frame_bytes = rate_of(format) * FRAME_MS // 1000 * sample_bytes(format)
@@ -67,11 +67,11 @@ class TurnDetector:
     def pause_ms(self) -> int | None:
         """The moment at which what is being said ends if nothing follows; None while somebody speaks, or nobody.
 
-        In milliseconds from the beginning of the session: that of ``SpeechEdge.heard_ms``.
+        In milliseconds from the beginning of the session: that of ``SpeechEdge.cutoff_ms``.
         """
-        if not self.is_speaking or self._quiet * FRAME_MS < self._heard_silence_ms:
+        if not self.is_speaking or self._quiet * FRAME_MS < self._model_silence_ms:
             return None
-        return self._find_heard()
+        return self._find_cutoff()
 
     def resume(self, speaking: bool, noise_db: float | None) -> None:
         """Go on where another detector of the same session was."""
@@ -116,9 +116,9 @@ class TurnDetector:
         self._quiet = 0 if speech else self._quiet + 1
         if self._quiet * FRAME_MS < self._silence_ms or speech:
             return None
-        heard_ms = self._find_heard()
+        cutoff_ms = self._find_cutoff()
         self.end_turn()
-        return SpeechEdge(False, int(self._now_ms), heard_ms)
+        return SpeechEdge(False, int(self._now_ms), cutoff_ms)
 
-    def _find_heard(self) -> int:
-        return int(self._now_ms) - self._quiet * FRAME_MS + self._heard_silence_ms
+    def _find_cutoff(self) -> int:
+        return int(self._now_ms) - self._quiet * FRAME_MS + self._model_silence_ms

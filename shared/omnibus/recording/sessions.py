@@ -48,7 +48,7 @@ class LoggedPart(msgspec.Struct, frozen=True, omit_defaults=True):
     format: msgspec.Raw = msgspec.Raw(b"null")
     image_url: str = ""
     detail: Any = None
-    heard_bytes: int = 0
+    model_bytes: int = 0
 
 
 class LoggedItem(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -104,12 +104,12 @@ def test_a_pause_is_known_before_it_ends_the_turn_and_at_the_same_moment():
     [ended] = edges(detector, pcm((0, 0.3)))
 
     assert early is None
-    assert pause == later == ended.heard_ms == ended.at_ms - 300
+    assert pause == later == ended.cutoff_ms == ended.at_ms - 300
     assert detector.pause_ms is None
 
     hasty = TurnDetector(ServerVad(silence_duration_ms=100), PcmFormat(), 0)
     [_, ended] = edges(hasty, pcm((0.3, 0.8), (0, 0.5)))
-    assert ended.heard_ms == ended.at_ms  # no silence is left to begin in
+    assert ended.cutoff_ms == ended.at_ms  # no silence is left to begin in
 
 
 async def hold_turn(directory: Path, early: bool) -> tuple[list[dict[str, Any]], list[bytes], list[str]]:
