@@ -84,6 +84,7 @@ _PLACE = st.integers(0, 9)  # of an item; those beyond the last are of none
 OPERATIONS = st.one_of(
     st.tuples(st.just("append"), st.sampled_from(["loud", "loud", "quiet", "odd"]), st.sampled_from([20, 100, 400])),
     st.tuples(st.just("talk"), st.booleans()),
+    st.tuples(st.just("pause"), st.sampled_from([0, 2, 20]), st.booleans()),
     st.tuples(st.sampled_from(["commit", "commit", "clear", "resume"])),
     st.tuples(st.just("create"), st.sampled_from(range(len(ITEMS))), st.sampled_from([None, "a", "b"]), _PLACE),
     st.tuples(st.sampled_from(["retrieve", "delete"]), _PLACE),

@@ -90,7 +90,7 @@ class Sequence:
         self.outbox = Watched(self.account, log)
         context = SessionContext(
             self.home.chat, self.home.chat, self.abilities, int(time.time() + 3600), self.ledger.count_bytes,
-            nullcontext, list,
+            nullcontext, list, begins_early=True,
         )  # fmt: skip
         self.session = RealtimeSession(self.token.id, context, config, self.outbox, restored)
         self.sender = asyncio.get_running_loop().create_task(self.outbox.send_texts())
@@ -174,6 +174,13 @@ class Sequence:
         turn = np.random.default_rng(self.number).integers(1, 256, 200 * ms, np.uint8).tobytes()
         turn += SILENCE[account.format] * 600 * ms
         await self._append_data(turn * (2 if twice else 1))
+
+    async def _pause(self, ms: int, goes_on: bool) -> None:
+        """Speech, a silence in which its answer may be begun for some milliseconds, and more of one of both."""
+        await self._append("loud", 200)
+        await self._append("quiet", 260)
+        await asyncio.sleep(ms / 1000)
+        await self._append("loud" if goes_on else "quiet", 300)
 
     async def _append(self, kind: str, ms: int) -> None:
         account = self.account

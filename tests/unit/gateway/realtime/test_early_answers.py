@@ -2,8 +2,8 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from omnibus.executor.runner import Job
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.plan import PriceList
 from services.gateway.openai.realtime.session import PcmFormat, ServerVad
+from services.gateway.realtime import service
 from services.gateway.realtime.turn_detection import TurnDetector
 from tests.unit.gateway.house import OMNI, House, house, question, think
 from tests.unit.gateway.realtime.test_resumed import Doors, doors
@@ -175,6 +176,32 @@ async def test_an_answer_is_dropped_when_its_user_goes_on_speaking(tmp_path: Pat
     assert record.status == "cancelled"
     assert record.usage is not None
     assert record.usage.money is msgspec.UNSET
+
+
+async def test_an_answer_counts_against_the_limits_of_its_key_once_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    thinker, counts = Counted(), {"now": 0, "all": 0}
+
+    @contextmanager
+    def limit() -> Iterator[None]:
+        counts["now"] += 1
+        counts["all"] += 1
+        yield
+        counts["now"] -= 1
+
+    monkeypatch.setattr(service, "_response_limit", lambda _: limit)
+    async with hearing(tmp_path, thinker, Ears()) as home, calls(home) as caller:
+        await begin_silence(caller)
+        await until(lambda: thinker.begun == 1)
+        assert counts == {"now": 0, "all": 0}
+        await append(caller, (0.3, 0.2), (0, 0.3))
+        await until(lambda: thinker.begun == 2)
+        await append(caller, (0, 0.4))
+        await caller.until("response.done")
+        await home.emptied()
+
+    assert counts == {"now": 0, "all": 1}
 
 
 async def test_what_the_client_changes_meanwhile_is_answered(tmp_path: Path):
