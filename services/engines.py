@@ -1,6 +1,7 @@
 """Mapping from components to the engines that run them. An engine's module is imported when it is needed, so that a
 process loads no more than the components it hosts."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             threads=settings.threads,
             halves=halves,
             goals=StepGoals(settings.ttft, settings.tbt),
+            adapters=tuple(_adapter_directories(settings).items()),
         )
         core = _engines[settings, halves] = VllmCore(settings.family, launch, VllmEngineProcess)
     return core
@@ -147,6 +149,7 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
             beside=_shares_loop(settings),
             decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
             graphs=settings.graphs,
+            adapters=_adapter_directories(settings),
         )
         core = _cores[settings] = ThinkerCore(*_checkpoint_source(settings), limits)
     return core
@@ -228,6 +231,12 @@ def _make_latent_decoder(component: str, settings: ExecutorSettings) -> Runner:
 def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]:
     """Raises ``NotFound`` for a checkpoint of the hub that is not in its cache."""
     return settings.family, checkpoints.resolve_checkpoint(settings.checkpoint), settings.device, settings.dtype
+
+
+def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:
+    """The directories of adapters by their names. Raises ``NotFound`` for one of the hub that is not in its cache."""
+    named: dict[str, str] = json.loads(settings.adapters) if settings.adapters else {}
+    return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in named.items()}
 
 
 _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {

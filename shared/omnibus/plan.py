@@ -19,6 +19,8 @@ from omnibus.graph import UNREADABLE, WIRE_VERSION
 CANDIDATE_MARK = "@canary"
 #: 1 / golden ratio: the additive step whose multiples fill [0, 1) most evenly.
 GOLDEN = 0.6180339887498949
+#: Components that adapters of a model change.
+LANGUAGE_COMPONENTS = frozenset({"thinker", *catalog.SPLIT})
 #: The GPU type of a place without a GPU.
 CPU = "cpu"
 
@@ -80,6 +82,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``ttft`` and ``tbt`` are the seconds to the first token, and between two, that steps of its executors keep;
     0: what the executors' own settings say. ``image_defaults`` complete requests for images. ``goals`` are the seconds
     that 99 of 100 requests keep, by figure (``omnibus.cluster.latency_histogram.FIGURES``); none: nobody set any.
+    ``adapters`` are LoRA adapters of its language model by the names that requests call them by.
     """
 
     family: str
@@ -96,6 +99,11 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tbt: float = 0.0
     image_defaults: ImageDefaults = ImageDefaults()
     goals: dict[str, float] = {}
+    adapters: dict[str, str] = {}
+
+    def option_adapters(self, option: str) -> dict[str, str]:
+        """The adapters that executors of ``option`` load: all, or none where they do not run the language model."""
+        return {} if LANGUAGE_COMPONENTS.isdisjoint(self.options[option].components) else self.adapters
 
     def option_origin(self, option: str) -> str:
         """Return an id that differs between plans whose executors of ``option`` do not do the same; 16 hex digits."""
@@ -111,6 +119,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield runs.gpu
         if self.ttft or self.tbt:
             yield {"ttft": self.ttft, "tbt": self.tbt}
+        if adapters := self.option_adapters(option):
+            yield {"adapters": adapters}
         for name in ("batch", "checkpoint", "dtype"):
             if value := getattr(runs, name):
                 yield {name: value}

@@ -36,10 +36,15 @@ class Three:
 
 
 @asynccontextmanager
-async def three(family: str, checkpoint: Path) -> AsyncIterator[Three]:
+async def three(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[Three]:
     def made(*components: str) -> list[Any]:
         settings = ExecutorSettings(
-            family=family, checkpoint=str(checkpoint), context=CONTEXT, batch=8, components=",".join(components)
+            family=family,
+            checkpoint=str(checkpoint),
+            context=CONTEXT,
+            batch=8,
+            components=",".join(components),
+            **changes,
         )
         return [engines.vllm(component, settings) for component in components]
 

@@ -24,7 +24,7 @@ class DialectTranslator:
     def _model_outputs(self, name: str) -> tuple[str, list[str]]:
         model = name or self._only_model()
         try:
-            speaks = self._router.get_model(model).has_talker
+            speaks = self._router.get_model(self._router.base_model(model)).has_talker
         except NotFound:  # an app's, or nobody's
             return model, ["text"]
         return model, ["image"] if self._makes_only_images(model) else ["text", "audio"] if speaks else ["text"]

@@ -1,11 +1,14 @@
 """``/v1/models``: the models of the plan, and those that apps bring."""
 
 import asyncio
+from pathlib import Path
 
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from omnibus.checkpoints import is_id
 from omnibus.errors import NotFound
 from omnibus.plan import Plan
 from services.gateway.apps.served_apps import Registry
@@ -68,7 +71,15 @@ class ModelRoutes:
 
 
 def _describe_models(plan: Plan) -> dict[str, ModelObject]:
-    return {name: _describe_model(name, plan) for name, model in plan.models.items() if not model.apps}
+    found = {}
+    for name, model in plan.models.items():
+        if model.apps:
+            continue
+        found[name] = base = _describe_model(name, plan)
+        for adapter, checkpoint in model.adapters.items():
+            root = checkpoint if is_id(checkpoint) else Path(checkpoint).name  # paths of machines are nobody's business
+            found[adapter] = msgspec.structs.replace(base, id=adapter, root=root, parent=name)
+    return found
 
 
 def _describe_model(name: str, plan: Plan) -> ModelObject:

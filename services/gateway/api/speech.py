@@ -60,7 +60,7 @@ class SpeechRoute(PostRoute):
         sending.model = wanted.model
         self._chat.check_price(run, asked.prices)
         voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
-        got = run.answer = AnswerAccumulator(run.model, run.created)
+        got = run.answer = AnswerAccumulator(run.model_name, run.created)
         async with run_to_end(run):
             output = await self._chat.begin_answer(run, _prepare_chat(wanted, voice))
             files = self._encode_file(wanted, output, got)

@@ -50,7 +50,7 @@ class TranscriptionRoute(PostRoute):
         wanted = transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
         run = sending.run = self.chats.open_request(wanted.model, wanted.seed, asked.pinned)
         if run.model:
-            self._chat.require_encoder(run.model, "audio")
+            self._chat.require_encoder(run.model_name, "audio")
         self._chat.check_price(run, asked.prices)
         sending.model = wanted.model
         part = form.file("file")

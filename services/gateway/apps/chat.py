@@ -49,7 +49,7 @@ class AppChats:
         """The app that serves ``model``; empty when none does."""
         app = self._registry.serving_app(ROUTE, model)
         plan = self._runs.router.plan
-        if not app and plan is not None and model not in plan.models:
+        if not app and plan is not None and self._runs.router.base_model(model) not in plan.models:
             self._registry.check_read()
         return app
 

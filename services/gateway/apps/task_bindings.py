@@ -53,7 +53,8 @@ def _check_names(record: AppRecord) -> None:
 
 
 def _check_model(record: AppRecord, plan: Plan) -> None:
-    if record.model and record.model in plan.models:
+    taken = {*plan.models, *(adapter for model in plan.models.values() for adapter in model.adapters)}
+    if record.model and record.model in taken:
         raise Conflict(f"{record.model!r} is a model of the plan: give the app's model another name", param="model")
 
 

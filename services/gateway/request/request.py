@@ -96,7 +96,7 @@ class ClientRequest:
     def __init__(self, runs: RequestFactory, app: str, model: str, number: int, seed: int | None, pinned: str) -> None:
         self._runs = runs
         self.app = app
-        self.model = model
+        self.model = self.model_name = model  # the name is an adapter's where the client called one
         self.id = runs.router.new_id(app_letters(app))
         self.created = time.time()
         self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.upload_seconds())

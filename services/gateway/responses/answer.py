@@ -36,7 +36,7 @@ class AnswerReader:
         self._run = run
         self._request = request
         self._events = events
-        self._got = run.answer or AnswerAccumulator(run.model, run.created)
+        self._got = run.answer or AnswerAccumulator(run.model_name, run.created)
         format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
         self._format = format
         self._calls = CallReader()

@@ -78,21 +78,30 @@ class Chat:
         self._kinds = ChatKinds(runs, runs.settings.verify_every)
 
     def get_task(self, name: str) -> CompositeTask:
-        """The composite task of model ``name``, made once per plan epoch."""
-        return self._tasks.get_task(name)
+        """The composite task of model ``name``, or of the model that it adapts, made once per plan epoch."""
+        return self._tasks.get_task(self._router.base_model(name))
 
     def find_model(self, name: str) -> ModelPlan:
-        """The model ``name`` of the plan. Raises ``NotFound``, and ``BadRequest`` for one that does not chat."""
-        self._tasks.get_task(name)
-        return self._router.get_model(name)
+        """The model ``name`` of the plan, or the one that it adapts.
+
+        Raises ``NotFound``, and ``BadRequest`` for one that does not chat.
+        """
+        self.get_task(name)
+        return self._get_model(name)
+
+    def _get_model(self, name: str) -> ModelPlan:
+        return self._router.get_model(self._router.base_model(name))
 
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model`` that is a chat in the end; ``pinned`` names its path.
+        """A new request to ``model``, or to an adapter, that is a chat in the end; ``pinned`` names its path.
 
         Raises ``NotFound``, and ``Overloaded`` at the limit.
         """
-        self._router.get_model(model)
-        return self._runs.open_request(APP, model, seed=seed, pinned=pinned)
+        base = self._router.base_model(model)
+        self._router.get_model(base)
+        run = self._runs.open_request(APP, base, seed=seed, pinned=pinned)
+        run.model_name = model
+        return run
 
     async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
         """Send what was ``asked`` of the run's model on its way; returns the streams of the answer.
@@ -100,6 +109,8 @@ class Chat:
         Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
         run.estimates = asked.estimates
+        if run.model_name != run.model:
+            asked.use_adapter(run.model_name)
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
             return await self._submit_static(run, task, asked)
@@ -114,6 +125,8 @@ class Chat:
         Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph follows from results.
         """
         run.estimates = asked.estimates
+        if run.model_name != run.model:
+            asked.use_adapter(run.model_name)
         task = self._tasks.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
             raise BadRequest(f"{run.model} gives one answer to a request: leave n out", param="n")
@@ -162,13 +175,14 @@ class Chat:
 
     def prepare_plain(self, request: ChatRequest) -> PlainChat | None:
         """``request`` without media and references, if it needs to wait for nothing; else None. Raises as others do."""
-        task = self._tasks.get_task(request.model)
-        voice = _requested_voice(request, self._router.get_model(request.model))
+        model = self._router.base_model(request.model)
+        task = self._tasks.get_task(model)
+        voice = _requested_voice(request, self._router.get_model(model))
         messages, refs = convert_messages(request)
         asked = PreparedChat(request, messages, [], voice)
         if refs or asked.needs_arena:
             return None
-        kind = self._kinds.find_kind(request.model, task, asked.input)
+        kind = self._kinds.find_kind(model, task, asked.input)
         if kind is None or (self._router.growing and self._must_wait(kind)):
             return None
         return PlainChat(request, task, asked, kind)
@@ -182,6 +196,8 @@ class Chat:
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
         """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
         run.estimates = chat.asked.estimates
+        if run.model_name != run.model:
+            chat.asked.use_adapter(run.model_name)
         ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
         graph = self._kinds.build_graph(chat.kind, run, chat.task, chat.asked.input)
         running = run.send_segment(graph.segment, ticket=ticket, assignment=graph.assignment)
@@ -197,7 +213,7 @@ class Chat:
 
     def resolve_voice(self, name: str, model: str) -> str:
         """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
-        return _select_voice(name, self._router.get_model(model), model)
+        return _select_voice(name, self._get_model(model), model)
 
     async def resolve_files(self, messages: list[dict[str, Any]], refs: list[MediaRef]) -> list[MediaRef]:
         """Media of converted messages, with the modality of those that are named by the id of a file."""
@@ -214,7 +230,7 @@ class Chat:
 
     def require_encoder(self, model: str, modality: str) -> None:
         """Raises ``BadRequest`` for a model without an encoder of ``modality``."""
-        takes = self._router.get_model(model).encoders
+        takes = self._get_model(model).encoders
         if modality not in takes:
             named = ", ".join(sorted(takes)) or "text only"
             raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")

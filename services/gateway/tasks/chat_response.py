@@ -83,7 +83,7 @@ def encode_answer(
     """The body of a ``chat.completion`` whose results have all come."""
     return vllm_omni.answer_encoders(request).completion(
         id=f"chatcmpl-{run.id}",
-        model=run.model,
+        model=run.model_name,
         created=int(run.created),
         text=got.text if request.wants_text or spoken is None else None,
         finish_reason=got.finish,
@@ -187,7 +187,7 @@ def open_event_stream(
     wants_usage = bool(request.stream_options and request.stream_options.include_usage)
     return vllm_omni.answer_encoders(request).stream(
         record.id if record is not None else f"chatcmpl-{run.id}",
-        run.model,
+        run.model_name,
         record.created if record is not None else int(run.created),
         include_usage=wants_usage or priced,
         fingerprint=f"epoch-{run.epoch}",

@@ -47,7 +47,7 @@ async def render_choices(
     ]
     return chat_response.encode_choices(
         id=id,
-        model=run.model,
+        model=run.model_name,
         created=int(run.created),
         choices=choices,
         usage=got.usage(),

@@ -80,6 +80,15 @@ class PreparedChat:
             known = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
             self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
 
+    def use_adapter(self, name: str) -> None:
+        """Have the model's adapter ``name`` answer."""
+        self.params, *choices = (
+            _encode({**msgspec.json.decode(body), "adapter": name}) for body in (self.params, *self.choices)
+        )
+        self.choices = tuple(choices)
+        several = {"choices": tuple(map(msgspec.Raw, choices))} if choices else {}
+        self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), **several})
+
     def count_only(self) -> None:
         """Have the tokens of the prompt counted, and no answer made."""
         self.params = _encode({**msgspec.json.decode(self.params), "count_only": True})

@@ -1,11 +1,11 @@
 """One loaded language model with its engine, for all components of an executor that are parts of it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,14 @@ from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
+from omnibus_models.adapters import attach_adapters
 from omnibus_models.contract import PLAIN_PROMPT, Encoded, PrefillInputs, PromptOptions, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
 from services.component import ComponentSource, run_in_pool
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
 from services.llm.engine.grammar import Grammars, GrammarState
-from services.llm.engine.params import TextGenerationParams, max_answer_tokens
+from services.llm.engine.params import TextGenerationParams, max_answer_tokens, unknown_adapter_error
 from services.llm.engine.prompt_group import PromptGroups
 from services.llm.engine.thinker_feed import ThinkFeed, Thinking
 
@@ -37,6 +38,7 @@ class ThinkSettings:
     0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
     in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
     ``decodes``: whether answers are decoded here; if not, no memory is taken for slots. ``graphs``: see ``Steps``.
+    ``adapters``: directories of LoRA adapters by their names.
     """
 
     slots: int = 16
@@ -47,6 +49,7 @@ class ThinkSettings:
     beside: bool = False
     decodes: bool = True
     graphs: bool = True
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
 class PausedSequence(NamedTuple):
@@ -66,6 +69,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         limits = limits._replace(decodes=settings.decodes, graphs=settings.graphs)
         source = ComponentSource("thinker", family, checkpoint, device, dtype)
         super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
+        self._adapters = settings.adapters
         # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
         self._words = ThreadPoolExecutor(1, "words")
         self._users = 0
@@ -89,6 +93,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
             await super().close()
 
     async def _set_up(self) -> None:
+        if self._adapters:
+            await self._compute(attach_adapters, self.thinker, self._adapters)
         await super()._set_up()
         self._grammars = Grammars(self.thinker.tokenizer, self.thinker.vocabulary, sorted(self.thinker.eos))
 
@@ -110,6 +116,15 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     @property
     def thinker(self) -> Thinker:
         return self.model
+
+    def adapter_number(self, params: TextGenerationParams) -> int | None:
+        """The number of the adapter that ``params`` ask for, None without one. Raises ``NotFound``."""
+        if not params.adapter:
+            return None
+        adapters = self.thinker.adapters
+        if adapters is None or params.adapter not in adapters.numbers:
+            raise unknown_adapter_error(params.adapter)
+        return adapters.numbers[params.adapter]
 
     # The loop, for an encoder that shares it
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from omnibus.errors import BadRequest, ContextTooLong
+from omnibus.errors import BadRequest, ContextTooLong, NotFound
 from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenSamplingParams
 
 P = TypeVar("P")
@@ -27,7 +27,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``tools`` are as chat templates take them; with ``tool_choice`` ``required`` the answer is calls of them, or of the
     ``allowed_tools``. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
-    ``logprobs`` is how many alternatives of each token are reported, None: nothing.
+    ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
+    LoRA adapter that answers; empty: the model as it is.
     """
 
     max_tokens: Count | None = None
@@ -51,6 +52,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     structured_outputs: dict[str, Any] | None = None
     template: dict[str, Any] = {}
     count_only: bool = False
+    adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
     @property
     def changes_logits(self) -> bool:
@@ -85,6 +87,11 @@ def read_params(params: Any, kind: type[P]) -> P:
         field = re.search(r"`\$\.(\w+)|field `(\w+)`", str(error))
         name = next(filter(None, field.groups()), "params") if field else "params"
         raise BadRequest(f"{name} cannot be used: {error}", param=name) from None
+
+
+def unknown_adapter_error(name: str) -> NotFound:
+    """The error of a request for an adapter that was not loaded here."""
+    return NotFound(f"this executor has no adapter {name!r}: declare it with its model", param="model")
 
 
 def max_answer_tokens(context: int, length: int, wanted: int | None) -> int:

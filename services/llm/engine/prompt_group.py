@@ -27,10 +27,11 @@ class FilledPrompt(NamedTuple):
 
 
 class PromptGroup:
-    """Sequences that begin with one prompt."""
+    """Sequences that begin with one prompt, computed with one adapter or none."""
 
-    def __init__(self, options: PromptOptions) -> None:
+    def __init__(self, options: PromptOptions, adapter: str) -> None:
         self.options = options
+        self.adapter = adapter
         self.members: set[PromptMember] = set()
         self.filled: FilledPrompt | None = None
 
@@ -72,18 +73,18 @@ class PromptGroups:
         self._groups: dict[tuple[str, int], PromptGroup] = {}
 
     @contextmanager
-    def join(self, job: Job, options: PromptOptions) -> Iterator[PromptMember | None]:
+    def join(self, job: Job, options: PromptOptions, adapter: str = "") -> Iterator[PromptMember | None]:
         """Be a member of the calls with the prompt of ``job``, inside of the block at most; None without others.
 
-        ``options`` are those of the chat template.
+        ``options`` are those of the chat template; ``adapter`` is the name of the one that computes it.
         """
         first = job.first_equal_call(PROMPT_INPUTS)
         if first is None:
             yield None
             return
         key = (job.invocation, first)
-        group = self._groups.setdefault(key, PromptGroup(options))
-        if group.options != options:
+        group = self._groups.setdefault(key, PromptGroup(options, adapter))
+        if (group.options, group.adapter) != (options, adapter):
             yield None
             return
         member = PromptMember(group)

@@ -73,6 +73,7 @@ class DecoderSequence:
 
     stays = True
     pauses = False
+    adapter: int | None = None  # its number, see ``omnibus_models.adapters``; None: the model as it is
 
     def __init__(self, prefill: PrefillInputs, picker: Picker, limit: int, ends: frozenset[int]) -> None:
         self.inputs = prefill.inputs

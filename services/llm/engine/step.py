@@ -1,7 +1,9 @@
 """The arithmetic of an engine: prompts, slots and decode steps. Everything here runs in the compute thread."""
 
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import Fatal
+from omnibus_models.adapters import Adapters
 from omnibus_models.contract import Decoder
 from services.llm.engine.cross_attention_cache import CrossCache
 from services.llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
@@ -58,12 +61,13 @@ class Steps(Generic[S]):
     def __init__(self, decoder: Decoder, feed: Feed[S], slots: int, context: int, *, graphs: bool = True) -> None:
         self._decoder = decoder
         self._feed = feed
+        self._adapters: Adapters | None = getattr(decoder, "adapters", None)
         crossed = getattr(decoder, "crossed", ())
         self._cache = CrossCache(slots, context, decoder.layers, crossed) if crossed else SlotCache(slots, context)
         recorded = graphs and not crossed and decoder.device.type == "cuda"
-        self._pass = (
-            FixedPass(decoder, self._cache, record_cuda_graphs()) if recorded else DecodePass(decoder, self._cache)
-        )
+        self._adapted_pass = self._pass = DecodePass(decoder, self._cache)
+        if recorded:
+            self._pass = FixedPass(decoder, self._cache, record_cuda_graphs())
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
         self.copied_prompts = 0
@@ -161,7 +165,8 @@ class Steps(Generic[S]):
         start, end = sequence.done, sequence.done + size
         inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
         mask = None if sequence.attention is None else sequence.attention.mask(start, end)
-        hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
+        with self._chosen_adapters([sequence]):
+            hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
         self._feed.observe_prefill(sequence, hidden[0])
         sequence.done = end
         if not sequence.is_prefilled:
@@ -215,7 +220,7 @@ class Steps(Generic[S]):
         batch = [self.active[slot] for slot in slots]
         inputs = self._feed.build_inputs(batch)
         positions = [self._cache.lengths[slot] + self.active[slot].delta for slot in slots]
-        hidden = self._pass.run(slots, inputs, positions)
+        hidden = self._run_pass(batch, slots, inputs, positions)
         logits = self._decoder.logits(hidden)
         _check_logits(logits)
         sides = self._feed.step_sides(batch, inputs, hidden)
@@ -227,6 +232,20 @@ class Steps(Generic[S]):
             StepOutcome(sequence, TokenStep(token, sequence.accept_token(token), side, sequence.picker.logprobs))
             for sequence, token, side in zip(batch, tokens, sides, strict=True)
         ]
+
+    def _run_pass(self, batch: Rows[S], slots: list[int], inputs: Tensor, positions: list[int]) -> Tensor:
+        """The pass of a decode step. Which rows have adapters differs from step to step, so those are not recorded."""
+        with self._chosen_adapters(batch) as adapted:
+            return (self._adapted_pass if adapted else self._pass).run(slots, inputs, positions)
+
+    @contextmanager
+    def _chosen_adapters(self, batch: Rows[S]) -> Iterator[bool]:
+        """Let each row of a pass have the adapter of its sequence; whether any has one."""
+        if self._adapters is None or all(sequence.adapter is None for sequence in batch):
+            yield False
+            return
+        with self._adapters.chosen([sequence.adapter for sequence in batch]):
+            yield True
 
 
 def _check_logits(logits: Tensor) -> None:

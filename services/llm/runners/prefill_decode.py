@@ -164,7 +164,7 @@ class DecodeRunner(_HalfRunner):
         nothing = torch.empty(start.length, 0)
         prefill = PrefillInputs(nothing, nothing, start.rope_delta, nothing)
         sequence = Thinking(prefill, picker, end_tokens(core, params), "" if speaks else None)
-        sequence.done = start.length
+        sequence.done, sequence.adapter = start.length, core.adapter_number(params)
         finish = None
         for token in tokens:
             picker.resume_after(token)

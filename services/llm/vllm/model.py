@@ -15,7 +15,7 @@ from omnibus.executor.scheduler import due_time
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find
 from services.component import Compute, run_in_pool
-from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens
+from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, unknown_adapter_error
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.answer_shape import answer_grammar, check_grammar
 from services.llm.runners.request import count_tokens, read_items, read_messages, read_text_params, resumed_tokens
@@ -124,6 +124,7 @@ class VllmCore:
         params = await read_text_params(job)
         if params.say is not None:
             raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
+        self._check_adapter(params)
         voice = self._read_voice(job)
         prompt = await self._tokenize_prompt(job, params)
         items = await read_items(job)
@@ -142,6 +143,10 @@ class VllmCore:
         if known:
             order.begin_after(known)
         return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known, prompt.thinking, grammar)
+
+    def _check_adapter(self, params: TextGenerationParams) -> None:
+        if params.adapter and params.adapter not in dict(self._launch.adapters):
+            raise unknown_adapter_error(params.adapter)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
@@ -173,9 +178,16 @@ class VllmCore:
         return self.new_generation(params, **{**usual, **more})
 
     def new_generation(self, params: TextGenerationParams, **fields: Any) -> Generation:
-        """A ``Generation`` with a number of its own."""
+        """A ``Generation`` with a number of its own. Raises ``NotFound`` for an unknown adapter."""
         priority = self._due_priority(len(fields["ids"])) if self._launch.goals.ttft else 0
-        return Generation(id=str(next(self._ids)), ends=self.end_tokens(params), priority=priority, **fields)
+        self._check_adapter(params)
+        return Generation(
+            id=str(next(self._ids)),
+            ends=self.end_tokens(params),
+            priority=priority,
+            adapter=params.adapter,
+            **fields,
+        )
 
     def _due_priority(self, tokens: int) -> int:
         """Due time of a prompt of ``tokens`` that comes now, in ms: short ones overtake, none waits for ever."""

@@ -22,6 +22,7 @@ class Launch:
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
     asked for. ``halves``: whether caches of prompts come and go. ``goals``: what the tokens of a step are chosen for,
     ``step_tokens`` at most. ``prefix_cache``: whether prompts share what they have in common with earlier ones.
+    ``adapters``: names and directories of LoRA adapters.
     """
 
     component: str
@@ -40,6 +41,7 @@ class Launch:
     halves: bool = False
     goals: StepGoals = NO_GOALS
     prefix_cache: bool = True
+    adapters: tuple[tuple[str, Path], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Generation:
     ``positions`` None: counted from 0. ``rows`` is where the hidden row of each position goes, float32 [H]
     one after the other. ``gives`` is where the cache of the prompt goes. ``draws`` is how many tokens of the answer
     were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of requests that wait, the one with
-    the least ``priority`` is first.
+    the least ``priority`` is first. ``adapter`` is the name of its LoRA adapter; empty: the model as it is.
     """
 
     id: str
@@ -115,6 +117,7 @@ class Generation:
     takes: ExternalCache | None = None
     draws: int = 0
     priority: int = 0
+    adapter: str = ""
 
 
 class Tokens(NamedTuple):

@@ -29,7 +29,7 @@ _AREAS: tuple[type[msgspec.Struct], ...] = (
 
 
 def check_declarations(path: Path) -> list[dict[str, Any]]:
-    """The models of the file at ``path``: name, family, checkpoint, and engine where one is named.
+    """The models of the file at ``path``: name, family, checkpoint, adapters, and engine where one is named.
 
     Raises ``BadRequest`` with the line and, for a field that does not exist, the name that was meant.
     """
@@ -75,7 +75,13 @@ def _field_names() -> Iterator[str]:
 
 def _describe_model(name: str, model: DeclaredModel) -> dict[str, Any]:
     engines = sorted({option.engine for option in (model.options or {}).values() if option.engine})
-    return {"name": name, "family": model.family, "checkpoint": model.checkpoint, "engines": engines}
+    return {
+        "name": name,
+        "family": model.family,
+        "checkpoint": model.checkpoint,
+        "engines": engines,
+        "adapters": model.adapters,
+    }
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ All but ``family`` and ``checkpoint`` may be left out: the family says it. Inste
 may say ``"planned": {...}`` (``planned_spec.py``), to be planned from its profile in the file's ``gpus`` and ``nodes``:
 {"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8, "link_gb_s": 1.25}}, "models": {...}}.
 A model may share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
-``"options": ["a/E", "L"]``.
+``"options": ["a/E", "L"]``. LoRA adapters of its language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
 """
 
 import logging
@@ -78,6 +78,7 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
     the model and its fault.
     """
     whole = {name: Model(name, declared) for name, declared in models.items()}
+    _check_adapter_names(models)
     found, names = {}, BusNames()
     for name, model in whole.items():
         for owner in model.shares.values():
@@ -90,6 +91,17 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
     for name, component, owner in shared_components.equal_components(whole) if len(whole) > 1 else ():
         log.info("%s and %s have the same weights of %s: 'shares' lets one executor serve both", owner, name, component)
     return found
+
+
+def _check_adapter_names(models: Mapping[str, DeclaredModel]) -> None:
+    """Requests name models and adapters in one field, so no two may be called alike."""
+    owners = {name: f"model {name}" for name in models}
+    for name, model in models.items():
+        for adapter in model.adapters:
+            other = owners.setdefault(adapter, f"adapter {adapter} of {name}")
+            require_valid_model(
+                other == f"adapter {adapter} of {name}", name, f"adapter {adapter} is called as {other}: rename one"
+            )
 
 
 def planned_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:

@@ -9,7 +9,7 @@ import msgspec
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import DeploymentOption, ImageDefaults, ModelPlan, Path
+from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults, ModelPlan, Path
 from services.planner.declared import planned_spec
 
 #: What runs executors.
@@ -31,7 +31,8 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model: its components in the order in which data flows, its options and its paths.
 
     ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
-    None is what the family says. A model that is ``planned`` has no options or paths of its own.
+    None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
+    adapters of its language model: the names that requests call them by, and directories or ids of the hub.
     """
 
     family: str
@@ -46,6 +47,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: dict[str, str] = {}
     planned: planned_spec.PlannedModel | None = None
     image_defaults: ImageDefaults = ImageDefaults()
+    adapters: dict[str, str] = {}
 
 
 class Model:
@@ -76,6 +78,7 @@ class Model:
         self.paths: tuple[DeclaredPath, ...] = ()
         self.options: dict[str, DeploymentOption] = {}
         _check_components(self)
+        _check_adapters(self)
         if self.planned is None:
             self.paths = _value_or(
                 declared.paths, _convert_family_field(declared.family, family["paths"], tuple[DeclaredPath, ...])
@@ -107,6 +110,7 @@ class Model:
             tbt=goals.token,
             image_defaults=self.declared.image_defaults,
             goals=goals.active_goals(),
+            adapters=self.declared.adapters,
         )
 
     def unit_task_name(self, component: str) -> str:
@@ -172,6 +176,23 @@ def _check_components(model: Model) -> None:
     require_valid_model(
         bool(model.required_components()), model.name, "has nothing that every request uses, such as a thinker"
     )
+
+
+def _check_adapters(model: Model) -> None:
+    adapters = model.declared.adapters
+    if not adapters:
+        return
+    own = LANGUAGE_COMPONENTS & set(model.components)
+    require_valid_model(bool(own), model.name, "has adapters, and no language model that they could change")
+    for component in sorted(own & model.shares.keys()):
+        require_valid_model(
+            False,
+            model.name,
+            f"has adapters of {component}, which is {model.shares[component]}'s: declare them there",
+        )
+    for name, checkpoint in adapters.items():
+        require_valid_model(bool(name.strip()), model.name, "has an adapter without a name")
+        require_valid_model(bool(checkpoint), model.name, f"adapter {name} has no directory and no id of the hub")
 
 
 def _check_planned(model: Model, planned: planned_spec.PlannedModel) -> None:

@@ -8,13 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from omnibus.checkpoints import safetensors
+from omnibus.checkpoints import adapters, safetensors
 from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFound, OmnibusError
 
 #: An owner, a name, perhaps a revision.
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-#: The file that says what a checkpoint is: of a pipeline, else of a model.
-_CONFIG_FILES = ("model_index.json", "config.json")
+#: The file that says what a checkpoint is: of a pipeline, else of a model, else of an adapter.
+_CONFIG_FILES = ("model_index.json", "config.json", adapters.CONFIG_FILE)
 #: All that a checkpoint needs beside its weights: configurations, tokenizers, chat templates, voices. No code.
 _METADATA_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
 
@@ -80,6 +80,8 @@ def _cached_directory(checkpoint: str) -> Path | None:
 
 def _weight_files(directory: Path) -> list[str]:
     """The files of weights that the configurations in ``directory`` ask for: a repository may have more."""
+    if (directory / adapters.CONFIG_FILE).exists():
+        return [adapters.WEIGHTS_FILE]
     parts = ["", *(f"{part}/" for part in _pipeline_parts(directory))]
     return [f"{part}{name}" for part in parts for name in safetensors.weight_file_names(directory / part)]
 

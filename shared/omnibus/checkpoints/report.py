@@ -31,7 +31,8 @@ class Report(msgspec.Struct, frozen=True):
     """A checkpoint. ``stored`` is bytes in its files by dtype, empty for a configuration without weights.
 
     ``lost`` are files that are not there although an index names them, ``broken`` says what is wrong with others.
-    ``vllm`` is why vLLM does not run its language model; empty when nothing speaks against it.
+    ``vllm`` is why vLLM does not run its language model; empty when nothing speaks against it. ``adapters`` are the
+    LoRA adapters that were looked at with it, and why each does not fit; empty when it does.
     """
 
     path: str
@@ -43,12 +44,13 @@ class Report(msgspec.Struct, frozen=True):
     lost: list[str] = []
     broken: list[str] = []
     vllm: str = ""
+    adapters: dict[str, str] = {}
 
     @property
     def complete(self) -> bool:
         """True if all components would load."""
         faults = [fault for part in self.parts.values() for fault in part.faults]
-        return bool(self.stored) and not (self.lost or self.broken or faults)
+        return bool(self.stored) and not (self.lost or self.broken or faults or any(self.adapters.values()))
 
 
 def _list_names(names: list[str], most: int = 3) -> str:

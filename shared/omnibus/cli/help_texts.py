@@ -44,7 +44,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus canary start qwen2.5-vl-tiny --option L --checkpoint ./new --score 0.9 --auto",
         "omnibus canary start qwen2.5-vl-tiny --path EL --share 0    # another plan, in the shadow alone",
     ),
-    "models check": ("omnibus models check ./weights", "omnibus models check Qwen/Qwen2.5-VL-7B-Instruct"),
+    "models check": (
+        "omnibus models check ./weights --adapter ./pirate",
+        "omnibus models check Qwen/Qwen2.5-VL-7B-Instruct",
+    ),
     "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
     "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
     "size": (

@@ -257,6 +257,7 @@ def _add_models(commands: Any) -> None:
     listed.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     show.add_argument("what", metavar="FAMILY|PATH|ID", help="a family, a directory, or an id of the hub")
     check.add_argument("checkpoint", metavar="PATH|ID", help="a directory, or an id that the hub's cache has")
+    check.add_argument("--adapter", action="append", default=[], metavar="DIR", help="a LoRA adapter of it (repeat)")
     get.add_argument("id", metavar="ID", help="for example Qwen/Qwen2.5-VL-7B-Instruct, or ID@REVISION")
     tiny.add_argument("family", metavar="FAMILY", help="a family, or the name of its tiny model")
     tiny.add_argument("directory", nargs="?", metavar="DIR", help="default: where `omnibus up` looks for it")

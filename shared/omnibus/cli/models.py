@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -78,8 +78,8 @@ async def _show_model(options: argparse.Namespace) -> int:
 
 
 async def _check_checkpoint(options: argparse.Namespace) -> int:
-    report = await examine_checkpoint(options.checkpoint, options.dtype)
-    declared = models_format.shortest_declaration(report, options.checkpoint)
+    report = await examine_checkpoint(options.checkpoint, options.dtype, options.adapter)
+    declared = models_format.shortest_declaration(report, options.checkpoint, options.adapter)
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         result = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
@@ -118,11 +118,15 @@ def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
         print(result["path"])
 
 
-async def examine_checkpoint(checkpoint: str, dtype: str = "") -> Report:
-    """Return the report on a directory, or an id of the hub. Raises the error that makes it impossible."""
+async def examine_checkpoint(checkpoint: str, dtype: str = "", adapters: Sequence[str] = ()) -> Report:
+    """Return the report on a directory, or an id of the hub, with ``adapters`` that are to fit it.
+
+    Raises the error that makes it impossible.
+    """
     directory = checkpoints.find_checkpoint(checkpoint)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    arguments = [str(directory), *([dtype] if dtype else [])]
+    found = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
+    arguments = [str(directory), *([dtype] if dtype or found else []), *found]
     report = await run_module.call_module(
         "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline
     )

@@ -111,17 +111,19 @@ def _read_declarations(path: Path) -> str:
 
 
 def _resolve_paths(text: str, directory: Path) -> str:
-    """The declarations with whole paths of profiles, and of checkpoints that begin with ``./`` or ``../``: the planner
-    reads a copy of them, which lies elsewhere."""
+    """The declarations with whole paths of profiles, and of checkpoints and adapters that begin with ``./`` or ``../``:
+    the planner reads a copy of them, which lies elsewhere."""
     try:
         declared = json.loads(text)
         models = list(declared["models"].values())
         profiles = [model["planned"] for model in models if model.get("planned", {}).get("profile")]
         for planned in profiles:
             planned["profile"] = str(directory / planned["profile"])
-        checkpoints = [model for model in models if model.get("checkpoint", "").startswith(("./", "../"))]
-        for model in checkpoints:
-            model["checkpoint"] = str((directory / model["checkpoint"]).resolve())
+        named = [(model, "checkpoint") for model in models]
+        named += [(model["adapters"], name) for model in models for name in model.get("adapters", ())]
+        checkpoints = [(owner, name) for owner, name in named if owner.get(name, "").startswith(("./", "../"))]
+        for owner, name in checkpoints:
+            owner[name] = str((directory / owner[name]).resolve())
     except (ValueError, LookupError, TypeError, AttributeError):  # the planner says what is wrong with it
         return text
     return json.dumps(declared) if profiles or checkpoints else text

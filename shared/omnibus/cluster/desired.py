@@ -124,6 +124,8 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
         environment["BATCH"] = str(deployed.batch)
     if deployed.dtype:
         environment["DTYPE"] = deployed.dtype
+    if adapters := model.option_adapters(kind.option):
+        environment["ADAPTERS"] = msgspec.json.encode(adapters).decode()
     return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in environment.items()}
 
 

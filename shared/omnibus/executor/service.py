@@ -1,6 +1,7 @@
 """The process around an executor: settings, connections, engines. Shared by the services that run one."""
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -83,15 +84,15 @@ class ExecutorService:
         tune_garbage_collector()
 
     async def fetch_checkpoint(self) -> None:
-        """Download the checkpoint where that is asked for. In a process of its own: this one never goes to the hub."""
+        """Download checkpoint and adapters where that is asked for, in a process that may go to the hub: not this."""
         wanted = self.settings
-        if not wanted.download or not checkpoints.is_id(wanted.checkpoint):
-            return
-        log.info("%s is downloaded unless it is there", wanted.checkpoint)
-        online = {"HF_HUB_OFFLINE": "0"}
-        await run_module.call_module(
-            "omnibus.checkpoints", wanted.checkpoint, within=wanted.download_seconds, env=online
-        )
+        adapters = json.loads(wanted.adapters).values() if wanted.adapters else ()
+        for checkpoint in (wanted.checkpoint, *adapters):
+            if not wanted.download or not checkpoints.is_id(checkpoint):
+                continue
+            log.info("%s is downloaded unless it is there", checkpoint)
+            online = {"HF_HUB_OFFLINE": "0"}
+            await run_module.call_module("omnibus.checkpoints", checkpoint, within=wanted.download_seconds, env=online)
 
     async def drain(self, seconds: float) -> None:
         if self.executor is not None:

@@ -21,6 +21,8 @@ class ExecutorSettings(Settings, frozen=True):
     download: bool = False
     #: Seconds that the download may take.
     download_seconds: float = 3600.0
+    #: LoRA adapters of the language model: a JSON object of their names, and of directories or ids of the hub.
+    adapters: str = ""
     #: Name of the option that it runs.
     option: str = ""
     #: What tells it from executors of other plans that do not do the same; empty: it stands for any.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import checkpoints
+from omnibus.checkpoints.adapters import read_adapter
 from omnibus.checkpoints.precheck import require_usable
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.executor.settings import ExecutorSettings
@@ -23,6 +24,8 @@ CHECK_TIMEOUT_SECONDS = 60.0
 _DTYPES = ("float32", "bfloat16", "float16")
 _MIB = 1 << 20
 _SIMULATED = "services.engines:sim"
+#: Engines that load adapters as ``omnibus.checkpoints.adapters`` reads them.
+_ADAPTING = {"services.engines:transformers", "services.engines:vllm"}
 
 
 async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str] | None = None) -> None:
@@ -43,6 +46,7 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
         )
         for model in declared:
             _check_checkpoint(path.parent, model, settings)
+            _check_adapters(path.parent, model, settings)
             _check_profile(path.parent, model, settings)
     except OmnibusError as error:
         raise BadRequest(f"{path}: {error.message}") from error
@@ -56,7 +60,7 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
     if settings.download and checkpoints.is_id(named):
         return
     try:
-        found = directory / named if named.startswith(("./", "../")) else checkpoints.resolve_checkpoint(named)
+        found = _find_directory(directory, named)
         if found.is_file():  # the times of a simulated model
             return
         if not found.is_dir():
@@ -64,6 +68,23 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
         require_usable(found, model["family"], KNOWN)
     except OmnibusError as error:
         raise BadRequest(f"model {model['name']}: {error.message}") from error
+
+
+def _find_directory(directory: Path, named: str) -> Path:
+    return directory / named if named.startswith(("./", "../")) else checkpoints.resolve_checkpoint(named)
+
+
+def _check_adapters(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
+    """Check the files of adapters; whether they fit the model is seen when it loads, and by `omnibus models check`."""
+    if not {settings.engine, *model["engines"]} <= _ADAPTING:
+        return
+    for name, checkpoint in model["adapters"].items():
+        if settings.download and checkpoints.is_id(checkpoint):
+            continue
+        try:
+            read_adapter(_find_directory(directory, checkpoint))
+        except OmnibusError as error:
+            raise BadRequest(f"model {model['name']}, adapter {name}: {error.message}") from error
 
 
 def _check_profile(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from omnibus_models.adapters import Adapters
 from omnibus_models.attention import Attention
 from omnibus_models.contract.base import Encoded, ModelComponent
 from omnibus_models.tool_calls import ToolFormat
@@ -181,6 +182,8 @@ class Reader(Protocol):
 
 class Thinker(Reader, Decoder, Protocol):
     """The LLM of a model: text in and out, media embeddings in, hidden rows out for a talker."""
+
+    adapters: Adapters | None  # those that were attached, see ``omnibus_models.adapters``
 
 
 #: What a talker says in one step: a code, or a frame of several.

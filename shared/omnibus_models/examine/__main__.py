@@ -1,4 +1,7 @@
-"""``python -m omnibus_models.examine DIR [DTYPE]``: report of a checkpoint (``omnibus.process.run_module``)."""
+"""``python -m omnibus_models.examine DIR [DTYPE [ADAPTER ...]]``: report of a checkpoint, and whether adapters fit.
+
+See ``omnibus.process.run_module``; an empty DTYPE is that of the weights.
+"""
 
 import sys
 from pathlib import Path
@@ -15,7 +18,8 @@ def examine() -> Any:
         from omnibus_models.examine.report import examine_checkpoint
     except ImportError as error:
         raise Fatal(f"{error.name}, to read models, is missing: pip install 'omnibus-serve[llm,generator]'") from error
-    return msgspec.to_builtins(examine_checkpoint(Path(sys.argv[1]), *sys.argv[2:3]))
+    checkpoint, *more = sys.argv[1:]
+    return msgspec.to_builtins(examine_checkpoint(Path(checkpoint), "".join(more[:1]), more[1:]))
 
 
 if __name__ == "__main__":

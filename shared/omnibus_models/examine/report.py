@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import safetensors
+from omnibus.checkpoints.adapters import read_adapter
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families.specs import KNOWN
 from omnibus_models import families, loading
+from omnibus_models.adapters import match_modules
 from omnibus_models.examine.meta_loader import BuiltModel, DryLoader
 
 #: The dtypes that components can be loaded in, as the headers of files say them.
@@ -20,8 +22,10 @@ _CAUSAL_TASKS = ("think", "talk", "prior", "denoise")
 _MAX_QUOTED_CHARS = 500  # characters of what a library says
 
 
-def examine_checkpoint(checkpoint: Path, dtype: str = "") -> Report:
+def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str] = ()) -> Report:
     """Return what ``checkpoint`` consists of when loaded in ``dtype``, or in the dtype of its weights without one.
+
+    ``adapters`` are directories of LoRA adapters that are to fit its language model.
 
     Raises ``NotFound`` when it is of no known family, and ``Fatal`` for an unknown dtype.
     """
@@ -32,6 +36,7 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "") -> Report:
     with dry.replace_loaders():
         parts = {name: _component_report(family, name, checkpoint, dtype, dry) for name in family.components}
         thinker = parts.get("thinker")
+        fits = {name: _adapter_fault(family, checkpoint, dtype, Path(name)) for name in adapters}
         reason = _vllm_refusal(family, checkpoint, dtype) if thinker is not None and not thinker.problem else ""
     files = dry.directories.values()
     stored: Counter[str] = Counter()
@@ -51,6 +56,7 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "") -> Report:
             _relative_name(checkpoint, path, fault) for path, each in dry.directories.items() for fault in each.broken
         ],
         vllm=reason,
+        adapters=fits,
     )
 
 
@@ -83,7 +89,7 @@ def _held_tensors(look: BuiltModel) -> Iterator[Any]:
 
 def _attention_config(loaded: Any, looks: Sequence[BuiltModel]) -> Any:
     """The configuration of the layers that look back; None when nothing was built that has some."""
-    backbone = getattr(loaded, "_backbone", None)
+    backbone = getattr(loaded, "backbone", None)
     if backbone is None and looks:  # it was built, and then something else was missing
         backbone = getattr(looks[0].module, "get_decoder", lambda: None)()
     return getattr(backbone, "config", None)
@@ -102,6 +108,15 @@ def _vllm_refusal(family: Any, checkpoint: Path, dtype: str) -> str:
     """Return the reason why the language model does not run in vLLM, as far as its family gives one; else empty."""
     try:
         family.reader(checkpoint, dtype)
+    except OmnibusError as error:
+        return _first_line(error.message)
+    return ""
+
+
+def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> str:
+    """Return why the adapter in this directory does not fit the language model; empty when it does."""
+    try:
+        match_modules(family.load("thinker", checkpoint, dtype=dtype), read_adapter(adapter))
     except OmnibusError as error:
         return _first_line(error.message)
     return ""

@@ -176,7 +176,7 @@ class TokenDenoiser(LoadedComponent, ABC):
     def __init__(self, module: Any, backbone: Any, codes: int) -> None:
         super().__init__(module)
         weight = next(backbone.parameters())
-        self._backbone = backbone
+        self.backbone = backbone
         self._choice = TokenSampler(module, codes)
         self._device: torch.device = weight.device
         self._dtype: torch.dtype = weight.dtype
@@ -229,7 +229,7 @@ class TokenDenoiser(LoadedComponent, ABC):
 
     def _run_backbone(self, inputs: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
         """``inputs`` [B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H]."""
-        out = self._backbone(
+        out = self.backbone(
             inputs_embeds=inputs,
             position_ids=positions if self.axes > 1 else positions[0],
             attention_mask=mask,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
+from omnibus_models.adapters import Adapters
 from omnibus_models.attention import Attention
 from omnibus_models.contract import (
     PLAIN_PROMPT,
@@ -38,6 +39,7 @@ class LanguageDecoder(LoadedComponent):
 
     axes = 1
     windows = False
+    adapters: Adapters | None = None
 
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module)
@@ -45,7 +47,7 @@ class LanguageDecoder(LoadedComponent):
         if not self.windows:
             _require_full_attention(config)
         table = module.get_input_embeddings().weight
-        self._backbone, self._head = backbone, head
+        self.backbone, self._head = backbone, head
         self.eos = frozenset(eos)
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
@@ -65,7 +67,7 @@ class LanguageDecoder(LoadedComponent):
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """[B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H'], after the final norm."""
         # The library takes a mask of four axes as a finished one and passes it to the layers as it is.
-        out = self._backbone(
+        out = self.backbone(
             inputs_embeds=inputs,
             position_ids=positions if self.axes > 1 else positions[0],
             attention_mask=mask,

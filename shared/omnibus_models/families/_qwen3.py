@@ -34,7 +34,7 @@ class Qwen3DeepstackThinker(_qwen.QwenThinker, ABC):
             # The library adds rows at places. Those of text are zeros, so all places are as good as the true ones.
             deeper["visual_pos_masks"] = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
             deeper["deepstack_visual_embeds"] = [level.flatten(0, 1) for level in levels]
-        out = self._backbone(
+        out = self.backbone(
             inputs_embeds=plain,
             position_ids=positions,
             attention_mask=mask,

@@ -78,7 +78,7 @@ class MllamaThinker(_language.LanguageThinker):
         """See ``contract.Decoder``."""
         if not isinstance(mask, Crossing):
             return super().forward(inputs, positions, cache, mask)
-        out = self._backbone(
+        out = self.backbone(
             inputs_embeds=inputs,
             position_ids=positions[0],
             attention_mask=mask.mask,

@@ -27,6 +27,7 @@ from omnibus.store import Store
 from omnibus_models import tiny
 from services.planner.declared import declarations_file
 from tests.e2e import warm
+from tests.lora import widen_adapter, write_adapter
 from tests.unit.checkpoints.hubs import Hub, keep, serving
 from tests.unit.plugins.dists import installer, toy
 
@@ -205,6 +206,21 @@ def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl
         "L",
         "EL",
     }
+
+
+def test_adapters_are_checked_with_the_model_that_they_change(say: Say, vl: Path, tmp_path: Path):
+    fits = write_adapter(vl, tmp_path / "poet")
+    other = widen_adapter(fits, tmp_path / "other")
+
+    text = say("check", str(vl), "--adapter", str(fits))
+    refused = say("check", str(vl), "--adapter", str(other), "--adapter", str(fits), code=1)
+
+    assert f"adapter {fits}: it fits" in text
+    declared = json.loads(text[text.index("\n{\n") :])["models"]["vl"]
+    assert declared["adapters"] == {"poet": str(fits)}
+    assert f"adapter {other}: model." in refused
+    assert "it was trained on another model" in refused
+    assert refused.endswith("It cannot be served as it is.\n")
 
 
 def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say: Say, vl: Path, tmp_path: Path):

@@ -33,6 +33,12 @@ MISTAKES = {
     ),
     "nothing in it": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./empty"}}}', "has neither model_index.json nor"),
     "weights missing": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./lost"}}}', "lacks weights: vae/x.safetensors"),
+    "an adapter that is none": (
+        json.dumps({"models": {"a": {"family": "qwen_image", "checkpoint": str(WHOLE)},
+                               "b": {"family": "qwen2_5_omni", "checkpoint": str(TRAINED / "qwen2_5_omni"),
+                                     "adapters": {"poet": "./empty"}}}}),
+        "model b, adapter poet: adapter .*empty: it has no adapter_config.json",
+    ),
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is cut off: .* bytes are there"),
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ torchvision_cpu.install_operators()
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
 from services.llm.engine.sampler import TokenLogprobs  # noqa: E402
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
+from services.llm.vllm.v032 import adapters  # noqa: E402
 from services.llm.vllm.v032 import process as v032_process  # noqa: E402
 
 #: Modalities whose towers are not loaded.
@@ -37,6 +38,7 @@ class VllmEngineProcess:
         self._parameters = 0
         self._memory: dict[str, int] = {}
         self._layout: CacheBlockLayout | None = None
+        self._adapters: dict[str, Any] = {}
         self._ended = asyncio.Event()
         self._sentinels: list[int] = []
         # The engine core dies with the thread that has started it, so this thread stays.
@@ -52,6 +54,7 @@ class VllmEngineProcess:
         self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
         for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the whole
             self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
+        self._adapters = await adapters.load_adapters(self._llm, self._launch)
         if self._launch.halves:
             [found] = await self._llm.collective_rpc("omnibus_cache")
             self._layout = CacheBlockLayout(**found)
@@ -67,7 +70,9 @@ class VllmEngineProcess:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
-            async with aclosing(self._llm.generate(*_engine_request(asked), priority=asked.priority)) as outputs:
+            adapter = self._adapters.get(asked.adapter)
+            stream = self._llm.generate(*_engine_request(asked), priority=asked.priority, lora_request=adapter)
+            async with aclosing(stream) as outputs:
                 async for output in outputs:
                     tokens = _read_tokens(output)
                     if tokens is not None:
@@ -206,6 +211,7 @@ def _engine_arguments(launch: Launch) -> Any:
         worker_extension_cls="services.llm.vllm.v032.worker.Worker",
         additional_config={GOALS: list(launch.goals)} if launch.goals else {},
         scheduling_policy="priority" if launch.goals.ttft else "fcfs",
+        **adapters.engine_arguments(launch),
     )
 
 

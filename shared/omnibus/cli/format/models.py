@@ -136,6 +136,7 @@ def check_lines(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"missing: {name}" for name in report.lost)
     yield from (f"broken: {fault}" for fault in report.broken)
     yield from ([f"not in vLLM: {report.vllm}"] if report.vllm else [])
+    yield from (fault or f"adapter {name}: it fits" for name, fault in report.adapters.items())
     if not report.complete:
         yield "It cannot be served as it is."
         return
@@ -144,11 +145,21 @@ def check_lines(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
     yield json.dumps(declared, indent=2)
 
 
-def shortest_declaration(report: Report, checkpoint: str) -> dict[str, Any]:
-    """The shortest declaration that serves it; a directory by its whole path."""
-    found = checkpoint if is_id(checkpoint) else str(Path(checkpoint).resolve())
-    name = checkpoint.partition("@")[0].rpartition("/")[2] if is_id(checkpoint) else Path(found).name
-    return {"models": {name: {"family": report.family, "checkpoint": found}}}
+def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
+    """The shortest declaration that serves it and its adapters; directories by their whole paths."""
+    name, found = _name_and_path(checkpoint)
+    declared: dict[str, Any] = {"family": report.family, "checkpoint": found}
+    if adapters:
+        declared["adapters"] = dict(map(_name_and_path, adapters))
+    return {"models": {name: declared}}
+
+
+def _name_and_path(checkpoint: str) -> tuple[str, str]:
+    """What a checkpoint is called after, and its id or whole path."""
+    if is_id(checkpoint):
+        return checkpoint.partition("@")[0].rpartition("/")[2], checkpoint
+    found = Path(checkpoint).resolve()
+    return found.name, str(found)
 
 
 def option_bytes(report: Report) -> dict[str, int]:

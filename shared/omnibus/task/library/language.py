@@ -47,7 +47,7 @@ class TextParams(TypedDict, total=False):
     ``logit_bias`` -100 to 100 by the decimal id of a token, ``logprobs`` a number of alternatives up to 20. ``tools``
     are as OpenAI's API has them; ``tool_choice`` ``required`` makes the answer calls of them, ``allowed_tools`` names
     the only ones. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
-    variables of the chat template.
+    variables of the chat template. ``adapter`` is the name of a LoRA adapter that is declared with the model.
     """
 
     max_tokens: int | None
@@ -71,6 +71,7 @@ class TextParams(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     template: Mapping[str, Any]
     count_only: bool
+    adapter: str
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnibus.cluster.desired import desired_executors
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import ModelPlan, Path
+from omnibus.plan import ModelPlan, Path, Plan
 from services.planner.declared import declarations_file
 
 VL: dict[str, Any] = {
@@ -236,3 +237,55 @@ def test_executors_that_cannot_be_told_apart_are_refused(tmp_path: File):
 
     with pytest.raises(BadRequest, match=r"a\+b of model m and a b of model m .*executor of both is called 'm-a_b'"):
         plan(tmp_path, options=options, paths=[{"options": ["a+b"]}, {"options": ["a b"]}])
+
+
+# Adapters
+
+
+def test_executors_of_the_language_model_alone_load_adapters(tmp_path: File):
+    made, plain = plan(tmp_path, adapters={"poet": "/poet"}), plan(tmp_path)
+
+    assert {option: made.option_adapters(option) for option in made.options} == {
+        "E": {},
+        "L": {"poet": "/poet"},
+        "EL": {"poet": "/poet"},
+    }
+    changed = {option for option in made.options if made.option_origin(option) != plain.option_origin(option)}
+    assert changed == {"L", "EL"}
+    told = desired_executors(Plan(1, 0, 0.0, {"m": made})).values()
+    assert {each.kind.option: each.env.get("OMNIBUS_EXECUTOR_ADAPTERS") for each in told} == {
+        "E": None,
+        "L": '{"poet":"/poet"}',
+        "EL": '{"poet":"/poet"}',
+    }
+
+
+@pytest.mark.parametrize(
+    ("models", "fault"),
+    [
+        ({"m": {**VL, "adapters": {"m": "/a"}}}, "adapter m is called as model m: rename one"),
+        (
+            {"m": {**VL, "adapters": {"a": "/a"}}, "n": {**VL, "adapters": {"a": "/b"}}},
+            "model n: adapter a is called as adapter a of m",
+        ),
+        ({"m": {"family": "qwen_image", "checkpoint": "/m", "adapters": {"a": "/a"}}}, "has adapters, and no language"),
+        ({"m": {**VL, "adapters": {"": "/a"}}}, "has an adapter without a name"),
+        ({"m": {**VL, "adapters": {"a": ""}}}, "adapter a has no directory"),
+    ],
+)
+def test_wrong_adapters_are_refused(tmp_path: File, models: dict[str, Any], fault: str):
+    with pytest.raises(BadRequest, match=fault):
+        plans(tmp_path, **models)
+
+
+def test_adapters_of_a_shared_language_model_are_its_owners(tmp_path: File):
+    user = {
+        **VL,
+        "shares": {"thinker": "m"},
+        "options": {"E": VL["options"]["E"]},
+        "paths": [{"options": ["E", "m/L"]}],
+        "adapters": {"a": "/a"},
+    }
+
+    with pytest.raises(BadRequest, match="has adapters of thinker, which is m's: declare them there"):
+        plans(tmp_path, m=VL, n=user)

@@ -1,0 +1,147 @@
+"""LoRA adapters in the format of PEFT: ``adapter_config.json`` and the header of ``adapter_model.safetensors``.
+
+No weight is read, and no library is needed.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omnibus.checkpoints import safetensors
+from omnibus.errors import BadRequest
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+#: How the names of all weights of an adapter begin, and how those of its two matrices end.
+PREFIX, DOWN_SUFFIX, UP_SUFFIX = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+#: Settings of PEFT that change what an adapter computes, and that no engine here knows.
+_UNSUPPORTED = (
+    "alora_invocation_tokens", "alpha_pattern", "arrow_config", "fan_in_fan_out", "layer_replication", "lora_bias",
+    "megatron_config", "modules_to_save", "rank_pattern", "target_parameters", "trainable_token_indices", "use_bdlora",
+    "use_dora", "use_qalora",
+)  # fmt: skip
+#: Values of ``init_lora_weights`` that leave the base's weights as they are; others change them when PEFT loads them.
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+_DTYPES = ("F32", "F16", "BF16")
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_NAMED = 3
+
+
+class LoraAdapter(NamedTuple):
+    """An adapter on disk. ``modules`` are the linear layers that it adapts, by their path in the model that it was
+    trained on: (outputs, inputs). To the output of each it adds ``scale * B @ A @ x``; A has ``rank`` rows.
+    """
+
+    directory: Path
+    rank: int
+    scale: float
+    modules: dict[str, tuple[int, int]]
+
+    @property
+    def weights_file(self) -> Path:
+        return self.directory / WEIGHTS_FILE
+
+
+def read_adapter(directory: Path) -> LoraAdapter:
+    """Read the adapter in ``directory``. Raises ``BadRequest`` that says what is wrong with it, or not supported."""
+    try:
+        config = _read_config(directory)
+        rank, alpha = _read_number(config, "r"), _read_number(config, "lora_alpha")
+        if rank < 1 or rank != int(rank):
+            raise BadRequest(f"{CONFIG_FILE} has rank r = {rank:g}; it is a whole number from 1 on")
+        _require_supported(config)
+        modules = dict(_read_modules(_read_tensors(directory), int(rank)))
+        _compare_targets(config.get("target_modules"), modules)
+    except BadRequest as error:
+        raise BadRequest(f"adapter {directory}: {error.message}") from error
+    divisor = math.sqrt(rank) if config.get("use_rslora") else rank
+    return LoraAdapter(directory, int(rank), alpha / divisor, modules)
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise BadRequest(f"it has no {CONFIG_FILE}; an adapter is a directory as PEFT's `save_pretrained` writes it")
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise BadRequest(f"{CONFIG_FILE} has more than {_MAX_CONFIG_BYTES} bytes")
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadRequest(f"{CONFIG_FILE} cannot be read: {error}") from error
+
+
+def _read_number(config: Mapping[str, Any], name: str) -> float:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadRequest(f"{CONFIG_FILE} has no number {name!r}")
+    return float(value)
+
+
+def _require_supported(config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise BadRequest(f"{CONFIG_FILE} has peft_type {kind!r}; only LORA is supported")
+    for name in _UNSUPPORTED:
+        if config.get(name):
+            raise BadRequest(f"{CONFIG_FILE} uses {name}, which is not supported: merge the adapter into its model")
+    if config.get("bias", "none") != "none":
+        raise BadRequest(f"{CONFIG_FILE} has bias {config['bias']!r}, which is not supported: train it with 'none'")
+    if config.get("init_lora_weights", True) not in _PLAIN_INITS:
+        raise BadRequest(
+            f"{CONFIG_FILE} has init_lora_weights {config['init_lora_weights']!r}, which changes the model's own "
+            "weights and is not supported: let PEFT convert it (`path_initial_model_for_weight_conversion`)"
+        )
+
+
+def _read_tensors(directory: Path) -> dict[str, safetensors.TensorHeader]:
+    path = directory / WEIGHTS_FILE
+    if path.is_file():
+        return safetensors.read_header(path)
+    pickles = sorted(each.name for each in directory.glob("*.bin"))
+    if pickles:
+        raise BadRequest(f"{pickles[0]} is a pickle, which is never read: convert it to {WEIGHTS_FILE}")
+    raise BadRequest(f"it has no {WEIGHTS_FILE}; was it downloaded whole?")
+
+
+def _read_modules(tensors: Mapping[str, safetensors.TensorHeader], rank: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield each adapted module and its (outputs, inputs)."""
+    for name in tensors:
+        if not name.startswith(PREFIX) or not name.endswith((DOWN_SUFFIX, UP_SUFFIX)):
+            raise BadRequest(f"{WEIGHTS_FILE} holds {name}, which is no LoRA matrix of a linear layer")
+    modules = {name.removeprefix(PREFIX).removesuffix(DOWN_SUFFIX).removesuffix(UP_SUFFIX) for name in tensors}
+    if not modules:
+        raise BadRequest(f"{WEIGHTS_FILE} holds no weights")
+    for module in sorted(modules):
+        down, up = (tensors.get(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
+        if down is None or up is None:
+            raise BadRequest(f"{WEIGHTS_FILE} has only one of the two matrices of {module}")
+        _check_matrices(module, down, up, rank)
+        yield module, (up.shape[0], down.shape[1])
+
+
+def _check_matrices(module: str, down: safetensors.TensorHeader, up: safetensors.TensorHeader, rank: int) -> None:
+    if len(down.shape) != 2 or len(up.shape) != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
+        shapes = f"{list(down.shape)} and {list(up.shape)}"
+        raise BadRequest(f"{module} has matrices of {shapes}; with rank {rank} they are [{rank}, n] and [m, {rank}]")
+    strange = sorted({down.dtype, up.dtype} - {*_DTYPES})
+    if strange:
+        raise BadRequest(f"{module} has weights in {', '.join(strange)}; there is {', '.join(_DTYPES)}")
+
+
+def _compare_targets(targets: Any, modules: Mapping[str, Any]) -> None:
+    """Compare the weights with ``target_modules``, where that is a list of names and not a pattern."""
+    if not isinstance(targets, list):
+        return
+    ends = tuple(f".{target}" for target in targets)
+    others = [module for module in modules if not f".{module}".endswith(ends)]
+    if others:
+        raise BadRequest(f"{WEIGHTS_FILE} adapts {_list_names(others)}, not among target_modules of {CONFIG_FILE}")
+    lost = [target for target in targets if not any(f".{module}".endswith(f".{target}") for module in modules)]
+    if lost:
+        raise BadRequest(f"target_modules has {_list_names(sorted(lost))}, of which {WEIGHTS_FILE} has no weights")
+
+
+def _list_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

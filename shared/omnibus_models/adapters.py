@@ -1,0 +1,154 @@
+"""LoRA adapters on a decoder: several on one set of weights, and each row of a forward pass has its own, or none.
+
+Adapted linear layers hold the matrices of all adapters, [adapters, inputs, rank] and [adapters, rank, outputs], padded
+with zeros to the largest rank. A pass says which of its rows have which adapter; rows without one are not touched, and
+a pass without any computes what the layers alone compute. Method: LoRA (Hu et al. 2021), batches of several adapters
+as in Punica (Chen et al. 2023).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from omnibus.checkpoints.adapters import DOWN_SUFFIX, PREFIX, UP_SUFFIX, LoraAdapter, read_adapter
+from omnibus.errors import BadRequest
+
+#: Parts of a path that stand around a language model's layers in the model that was trained, whatever its class.
+_WRAPPERS = frozenset({"model", "language_model", "text_model", "thinker", "decoder"})
+#: Parts of a path below which a layer sees some rows alone, in an order of its own.
+_ROUTED = frozenset({"experts"})
+
+
+class AdaptedRows(NamedTuple):
+    """Rows of a pass with an adapter: their ``places`` among all ``total`` rows, and the number of each one's."""
+
+    total: int
+    places: Tensor
+    numbers: Tensor
+
+
+class PassAdapters:
+    """Adapters of the forward pass under way: ``rows`` is None while none of its rows has one."""
+
+    def __init__(self) -> None:
+        self.rows: AdaptedRows | None = None
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer with the weights of ``base``, and ``down`` and ``up`` of all adapters beside them."""
+
+    down: Tensor  # [adapters, inputs, rank]
+    up: Tensor  # [adapters, rank, outputs], scaled
+
+    def __init__(self, base: nn.Linear, current: PassAdapters, count: int, rank: int) -> None:
+        nn.Module.__init__(self)  # the weights are there already
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+        self._current = current
+        weight = base.weight
+        self.register_buffer("down", weight.new_zeros(count, base.in_features, rank), persistent=False)
+        self.register_buffer("up", weight.new_zeros(count, rank, base.out_features), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = functional.linear(input, self.weight, self.bias)
+        rows = self._current.rows
+        return output if rows is None else self._add_deltas(input, output, rows)
+
+    def _add_deltas(self, input: Tensor, output: Tensor, rows: AdaptedRows) -> Tensor:
+        """Add what the adapters say to their rows of ``output``, in place."""
+        given = input.reshape(rows.total, -1, self.in_features)[rows.places]
+        delta = torch.bmm(torch.bmm(given, self.down[rows.numbers]), self.up[rows.numbers])
+        output.view(rows.total, -1, self.out_features).index_add_(0, rows.places, delta)
+        return output
+
+    def set_adapter(self, number: int, down: Tensor, up: Tensor, scale: float) -> None:
+        """Set the matrices of adapter ``number``: ``down`` [rank, inputs] and ``up`` [outputs, rank]."""
+        rank = down.shape[0]
+        self.down[number, :, :rank] = down.T
+        self.up[number, :rank] = up.float().T * scale
+
+
+class Adapters:
+    """The adapters of one decoder. ``numbers`` has the number of each by its name."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.numbers = {name: number for number, name in enumerate(names)}
+        self.current = PassAdapters()
+        self._device = device
+
+    @contextmanager
+    def chosen(self, numbers: Sequence[int | None]) -> Iterator[None]:
+        """Let each row of the passes inside have the adapter of this number, or none."""
+        places = [place for place, number in enumerate(numbers) if number is not None]
+        if places:
+            found = [number for number in numbers if number is not None]
+            self.current.rows = AdaptedRows(
+                len(numbers), torch.tensor(places, device=self._device), torch.tensor(found, device=self._device)
+            )
+        try:
+            yield
+        finally:
+            self.current.rows = None
+
+
+def attach_adapters(decoder: Any, named: Mapping[str, Path]) -> None:
+    """Load the adapters of these directories onto ``decoder``, which has them as ``adapters`` from then on.
+
+    Raises ``BadRequest`` that names an adapter which does not fit.
+    """
+    from safetensors import safe_open
+
+    read = [read_adapter(directory) for directory in named.values()]
+    places = [match_modules(decoder, adapter) for adapter in read]
+    adapters = Adapters(list(named), decoder.device)
+    rank = max(adapter.rank for adapter in read)
+    layers = {path: None for found in places for path in found.values()}
+    adapted = {path: _adapt_layer(decoder.backbone, path, adapters, rank) for path in layers}
+    for number, (adapter, found) in enumerate(zip(read, places, strict=True)):
+        with safe_open(adapter.weights_file, "pt", device=str(decoder.device)) as weights:
+            for module, path in found.items():
+                down, up = (weights.get_tensor(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
+                adapted[path].set_adapter(number, down, up, adapter.scale)
+    decoder.adapters = adapters
+
+
+def _adapt_layer(backbone: nn.Module, path: str, adapters: Adapters, rank: int) -> AdaptedLinear:
+    parent, _, last = path.rpartition(".")
+    adapted = AdaptedLinear(backbone.get_submodule(path), adapters.current, len(adapters.numbers), rank)  # type: ignore[arg-type]
+    setattr(backbone.get_submodule(parent), last, adapted)
+    return adapted
+
+
+def match_modules(decoder: Any, adapter: LoraAdapter) -> dict[str, str]:
+    """The path in the decoder's layers of each module of ``adapter``.
+
+    Raises ``BadRequest`` for a decoder that takes none, a module that it does not have, and one of another shape.
+    """
+    if getattr(decoder, "crossed", ()):
+        raise BadRequest(f"adapter {adapter.directory}: layers that look at pictures aside take no adapters")
+    layers = {path: layer for path, layer in decoder.backbone.named_modules() if type(layer) is nn.Linear}
+    return {module: _match_module(adapter, module, layers) for module in adapter.modules}
+
+
+def _match_module(adapter: LoraAdapter, module: str, layers: Mapping[str, nn.Linear]) -> str:
+    parts = module.split(".")
+    while parts and parts[0] in _WRAPPERS:
+        parts.pop(0)
+    path, (outputs, inputs) = ".".join(parts), adapter.modules[module]
+    layer = layers.get(path)
+    if layer is None or not _ROUTED.isdisjoint(parts):
+        raise BadRequest(
+            f"adapter {adapter.directory}: it adapts {module}, which is no linear layer of this language model that "
+            "can be adapted: heads, embeddings, experts and encoders cannot"
+        )
+    if (layer.out_features, layer.in_features) != (outputs, inputs):
+        raise BadRequest(
+            f"adapter {adapter.directory}: {module} is for a layer of [{outputs}, {inputs}], and this model's is "
+            f"[{layer.out_features}, {layer.in_features}]: it was trained on another model"
+        )
+    return path

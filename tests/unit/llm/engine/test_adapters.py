@@ -1,0 +1,219 @@
+"""LoRA adapters: each answers as the model that it was merged into, alone and beside others, and the base as ever."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from omnibus.checkpoints.adapters import read_adapter
+from omnibus.errors import BadRequest, NotFound
+from omnibus_models import tiny
+from omnibus_models.adapters import AdaptedLinear, attach_adapters, match_modules
+from omnibus_models.families import load_family
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.thinker import ThinkRunner
+from tests.lora import merge_adapter, widen_adapter, write_adapter
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.halves import Halves, core
+from tests.unit.llm.runners.test_thinker import alone, embedding, job, picture, text
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+#: Names, and how their adapters differ: also in rank, and in the layers that they adapt.
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "pirate": {"seed": 1},
+    "poet": {"seed": 2, "rank": 7, "targets": ("k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")},
+}
+NAMES = ("", *ADAPTERS)
+#: Most that hidden rows of an adapter differ from those of the merged model, in float32.
+BOUND = 2e-5
+
+
+class Made(SimpleNamespace):
+    """A checkpoint, its adapters' directories, and the merged checkpoints; "" is the base."""
+
+    family: str
+    checkpoint: Path
+    adapters: dict[str, Path]
+    merged: dict[str, Path]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    directory, family = tmp_path_factory.mktemp("adapters"), str(request.param)
+    checkpoint = tiny.build(family, directory / "base")
+    adapters = {name: write_adapter(checkpoint, directory / name, **how) for name, how in ADAPTERS.items()}
+    merged = {name: merge_adapter(checkpoint, adapters[name], directory / f"merged-{name}") for name in adapters}
+    return Made(family=family, checkpoint=checkpoint, adapters=adapters, merged={"": checkpoint, **merged})
+
+
+@pytest.fixture(scope="module")
+def truth(made: Made) -> dict[str, Any]:
+    """The thinkers of the merged checkpoints."""
+    return {name: load_family(made.family).load("thinker", path) for name, path in made.merged.items()}
+
+
+@pytest.fixture(scope="module")
+def adapted(made: Made) -> Any:
+    thinker = load_family(made.family).load("thinker", made.checkpoint)
+    attach_adapters(thinker, made.adapters)
+    return thinker
+
+
+@asynccontextmanager
+async def running(made: Made) -> AsyncIterator[ThinkRunner]:
+    runner = ThinkRunner(core(made.checkpoint, made.family, slots=8, adapters=made.adapters))
+    await runner.load()
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+def forward(thinker: Any, ids: Sequence[Sequence[int]], names: Sequence[str] = ()) -> Tensor:
+    """Hidden rows of prompts of one length, each with the adapter that is named."""
+    inputs = thinker.embed(torch.tensor(ids))
+    places = torch.arange(inputs.shape[1]).expand(thinker.axes, len(ids), -1)
+    if not names:
+        return thinker.forward(inputs, places, None, None)  # type: ignore[no-any-return]
+    with thinker.adapters.chosen([thinker.adapters.numbers.get(name) for name in names]):
+        return thinker.forward(inputs, places, None, None)  # type: ignore[no-any-return]
+
+
+IDS = [[5, 9, 3, 17, 2, 8], [4, 4, 12, 6, 9, 1], [7, 3, 2, 11, 5, 6], [9, 1, 1, 2, 3, 5]]
+
+
+@pytest.mark.numeric
+def test_each_row_of_a_pass_is_that_of_its_merged_model(adapted: Any, truth: dict[str, Any]) -> None:
+    for names in (("pirate",), ("poet", "", "pirate", "poet")):
+        found = forward(adapted, IDS[: len(names)], names)
+
+        for row, name in enumerate(names):
+            expected = forward(truth[name], [IDS[row]])[0]
+            assert (found[row] - expected).abs().max() < BOUND
+            assert name == "" or (expected - forward(truth[""], [IDS[row]])[0]).abs().max() > 1000 * BOUND
+
+
+def test_rows_without_an_adapter_are_the_bases_bit_for_bit(adapted: Any, truth: dict[str, Any]) -> None:
+    base = forward(truth[""], IDS[:3])
+
+    assert torch.equal(forward(adapted, IDS[:3]), base)
+    assert torch.equal(forward(adapted, IDS[:3], ("", "", "")), base)
+    assert torch.equal(forward(adapted, IDS[:3], ("pirate", "", "poet"))[1], base[1])
+
+
+class CountedOperations(TorchDispatchMode):
+    """Counts what torch computes, by operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_pass_without_adapters_computes_nothing_more(adapted: Any, truth: dict[str, Any]) -> None:
+    counts = []
+    for thinker, names in ((truth[""], ()), (adapted, ("", "", "")), (adapted, ("", "poet", ""))):
+        with CountedOperations() as counted:
+            forward(thinker, IDS[:3], names)
+        counts.append(counted.counts)
+
+    assert counts[0] == counts[1]
+    assert counts[2].total() > counts[0].total()
+    assert not any(isinstance(layer, AdaptedLinear) for layer in truth[""].backbone.modules())
+
+
+@pytest.mark.numeric
+async def test_requests_of_all_adapters_share_steps_and_answer_as_the_merged_models(
+    made: Made, truth: dict[str, Any]
+) -> None:
+    async with running(made) as runner:
+        asked = [(name, job(text(number), adapter=name)) for number in range(2) for name in NAMES]
+        if made.family == "qwen2_5_vl":
+            asked += [(name, job(picture(3), [embedding(1)], adapter=name)) for name in ("pirate", "")]
+        await asyncio.gather(*(run(runner, one) for _, one in asked))
+
+        for name, one in asked:
+            assert one.ids == alone(truth[name], one)
+        assert max(int(size) for size in runner.stats()["batches"]) == len(asked)
+        assert len({tuple(one.ids) for _, one in asked[:3]}) == len(NAMES)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("near", [False, True])
+async def test_both_halves_have_the_adapter(made: Made, truth: dict[str, Any], near: bool) -> None:
+    first = core(made.checkpoint, made.family, adapters=made.adapters)
+    second = first if near else core(made.checkpoint, made.family, adapters=made.adapters)
+    halves = Halves(PrefillRunner(first), DecodeRunner(second), near)
+    try:
+        await halves.prefill.load()
+        await halves.decode.load()
+        asked = [(name, job(text(5), adapter=name)) for name in NAMES]
+        answers = await asyncio.gather(*(halves.answer(one) for _, one in asked))
+        assert [one.ids for one in answers] == [alone(truth[name], one) for name, one in asked]
+    finally:
+        await halves.prefill.close()
+        await halves.decode.close()
+
+
+async def test_equal_prompts_of_an_invocation_are_shared_by_one_adapter_alone(
+    made: Made, truth: dict[str, Any]
+) -> None:
+    def choices(*names: str) -> Iterator[MemoryJob]:
+        for name in names:
+            params = {"max_tokens": 8, "ignore_eos": True, "adapter": name}
+            yield MemoryJob({"messages": text(4), "params": params}, invocation="several", first_equal=0)
+
+    async with running(made) as runner:
+        together = [*choices("poet", "poet", "", "pirate")]
+        await asyncio.gather(*(run(runner, one) for one in together))
+
+        assert runner.stats()["copied_prompts"] == 1
+        for one in together:
+            assert one.ids == alone(truth[one.inputs["params"]["adapter"]], one)
+
+
+async def test_an_unknown_adapter_is_not_found(made: Made) -> None:
+    async with running(made) as runner:
+        with pytest.raises(NotFound, match="no adapter 'captain'"):
+            await run(runner, job(text(1), adapter="captain"))
+
+
+def test_an_adapter_of_another_model_is_refused(made: Made, tmp_path: Path) -> None:
+    other = widen_adapter(made.adapters["poet"], tmp_path / "other")
+    thinker = load_family(made.family).load("thinker", made.checkpoint)
+
+    with pytest.raises(BadRequest, match="it was trained on another model"):
+        attach_adapters(thinker, {"other": other})
+    assert thinker.adapters is None
+
+
+@pytest.mark.parametrize("module", ["lm_head", "model.visual.blocks.0.attn.qkv", "model.layers.99.self_attn.q_proj"])
+def test_layers_that_are_not_the_language_models_are_refused(adapted: Any, made: Made, module: str) -> None:
+    read = read_adapter(made.adapters["pirate"])._replace(modules={module: (8, 8)})
+
+    with pytest.raises(BadRequest, match=f"adapts {module}, which is no linear layer"):
+        match_modules(load_family(made.family).load("thinker", made.checkpoint), read)
+
+
+def test_rank_stabilised_adapters_are_scaled_by_the_root_of_their_rank(made: Made, tmp_path: Path) -> None:
+    adapter = write_adapter(made.checkpoint, tmp_path / "stable", 3, strength=0.1)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_rslora": True}))
+    thinker = load_family(made.family).load("thinker", made.checkpoint)
+    attach_adapters(thinker, {"stable": adapter})
+    merged = load_family(made.family).load("thinker", merge_adapter(made.checkpoint, adapter, tmp_path / "merged"))
+
+    assert (forward(thinker, IDS[:1], ("stable",)) - forward(merged, IDS[:1])).abs().max() < BOUND

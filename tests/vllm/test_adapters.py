@@ -1,0 +1,119 @@
+"""LoRA adapters in vLLM: each answers as the model that it was merged into, in steps that all of them share."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from omnibus.errors import Fatal, NotFound
+from services.llm.vllm.runner import VllmRunner
+from tests.lora import merge_adapter, widen_adapter, write_adapter
+from tests.oracles import language as oracle
+from tests.unit.jobs import run
+from tests.unit.llm.runners.test_thinker import job, text
+from tests.vllm.conftest import IN_PROCESS, vllm
+from tests.vllm.halves import Three, three
+
+pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
+
+TOKENS = 16
+#: Ranks of the adapters; "" is the base.
+RANKS = {"pirate": 4, "poet": 8}
+NAMES = ("", *RANKS)
+
+
+@pytest.fixture(scope="module")
+def base(build: Callable[[str], Path]) -> Path:
+    return build("qwen2")
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("adapters")
+    return {
+        name: write_adapter(base, directory / name, seed, rank=rank)
+        for seed, (name, rank) in enumerate(RANKS.items(), 1)
+    }
+
+
+@pytest.fixture(scope="module")
+def merged(base: Path, adapters: dict[str, Path]) -> dict[str, Path]:
+    found = {name: merge_adapter(base, path, path.with_name(f"merged-{name}")) for name, path in adapters.items()}
+    return {"": base, **found}
+
+
+def setting(adapters: dict[str, Path]) -> str:
+    return msgspec.json.encode({name: str(path) for name, path in adapters.items()}).decode()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner(base: Path, adapters: dict[str, Path]) -> AsyncIterator[VllmRunner]:
+    async with vllm("qwen2", base, batch=8, adapters=setting(adapters)) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(base: Path, adapters: dict[str, Path]) -> AsyncIterator[Three]:
+    async with three("qwen2", base, adapters=setting(adapters)) as made:
+        yield made
+
+
+def expected(merged: dict[str, Path], name: str, number: int) -> list[int]:
+    return oracle.answer(merged[name], text(number), TOKENS)[0]
+
+
+async def test_requests_of_all_adapters_answer_as_the_merged_models(
+    runner: VllmRunner, merged: dict[str, Path]
+) -> None:
+    asked = [(name, number, job(text(number), max_tokens=TOKENS, ignore_eos=False, adapter=name))
+             for number in (3, 8) for name in NAMES]  # fmt: skip
+
+    await asyncio.gather(*(run(runner, one) for _, _, one in asked))
+
+    assert [one.ids for _, _, one in asked] == [expected(merged, name, number) for name, number, _ in asked]
+    assert len({tuple(one.ids) for _, _, one in asked[:3]}) == len(NAMES)
+
+
+async def test_one_adapter_reads_nothing_that_another_left_in_the_prefix_cache(
+    runner: VllmRunner, merged: dict[str, Path]
+) -> None:
+    prompt = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 8}]
+    hits = []
+    for name in (*NAMES, "poet"):
+        before = runner.stats()["prefix_hits"]
+        one = job(prompt, max_tokens=TOKENS, ignore_eos=False, adapter=name)
+        await run(runner, one)
+        assert one.ids == oracle.answer(merged[name], prompt, TOKENS)[0]
+        hits.append(runner.stats()["prefix_hits"] - before)
+
+    assert hits[:3] == [0, 0, 0]
+    assert hits[3] > 0
+
+
+@pytest.mark.parametrize("near", [False, True])
+async def test_both_halves_have_the_adapter(engines: Three, merged: dict[str, Path], near: bool) -> None:
+    halves = engines.halves(near)
+    asked = [job(text(5), max_tokens=TOKENS, ignore_eos=False, adapter=name) for name in NAMES]
+
+    answers = await asyncio.gather(*(halves.answer(one) for one in asked))
+
+    assert [one.ids for one in answers] == [expected(merged, name, 5) for name in NAMES]
+    await engines.until_idle()
+
+
+async def test_an_unknown_adapter_is_not_found(runner: VllmRunner) -> None:
+    with pytest.raises(NotFound, match="no adapter 'captain'"):
+        await run(runner, job(text(1), adapter="captain"))
+
+
+async def test_an_adapter_of_another_model_keeps_the_engine_from_starting(
+    base: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    other = widen_adapter(adapters["poet"], tmp_path / "other")
+
+    with pytest.raises(Fatal, match="adapter other cannot be loaded"):
+        async with vllm("qwen2", base, adapters=setting({"other": other})):
+            pass
