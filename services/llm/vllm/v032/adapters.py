@@ -21,7 +21,9 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
     rank = next((rank for rank in _RANKS if rank >= most), None)
     if rank is None:
         raise Fatal(f"an adapter has rank {most}, and vLLM takes {_RANKS[-1]} at most")
-    return {"enable_lora": True, "max_loras": len(launch.adapters), "max_lora_rank": rank}
+    # vLLM's kernels for CPUs read the last slot for rows without an adapter: one that stays empty adds nothing to them.
+    slots = len(launch.adapters) + (launch.device == "cpu")
+    return {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank}
 
 
 async def load_adapters(llm: Any, launch: Launch) -> dict[str, Any]:
