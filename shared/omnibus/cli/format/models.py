@@ -155,7 +155,7 @@ def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str
 
 
 def _name_and_path(checkpoint: str) -> tuple[str, str]:
-    """What a checkpoint is called after, and its id or whole path."""
+    """Name of a checkpoint, and its id or whole path."""
     if is_id(checkpoint):
         return checkpoint.partition("@")[0].rpartition("/")[2], checkpoint
     found = Path(checkpoint).resolve()
