@@ -65,7 +65,8 @@ class Router:
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._known_stages: dict[tuple[ModelPart, str], dict[str, list[int]]] = {}
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
-        self._bases: dict[str, str] = {}  # of adapters
+        #: Adapters of models, and the model that each adapts.
+        self.adapter_bases: Mapping[str, str] = {}
         #: Models to which the planner can add executors, as it says.
         self.growing: Mapping[str, ModelGrowth] = {}
         self._origins: dict[tuple[str, str], str] = {}
@@ -85,7 +86,7 @@ class Router:
         self._known_stages = {}
         self._replicas.use_plan(plan)
         models = plan.models if plan is not None else {}
-        self._bases = {adapter: name for name, model in models.items() for adapter in model.adapters}
+        self.adapter_bases = {adapter: name for name, model in models.items() for adapter in model.adapters}
         self._origins = {
             (name, option): model.option_origin(option)
             for name, model in models.items()
@@ -114,13 +115,13 @@ class Router:
         """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
         models = self._require_scope().plan.models
         if name not in models:
-            known = ", ".join(sorted([*models, *self._bases])) or "none"
+            known = ", ".join(sorted([*models, *self.adapter_bases])) or "none"
             raise NotFound(f"there is no model {name!r}; there is {known}", param="model")
         return models[name]
 
     def base_model(self, name: str) -> str:
         """The model that ``name`` is an adapter of; any other name as it is."""
-        return self._bases.get(name, name)
+        return self.adapter_bases.get(name, name)
 
     def _require_scope(self) -> PlanScope:
         if self._scope is None:

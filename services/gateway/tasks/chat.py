@@ -97,7 +97,7 @@ class Chat:
 
         Raises ``NotFound``, and ``Overloaded`` at the limit.
         """
-        base = self._router.base_model(model)
+        base = self._router.adapter_bases.get(model, model)
         self._router.get_model(base)
         run = self._runs.open_request(APP, base, seed=seed, pinned=pinned)
         run.model_name = model
@@ -175,7 +175,7 @@ class Chat:
 
     def prepare_plain(self, request: ChatRequest) -> PlainChat | None:
         """``request`` without media and references, if it needs to wait for nothing; else None. Raises as others do."""
-        model = self._router.base_model(request.model)
+        model = self._router.adapter_bases.get(request.model, request.model)
         task = self._tasks.get_task(model)
         voice = _requested_voice(request, self._router.get_model(model))
         messages, refs = convert_messages(request)
