@@ -294,14 +294,15 @@ async def test_some_names_are_no_apps(land: Estate, gate: Gateway, name: str, st
     assert not workers()
 
 
-async def test_a_model_of_the_plan_keeps_its_name(land: Estate, gate: Gateway):
-    land.home.serve(VL)
-    land.write("loud", LOUD, model=VL)
+@pytest.mark.parametrize("name", [VL, "poet"])
+async def test_a_model_of_the_plan_and_its_adapters_keep_their_names(land: Estate, gate: Gateway, name: str):
+    land.home.serve(**{VL: {"family": "qwen2_5_vl", "checkpoint": "", "adapters": {"poet": "/poet"}}})
+    land.write("loud", LOUD, model=name)
 
     response = await gate.ask("POST", "/v1/apps", {"source": {"module": "loud", "directory": "."}})
 
     assert (response.status_code, error(response)["code"]) == (409, "conflict")
-    assert f"{VL!r} is a model of the plan" in error(response)["message"]
+    assert f"{name!r} is a model of the plan" in error(response)["message"]
 
 
 async def test_of_two_apps_that_claim_one_model_one_gets_it(land: Estate, gate: Gateway):
