@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests import families
+from tests import by_night, families
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "engines.md"
@@ -89,7 +89,7 @@ def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
     engine, family, equal = mark.args
     given = getattr(item, "callspec", None)
     shape = mark.kwargs["shape"] if "shape" in mark.kwargs else given.params["shape"] if given else None
-    if item.get_closest_marker("nightly") is not None:
+    if item.get_closest_marker("nightly") is not None or by_night.is_by_night(item.nodeid):
         return  # others that run each time claim what is claimed
     idle = [name for name in IDLE if item.get_closest_marker(name)]
     if idle or shape is None or equal not in KINDS:

@@ -15,6 +15,7 @@ import pytest
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
+from tests import by_night
 from tests.e2e import docker_engine as docker
 
 # Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
@@ -95,8 +96,9 @@ def docker_engine() -> Iterator[docker.Engine]:
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let tests that share a running system run in one worker, and begin with those that take longest."""
+    by_night.mark(config, items)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     slow = {item.path for item in items if item.get_closest_marker("slow")}

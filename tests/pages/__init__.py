@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import errors, first_steps, mistakes, settings, sizing, tasks, values
+from tests.pages import errors, first_steps, mistakes, settings, sizing, tasks, testing, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
@@ -14,6 +14,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings.page,
     "sizing.md": sizing.page,
     "tasks.md": tasks.page,
+    "testing.md": testing.page,
     "values.md": values.page,
 }
 
