@@ -18,6 +18,7 @@ S3_VENV ?= .venv-s3
 # Clients of others pin what the rest does not, and some of them another version of openai than others.
 CLIENTS_VENV ?= .venv-clients
 OPENAI2_VENV ?= .venv-clients-openai2
+VOICE_VENV ?= .venv-clients-voice
 # `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too; two processes: whole systems in one, engines in another.
 VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
@@ -76,9 +77,9 @@ install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (2
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
-install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (700 MB)
+install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (1.1 GB)
 
-test-clients: $(VENV)/.dev install-clients ## Run every example of docs/clients.md against a running system
+test-clients: $(VENV)/.dev install-clients ## Run the examples and conversations of docs/clients.md against a running system
 	$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
@@ -186,6 +187,11 @@ $(CLIENTS_VENV)/.installed: requirements-clients.txt
 $(OPENAI2_VENV)/.installed: requirements-clients-openai2.txt
 	test -x $(OPENAI2_VENV)/bin/python || $(PYTHON) -m venv $(OPENAI2_VENV)
 	$(OPENAI2_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-openai2.txt
+	@touch $@
+
+$(VOICE_VENV)/.installed: requirements-clients-voice.txt
+	test -x $(VOICE_VENV)/bin/python || $(PYTHON) -m venv $(VOICE_VENV)
+	$(VOICE_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-voice.txt
 	@touch $@
 
 # Without a Node.js, its clients are left out.

@@ -15,9 +15,11 @@ pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "clients.md").read_text()
-#: Environments of clients, below the root: those of Python, those of them that need an older openai, and of Node.js.
+#: Environments of clients, below the root: those of Python, those of them that need an older openai or a newer one,
+#: and of Node.js.
 PYTHON3 = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients")
 PYTHON2 = ROOT / os.environ.get("OPENAI2_VENV", ".venv-clients-openai2")
+VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.

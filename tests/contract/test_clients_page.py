@@ -15,13 +15,13 @@ def test_the_page_names_the_versions_that_are_installed() -> None:
     rows = list(_ROW.finditer((ROOT / "docs" / "clients.md").read_text()))
     pinned = [
         tuple(line.split("=="))
-        for name in ("requirements-clients.txt", "requirements-clients-openai2.txt")
+        for name in ("requirements-clients.txt", "requirements-clients-openai2.txt", "requirements-clients-voice.txt")
         for line in (ROOT / name).read_text().splitlines()
         if "==" in line
     ]
     node = json.loads((ROOT / "tests" / "clients" / "package.json").read_text())["dependencies"]
 
-    assert len(rows) == 9
+    assert len(rows) == 10
     for row in rows:
         name, version = row["linked"], row["version"]
         if name in NODE_NAMES or row["package"]:

@@ -1,0 +1,82 @@
+"""Clients of others hold conversations by voice: what they ask and what they are answered is sound."""
+
+import asyncio
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibus_models.world import audio_oracle, scenes, tone_synth
+from tests.clients.test_clients import PYTHON3, ROOT, VOICE
+from tests.e2e.system import System
+
+pytestmark = [pytest.mark.clients, pytest.mark.e2e]
+
+RATE = tone_synth.OUTPUT_RATE_HERTZ
+#: Questions by sound, and the seconds of silence before and after them.
+QUESTIONS = ("low", "high low", "high", "middle")
+BEFORE, AFTER = 0.3, 0.5
+#: Seconds that a conversation may take; importing a client takes some of them.
+CONVERSATION_SECONDS = 300.0
+CLIENTS = [
+    pytest.param("with_openai", PYTHON3, id="openai"),
+    pytest.param("with_agents", PYTHON3, id="openai-agents"),
+    pytest.param("with_livekit", VOICE, id="livekit-plugins-openai"),
+]
+
+
+def write_question(directory: Path, name: str) -> None:
+    """Tones as a microphone gives them: 16 bit at 24 kHz."""
+    sound = tone_synth.synthesize_tones(name.split(), np.random.default_rng(7))
+    times = np.arange(len(sound) * RATE // tone_synth.INPUT_RATE_HERTZ) / RATE
+    samples = np.interp(times, np.arange(len(sound)) / tone_synth.INPUT_RATE_HERTZ, sound)
+    whole = np.concatenate([np.zeros(int(RATE * BEFORE)), samples, np.zeros(int(RATE * AFTER))])
+    (directory / f"{name}.pcm").write_bytes((whole * 32767).astype("<i2").tobytes())
+
+
+def words_of(directory: Path, name: str) -> list[str] | None:
+    """The words that are spoken in an answer."""
+    return audio_oracle.recognize_words(np.frombuffer((directory / f"{name}.answer.pcm").read_bytes(), "<i2") / 32767)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("client", "environment"), CLIENTS)
+def test_a_client_talks_by_sound_is_interrupted_calls_a_tool_and_shows_a_picture(
+    system: System, tmp_path: Path, client: str, environment: Path
+) -> None:
+    if not (environment / ".installed").exists():
+        pytest.skip("clients of Python are not installed: make install-clients")
+    asyncio.run(system.becomes_ready())
+    scene = scenes.held_out_scenes()[0]
+    (tmp_path / "seen.png").write_bytes(scenes.encode_png(scenes.draw_scene(scene, np.random.default_rng(3))))
+    for name in QUESTIONS:
+        write_question(tmp_path, name)
+
+    ended = subprocess.run(
+        [str(environment / "bin" / "python"), "-m", f"tests.clients.voice.{client}", str(tmp_path)],
+        cwd=ROOT,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "OPENAI_BASE_URL": f"{system.url}/v1",
+            "OPENAI_API_KEY": "none",
+        },
+        capture_output=True,
+        text=True,
+        timeout=CONVERSATION_SECONDS,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    turns = json.loads((tmp_path / "turns.json").read_text())
+    for name in ("low", "high low", "middle"):
+        assert (turns[name]["status"], words_of(tmp_path, name)) == ("completed", name.split()), turns
+    assert words_of(tmp_path, "picture") == scene.caption.split()
+    assert turns["tool"]["call"]["name"] == "play"
+    assert json.loads(turns["tool"]["call"]["arguments"])["tone"] in tone_synth.TONES
+    assert (turns["told"]["status"], turns["told"]["sound"] > 0) == ("completed", True)
+    assert turns["interrupted"]["status"] == "cancelled"
+    assert turns["interrupted"]["truncated_ms"] > 0

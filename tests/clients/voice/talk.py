@@ -1,0 +1,143 @@
+"""What every client does alike: it speaks sounds from files, and writes down what came back. Standard library alone."""
+
+import abc
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODEL = "qwen2.5-omni-world"
+#: The turns are cut as the world's models want it, which have heard no silence.
+DETECTION = {"type": "server_vad", "silence_duration_ms": 100, "prefix_padding_ms": 20}
+#: Bytes of 50 ms at 24 kHz, and how long a microphone takes for them.
+CHUNK, CHUNK_SECONDS = 2400, 0.05
+#: An answer that lasts for seconds, so that there is time to interrupt it.
+LONG = "Say a red square on blue and low high low"
+SEE = "What do you see?"
+TOOL = {
+    "type": "function",
+    "name": "play",
+    "description": "Play a tone.",
+    "parameters": {
+        "type": "object",
+        "properties": {"tone": {"type": "string", "enum": ["low", "middle", "high"]}},
+        "required": ["tone"],
+        "additionalProperties": False,
+    },
+}
+#: Milliseconds of the answer that were heard when it is interrupted.
+HEARD_MS = 60
+#: Seconds that a turn may take on a busy machine.
+PATIENCE = 60.0
+
+
+@dataclass
+class Turn:
+    """What a client got for one question."""
+
+    status: str = ""
+    transcript: str = ""
+    call: dict[str, Any] | None = None
+    truncated_ms: int | None = None
+    sound: bytes = field(default=b"", repr=False)
+
+
+class Notebook:
+    """The turns of a conversation, and the directory with its questions, in which the answers are left."""
+
+    def __init__(self) -> None:
+        self.directory = Path(sys.argv[1])
+        self.turns: dict[str, Turn] = {}
+
+    def question(self, name: str) -> bytes:
+        """The samples of question ``name``, 16 bit at 24 kHz, with silence around."""
+        return (self.directory / f"{name}.pcm").read_bytes()
+
+    def picture(self) -> str:
+        return f"data:image/png;base64,{base64.b64encode((self.directory / 'seen.png').read_bytes()).decode()}"
+
+    def write(self) -> None:
+        for name, turn in self.turns.items():
+            (self.directory / f"{name}.answer.pcm").write_bytes(turn.sound)
+        told = {name: {**asdict(turn), "sound": len(turn.sound)} for name, turn in self.turns.items()}
+        (self.directory / "turns.json").write_text(json.dumps(told))
+
+
+async def speak(append: Callable[[bytes], Awaitable[Any]], sound: bytes) -> None:
+    """Give ``sound`` to ``append`` as fast as a microphone does."""
+    for at in range(0, len(sound), CHUNK):
+        await append(sound[at : at + CHUNK])
+        await asyncio.sleep(CHUNK_SECONDS)
+
+
+class Talk(abc.ABC):
+    """One session of a client, whose conversation is emptied between turns: the model has learnt to answer one question."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+        self.items: list[str] = []
+
+    @abc.abstractmethod
+    async def next_event(self) -> dict[str, Any]:
+        """The next event of the gateway; fails where it is an error."""
+
+    @abc.abstractmethod
+    async def append(self, chunk: bytes) -> None:
+        """Give samples to the client."""
+
+    @abc.abstractmethod
+    async def delete(self, item: str) -> None:
+        """Take an item out of the conversation."""
+
+    async def note_heard(self, event: dict[str, Any]) -> None:  # noqa: B027 - not all have to
+        """Begin to play an answer, with the first of its samples in ``event``."""
+
+    async def note_cancelled(self, item: str) -> None:  # noqa: B027 - not all have to
+        """Say how much was heard of an answer that was interrupted, where the client does not do so by itself."""
+
+    async def say(self, name: str) -> None:
+        await speak(self.append, self.notebook.question(name))
+
+    async def empty(self) -> None:
+        for item in self.items:
+            await self.delete(item)
+        self.items = []
+
+    async def take(self, name: str, interrupts: str = "") -> Turn:
+        """Read a response as turn ``name``; speak the question ``interrupts`` once it is heard."""
+        turn = self.notebook.turns[name] = Turn()
+        speaking, said = None, ""
+        async with asyncio.timeout(PATIENCE):
+            while not turn.status or (turn.status == "cancelled" and turn.truncated_ms is None):
+                event = await self.next_event()
+                self._note(turn, event)
+                if event["type"] == "response.output_audio.delta" and not said:
+                    said = event["item_id"]
+                    await self.note_heard(event)
+                    speaking = asyncio.create_task(self.say(interrupts)) if interrupts else None
+                elif event["type"] == "response.done" and turn.status == "cancelled":
+                    await self.note_cancelled(said)
+        if speaking:
+            await self.empty()  # before the question behind it is answered
+            await speaking
+        return turn
+
+    def _note(self, turn: Turn, event: dict[str, Any]) -> None:
+        type = event["type"]
+        if type == "conversation.item.added":
+            self.items.append(event["item"]["id"])
+        elif type == "response.output_audio.delta":
+            turn.sound += base64.b64decode(event["delta"])
+        elif type == "response.output_audio_transcript.delta":
+            turn.transcript += event["delta"]
+        elif type == "conversation.item.truncated":
+            turn.truncated_ms = event["audio_end_ms"]
+        elif type == "response.done":
+            turn.status = event["response"]["status"]
+            for item in event["response"]["output"]:
+                if item["type"] == "function_call":
+                    turn.call = {"id": item["call_id"], "name": item["name"], "arguments": item["arguments"]}
