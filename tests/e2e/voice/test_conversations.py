@@ -1,6 +1,9 @@
 """Conversations by voice in the playground, with a microphone that plays a sound."""
 
+import base64
+import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,31 @@ def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(spea
     assert kept * 1000 == pytest.approx(heard[0], abs=1)
     expect(panel.locator("svg rect.spoken").first).to_be_attached()
     expect(panel.locator("svg rect.stopped").first).to_be_attached()
+    page.context.close()
+
+
+def test_the_caption_of_an_interrupted_answer_has_only_the_words_that_were_heard(speaker: Browser, system: System):
+    page, words, milliseconds, heard = open_playground(speaker, system), defaultdict(str), defaultdict(float), {}
+
+    def read(frame: str | bytes) -> None:
+        event = json.loads(frame)
+        if event["type"] == "response.output_audio_transcript.delta":
+            words[event["item_id"]] += event["delta"]
+        elif event["type"] == "response.output_audio.delta":
+            milliseconds[event["item_id"]] += len(base64.b64decode(event["delta"])) / 2 / SPEAKER_RATE * 1000
+        elif event["type"] == "conversation.item.truncated":
+            heard[event["item_id"]] = event["audio_end_ms"]
+
+    page.on("websocket", lambda socket: socket.on("framereceived", read))
+    begin_talk(page, MODEL, written=False)
+    stopped = page.get_by_role("article", name=f"{MODEL} said").first
+    expect(page.locator(".happened")).to_contain_text("ms were heard")
+    item = next(iter(heard))
+    end = int(len(words[item]) * heard[item] / milliseconds[item])
+    kept = words[item][:end] if words[item][end].isspace() else words[item][:end].rpartition(" ")[0]
+
+    expect(stopped.locator(".text")).to_have_text(kept)
+    assert len(kept) < len(words[item])
     page.context.close()
 
 

@@ -237,8 +237,13 @@ const TAKES = {
   "response.output_audio.done"({ response_id, item_id }) {
     if (!this.cut.has(response_id)) this.speaker.finish(item_id);
   },
-  "conversation.item.truncated"({ audio_end_ms }) {
+  "conversation.item.truncated"({ item_id, audio_end_ms }) {
     this.note(`the model knows that ${audio_end_ms} ms were heard`);
+    this.send("conversation.item.retrieve", { item_id });
+  },
+  "conversation.item.retrieved"({ item }) {
+    const turn = this.find(item.id);
+    if (turn?.cut) turn.text = item.content.map((part) => part.transcript ?? "").join(""); // the words that were heard
   },
   "response.done"({ response }) {
     this.responses.delete(response.id);
