@@ -1,9 +1,11 @@
 """Conversations by voice in the playground, with a microphone that plays a sound."""
 
+import asyncio
 import base64
 import json
 import re
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,12 @@ def open_playground(browser: Browser, system: System, page: Page | None = None) 
     page.get_by_role("link", name="Playground").click()
     expect(page.get_by_role("combobox", name="Model")).to_contain_text(MODEL)
     return page
+
+
+def wait_until_ready(system: System) -> None:
+    """Wait until all of ``system`` serves again: in a thread, since the browser's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(system.becomes_ready())).result()
 
 
 def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(speaker: Browser, system: System):
@@ -165,3 +173,40 @@ def test_a_conversation_breaks_no_rule_of_axe(speaker: Browser, system: System, 
     assert found.violations_count == 0, found.generate_report()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.context.close()
+
+
+def test_a_conversation_goes_on_when_its_gateway_is_killed(speaker: Browser, system: System):
+    page = open_playground(speaker, system)
+    begin_talk(page, MODEL, written=False)
+    panel = page.get_by_role("region", name="Conversation by voice")
+    happened = panel.locator(".happened")
+    expect(happened).to_contain_text("answer begins")
+
+    system.gateway(0).kill()
+
+    expect(panel.get_by_role("status")).to_have_text("reconnecting")
+    expect(happened).to_contain_text("reconnected")
+    expect(happened).to_contain_text(re.compile(r"reconnected.*turn handed over.*answer begins"))
+    expect(panel.get_by_role("alert")).to_have_count(0)
+    page.get_by_role("button", name="End conversation").click()
+    expect(panel.get_by_role("status")).to_have_text("ended")
+    page.context.close()
+    wait_until_ready(system)
+
+
+def test_a_conversation_that_cannot_be_taken_up_again_says_so(speaker: Browser, system: System):
+    page = open_playground(speaker, system)
+    begin_talk(page, MODEL, written=False)
+    panel = page.get_by_role("region", name="Conversation by voice")
+    expect(panel.locator(".happened")).to_contain_text("connected")
+    page.route("**/v1/realtime/client_secrets", lambda route: route.abort())
+
+    system.gateway(0).kill()
+
+    expect(panel.get_by_role("alert")).to_have_text(
+        "The connection was lost, and the conversation could not be taken up again: begin another one."
+    )
+    expect(panel.get_by_role("status")).to_have_text("ended")
+    expect(page.get_by_role("button", name="Talk", exact=True)).to_be_visible()
+    page.context.close()
+    wait_until_ready(system)

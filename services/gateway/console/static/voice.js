@@ -90,7 +90,7 @@ export function conversation(changed) {
 }
 
 function stateOf({ state, speaking, player, responses }, muted) {
-  if (state !== "open") return state === "closed" ? "ended" : "connecting";
+  if (state !== "open") return state === "closed" ? "ended" : state;
   if (speaking) return "you speak";
   if (player.busy) return "answers";
   if (responses.size) return "thinks";

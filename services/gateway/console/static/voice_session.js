@@ -3,14 +3,16 @@
 import { ask, ROOT } from "./api.js";
 import { fromBase64 } from "./sound.js";
 import { Microphone, RATE, Speaker } from "./voice_audio.js";
+import { Resumption } from "./voice_resume.js";
 
 const MS = RATE / 1000; // samples of a millisecond
 const OWN_MODEL = "whisper-1"; // the name of OpenAI's that stands for the session's own model
 const NORMAL = 1000;
+const BROKEN = 1006; // the code of a connection that ended without a word
 const CLOSED = {
   1000: "The gateway ended the conversation: nothing was said for long.",
   1001: "The conversation lasted as long as one may: begin another one.",
-  1012: "The gateway is stopping: begin again, another one takes the conversation.",
+  1008: "The conversation was taken up elsewhere.",
 };
 
 /** The session that a client secret is made for. */
@@ -30,7 +32,8 @@ export class VoiceSession {
   constructor(wishes, tell) {
     this.wishes = wishes;
     this.tell = tell;
-    this.state = "connecting"; // then open, and closed
+    this.state = "connecting"; // then open, reconnecting and open again, and closed
+    this.resumption = new Resumption();
     this.problem = null;
     this.turns = [];
     this.events = [];
@@ -53,35 +56,65 @@ export class VoiceSession {
       this.microphone = await Microphone.open((chunk) => this.append(chunk), this.wishes.clean);
       this.microphone.onEnd(() => this.end(new Error("The microphone is gone: connect it, and begin again.")));
       this.speaker = await Speaker.open((report) => this.played(report));
-      const secret = await (await ask("realtime/client_secrets", { method: "POST", json: { session: configuration(this.wishes) } })).json();
-      if (this.state === "closed") return this.release();
-      this.connect(secret.value);
+      await this.connect();
     } catch (error) {
       this.end(error);
     }
   }
 
-  connect(secret) {
+  /** Begin the session, or go on with it where a connection broke; with a secret of its own, since they expire. */
+  async connect() {
+    const secret = await (await ask("realtime/client_secrets", { method: "POST", json: { session: configuration(this.wishes) } })).json();
+    if (this.state === "closed") return this.release();
     const url = new URL("realtime", ROOT);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    this.socket = new WebSocket(url, ["realtime", `openai-insecure-api-key.${secret}`]);
+    url.search = new URLSearchParams(this.resumption.query);
+    this.socket = new WebSocket(url, ["realtime", `openai-insecure-api-key.${secret.value}`]);
     this.socket.addEventListener("message", ({ data }) => this.take(JSON.parse(data)));
-    this.socket.addEventListener("close", ({ code }) => this.end(new Error(CLOSED[code] ?? this.lost())));
+    this.socket.addEventListener("close", ({ code }) => this.lose(code));
+  }
+
+  /** The connection is gone, with the WebSocket's close `code`. */
+  lose(code) {
+    if (this.state === "closed") return;
+    if (this.resumption.goesOn(code)) void this.reconnect();
+    else this.end(new Error(CLOSED[code] ?? this.lost()));
+  }
+
+  async reconnect() {
+    if (this.state === "open") this.note("connection lost");
+    this.state = "reconnecting";
+    this.tell();
+    await this.resumption.pause();
+    if (this.state === "closed") return;
+    try {
+      await this.connect();
+    } catch {
+      this.lose(BROKEN); // no gateway answers yet
+    }
   }
 
   lost() {
-    return this.state === "connecting" ? "The gateway refused the conversation: it may have as many as there may be." : "The connection was lost: begin again.";
+    return this.state === "connecting" ? "The gateway refused the conversation: it may have as many as there may be." : "The connection was lost, and the conversation could not be taken up again: begin another one.";
   }
 
   send(type, fields = {}) {
-    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify({ type, ...fields }));
+    const event = JSON.stringify({ type, ...fields });
+    if (this.state === "reconnecting") this.resumption.unsent.push(event);
+    else if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(event);
   }
 
   append(chunk) {
-    if (this.state !== "open") return;
+    if (this.state !== "open" && this.state !== "reconnecting") return;
     this.sent += chunk.length;
-    this.send("input_audio_buffer.append", { audio: btoa(String.fromCharCode(...new Uint8Array(chunk.buffer))) });
+    const bytes = new Uint8Array(chunk.buffer);
+    this.resumption.keep(bytes);
+    if (this.state === "open") this.sendAudio(bytes);
     this.tell();
+  }
+
+  sendAudio(bytes) {
+    this.send("input_audio_buffer.append", { audio: btoa(String.fromCharCode(...bytes)) });
   }
 
   /** Leave; `problem` is why, where it is not the person's wish. */
@@ -109,6 +142,7 @@ export class VoiceSession {
 
   take(event) {
     if (this.state === "closed") return;
+    this.resumption.lastEvent = event.event_id;
     TAKES[event.type]?.call(this, event);
     this.tell();
   }
@@ -181,9 +215,17 @@ export class VoiceSession {
 
 /** What each event of the gateway does, with the session as `this`. */
 const TAKES = {
-  "session.created"() {
+  "session.created"({ session }) {
     this.state = "open";
+    this.resumption.token = session.resume_token ?? null;
     this.note("connected");
+  },
+  "session.resumed"({ input_audio_bytes }) {
+    this.state = "open";
+    this.resumption.tries = 0;
+    for (const bytes of this.resumption.audioBehind(input_audio_bytes)) this.sendAudio(bytes);
+    for (const event of this.resumption.unsent.splice(0)) this.socket.send(event);
+    this.note("reconnected");
   },
   error({ error }) {
     this.problem = new Error(error.message);
