@@ -1,9 +1,11 @@
-"""A session by voice that is interrupted while it speaks, and comes back on another connection."""
+"""A session by voice that is interrupted while it speaks, hears a pause, and comes back on another connection."""
 
 import asyncio
+import base64
 import json
 from typing import Any
 
+import numpy as np
 import websockets
 from websockets.asyncio.client import ClientConnection
 
@@ -12,6 +14,17 @@ from tests.e2e.system import OMNI, System
 
 WITHIN = 60.0  # seconds
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "tell me a long story"}]}
+
+_RATE = 24_000  # samples per second
+
+
+def _sound(seconds: float, loud: float) -> str:
+    samples = 32767 * loud * np.sin(np.arange(int(seconds * _RATE)) * (2 * np.pi * 440 / _RATE))
+    return base64.b64encode(samples.astype("<i2").tobytes()).decode()
+
+
+#: Somebody speaks, pauses for so long that the turn may end, and speaks on.
+_PAUSING = [_sound(0.5, 0.3), _sound(0.3, 0.0), _sound(0.3, 0.3)]
 
 
 async def converse(system: System) -> None:
@@ -25,6 +38,11 @@ async def converse(system: System) -> None:
             await _next_event(socket, "response.output_audio.delta")
             await _send_event(socket, "response.cancel")
             last = await _next_event(socket, "response.done")
+            for sound in _PAUSING:
+                await _send_event(socket, "input_audio_buffer.append", audio=sound)
+                await asyncio.sleep(0.3)  # an answer that is begun in the pause goes on for as long
+            await _send_event(socket, "session.update", session={"type": "realtime"})
+            await _next_event(socket, "session.updated")
             socket.transport.abort()  # one that is closed has ended
         assert last["response"]["status"] == "cancelled", last
         again = f"{base}?resume={token}&last_event_id={last['event_id']}"
