@@ -31,6 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 TESTS = Path(__file__).parent
 _STOP_WITHIN = 10.0  # seconds
+#: Marks of tests that run one after another: Chromium gives up what it loads (``net::ERR_NETWORK_CHANGED``) whenever an
+#: interface of the machine comes or goes, as with each container and each network namespace.
+_NETWORKED = ("browser", "docker", "netns")
 _NAMED_BYTES = 40
 """Longer bytes of a parameter are named by their length: encoded media hold random serial numbers."""
 
@@ -111,11 +114,12 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _group(item: pytest.Item) -> str:
-    """The group that a file names, all that need the Docker engine or run vLLM in systems, a directory, or a file."""
+    """The group that a file names, all that see or change the machine's network, all that run vLLM in systems, a
+    directory, or a file."""
     if (named := item.get_closest_marker("xdist_group")) is not None:
         return str(named.args[0])
-    if item.get_closest_marker("docker") is not None:
-        return "docker"
+    if any(item.get_closest_marker(name) is not None for name in _NETWORKED):
+        return "network"
     if all(item.get_closest_marker(name) is not None for name in ("vllm", "e2e")):
         return "systems with vLLM"  # each takes most of the memory of a small machine
     directory = item.path.parent
