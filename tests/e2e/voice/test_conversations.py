@@ -59,7 +59,8 @@ def open_playground(browser: Browser, system: System, page: Page | None = None) 
     page = page or browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(f"{system.url}/#token={TOKEN}")
-    expect(page.get_by_role("status").filter(has_text="live").first).to_be_visible()  # it leads to a room when it begins
+    # It leads to a room when it begins, whatever was chosen before.
+    expect(page.get_by_role("status").filter(has_text="live").first).to_be_visible()
     page.get_by_role("link", name="Playground").click()
     expect(page.get_by_role("combobox", name="Model")).to_contain_text(MODEL)
     return page
