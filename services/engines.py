@@ -1,7 +1,6 @@
 """Mapping from components to the engines that run them. An engine's module is imported when it is needed, so that a
 process loads no more than the components it hosts."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -235,8 +234,8 @@ def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]
 
 def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:
     """The directories of adapters by their names. Raises ``NotFound`` for one of the hub that is not in its cache."""
-    named: dict[str, str] = json.loads(settings.adapters) if settings.adapters else {}
-    return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in named.items()}
+    named = settings.adapter_checkpoints.items()
+    return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in named}
 
 
 _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {

@@ -82,8 +82,8 @@ class Adapters:
         self._device = device
 
     @contextmanager
-    def chosen(self, numbers: Sequence[int | None]) -> Iterator[None]:
-        """Let each row of the passes inside have the adapter of this number, or none."""
+    def chosen(self, numbers: Sequence[int | None]) -> Iterator[bool]:
+        """Let each row of the passes inside have the adapter of this number, or none; whether any has one."""
         places = [place for place, number in enumerate(numbers) if number is not None]
         if places:
             found = [number for number in numbers if number is not None]
@@ -91,7 +91,7 @@ class Adapters:
                 len(numbers), torch.tensor(places, device=self._device), torch.tensor(found, device=self._device)
             )
         try:
-            yield
+            yield bool(places)
         finally:
             self.current.rows = None
 

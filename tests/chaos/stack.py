@@ -222,9 +222,10 @@ def plays(command: list[str], role: str) -> bool:
 
 def is_forked(process: psutil.Process) -> bool:
     """True for what the fork server bears: to the system it has the fork server's command line."""
-    [module] = _MARKS["fork-server"]
+    if not plays(process.cmdline(), "fork-server"):
+        return False
     parent = process.parent()
-    return module in process.cmdline() and parent is not None and module in parent.cmdline()
+    return parent is not None and plays(parent.cmdline(), "fork-server")
 
 
 def _name(process: psutil.Process, role: str) -> str:

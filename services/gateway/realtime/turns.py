@@ -112,10 +112,10 @@ class SessionTurns:
         early = None if beside or metadata else self.early.take(config, items, self._end_turn)
         if early is not None:
             turn, events = early.turn, early.events
-            self._turns[turn.id] = self.active = turn
         else:
             events = self._response_events(new_id("resp_"), config, beside, metadata)
-            turn = self._add_turn(self._spec(config, items), events, beside)
+            turn = self._create_turn(self._spec(config, items), events)
+        self._add_turn(turn, beside)
         begun = self._log_turn(config, items, turn, beside, metadata) if self._outbox.has_log else None
         self.has_spoken = self.has_spoken or config.modality == "audio"
         self._post(events.begin(), turn=begun)
@@ -138,8 +138,7 @@ class SessionTurns:
 
     def _create_early(self, config: SessionConfig, items: list[ConversationItem]) -> tuple[Turn, ResponseEvents]:
         events = self._response_events(new_id("resp_"), config, False, None)
-        spec = self._spec(config, items)
-        return Turn(spec, events, self._post, self._outbox.wait_room, early=True), events
+        return self._create_turn(self._spec(config, items), events, early=True), events
 
     def resume_turn(self, restored: RestoredTurn) -> None:
         """Go on with a response that another gateway has begun."""
@@ -147,10 +146,11 @@ class SessionTurns:
         events = self._response_events(begun.id, restored.config, begun.beside, begun.metadata)
         events.resume(restored.items)
         try:
-            turn = self._add_turn(self._spec(restored.config, restored.input, restored), events, begun.beside)
+            turn = self._create_turn(self._spec(restored.config, restored.input, restored), events)
         except OmnibusError as error:
             self._post(events.finish("failed", {"type": "failed", "error": describe_error(error)}))
             return
+        self._add_turn(turn, begun.beside)
         turn.start(self._end_turn)
 
     def _spec(
@@ -163,12 +163,13 @@ class SessionTurns:
     ) -> ResponseEvents:
         return ResponseEvents(id, config, None if beside else self._conversation, new_id, metadata)
 
-    def _add_turn(self, spec: TurnSpec, events: ResponseEvents, beside: bool) -> Turn:
-        turn = Turn(spec, events, self._post, self._outbox.wait_room)
+    def _create_turn(self, spec: TurnSpec, events: ResponseEvents, *, early: bool = False) -> Turn:
+        return Turn(spec, events, self._post, self._outbox.wait_room, early=early)
+
+    def _add_turn(self, turn: Turn, beside: bool) -> None:
         self._turns[turn.id] = turn
         if not beside:
             self.active = turn
-        return turn
 
     def _end_turn(self, turn: Turn, closing: list[Event]) -> None:
         """Give its place free before its client sees the last event, who may ask for another response at once."""

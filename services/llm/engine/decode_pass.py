@@ -17,6 +17,9 @@ from services.llm.engine.slot_cache import SlotCache
 
 _log = logging.getLogger(__name__)
 
+#: Makes of a function another one that returns the same tensor, computed anew.
+Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
 _LEAST_POSITIONS = 256  # of a graph: attention to less costs as much
 
 
@@ -41,17 +44,13 @@ class DecodePass:
         Keys and values are written to the cache, whose slots do not advance.
         """
         self._cache.begin_pass(slots)
-        rows = torch.tensor(positions, device=self._decoder.device)
-        places = rows[None, :, None].expand(self._decoder.axes, -1, 1)
-        return self._decoder.forward(inputs[:, None], places, self._cache, self._cache.attention_mask())[:, -1]
+        return _forward(self._decoder, self._cache, inputs, torch.tensor(positions, device=self._decoder.device))
 
 
 class FixedPass(DecodePass):
     """The same in few shapes, each of which is computed by what ``record`` makes of it, once."""
 
-    def __init__(
-        self, decoder: Decoder, cache: SlotCache, record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-    ) -> None:
+    def __init__(self, decoder: Decoder, cache: SlotCache, record: Recorder) -> None:
         super().__init__(decoder, cache)
         self._record = record
         self._recorded: dict[PassShape, _FixedStep] = {}
@@ -74,8 +73,7 @@ class FixedPass(DecodePass):
         step = self._recorded.get(shape)
         if step is None:
             try:
-                step = _FixedStep(self._decoder, self._cache, shape, inputs.dtype)
-                step.record(self._record)
+                step = _FixedStep(self._decoder, self._cache, shape, inputs.dtype, self._record)
             except RuntimeError as error:  # a loop over experts, say, waits for numbers of the GPU
                 _log.warning("decode steps are not recorded as CUDA graphs: %s", str(error).splitlines()[0])
                 self._refused = True
@@ -94,25 +92,24 @@ class FixedPass(DecodePass):
 
 
 class _FixedStep:
-    """One shape: its inputs are copied to where the recorded pass reads them."""
+    """One shape: its inputs are copied to where the recorded pass reads them. Raises ``RuntimeError`` where the
+    operations cannot be recorded."""
 
-    def __init__(self, decoder: Decoder, cache: SlotCache, shape: PassShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: SlotCache, shape: PassShape, dtype: torch.dtype, record: Recorder
+    ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._shape = shape
-        self._inputs = torch.zeros(shape.rows, 1, shape.width, dtype=dtype, device=decoder.device)
+        self._inputs = torch.zeros(shape.rows, shape.width, dtype=dtype, device=decoder.device)
         self._numbers = torch.zeros(2, shape.rows, dtype=torch.long, device=decoder.device)  # ends, positions
         self._index = torch.arange(shape.rows, device=decoder.device)
-        self._launch: Callable[[], Tensor] = self._compute
-
-    def record(self, record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]) -> None:
-        """Make of the operations something that launches all of them. Raises ``RuntimeError``."""
         self._place_numbers((), ())  # what the first passes write is where the next ones will
         self._launch = record(self._compute)
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
         rows = slice(0, len(slots)) if len(slots) == slots[-1] + 1 else torch.tensor(slots, device=self._index.device)
-        self._inputs[rows, 0] = inputs
+        self._inputs[rows] = inputs
         self._place_numbers(slots, positions)
         return self._launch()[rows].clone()
 
@@ -128,11 +125,16 @@ class _FixedStep:
     def _compute(self) -> Tensor:
         ends, positions = self._numbers
         self._cache.begin_fixed_pass(self._index, ends, self._shape.positions)
-        places = positions[None, :, None].expand(self._decoder.axes, -1, 1)
-        return self._decoder.forward(self._inputs, places, self._cache, self._cache.attention_mask())[:, -1]
+        return _forward(self._decoder, self._cache, self._inputs, positions)
 
 
-def record_cuda_graphs() -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]]:
+def _forward(decoder: Decoder, cache: SlotCache, inputs: Tensor, positions: Tensor) -> Tensor:
+    """One new position for each of the slots that ``cache`` has chosen: [B, H] at ``positions`` [B] to [B, H']."""
+    places = positions[None, :, None].expand(decoder.axes, -1, 1)
+    return decoder.forward(inputs[:, None], places, cache, cache.attention_mask())[:, -1]
+
+
+def record_cuda_graphs() -> Recorder:
     """Return what records a function as a CUDA graph, whose replay returns the same tensor each time.
 
     All graphs share memory for what they compute in between: one runs after another, in one thread.

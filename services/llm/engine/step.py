@@ -1,9 +1,8 @@
 """The arithmetic of an engine: prompts, slots and decode steps. Everything here runs in the compute thread."""
 
 from collections import Counter
-from collections.abc import Iterator
 from collections.abc import Sequence as Rows
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
@@ -238,14 +237,11 @@ class Steps(Generic[S]):
         with self._chosen_adapters(batch) as adapted:
             return (self._adapted_pass if adapted else self._pass).run(slots, inputs, positions)
 
-    @contextmanager
-    def _chosen_adapters(self, batch: Rows[S]) -> Iterator[bool]:
+    def _chosen_adapters(self, batch: Rows[S]) -> AbstractContextManager[bool]:
         """Let each row of a pass have the adapter of its sequence; whether any has one."""
-        if self._adapters is None or all(sequence.adapter is None for sequence in batch):
-            yield False
-            return
-        with self._adapters.chosen([sequence.adapter for sequence in batch]):
-            yield True
+        if self._adapters is None:
+            return nullcontext(False)
+        return self._adapters.chosen([sequence.adapter for sequence in batch])
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -1,7 +1,6 @@
 """The process around an executor: settings, connections, engines. Shared by the services that run one."""
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -85,13 +84,11 @@ class ExecutorService:
 
     async def fetch_checkpoint(self) -> None:
         """Download checkpoint and adapters where that is asked for, in a process that may go to the hub: not this."""
-        wanted = self.settings
-        adapters = json.loads(wanted.adapters).values() if wanted.adapters else ()
-        for checkpoint in (wanted.checkpoint, *adapters):
-            if not wanted.download or not checkpoints.is_id(checkpoint):
-                continue
+        wanted, online = self.settings, {"HF_HUB_OFFLINE": "0"}
+        if not wanted.download:
+            return
+        for checkpoint in filter(checkpoints.is_id, (wanted.checkpoint, *wanted.adapter_checkpoints.values())):
             log.info("%s is downloaded unless it is there", checkpoint)
-            online = {"HF_HUB_OFFLINE": "0"}
             await run_module.call_module("omnibus.checkpoints", checkpoint, within=wanted.download_seconds, env=online)
 
     async def drain(self, seconds: float) -> None:

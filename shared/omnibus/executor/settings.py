@@ -1,5 +1,6 @@
 """Settings of executors and their engines, from the environment."""
 
+import json
 from typing import ClassVar
 
 from omnibus.settings import Settings
@@ -72,6 +73,11 @@ class ExecutorSettings(Settings, frozen=True):
     #: have ``first_token`` and ``token``.
     ttft: float = 0.0
     tbt: float = 0.0
+
+    @property
+    def adapter_checkpoints(self) -> dict[str, str]:
+        """Directories, or ids of the hub, of ``adapters`` by their names."""
+        return dict(json.loads(self.adapters)) if self.adapters else {}
 
 
 class VllmSettings(Settings, frozen=True):

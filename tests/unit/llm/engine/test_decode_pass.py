@@ -14,8 +14,6 @@ from services.llm.engine.decode_pass import DecodePass, FixedPass, PassShape, re
 from services.llm.engine.slot_cache import SlotCache
 from tests.close import BOUND, assert_close
 
-Recorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-
 _LENGTHS = (7, 30, 12)
 _SLOTS, _CONTEXT = 5, 300
 
