@@ -12,6 +12,7 @@ import pytest
 from omnibus_models.world import audio_oracle, scenes, tone_synth
 from tests.clients.test_clients import PYTHON3, ROOT, VOICE
 from tests.e2e.system import System
+from tests.tones import record_tones
 
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
@@ -30,10 +31,7 @@ CLIENTS = [
 
 def write_question(directory: Path, name: str) -> None:
     """Tones as a microphone gives them: 16 bit at 24 kHz."""
-    sound = tone_synth.synthesize_tones(name.split(), np.random.default_rng(7))
-    times = np.arange(len(sound) * RATE // tone_synth.INPUT_RATE_HERTZ) / RATE
-    samples = np.interp(times, np.arange(len(sound)) / tone_synth.INPUT_RATE_HERTZ, sound)
-    whole = np.concatenate([np.zeros(int(RATE * BEFORE)), samples, np.zeros(int(RATE * AFTER))])
+    whole = record_tones(name.split(), 7, RATE, BEFORE, AFTER)
     (directory / f"{name}.pcm").write_bytes((whole * 32767).astype("<i2").tobytes())
 
 

@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page, Playwright
 
 from omnibus_models.world import tone_synth
 from tests.e2e.console.browser import executable
+from tests.tones import record_tones
 
 RATE = 48_000  # samples per second of microphones
 SPEAKER_RATE = 24_000
@@ -41,11 +42,7 @@ AudioNode.prototype.connect = function (to, ...rest) {
 
 def write_tones(path: Path, tones: tuple[str, ...], seed: int, before: float, after: float) -> Path:
     """A WAV file of ``tones`` with so many seconds of silence before and after them."""
-    sound = tone_synth.synthesize_tones(list(tones), np.random.default_rng(seed))
-    times = np.arange(len(sound) * RATE // tone_synth.INPUT_RATE_HERTZ) / RATE
-    samples = np.interp(times, np.arange(len(sound)) / tone_synth.INPUT_RATE_HERTZ, sound)
-    parts = [np.zeros(int(RATE * before)), samples, np.zeros(int(RATE * after))]
-    path.write_bytes(tone_synth.encode_wav(np.concatenate(parts), RATE))
+    path.write_bytes(tone_synth.encode_wav(record_tones(tones, seed, RATE, before, after), RATE))
     return path
 
 
