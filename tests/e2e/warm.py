@@ -58,6 +58,7 @@ def fork_server_socket() -> str:
         "TRANSFORMERS_VERBOSITY": "error",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     command = python_command("omnibus.up.fork_server", path, *FORK_SERVER_MODULES, *_SERVICE_MODULES.values())
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())

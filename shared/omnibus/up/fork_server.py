@@ -8,9 +8,9 @@ of it, and its wait status. A closed connection kills the process and its group.
 Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy has: when that is
 closed, the kernel kills the process and its group.
 
-Only a process with a single thread can be forked safely. Where a module starts another one, processes are forked and
-begin a new interpreter at once: they start as slowly as any, and share nothing. None of the modules may touch a GPU,
-whose driver does not survive a fork.
+Only a process with a single thread can be forked safely, and the driver of a GPU does not survive a fork once it was
+used. Where a module starts a thread or uses a GPU, processes are forked and begin a new interpreter at once: they start
+as slowly as any, and share nothing.
 """
 
 import gc
@@ -39,12 +39,13 @@ _DESCRIPTOR_COUNT = 4  # standard input, output and error, and the lifeline
 _BACKLOG = 128
 #: Threads that survive a fork: that of jemalloc, which pyarrow brings, is started anew in the child by its own handler.
 _FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
+#: What drivers of GPUs (NVIDIA's, AMD's) hold open from their first use on; who only counts devices does not open them.
+_GPU_DEVICES = {"/dev/nvidia-uvm", "/dev/kfd"}
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:
-    """Return whether executors with this environment are forked here: default engine, CPU, Linux, not turned off."""
-    executor, usual = read_settings(ExecutorSettings, environ), ExecutorSettings()
-    same = (executor.engine, executor.device) == (usual.engine, usual.device)
+    """Return whether executors with this environment are forked here: default engine, Linux, not turned off."""
+    same = read_settings(ExecutorSettings, environ).engine == ExecutorSettings().engine
     return sys.platform == "linux" and same and read_settings(UpSettings, environ).fork_server
 
 
@@ -278,6 +279,21 @@ def warn_of_threads() -> bool:
     return bool(unsafe)
 
 
+def warn_of_gpu_drivers() -> bool:
+    """Return whether the driver of a GPU is in use here, and say so."""
+    opened = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the directory itself
+            opened.add(os.readlink(f"/proc/self/fd/{name}"))
+    in_use = sorted(opened & _GPU_DEVICES)
+    if in_use:
+        _print_line(
+            f"the imports used a GPU ({', '.join(in_use)}), so executors import their libraries by themselves and start "
+            "more slowly"
+        )
+    return bool(in_use)
+
+
 def _open_listener(path: str) -> socket.socket:
     Path(path).unlink(missing_ok=True)  # of a fork server that was killed
     listener = socket.socket(socket.AF_UNIX)
@@ -296,10 +312,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
     for name in arguments[1:]:
         importlib.import_module(name)
-    shares_modules = not warn_of_threads()
+    unshared = [warn_of_threads(), warn_of_gpu_drivers()]
     gc.collect()
     gc.freeze()
-    ForkServer(_open_listener(arguments[0]), shares_modules=shares_modules).serve()
+    ForkServer(_open_listener(arguments[0]), shares_modules=not any(unshared)).serve()
 
 
 if __name__ == "__main__":

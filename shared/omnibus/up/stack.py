@@ -308,8 +308,9 @@ class Stack:
         return ProcessSpec(
             "fork-server",
             python_command("omnibus.up.fork_server", self._fork_server_socket, *FORK_SERVER_MODULES),
-            # numpy's and scipy's libraries would start threads when they are imported.
-            env={**self._env, "OPENBLAS_NUM_THREADS": "1"},
+            # numpy's and scipy's libraries would start threads when they are imported, and whoever looks for a GPU
+            # would start its driver, which no executor could use any more.
+            env={**self._env, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
             cwd=ROOT,
             ready=lambda: wait_for_socket(self._fork_server_socket),
             ready_within=120.0,

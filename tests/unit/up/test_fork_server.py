@@ -225,16 +225,24 @@ def test_an_import_that_fails_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [
-        {"OMNIBUS_UP_FORK_SERVER": "0"},
-        {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"},
-        {"OMNIBUS_EXECUTOR_DEVICE": "cuda"},
-    ],
+    "setting", [{"OMNIBUS_UP_FORK_SERVER": "0"}, {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"}]
 )
-def test_other_engines_and_devices_have_no_fork_server(setting):
+def test_other_engines_have_no_fork_server(setting):
     assert fork_server.can_fork({})
+    assert fork_server.can_fork({"OMNIBUS_EXECUTOR_DEVICE": "cuda:1"})
     assert not fork_server.can_fork(setting)
+
+
+def test_a_driver_that_does_not_survive_forks_is_seen_by_what_it_holds_open(tmp_path, monkeypatch, capsys):
+    device = tmp_path / "driver"
+    device.touch()
+    monkeypatch.setattr(fork_server, "_GPU_DEVICES", {str(device)})
+
+    assert not fork_server.warn_of_gpu_drivers()
+    with device.open("rb"):
+        assert fork_server.warn_of_gpu_drivers()
+
+    assert f"the imports used a GPU ({device})" in capsys.readouterr().err
 
 
 # With real engines
