@@ -17,6 +17,7 @@ from omnibus.families import catalog
 from omnibus.settings import read_settings
 
 if TYPE_CHECKING:
+    from services.llm.engine.adapter_slots import AdapterLimits
     from services.llm.engine.model import ThinkerCore
     from services.llm.vllm.model import VllmCore
 
@@ -71,6 +72,10 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             raise BadRequest(
                 "prefill and decode in vLLM take one GPU each; set OMNIBUS_VLLM_TENSOR_PARALLEL=1 or declare a thinker"
             )
+        if own.speculative_tokens and (halves or settings.ttft or settings.tbt):
+            raise BadRequest(
+                "vLLM guesses no tokens for halves of a model or with goals: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0"
+            )
         launch = Launch(
             component=component,
             checkpoint=checkpoints.resolve_checkpoint(settings.checkpoint),
@@ -88,6 +93,9 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             halves=halves,
             goals=StepGoals(settings.ttft, settings.tbt),
             adapters=tuple(_adapter_directories(settings).items()),
+            loadable=_loadable_adapters(settings),
+            quantization=own.quantization,
+            speculative_tokens=own.speculative_tokens,
         )
         core = _engines[settings, halves] = VllmCore(settings.family, launch, VllmEngineProcess)
     return core
@@ -149,6 +157,7 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
             decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
             graphs=settings.graphs,
             adapters=_adapter_directories(settings),
+            loadable=_loadable_adapters(settings),
         )
         core = _cores[settings] = ThinkerCore(*_checkpoint_source(settings), limits)
     return core
@@ -236,6 +245,15 @@ def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:
     """The directories of adapters by their names. Raises ``NotFound`` for one of the hub that is not in its cache."""
     named = settings.adapter_checkpoints.items()
     return {name: checkpoints.find_checkpoint(checkpoint) for name, checkpoint in named}
+
+
+def _loadable_adapters(settings: ExecutorSettings) -> "AdapterLimits":
+    """The adapters that requests may bring to this executor."""
+    from services.llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits
+
+    if not settings.adapters_dir or settings.adapter_slots < 1:
+        return NO_ADAPTERS
+    return AdapterLimits(settings.adapters_dir, settings.adapter_slots, settings.adapter_rank)
 
 
 _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {

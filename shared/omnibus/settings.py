@@ -250,6 +250,9 @@ class GatewaySettings(Settings, frozen=True):
     isolate: bool = True
     #: Directory that apps may be registered from, on every gateway the same; empty: none.
     apps_dir: str = ""
+    #: Directory that LoRA adapters may be loaded from while the system serves, on every gateway the same, and for
+    #: executors OMNIBUS_EXECUTOR_ADAPTERS_DIR; empty: none.
+    adapters_dir: str = ""
     #: Whether the text of an app may come with the request that registers it.
     app_uploads: bool = False
     #: Whether clients are told what an app raised, with the line of its code. `omnibus up` does so.

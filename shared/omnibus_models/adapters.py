@@ -1,5 +1,7 @@
 """LoRA adapters on a decoder: several on one set of weights, and each row of a forward pass has its own, or none.
 
+Some are attached before the first pass, and others may take a free number between two passes.
+
 Adapted linear layers hold the matrices of all adapters, [adapters, inputs, rank] and [adapters, rank, outputs], padded
 with zeros to the largest rank. A pass says which of its rows have which adapter; rows without one are not touched, and
 a pass without any computes what the layers alone compute. Method: LoRA (Hu et al. 2021), batches of several adapters
@@ -69,16 +71,29 @@ class AdaptedLinear(nn.Linear):
     def set_adapter(self, number: int, down: Tensor, up: Tensor, scale: float) -> None:
         """Set the matrices of adapter ``number``: ``down`` [rank, inputs] and ``up`` [outputs, rank]."""
         rank = down.shape[0]
+        if (more := rank - self.down.shape[2]) > 0:
+            self.down = functional.pad(self.down, (0, more))
+            self.up = functional.pad(self.up, (0, 0, 0, more))
+        self.clear_adapter(number)
         self.down[number, :, :rank] = down.T
         self.up[number, :rank] = up.float().T * scale
 
+    def clear_adapter(self, number: int) -> None:
+        """Let adapter ``number`` change nothing here."""
+        self.down[number] = 0
+        self.up[number] = 0
+
 
 class Adapters:
-    """The adapters of one decoder. ``numbers`` has the number of each by its name."""
+    """The adapters of one decoder. ``numbers`` has the number of each of ``names``; behind them ``free`` ones more may
+    be loaded. ``layers`` are those that any of them adapts, by their path.
+    """
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+    def __init__(self, names: Sequence[str], free: int, device: torch.device) -> None:
         self.numbers = {name: number for number, name in enumerate(names)}
+        self.count = len(names) + free
         self.current = PassAdapters()
+        self.layers: dict[str, AdaptedLinear] = {}
         self._device = device
 
     @contextmanager
@@ -96,31 +111,49 @@ class Adapters:
             self.current.rows = None
 
 
-def attach_adapters(decoder: Any, named: Mapping[str, Path]) -> None:
+def attach_adapters(decoder: Any, named: Mapping[str, Path], free: int = 0) -> None:
     """Load the adapters of these directories onto ``decoder``, which has them as ``adapters`` from then on.
 
-    Raises ``BadRequest`` that names an adapter which does not fit.
+    ``free`` ones more may be loaded later. Raises ``BadRequest`` that names an adapter which does not fit.
     """
-    from safetensors import safe_open
-
     read = [read_adapter(directory) for directory in named.values()]
     places = [match_modules(decoder, adapter) for adapter in read]
-    adapters = Adapters(list(named), decoder.device)
-    rank = max(adapter.rank for adapter in read)
-    layers = {path: None for found in places for path in found.values()}
-    adapted = {path: _adapt_layer(decoder.backbone, path, adapters, rank) for path in layers}
+    adapters = Adapters(list(named), free, decoder.device)
+    rank = max((adapter.rank for adapter in read), default=0)
     for number, (adapter, found) in enumerate(zip(read, places, strict=True)):
-        with safe_open(adapter.weights_file, "pt", device=str(decoder.device)) as weights:
-            for module, path in found.items():
-                down, up = (weights.get_tensor(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
-                adapted[path].set_adapter(number, down, up, adapter.scale)
+        _set_layers(decoder.backbone, adapters, number, adapter, found, rank)
     decoder.adapters = adapters
+
+
+def replace_adapter(decoder: Any, number: int, adapter: LoraAdapter) -> None:
+    """Give ``number`` of the decoder's ``adapters``, which no row of a pass has, to ``adapter``, between two passes.
+
+    Raises ``BadRequest`` for one that does not fit; nothing has changed then.
+    """
+    found = match_modules(decoder, adapter)
+    for layer in decoder.adapters.layers.values():
+        layer.clear_adapter(number)
+    _set_layers(decoder.backbone, decoder.adapters, number, adapter, found, adapter.rank)
+
+
+def _set_layers(
+    backbone: nn.Module, adapters: Adapters, number: int, adapter: LoraAdapter, found: Mapping[str, str], rank: int
+) -> None:
+    """Load an adapter onto the layers ``found`` for its modules; those that no other adapts get room for ``rank``."""
+    from safetensors import safe_open
+
+    with safe_open(adapter.weights_file, "pt") as weights:
+        for module, path in found.items():
+            down, up = (weights.get_tensor(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
+            layer = adapters.layers.get(path) or _adapt_layer(backbone, path, adapters, rank)
+            layer.set_adapter(number, down.to(layer.weight.device), up.to(layer.weight.device), adapter.scale)
 
 
 def _adapt_layer(backbone: nn.Module, path: str, adapters: Adapters, rank: int) -> AdaptedLinear:
     parent, _, last = path.rpartition(".")
-    adapted = AdaptedLinear(backbone.get_submodule(path), adapters.current, len(adapters.numbers), rank)  # type: ignore[arg-type]
+    adapted = AdaptedLinear(backbone.get_submodule(path), adapters.current, adapters.count, rank)  # type: ignore[arg-type]
     setattr(backbone.get_submodule(parent), last, adapted)
+    adapters.layers[path] = adapted
     return adapted
 
 
@@ -131,7 +164,8 @@ def match_modules(decoder: Any, adapter: LoraAdapter) -> dict[str, str]:
     """
     if getattr(decoder, "crossed", ()):
         raise BadRequest(f"adapter {adapter.directory}: layers that look at pictures aside take no adapters")
-    layers = {path: layer for path, layer in decoder.backbone.named_modules() if type(layer) is nn.Linear}
+    kinds = (nn.Linear, AdaptedLinear)
+    layers = {path: layer for path, layer in decoder.backbone.named_modules() if type(layer) in kinds}
     return {module: _match_module(adapter, module, layers) for module in adapter.modules}
 
 

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from omnibus.errors import Fatal, NotFound
+from omnibus.checkpoints.adapter_source import describe_adapter
+from omnibus.errors import BadRequest, Fatal, NotFound
 from services.llm.vllm.runner import VllmRunner
 from tests.lora import merge_adapter, widen_adapter, write_adapter
 from tests.oracles import language as oracle
-from tests.unit.jobs import run
+from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.runners.test_thinker import job, text
 from tests.vllm.conftest import IN_PROCESS, vllm
 from tests.vllm.halves import Three, three
@@ -117,3 +118,52 @@ async def test_an_adapter_of_another_model_keeps_the_engine_from_starting(
     with pytest.raises(Fatal, match="adapter other cannot be loaded"):
         async with vllm("qwen2", base, adapters=setting({"other": other})):
             pass
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def loading(base: Path, adapters: dict[str, Path]) -> AsyncIterator[VllmRunner]:
+    """Adapters come with requests, one at a time."""
+    root = str(adapters["poet"].parent)
+    async with vllm("qwen2", base, batch=8, adapters_dir=root, adapter_slots=1, adapter_rank=8) as made:
+        yield made
+
+
+def brought(adapters: dict[str, Path], name: str, number: int = 3) -> MemoryJob:
+    """A request with the adapter that it brings."""
+    root = adapters["poet"].parent
+    found, _ = describe_adapter(name, str(root), "")
+    source = {"path": found.path, "sha256": found.sha256}
+    return job(text(number), max_tokens=TOKENS, ignore_eos=False, adapter=name, adapter_source=source)
+
+
+async def test_adapters_that_come_with_requests_take_the_place_of_one_another(
+    loading: VllmRunner, adapters: dict[str, Path], merged: dict[str, Path]
+) -> None:
+    for name in ("pirate", "poet", "pirate"):
+        one, plain = brought(adapters, name), job(text(3), max_tokens=TOKENS, ignore_eos=False)
+        await asyncio.gather(run(loading, one), run(loading, plain))
+
+        assert one.ids == expected(merged, name, 3)
+        assert plain.ids == expected(merged, "", 3)
+        assert loading.stats()["loaded_adapters"] == 1
+
+    together = [brought(adapters, name, number) for number in (5, 8) for name in RANKS]
+    await asyncio.gather(*(run(loading, one) for one in together))
+    names = [one.inputs["params"]["adapter"] for one in together]
+    assert [one.ids for one in together] == [
+        expected(merged, name, number) for name, number in zip(names, (5, 5, 8, 8), strict=True)
+    ]
+
+
+async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
+    loading: VllmRunner, adapters: dict[str, Path], merged: dict[str, Path]
+) -> None:
+    if not (wide := adapters["poet"].with_name("wide")).exists():
+        widen_adapter(adapters["poet"], wide)
+    with pytest.raises(BadRequest, match="'wide'.* does not fit this model"):
+        await run(loading, brought(adapters, "wide"))
+
+    one = brought(adapters, "poet")
+    await run(loading, one)
+    assert one.ids == expected(merged, "poet", 3)
+    assert loading.stats()["restarts"] == 0

@@ -14,6 +14,7 @@ from omnibus import __version__
 from omnibus.errors import NotFound, OmnibusError, Rejected
 from omnibus.metrics import render_exposition
 from omnibus.settings import GatewaySettings
+from services.gateway.adapters.routes import AdapterRoutes
 from services.gateway.api.direct_chat import DirectChatRoute
 from services.gateway.api.models import ModelRoutes
 from services.gateway.api.routes import RouteTable
@@ -140,6 +141,7 @@ class Frontend:
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)
+            AdapterRoutes(self._settings, self._apps.adapters).add_routes(app)
             app.add_route(INVOKE, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
         generated = app.openapi
         app.openapi = lambda: self._add_app_paths(_add_model_paths(generated()))  # type: ignore[method-assign]

@@ -57,6 +57,11 @@ class ModelRoutes:
 
     async def _available_models(self) -> dict[str, ModelObject]:
         known = dict(await self._planned_models())
+        for name, loaded in self._router.loaded_adapters.items():
+            root = Path(loaded.path).name or name
+            more = {"id": name, "root": root, "parent": loaded.model, "created": int(loaded.created)}
+            if (base := known.get(loaded.model)) is not None:
+                known[name] = msgspec.structs.replace(base, **more)
         for app in self._registry.model_records() if self._registry is not None else ():
             brought = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
             known.setdefault(app.model, brought)

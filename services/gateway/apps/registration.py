@@ -160,6 +160,8 @@ class AppControl:
         self, record: AppRecord, before: AppRecord | None, apps: Mapping[str, AppRecord], worker: WorkerSupervisor
     ) -> None:
         """Make ``record`` the current one of its app."""
+        if record.model in self._router.loaded_adapters:
+            raise Conflict(f"{record.model!r} is an adapter: give the app's model another name", param="model")
         task_bindings.check_app(record, self._router.plan, apps)
         mine, theirs = task_bindings.own_tasks(record), task_bindings.own_tasks(before) if before is not None else {}
         new = any(theirs.get(name) != task for name, task in mine.items())

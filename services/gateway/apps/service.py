@@ -6,6 +6,7 @@ from functools import partial
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
+from services.gateway.adapters.control import AdapterControl
 from services.gateway.apps.chat import AppChats
 from services.gateway.apps.invoke_route import InvokeRoute
 from services.gateway.apps.registration import AppControl
@@ -17,7 +18,10 @@ from services.gateway.tasks.chat import Chat
 
 
 class AppService:
-    """The registered apps: ``registry`` follows the store, the others are what clients reach of it."""
+    """The registered apps: ``registry`` follows the store, the others are what clients reach of it.
+
+    ``adapters`` are what is registered beside them in the same way.
+    """
 
     def __init__(
         self, settings: GatewaySettings, store: Store, router: Router, runs: RequestFactory, chat: Chat
@@ -27,11 +31,16 @@ class AppService:
         self.control = AppControl(settings, store, self.registry, router)
         self.chats = AppChats(runs, chat, self.registry)
         self.invoke = InvokeRoute(settings, runs, self.registry, self.chats)
-        self._following: asyncio.Task[None] | None = None
+        self.adapters = AdapterControl(settings, store, router, chat, self._model_names)
+        self._following: list[asyncio.Task[None]] = []
+
+    def _model_names(self) -> list[str]:
+        return [app.model for app in self.registry.model_records()]
 
     def startup(self) -> None:
         """Start all registered apps, and follow what changes."""
-        self._following = asyncio.get_running_loop().create_task(self.registry.follow_store())
+        loop, follows = asyncio.get_running_loop(), (self.registry.follow_store(), self.adapters.follow_store())
+        self._following = [loop.create_task(follow) for follow in follows]
 
     async def drain(self, seconds: float) -> None:
         """Let all requests finish."""
@@ -39,6 +48,6 @@ class AppService:
 
     async def shutdown(self) -> None:
         """Stop every worker."""
-        if self._following is not None:
-            await until_cancelled(self._following)
+        for following in self._following:
+            await until_cancelled(following)
         await self.registry.shutdown()

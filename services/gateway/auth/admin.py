@@ -36,7 +36,7 @@ class AdminAuth:
     def require_token(self, headers: Mapping[str, str]) -> None:
         """For what brings code. Raises ``Forbidden`` while there is no token, and ``Unauthorized`` without it."""
         if not self._token:
-            raise Forbidden(f"apps cannot be changed here: {_SETUP_HINT}")
+            raise Forbidden(f"apps and adapters cannot be changed here: {_SETUP_HINT}")
         if not self.is_operator(headers.get("authorization", "")):
             raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
 

@@ -21,6 +21,7 @@ from omnibus.bus.messages import ModelGrowth
 from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
+from omnibus.store import AdapterRecord
 from services.gateway.routing import pins as pinning
 from services.gateway.routing.affinity import ChosenReplica
 from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
@@ -67,6 +68,9 @@ class Router:
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         #: Adapters of models, and the model that each adapts.
         self.adapter_bases: Mapping[str, str] = {}
+        #: Those of them that were loaded while the system serves.
+        self.loaded_adapters: Mapping[str, AdapterRecord] = {}
+        self._stored_adapters: Mapping[str, AdapterRecord] = {}
         #: Models to which the planner can add executors, as it says.
         self.growing: Mapping[str, ModelGrowth] = {}
         self._origins: dict[tuple[str, str], str] = {}
@@ -86,7 +90,7 @@ class Router:
         self._known_stages = {}
         self._replicas.use_plan(plan)
         models = plan.models if plan is not None else {}
-        self.adapter_bases = {adapter: name for name, model in models.items() for adapter in model.adapters}
+        self._update_adapters()
         self._origins = {
             (name, option): model.option_origin(option)
             for name, model in models.items()
@@ -99,6 +103,21 @@ class Router:
             for option, spec in model.options.items()
             if spec.of
         }
+
+    def use_loaded_adapters(self, stored: Mapping[str, AdapterRecord]) -> None:
+        """Serve these adapters beside the plan's. Names of the plan come first; of models that it lacks none serve."""
+        self._stored_adapters = stored
+        self._update_adapters()
+
+    def _update_adapters(self) -> None:
+        models = self._plan.models if self._plan is not None else {}
+        declared = {adapter: name for name, model in models.items() for adapter in model.adapters}
+        self.loaded_adapters = {
+            name: record
+            for name, record in self._stored_adapters.items()
+            if record.model in models and name not in models and name not in declared
+        }
+        self.adapter_bases = declared | {name: record.model for name, record in self.loaded_adapters.items()}
 
     def path_shares(self) -> dict[tuple[str, str, str], float]:
         """Return the share of its type's requests that the plan gives each path, by model, type and path.

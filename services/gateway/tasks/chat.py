@@ -109,8 +109,7 @@ class Chat:
         Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
         run.estimates = asked.estimates
-        if run.model_name != run.model:
-            asked.use_adapter(run.model_name)
+        self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
             return await self._submit_static(run, task, asked)
@@ -125,13 +124,17 @@ class Chat:
         Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph follows from results.
         """
         run.estimates = asked.estimates
-        if run.model_name != run.model:
-            asked.use_adapter(run.model_name)
+        self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
             raise BadRequest(f"{run.model} gives one answer to a request: leave n out", param="n")
         made: ChatChoices = await self._submit_static(run, ChatFanOut(chat=task), asked)
         return [ChatOutput(text=text) for text in made.texts]
+
+    def _choose_adapter(self, run: ClientRequest, asked: PreparedChat) -> None:
+        """Have the adapter answer that the client called, if it called one, as it is now."""
+        if run.model_name != run.model:
+            asked.use_adapter(run.model_name, self._router.loaded_adapters.get(run.model_name))
 
     def check_price(self, run: ClientRequest, prices: PriceOptions) -> None:
         """Have ``run`` checked by its ``prices`` before it is sent. Raises as ``Quotes.open_check``."""
@@ -196,8 +199,7 @@ class Chat:
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
         """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
         run.estimates = chat.asked.estimates
-        if run.model_name != run.model:
-            chat.asked.use_adapter(run.model_name)
+        self._choose_adapter(run, chat.asked)
         ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
         graph = self._kinds.build_graph(chat.kind, run, chat.task, chat.asked.input)
         running = run.send_segment(graph.segment, ticket=ticket, assignment=graph.assignment)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.profile import QUANTITIES
+from omnibus.store import AdapterRecord
 from omnibus.task import ChatInput
 from omnibus.task.library.choices import ChoicesInput
 from services.gateway.media import inspect as openai_media
@@ -80,10 +81,13 @@ class PreparedChat:
             known = [(_MEDIA_INDEX[modality], float(tokens)) for modality, tokens in media]
             self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
 
-    def use_adapter(self, name: str) -> None:
-        """Have the model's adapter ``name`` answer."""
+    def use_adapter(self, name: str, loaded: AdapterRecord | None = None) -> None:
+        """Have the model's adapter ``name`` answer; one that was ``loaded`` while the system serves by its files."""
+        chosen: dict[str, Any] = {"adapter": name}
+        if loaded is not None:
+            chosen["adapter_source"] = {"path": loaded.path, "sha256": loaded.sha256}
         self.params, *choices = (
-            _encode({**msgspec.json.decode(body), "adapter": name}) for body in (self.params, *self.choices)
+            _encode({**msgspec.json.decode(body), **chosen}) for body in (self.params, *self.choices)
         )
         self.choices = tuple(choices)
         several = {"choices": tuple(map(msgspec.Raw, choices))} if choices else {}

@@ -1,10 +1,10 @@
 """One loaded language model with its engine, for all components of an executor that are parts of it."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnibus.checkpoints.adapters import LoraAdapter
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
-from omnibus_models.adapters import attach_adapters
+from omnibus_models.adapters import attach_adapters, replace_adapter
 from omnibus_models.contract import PLAIN_PROMPT, Encoded, PrefillInputs, PromptOptions, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
 from services.component import ComponentSource, run_in_pool
+from services.llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, AdapterSlots
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
 from services.llm.engine.grammar import Grammars, GrammarState
@@ -38,7 +40,7 @@ class ThinkSettings:
     0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
     in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
     ``decodes``: whether answers are decoded here; if not, no memory is taken for slots. ``graphs``: see ``Steps``.
-    ``adapters``: directories of LoRA adapters by their names.
+    ``adapters``: directories of LoRA adapters by their names. ``loadable``: others that requests may bring.
     """
 
     slots: int = 16
@@ -50,6 +52,7 @@ class ThinkSettings:
     decodes: bool = True
     graphs: bool = True
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    loadable: AdapterLimits = NO_ADAPTERS
 
 
 class PausedSequence(NamedTuple):
@@ -69,7 +72,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         limits = limits._replace(decodes=settings.decodes, graphs=settings.graphs)
         source = ComponentSource("thinker", family, checkpoint, device, dtype)
         super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
-        self._adapters = settings.adapters
+        self._adapters, self._loadable = settings.adapters, settings.loadable
+        self._adapter_slots = AdapterSlots(settings.loadable, len(settings.adapters), self._load_adapter)
         # Tokenising must not wait for a step, and a tokeniser is not made for two threads at once.
         self._words = ThreadPoolExecutor(1, "words")
         self._users = 0
@@ -93,8 +97,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
             await super().close()
 
     async def _set_up(self) -> None:
-        if self._adapters:
-            await self._compute(attach_adapters, self.thinker, self._adapters)
+        if self._adapters or self._loadable.root:
+            await self._compute(attach_adapters, self.thinker, self._adapters, self._loadable.slots)
         await super()._set_up()
         self._grammars = Grammars(self.thinker.tokenizer, self.thinker.vocabulary, sorted(self.thinker.eos))
 
@@ -111,20 +115,35 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
 
     def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "budget": self.schedule.describe_budget()}
+        loaded = {"loaded_adapters": len(self._adapter_slots)} if self._loadable.root else {}
+        return {**super().stats(), "budget": self.schedule.describe_budget(), **loaded}
 
     @property
     def thinker(self) -> Thinker:
         return self.model
 
-    def adapter_number(self, params: TextGenerationParams) -> int | None:
-        """The number of the adapter that ``params`` ask for, None without one. Raises ``NotFound``."""
-        if not params.adapter:
+    @asynccontextmanager
+    async def use_adapter(self, params: TextGenerationParams) -> AsyncIterator[int | None]:
+        """The number of the adapter that ``params`` ask for, in memory inside of the block; None without one.
+
+        Raises ``NotFound``, and as ``AdapterSlots.use`` for one that they bring.
+        """
+        if params.adapter_source is None:
+            yield self._declared_number(params.adapter)
+            return
+        async with self._adapter_slots.use(params.adapter, params.adapter_source) as number:
+            yield number
+
+    def _declared_number(self, name: str) -> int | None:
+        if not name:
             return None
         adapters = self.thinker.adapters
-        if adapters is None or params.adapter not in adapters.numbers:
-            raise unknown_adapter_error(params.adapter)
-        return adapters.numbers[params.adapter]
+        if adapters is None or name not in adapters.numbers:
+            raise unknown_adapter_error(name)
+        return adapters.numbers[name]
+
+    async def _load_adapter(self, number: int, adapter: LoraAdapter, _: str) -> None:
+        await self._compute(replace_adapter, self.thinker, number, adapter)
 
     # The loop, for an encoder that shares it
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from omnibus.checkpoints.adapter_source import AdapterSource
 from omnibus.errors import BadRequest, ContextTooLong, NotFound
 from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenSamplingParams
 
@@ -28,7 +29,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``allowed_tools``. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
     ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
-    LoRA adapter that answers; empty: the model as it is.
+    LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there.
     """
 
     max_tokens: Count | None = None
@@ -53,6 +54,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     template: dict[str, Any] = {}
     count_only: bool = False
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    adapter_source: AdapterSource | None = None
 
     @property
     def changes_logits(self) -> bool:
@@ -61,6 +63,11 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
             bool(self.min_p or self.presence_penalty or self.frequency_penalty or self.logit_bias)
             or self.logprobs is not None
         )
+
+    @property
+    def adapter_key(self) -> str:
+        """The adapter and its files: prompts are shared by what is computed alike."""
+        return self.adapter if self.adapter_source is None else f"{self.adapter}@{self.adapter_source.sha256}"
 
     @property
     def prompt_options(self) -> PromptOptions:

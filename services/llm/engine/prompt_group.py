@@ -76,7 +76,7 @@ class PromptGroups:
     def join(self, job: Job, options: PromptOptions, adapter: str = "") -> Iterator[PromptMember | None]:
         """Be a member of the calls with the prompt of ``job``, inside of the block at most; None without others.
 
-        ``options`` are those of the chat template; ``adapter`` is the name of the one that computes it.
+        ``options`` are those of the chat template; ``adapter`` tells which one computes it.
         """
         first = job.first_equal_call(PROMPT_INPUTS)
         if first is None:

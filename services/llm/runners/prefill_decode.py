@@ -104,7 +104,12 @@ class DecodeRunner(_HalfRunner):
         return self._core.engine.decoding.seconds
 
     async def run(self, job: Job) -> None:
-        core, params = self._core, await read_text_params(job)
+        params = await read_text_params(job)
+        async with self._core.use_adapter(params) as adapter:
+            await self._run(job, params, adapter)
+
+    async def _run(self, job: Job, params: TextGenerationParams, adapter: int | None) -> None:
+        core = self._core
         start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
         if params.count_only:
             close_counted(job, start.counts)
@@ -114,6 +119,7 @@ class DecodeRunner(_HalfRunner):
         grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))
         picker = self._open_picker(start, seen, params, script, grammar)
         sequence, finish = self._restore_sequence(start, tokens, picker, params, job.has_consumer("rows"))
+        sequence.adapter = adapter
         reply = open_reply(self._core.thinker, params, start.thinking)
         speech = SpeechWriter(job, sequence.limit - 1, rows=rows) if job.has_consumer("rows") else None
         await send_tokens(job, reply, tokens, start.finish or finish, speech, start.logprobs)
@@ -164,7 +170,7 @@ class DecodeRunner(_HalfRunner):
         nothing = torch.empty(start.length, 0)
         prefill = PrefillInputs(nothing, nothing, start.rope_delta, nothing)
         sequence = Thinking(prefill, picker, end_tokens(core, params), "" if speaks else None)
-        sequence.done, sequence.adapter = start.length, core.adapter_number(params)
+        sequence.done = start.length
         finish = None
         for token in tokens:
             picker.resume_after(token)

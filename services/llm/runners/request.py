@@ -44,18 +44,20 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
     It begins behind what an earlier attempt has generated. Inside of the block calls with the same prompt share it.
     """
     params = await read_text_params(job)
-    with core.prompts.join(job, params.prompt_options, params.adapter) as member:
-        asked = await _read_request(core, job, params)
-        sequence = asked.sequence
-        if member is not None and sequence.voice is None and not sequence.prefix:
-            sequence.member = member
-        elif member is not None:
-            member.leave_group()
-        yield asked
+    async with core.use_adapter(params) as adapter:
+        with core.prompts.join(job, params.prompt_options, params.adapter_key) as member:
+            asked = await _read_request(core, job, params)
+            sequence = asked.sequence
+            sequence.adapter = adapter
+            if member is not None and sequence.voice is None and not sequence.prefix:
+                sequence.member = member
+            elif member is not None:
+                member.leave_group()
+            yield asked
 
 
 async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParams) -> ThinkRequest:
-    voice, adapter = _read_voice(core, job), core.adapter_number(params)
+    voice = _read_voice(core, job)
     prompt = await core.tokenize_prompt(await read_messages(job), params.prompt_options)
     items = await read_items(job)
     prefill, layout = await core.assemble_prefill(prompt, items)
@@ -65,7 +67,6 @@ async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParam
     grammar = await core.open_grammar(answer_grammar(core.thinker, params))
     picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script, grammar)
     sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
-    sequence.adapter = adapter
     await core.resume_after(sequence, resumed_tokens(job, "text"))
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
     return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside), prompt.thinking)

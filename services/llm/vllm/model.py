@@ -97,6 +97,8 @@ class VllmCore:
             return
         launch = self._launch
         self.reader = await self.hands(find(self._family).reader, launch.checkpoint, launch.dtype)
+        if launch.speculative_tokens and self.reader.speaks:
+            raise BadRequest("vLLM guesses no tokens for a model that speaks: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0")
         context = min(launch.context or self.reader.context, self.reader.context)
         self._launch = replace(launch, context=context, rows=self.reader.speaks)
         await self._keeper.start()
@@ -145,7 +147,8 @@ class VllmCore:
         return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known, prompt.thinking, grammar)
 
     def _check_adapter(self, params: TextGenerationParams) -> None:
-        if params.adapter and params.adapter not in dict(self._launch.adapters):
+        declared = params.adapter_source is None  # the engine loads the others
+        if params.adapter and declared and params.adapter not in dict(self._launch.adapters):
             raise unknown_adapter_error(params.adapter)
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
@@ -186,6 +189,7 @@ class VllmCore:
             ends=self.end_tokens(params),
             priority=priority,
             adapter=params.adapter,
+            adapter_source=params.adapter_source,
             **fields,
         )
 

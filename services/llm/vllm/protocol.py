@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from omnibus.checkpoints.adapter_source import AdapterSource
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.contract import TokenSamplingParams
+from services.llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits
 from services.llm.engine.sampler import TokenLogprobs
 from services.llm.vllm.shared_memory import Place
 
@@ -22,7 +24,9 @@ class Launch:
     CPU, 0: the engine's choice. ``memory``: share of a GPU's memory. ``rows``: whether hidden rows are
     asked for. ``halves``: whether caches of prompts come and go. ``goals``: what the tokens of a step are chosen for,
     ``step_tokens`` at most. ``prefix_cache``: whether prompts share what they have in common with earlier ones.
-    ``adapters``: names and directories of LoRA adapters.
+    ``adapters``: names and directories of LoRA adapters. ``loadable``: others that requests may bring.
+    ``quantization``: of weights that the checkpoint has in full, by vLLM's name. ``speculative_tokens``: guessed in
+    each step by n-grams, 0: none.
     """
 
     component: str
@@ -42,6 +46,9 @@ class Launch:
     goals: StepGoals = NO_GOALS
     prefix_cache: bool = True
     adapters: tuple[tuple[str, Path], ...] = ()
+    loadable: AdapterLimits = NO_ADAPTERS
+    quantization: str = ""
+    speculative_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,7 @@ class Generation:
     one after the other. ``gives`` is where the cache of the prompt goes. ``draws`` is how many tokens of the answer
     were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of requests that wait, the one with
     the least ``priority`` is first. ``adapter`` is the name of its LoRA adapter; empty: the model as it is.
+    With an ``adapter_source`` that is where it is loaded from.
     """
 
     id: str
@@ -118,6 +126,7 @@ class Generation:
     draws: int = 0
     priority: int = 0
     adapter: str = ""
+    adapter_source: AdapterSource | None = None
 
 
 class Tokens(NamedTuple):
@@ -142,7 +151,7 @@ class VllmEngine(Protocol):
         """Tokens as they come; closing the generator aborts the request within a step.
 
         The rows of all positions but the last are written before its token comes, and the cache that is
-        given before the first token. Raises ``BadRequest``,
+        given before the first token. Raises ``BadRequest``, as ``AdapterSlots.use`` for an adapter that comes with it,
         ``StageFailed``, and ``StageUnavailable`` once the engine is dead.
         """
 

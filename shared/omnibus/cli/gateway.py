@@ -32,6 +32,12 @@ class Gateway:
         with self._open_request(method, path, body) as answer:
             return _parse_json(answer.read())
 
+    def call_text(self, method: str, path: str, body: Any) -> str:
+        """The text that the gateway answers. Raises as ``call`` does."""
+        with self._open_request(method, path, body) as answer:
+            text: str = answer.read().decode()
+            return text
+
     def read_file(self, path: str) -> tuple[str, bytes]:
         """The content type and the bytes of a file. Raises as ``call`` does."""
         with self._open_request("GET", path, None) as answer:

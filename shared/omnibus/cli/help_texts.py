@@ -32,6 +32,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "deadletters": ("omnibus deadletters", "omnibus deadletters retry 4bb189-0-1"),
     "top": ("omnibus top", "omnibus top --once --json"),
+    "adapters add": (
+        "omnibus adapters add pirate pirate           # below OMNIBUS_GATEWAY_ADAPTERS_DIR",
+        "omnibus adapters add pirate pirate-2 --replace --model qwen2-tiny",
+    ),
     "app check": ("omnibus app check my_app.py", 'omnibus app check my_app.py --request \'{"text": "hi"}\''),
     "app run": ('omnibus app run my_app.py \'{"text": "hi"}\'',),
     "app register": ("omnibus app register my_app.py", "omnibus app register package.module"),

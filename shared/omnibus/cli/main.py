@@ -9,7 +9,18 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, backup_arguments, canary_arguments, help_texts, lab, record_commands, runs, size, whatif
+from omnibus.cli import (
+    access,
+    backup_arguments,
+    canary_arguments,
+    help_texts,
+    lab,
+    models_arguments,
+    record_commands,
+    runs,
+    size,
+    whatif,
+)
 from omnibus.cli.output import USAGE, add_output_options, print_error
 from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
@@ -17,6 +28,7 @@ from omnibus.process.spec import EXIT_MISCONFIGURED
 
 #: Module and function of each command, of words below it where these have a function of their own.
 _HANDLERS = {
+    "adapters": "adapters:run_adapters",
     "app": "apps:run_app_command",
     "app run": "app_run:run_app",
     "backup": "backup:run_backup",
@@ -97,7 +109,8 @@ def _build_parser() -> argparse.ArgumentParser:
     whatif.add_whatif_command(commands)
     lab.add_lab_command(commands)
     size.add_size_command(commands)
-    _add_models(commands)
+    models_arguments.add_models_command(commands)
+    models_arguments.add_adapters_command(commands)
     _add_profile(commands)
     runs.add_run_commands(commands)
     access.add_access_commands(commands, parser)
@@ -243,30 +256,6 @@ def _add_plan(commands: Any) -> None:
     solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
     solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
     solve.add_argument("--within", type=float, default=60.0, metavar="SECONDS", help="for each case (default 60)")
-
-
-def _add_models(commands: Any) -> None:
-    own = commands.add_parser("models", help="model families, and what checkpoints are made of").add_subparsers(
-        dest="models_command", required=True, metavar="COMMAND"
-    )
-    listed = own.add_parser("list", help="the families there are, and the models that run")
-    show = own.add_parser("show", help="components, options, paths and memory of a family or a checkpoint")
-    check = own.add_parser("check", help="whether a checkpoint can be taken apart and served, and how")
-    get = own.add_parser("get", help="download a checkpoint from the Hugging Face hub; prints where it is")
-    tiny = own.add_parser("tiny", help="build a family's tiny checkpoint; prints where it is")
-    listed.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
-    show.add_argument("what", metavar="FAMILY|PATH|ID", help="a family, a directory, or an id of the hub")
-    check.add_argument("checkpoint", metavar="PATH|ID", help="a directory, or an id that the hub's cache has")
-    check.add_argument("--adapter", action="append", default=[], metavar="DIR", help="a LoRA adapter of it (repeat)")
-    get.add_argument("id", metavar="ID", help="for example Qwen/Qwen2.5-VL-7B-Instruct, or ID@REVISION")
-    tiny.add_argument("family", metavar="FAMILY", help="a family, or the name of its tiny model")
-    tiny.add_argument("directory", nargs="?", metavar="DIR", help="default: where `omnibus up` looks for it")
-    for command in (show, check):
-        command.add_argument(
-            "--dtype", default="", metavar="NAME", help="of the weights in memory (default: as stored)"
-        )
-    for command in (listed, show, check, get, tiny):
-        add_output_options(command, names="families" if command is listed else "")
 
 
 def _add_profile(commands: Any) -> None:

@@ -24,6 +24,12 @@ class ExecutorSettings(Settings, frozen=True):
     download_seconds: float = 3600.0
     #: LoRA adapters of the language model: a JSON object of their names, and of directories or ids of the hub.
     adapters: str = ""
+    #: Directory that others may be loaded from while it serves, with what lies there; empty: none.
+    adapters_dir: str = ""
+    #: Of those, how many are in memory at a time, and their largest rank. The least recently used one leaves, and a
+    #: request for one more waits while all are in use.
+    adapter_slots: int = 8
+    adapter_rank: int = 64
     #: Name of the option that it runs.
     option: str = ""
     #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
@@ -93,6 +99,11 @@ class VllmSettings(Settings, frozen=True):
     memory: float = 0.9
     #: Whether a prompt that begins as an earlier one takes the keys and values of that from the KV cache.
     prefix_cache: bool = True
+    #: How weights are quantised when they are loaded, by vLLM's name, as ``fp8``; empty: as the checkpoint says.
+    quantization: str = ""
+    #: Tokens that a step guesses from what the prompt and the answer have said already (n-grams); 0: none. Greedy
+    #: answers stay the same, sampled ones follow other random numbers.
+    speculative_tokens: int = 0
     #: GPUs that the model is split over.
     tensor_parallel: int = 1
     #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.

@@ -15,7 +15,7 @@ UNITS = {
     **dict.fromkeys(("video_frame", "video_pixels"), "pixels"),
     **dict.fromkeys(("tenant_share", "memory", "margin", "incoming"), "share"),
     **dict.fromkeys(("file_largest", "max_body", "bodies", "app_body", "max_payload", "inline"), "bytes"),
-    **dict.fromkeys(("media_tokens", "step_tokens", "context", "share"), "tokens"),
+    **dict.fromkeys(("media_tokens", "step_tokens", "speculative_tokens", "context", "share"), "tokens"),
     **dict.fromkeys(("metrics_port", "port"), "port"),
     **dict.fromkeys(("near", "verify_every", "least", "admit", "admit_queue"), "requests"),
     **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
@@ -23,7 +23,8 @@ UNITS = {
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
     "batch_parallel": "lines", "body_rate": "bytes per second",
     "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",
-    "head_lines": "lines", "batch": "rows", "links": "connections", "history": "plans", "replicas": "servers",
+    "head_lines": "lines", "batch": "rows", "adapter_rank": "rows", "adapter_slots": "adapters",
+    "links": "connections", "history": "plans", "replicas": "servers",
 }  # fmt: skip
 #: Parts of the names of fields whose values are secret.
 _SECRET_WORDS = ("password", "secret", "token", "salt", "url")

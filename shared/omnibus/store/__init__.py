@@ -1,5 +1,5 @@
-"""The store on Redis or Valkey: plans by epoch, the registered apps, profiles of models, what was said aloud, jobs,
-API keys and client secrets, streamed answers, and stored responses with their conversations.
+"""The store on Redis or Valkey: plans by epoch, the registered apps, loaded adapters, profiles of models, what was said
+aloud, jobs, API keys and client secrets, streamed answers, and stored responses with their conversations.
 
 Keys, under ``<prefix>:``
 
@@ -12,6 +12,7 @@ Keys, under ``<prefix>:``
 ``apps``                                         hash of name to ``AppRecord``
 ``apps:life``                                    a random word that is gone when the store has lost everything
 ``app:source:<sha256>``                          text of an uploaded app
+``adapters``, ``adapters:life``                  hash of name to ``AdapterRecord``, loaded while serving; a random word
 ``profiles``                                     hash of model to ``ModelProfile``
 ``plan:scores``, ``profiles:learned``            hashes of epoch to ``PlanScore``, of model to ``LearnedSeconds``
 ``audio:<id>``                                   a spoken answer, until it expires
@@ -28,11 +29,13 @@ Keys, under ``<prefix>:``
 ``history:<step>:<start>``, ``history:lead``     hash of counts within a span of time; the gateway that counts stages
 ``keys``, ``keys:life``                          hash of a key's SHA-256 to ``KeyRecord``; a random word as above
 
-Channels ``plan``, ``candidates``, ``apps``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes. Each change is
-one function on the server that refuses whoever is late, so that two writers cannot cross; a profile is the last
-writer's.
+Channels ``plan``, ``candidates``, ``apps``, ``adapters``, ``profiles``, ``jobs:<kind>`` and ``keys`` announce changes.
+Each change is one function on the server that refuses whoever is late, so that two writers cannot cross; a profile is
+the last writer's.
 """
 
+from omnibus.store.adapters import AdapterRecord
+from omnibus.store.adapters import AdapterStore as _Adapters
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import AppStore as _Apps
 from omnibus.store.candidates import CandidateStore as _Candidates
@@ -59,6 +62,7 @@ from omnibus.store.streams import StreamStore as _Streams
 __all__ = [
     "REREAD_SECONDS",
     "SECRET_PREFIX",
+    "AdapterRecord",
     "AppConflict",
     "Bucket",
     "ClientSecretRecord",
@@ -87,6 +91,7 @@ class Store(
     _Candidates,
     _Scores,
     _Apps,
+    _Adapters,
     _Profiles,
     _Sayings,
     _Jobs,

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,21 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path]) -> Iterator[System]:
+def captain(checkpoints: dict[str, Path]) -> Path:
+    """The merged checkpoint of an adapter that is not declared: it lies below the directory that is allowed."""
+    base = checkpoints[BASE]
+    adapter = write_adapter(base, base.parent / "allowed" / "captain", 3, rank=6, targets=("k_proj", "up_proj"))
+    return merge_adapter(base, adapter, base.parent / "merged-captain")
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path], captain: Path) -> Iterator[System]:
     declared = catalog.split_declaration("qwen2", str(checkpoints[BASE]), "P>D", "PD")
     declared["adapters"] = {name: str(checkpoints[BASE].with_name(name)) for name in NAMES}
-    with running(tmp_path_factory.mktemp("adapters"), {BASE: declared}) as system:
+    allowed = str(captain.parent / "allowed")
+    settings = {"OMNIBUS_GATEWAY_ADAPTERS_DIR": allowed, "OMNIBUS_EXECUTOR_ADAPTERS_DIR": allowed}
+    directory = tmp_path_factory.mktemp("adapters")
+    with running(directory, {BASE: declared}, "--gateways", "2", **settings) as system:
         yield system
 
 
@@ -116,3 +129,57 @@ async def test_a_record_names_the_adapter_and_is_replayed_with_it(system: System
     assert adapters == ["pirate", "pirate"]
     assert process.returncode == 0
     assert "identical to the recorded answer" in output
+
+
+async def command(system: System, *arguments: str) -> str:
+    """The output of an ``omnibus`` command that succeeds."""
+    process = system.command(*arguments)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 0, output
+    return output
+
+
+async def listed(system: System, gateway: int, name: str, status: int) -> dict[str, Any]:
+    """What a gateway says of an adapter, once it answers with ``status``."""
+    async with asyncio.timeout(10), system.http(gateway) as http:
+        while (found := await http.get(f"/v1/models/{name}")).status_code != status:
+            await asyncio.sleep(0.05)
+        return dict(found.json())
+
+
+async def text_at(system: System, gateway: int, name: str, path: str) -> str:
+    """The text that a gateway answers with."""
+    body = {"model": name, "messages": QUESTION.messages, "max_tokens": TOKENS, "temperature": 0}
+    async with system.http(gateway) as http:
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+async def test_an_adapter_is_loaded_and_unloaded_while_the_system_serves(
+    system: System, checkpoints: dict[str, Path], captain: Path
+):
+    truth = expected({"captain": captain}, "captain")
+    assert "is loaded" in await command(system, "adapters", "add", "captain", "captain")
+
+    for gateway in range(2):
+        assert (await listed(system, gateway, "captain", 200))["parent"] == BASE
+        for path in ("P>D", "PD"):
+            assert await text_at(system, gateway, "captain", path) == truth
+    for name in (BASE, "pirate"):
+        assert await text_at(system, 0, name, "PD") == expected(checkpoints, name)
+
+    pids = await system.whole()
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(90):  # executors that have just started load it with their first request
+        while not pids.items().isdisjoint((await system.whole()).items()):
+            await asyncio.sleep(0.2)
+    await system.becomes_ready()
+    assert await text_at(system, 1, "captain", "P>D") == truth
+
+    assert "captain  qwen2-tiny  captain" in await command(system, "adapters", "list")
+    assert "is unloaded" in await command(system, "adapters", "remove", "captain")
+    for gateway in range(2):
+        await listed(system, gateway, "captain", 404)
+    await system.ledger_is_empty()

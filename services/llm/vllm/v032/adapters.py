@@ -1,9 +1,14 @@
-"""LoRA adapters as vLLM loads them: all that are declared, with a slot for each, before the first request."""
+"""LoRA adapters as vLLM loads them: all that are declared before the first request, others when one brings them."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
-from omnibus.checkpoints.adapters import read_adapter
-from omnibus.errors import Fatal
+from omnibus.checkpoints.adapter_source import AdapterSource
+from omnibus.checkpoints.adapters import LoraAdapter, read_adapter
+from omnibus.errors import BadRequest, Fatal
+from services.llm.engine.adapter_slots import AdapterSlots
 from services.llm.vllm.protocol import Launch
 
 #: Ranks that vLLM reserves memory for.
@@ -15,32 +20,78 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
 
     Raises ``BadRequest`` for an adapter that cannot be used.
     """
-    if not launch.adapters:
+    if not launch.adapters and not launch.loadable.root:
         return {}
-    most = max(read_adapter(directory).rank for _, directory in launch.adapters)
+    most = max([launch.loadable.rank, *(read_adapter(directory).rank for _, directory in launch.adapters)])
     rank = next((rank for rank in _RANKS if rank >= most), None)
     if rank is None:
         raise Fatal(f"an adapter has rank {most}, and vLLM takes {_RANKS[-1]} at most")
     # vLLM's kernels for CPUs read the last slot for rows without an adapter: one that stays empty adds nothing to them.
-    slots = len(launch.adapters) + (launch.device == "cpu")
+    slots = len(launch.adapters) + launch.loadable.slots + (launch.device == "cpu")
     return {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank}
 
 
-async def load_adapters(llm: Any, launch: Launch) -> dict[str, Any]:
-    """Load the adapters of ``launch`` and return the ``LoRARequest`` of each by its name.
+class EngineAdapters:
+    """The adapters of one engine."""
 
-    Raises ``Fatal`` for one that does not fit the model: with its first request it would end the engine.
-    """
-    if not launch.adapters:
-        return {}
-    from vllm.lora.request import LoRARequest
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._llm: Any = None
+        self._declared: dict[str, Any] = {}
+        self._ids = count(len(launch.adapters) + 1)
+        self._slots = AdapterSlots(launch.loadable, 0, self._replace)
+        self._loaded: dict[int, Any] = {}  # what each slot has
 
-    found = {
-        name: LoRARequest(name, number, str(directory)) for number, (name, directory) in enumerate(launch.adapters, 1)
-    }
-    for name, request in found.items():
+    async def load_declared(self, llm: Any) -> None:
+        """Load the adapters of the launch into the engine ``llm``.
+
+        Raises ``Fatal`` for one that does not fit the model: with its first request it would end the engine.
+        """
+        self._llm = llm
+        if not self._launch.adapters:
+            return
+        from vllm.lora.request import LoRARequest
+
+        for number, (name, directory) in enumerate(self._launch.adapters, 1):
+            self._declared[name] = LoRARequest(name, number, str(directory))
+            try:
+                await llm.add_lora(self._declared[name])
+            except Exception as error:  # whatever its worker raises comes as the client's own errors
+                raise Fatal(f"adapter {name} cannot be loaded: {error}") from error
+
+    @asynccontextmanager
+    async def use(self, name: str, source: AdapterSource | None) -> AsyncIterator[Any]:
+        """The ``LoRARequest`` of an adapter, in memory inside of the block; None without one.
+
+        Raises as ``AdapterSlots.use``, and what the library raises when the engine is dead.
+        """
+        if source is None:
+            yield self._declared.get(name)
+            return
+        async with self._slots.use(name, source) as number:
+            yield self._loaded[number]
+
+    def stats(self) -> dict[str, int]:
+        return {"loaded_adapters": len(self._slots)} if self._launch.loadable.root else {}
+
+    async def _replace(self, number: int, adapter: LoraAdapter, digest: str) -> None:
+        """Load ``adapter`` in the place of what the slot has: more than there are slots must not be there at a time."""
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        await self._remove(number)
+        # Its digest is its name: by names the library shares prompts, and tells adapters of a step apart.
+        self._loaded[number] = LoRARequest(digest, next(self._ids), str(adapter.directory))
         try:
-            await llm.add_lora(request)
+            await self._llm.add_lora(self._loaded[number])
+        except EngineDeadError:
+            raise
         except Exception as error:  # whatever its worker raises comes as the client's own errors
-            raise Fatal(f"adapter {name} cannot be loaded: {error}") from error
-    return found
+            await self._remove(number)
+            raise BadRequest(f"adapter {adapter.directory}: it does not fit this model: {error}") from error
+
+    async def _remove(self, number: int) -> None:
+        before = self._loaded.get(number)
+        if before is not None:
+            await self._llm.remove_lora(before.lora_int_id)
+            del self._loaded[number]

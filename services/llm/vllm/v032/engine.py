@@ -25,6 +25,8 @@ from services.llm.vllm.v032 import process as v032_process  # noqa: E402
 #: Modalities whose towers are not loaded.
 _TOWERS = ("image", "video", "audio")
 _SHUTDOWN_TIMEOUT_SECONDS = 5.0  # seconds; then the engine core is killed
+#: Tokens of an n-gram by which the next ones are guessed.
+_MIN_NGRAM, _MAX_NGRAM = 2, 4
 #: Of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
 _CPU_KV_BYTES = 512 << 20
 
@@ -38,7 +40,7 @@ class VllmEngineProcess:
         self._parameters = 0
         self._memory: dict[str, int] = {}
         self._layout: CacheBlockLayout | None = None
-        self._adapters: dict[str, Any] = {}
+        self._adapters = adapters.EngineAdapters(launch)
         self._ended = asyncio.Event()
         self._sentinels: list[int] = []
         # The engine core dies with the thread that has started it, so this thread stays.
@@ -54,7 +56,7 @@ class VllmEngineProcess:
         self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
         for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the whole
             self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
-        self._adapters = await adapters.load_adapters(self._llm, self._launch)
+        await self._adapters.load_declared(self._llm)
         if self._launch.halves:
             [found] = await self._llm.collective_rpc("omnibus_cache")
             self._layout = CacheBlockLayout(**found)
@@ -70,13 +72,13 @@ class VllmEngineProcess:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
-            adapter = self._adapters.get(asked.adapter)
-            stream = self._llm.generate(*_engine_request(asked), priority=asked.priority, lora_request=adapter)
-            async with aclosing(stream) as outputs:
-                async for output in outputs:
-                    tokens = _read_tokens(output)
-                    if tokens is not None:
-                        yield tokens
+            async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
+                stream = self._llm.generate(*_engine_request(asked), priority=asked.priority, lora_request=adapter)
+                async with aclosing(stream) as outputs:
+                    async for output in outputs:
+                        tokens = _read_tokens(output)
+                        if tokens is not None:
+                            yield tokens
         except EngineDeadError:
             raise self._unavailable_error() from None
         except VLLMValidationError as error:
@@ -93,7 +95,8 @@ class VllmEngineProcess:
         await asyncio.to_thread(self._thread.shutdown)
 
     def stats(self) -> dict[str, Any]:
-        return {"parameters": self._parameters, **self._memory, **self._counts.to_json()}
+        counts = {**self._memory, **self._counts.to_json(), **self._adapters.stats()}
+        return {"parameters": self._parameters, **counts}
 
     def _unavailable_error(self) -> StageUnavailable:
         name = self._launch.component
@@ -180,6 +183,8 @@ def _engine_arguments(launch: Launch) -> Any:
         model=str(launch.checkpoint),
         dtype=launch.dtype,
         seed=0,
+        quantization=launch.quantization or None,
+        speculative_config=_speculative_config(launch),
         max_model_len=launch.context,
         max_num_seqs=launch.slots,
         max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
@@ -213,6 +218,14 @@ def _engine_arguments(launch: Launch) -> Any:
         scheduling_policy="priority" if launch.goals.ttft else "fcfs",
         **adapters.engine_arguments(launch),
     )
+
+
+def _speculative_config(launch: Launch) -> dict[str, Any] | None:
+    """N-grams need no second model: what follows them is what followed them before."""
+    if not launch.speculative_tokens:
+        return None
+    lengths = {"prompt_lookup_min": _MIN_NGRAM, "prompt_lookup_max": _MAX_NGRAM}
+    return {"method": "ngram", "num_speculative_tokens": launch.speculative_tokens, **lengths}
 
 
 def _set_scheduler(config: Any) -> None:

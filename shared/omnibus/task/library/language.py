@@ -48,6 +48,7 @@ class TextParams(TypedDict, total=False):
     are as OpenAI's API has them; ``tool_choice`` ``required`` makes the answer calls of them, ``allowed_tools`` names
     the only ones. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. ``adapter`` is the name of a LoRA adapter that is declared with the model.
+    ``adapter_source`` is where one lies that was loaded while the system serves: ``path`` and ``sha256``.
     """
 
     max_tokens: int | None
@@ -72,6 +73,7 @@ class TextParams(TypedDict, total=False):
     template: Mapping[str, Any]
     count_only: bool
     adapter: str
+    adapter_source: Mapping[str, str]
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

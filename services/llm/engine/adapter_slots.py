@@ -1,0 +1,102 @@
+"""LoRA adapters that come with requests: the first one loads it, and the least recently used leaves for one more."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from omnibus.checkpoints.adapter_source import AdapterSource, open_adapter
+from omnibus.checkpoints.adapters import LoraAdapter
+from omnibus.errors import BadRequest
+
+_DIRECTORY_SETTING, _RANK_SETTING = "OMNIBUS_EXECUTOR_ADAPTERS_DIR", "OMNIBUS_EXECUTOR_ADAPTER_RANK"
+
+
+class AdapterLimits(NamedTuple):
+    """The directory that adapters may be loaded from, empty: none; how many are in memory, and their largest rank."""
+
+    root: str = ""
+    slots: int = 0
+    rank: int = 0
+
+
+NO_ADAPTERS = AdapterLimits()
+
+#: Puts an adapter in the place of the one that had the number; its files have this digest.
+AdapterLoad = Callable[[int, LoraAdapter, str], Awaitable[None]]
+
+
+class _UsedSlot:
+    """An adapter in memory, and how many requests use it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.users = 0
+
+
+class AdapterSlots:
+    """Adapters by the digest of their files. Their numbers begin with ``first``; ``load`` is called one at a time."""
+
+    def __init__(self, limits: AdapterLimits, first: int, load: AdapterLoad) -> None:
+        self._limits = limits
+        self._numbers = range(first, first + limits.slots)
+        self._load = load
+        self._used: OrderedDict[str, _UsedSlot] = OrderedDict()  # the least recently used one first
+        self._loading = asyncio.Lock()
+        self._released = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Number of adapters in memory."""
+        return len(self._used)
+
+    @asynccontextmanager
+    async def use(self, name: str, source: AdapterSource) -> AsyncIterator[int]:
+        """The number of the adapter at ``source``, which stays in memory inside of the block. Waits while all are used.
+
+        Raises as ``open_adapter``, and ``BadRequest`` for one that does not fit; requests call it ``name``.
+        """
+        used = self._used.get(source.sha256)
+        if used is None:
+            async with self._loading:
+                used = self._used.get(source.sha256) or await self._load_adapter(name, source)
+                used.users += 1
+        else:
+            used.users += 1
+        self._used.move_to_end(source.sha256)
+        try:
+            yield used.number
+        finally:
+            used.users -= 1
+            self._released.set()
+
+    async def _load_adapter(self, name: str, source: AdapterSource) -> _UsedSlot:
+        directory = source.path
+        try:
+            adapter = await asyncio.to_thread(open_adapter, name, source, self._limits.root, _DIRECTORY_SETTING)
+            directory = str(adapter.directory)
+            self._check_rank(adapter)
+            number = await self._free_number()
+            await self._load(number, adapter, source.sha256)
+        except BadRequest as error:  # paths of machines are nobody's business
+            raise BadRequest(f"the adapter {name!r}: {error.message.replace(directory, source.path)}") from error
+        used = self._used[source.sha256] = _UsedSlot(number)
+        return used
+
+    def _check_rank(self, adapter: LoraAdapter) -> None:
+        if adapter.rank > self._limits.rank:
+            raise BadRequest(
+                f"it has rank {adapter.rank}, and executors load up to {self._limits.rank}: set {_RANK_SETTING}"
+            )
+
+    async def _free_number(self) -> int:
+        """A number that nobody uses; its adapter has left."""
+        while len(self._used) >= self._limits.slots:
+            idle = next((digest for digest, used in self._used.items() if not used.users), None)
+            if idle is not None:
+                del self._used[idle]
+            else:
+                self._released.clear()
+                await self._released.wait()
+        taken = {used.number for used in self._used.values()}
+        return next(number for number in self._numbers if number not in taken)

@@ -1,0 +1,122 @@
+"""LoRA adapters that were loaded while the system serves."""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from omnibus.errors import Conflict, NotFound, ProtocolError
+from omnibus.graph import UNREADABLE, WIRE_VERSION
+from omnibus.settings import StoreSettings
+from omnibus.store.connection import StoreConnection
+
+log = logging.getLogger(__name__)
+
+_ADAPTERS, _LIFE = "adapters", "adapters:life"
+
+
+class AdapterRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter that requests call by ``name``, of the language model of ``model``.
+
+    ``path`` and ``sha256`` are those of ``omnibus.checkpoints.adapter_source``; ``created`` in Unix seconds.
+    """
+
+    name: str
+    model: str
+    path: str
+    sha256: str
+    created: float
+    v: int = WIRE_VERSION
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AdapterRecord).decode
+
+
+class AdapterStore(StoreConnection):
+    """Adapters by name. A record that this build cannot read is logged and left out."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        super().__init__(settings)
+        self._unreadable_adapters: dict[str, bytes] = {}
+
+    async def put_adapter(self, record: AdapterRecord, *, replace: bool = False) -> None:
+        """Keep ``record``. Raises ``Conflict`` when its name is there already, unless it is to ``replace`` that."""
+        if not await self._write_adapter(record, replace=replace) and not replace:
+            raise Conflict(f"the adapter {record.name!r} is there already", param="lora_name")
+
+    async def drop_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises ``NotFound``."""
+        async with self._redis.pipeline(transaction=True) as both:
+            both.hdel(self._redis_key(_ADAPTERS), name)
+            both.publish(self._redis_key(_ADAPTERS), name)
+            dropped, _ = await self._run_command(both.execute())
+        if not dropped:
+            raise NotFound(f"there is no adapter {name[:80]!r} that was loaded", param="lora_name")
+
+    async def adapters(self) -> dict[str, AdapterRecord]:
+        """All adapters by name."""
+        return (await self._read_adapters())[1]
+
+    async def adapter_changes(self) -> AsyncIterator[dict[str, AdapterRecord]]:
+        """All adapters, at once and at each change. Reconnects by itself.
+
+        A store that lost everything gets back what this follower knew; one that was only unloaded stays away.
+        """
+        life, known = "", dict[str, AdapterRecord]()
+
+        async def read_adapters() -> dict[str, AdapterRecord]:
+            nonlocal life, known
+            lives, found = await self._read_adapters()
+            if life and lives != life:
+                log.warning("the store lost %d adapters: writing them again", len(known.keys() - found.keys()))
+                for lost in known.keys() - found.keys():
+                    await self._write_adapter(known[lost], replace=False)
+                lives, found = await self._read_adapters()
+            life, known = lives, found
+            return found
+
+        async for found in self._follow_channel(_ADAPTERS, read_adapters):
+            yield found
+
+    async def _write_adapter(self, record: AdapterRecord, *, replace: bool) -> bool:
+        """Write it and say so; whether its name is new."""
+        body = self._seal.sign(_adapter_label(record.name), _encode(record))
+        async with self._redis.pipeline(transaction=True) as all_at_once:
+            all_at_once.setnx(self._redis_key(_LIFE), secrets.token_hex(8))
+            write = all_at_once.hset if replace else all_at_once.hsetnx
+            write(self._redis_key(_ADAPTERS), record.name, body)
+            all_at_once.publish(self._redis_key(_ADAPTERS), record.name)
+            _, new, _ = await self._run_command(all_at_once.execute())
+        return bool(new)
+
+    async def _read_adapters(self) -> tuple[str, dict[str, AdapterRecord]]:
+        """The store's life and all adapters, of one moment."""
+        async with self._redis.pipeline(transaction=True) as both:
+            both.get(self._redis_key(_LIFE))
+            both.hgetall(self._redis_key(_ADAPTERS))
+            life, bodies = await self._run_command(both.execute())
+        found = {}
+        for key, body in sorted(bodies.items()):
+            name = key.decode(errors="replace")
+            try:
+                found[name] = self._decode_adapter(name, body)
+            except ProtocolError as error:
+                if self._unreadable_adapters.get(name) != body:
+                    self._unreadable_adapters[name] = body
+                    log.error("adapter %r is left out: %s", name, error)
+        return (life or b"").decode(), found
+
+    def _decode_adapter(self, name: str, body: bytes) -> AdapterRecord:
+        try:
+            record = _decode(self._seal.verify(_adapter_label(name), body))
+        except UNREADABLE as error:
+            raise ProtocolError(f"the stored adapter cannot be read: {error}; load it again") from error
+        if record.name != name or record.v != WIRE_VERSION:
+            raise ProtocolError("the stored adapter has another name or version: load it again")
+        return record
+
+
+def _adapter_label(name: str) -> str:
+    return f"the adapter {name!r}"
