@@ -10,6 +10,7 @@ from math import sqrt
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from omnibus.errors import BadRequest, ProtocolError
 from omnibus.families import catalog
@@ -32,7 +33,7 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``engine`` is ``module:function``, empty for the usual one. ``gpu`` is the type of its GPUs, or "cpu" for a place
     without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH, ``dtype``
     OMNIBUS_EXECUTOR_DTYPE; 0 and empty: as they are set where the executor runs. ``checkpoint`` is another one than the
-    model's; empty: the model's.
+    model's; empty: the model's. ``vllm`` are settings of its vLLM engine: OMNIBUS_VLLM_... by the ends of their names.
     """
 
     components: tuple[str, ...]
@@ -45,6 +46,7 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: int = 0
     checkpoint: str = ""
     dtype: str = ""
+    vllm: dict[str, str | int | float | bool] | UnsetType = UNSET
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +126,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("batch", "checkpoint", "dtype"):
             if value := getattr(runs, name):
                 yield {name: value}
+        if runs.vllm:
+            yield {"vllm": runs.vllm}
 
     @property
     def has_talker(self) -> bool:

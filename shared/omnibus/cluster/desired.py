@@ -126,7 +126,8 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
         environment["DTYPE"] = deployed.dtype
     if adapters := model.option_adapters(kind.option):
         environment["ADAPTERS"] = msgspec.json.encode(adapters).decode()
-    return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in environment.items()}
+    engine = {f"OMNIBUS_VLLM_{name.upper()}": str(value) for name, value in (deployed.vllm or {}).items()}
+    return {f"OMNIBUS_EXECUTOR_{name}": value for name, value in environment.items()} | engine
 
 
 def _model_ties(name: str, model: ModelPlan) -> Iterable[str]:

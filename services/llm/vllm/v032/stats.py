@@ -23,6 +23,8 @@ class EngineCounts:
         self.tokens = 0
         self.prompt_tokens = 0
         self.preempted = 0
+        self.guessed_tokens = 0
+        self.accepted_tokens = 0
         self._queries = 0
         self._hits = 0
 
@@ -34,6 +36,9 @@ class EngineCounts:
             self.kv_usage = scheduler.kv_cache_usage
             self._queries += scheduler.prefix_cache_stats.queries
             self._hits += scheduler.prefix_cache_stats.hits
+            if scheduler.spec_decoding_stats is not None:
+                self.guessed_tokens += scheduler.spec_decoding_stats.num_draft_tokens
+                self.accepted_tokens += scheduler.spec_decoding_stats.num_accepted_tokens
         if iteration is not None:
             self.tokens += iteration.num_generation_tokens
             self.prompt_tokens += iteration.num_prompt_tokens
@@ -47,6 +52,8 @@ class EngineCounts:
             "tokens": self.tokens,
             "prompt_tokens": self.prompt_tokens,
             "preempted": self.preempted,
+            "guessed_tokens": self.guessed_tokens,
+            "accepted_tokens": self.accepted_tokens,
             "kv_usage": round(self.kv_usage, 4),
             "prefix_hits": self._hits,
             "prefix_hit_rate": round(self._hits / self._queries, 4) if self._queries else 0.0,

@@ -10,7 +10,7 @@ import pytest
 from omnibus.cluster.desired import desired_executors
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import ModelPlan, Path, Plan
+from omnibus.plan import ModelPlan, Path, Plan, decode_plan, encode_plan
 from services.planner.declared import declarations_file
 
 VL: dict[str, Any] = {
@@ -237,6 +237,27 @@ def test_executors_that_cannot_be_told_apart_are_refused(tmp_path: File):
 
     with pytest.raises(BadRequest, match=r"a\+b of model m and a b of model m .*executor of both is called 'm-a_b'"):
         plan(tmp_path, options=options, paths=[{"options": ["a+b"]}, {"options": ["a b"]}])
+
+
+# Options of engines
+
+
+def test_settings_of_an_options_engine_reach_its_executors_alone(tmp_path: File):
+    engine = {"quantization": "fp8", "speculative_tokens": 4}
+    options = {**VL["options"], "L": {**VL["options"]["L"], "vllm": engine}}
+    made, plain = plan(tmp_path, options=options), plan(tmp_path)
+
+    changed = {option for option in made.options if made.option_origin(option) != plain.option_origin(option)}
+    assert changed == {"L"}
+    whole = Plan(1, 0, 0.0, {"m": made})
+    assert decode_plan(encode_plan(whole)) == whole
+    assert b'"vllm"' not in encode_plan(Plan(1, 0, 0.0, {"m": plain}))  # so that builds before read it
+    told = {each.kind.option: each.env for each in desired_executors(whole).values()}
+    assert {name: value for name, value in told["L"].items() if "VLLM" in name} == {
+        "OMNIBUS_VLLM_QUANTIZATION": "fp8",
+        "OMNIBUS_VLLM_SPECULATIVE_TOKENS": "4",
+    }
+    assert not any("VLLM" in name for option, env in told.items() if option != "L" for name in env)
 
 
 # Adapters

@@ -1,0 +1,43 @@
+"""Options of the engine that a declaration names: guessed tokens, and weights that are quantised."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omnibus.errors import BadRequest
+from tests.oracles import language as oracle
+from tests.unit.jobs import run
+from tests.unit.llm.runners.test_thinker import job, text
+from tests.vllm.conftest import IN_PROCESS, vllm
+
+pytestmark = IN_PROCESS
+
+TOKENS = 48
+SAID = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 6}]
+
+
+async def test_guessed_tokens_change_no_greedy_answer_and_save_steps(
+    build: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = build("qwen2")
+    monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
+
+    async with vllm("qwen2", base, batch=4) as runner:
+        asked = [(each, job(each, max_tokens=TOKENS, ignore_eos=False)) for each in (SAID, text(5))]
+        await asyncio.gather(*(run(runner, one) for _, one in asked))
+        stats = runner.stats()
+
+    for messages, one in asked:
+        assert one.ids == oracle.answer(base, messages, TOKENS)[0]
+    assert stats["guessed_tokens"] >= stats["accepted_tokens"] > 0
+    assert stats["tokens"] == sum(len(one.ids) for _, one in asked)
+
+
+async def test_a_model_that_speaks_and_halves_guess_nothing(omni: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
+
+    with pytest.raises(BadRequest, match="SPECULATIVE_TOKENS=0"):
+        async with vllm("qwen2_5_omni", omni):
+            pass
